@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The JSON goes through a memory file, so that a tool that writes much never waits for its reader.
+ * The JSON goes through a memory file, so that a tool with much output never blocks on its
+ * reader.
  */
 #include "cli/child.h"
 
@@ -22,7 +23,7 @@
 
 #define JSON_FD 3 /* of NSAI_CHILD_FILE */
 
-/* More than a thousand checks print; a file beyond it is not taken. */
+/* More than a thousand checks print; a longer output is refused. */
 #define MAX_OUTPUT ((off_t)64 << 20)
 
 /* ---- the program ---- */
@@ -48,7 +49,7 @@ static bool find_in_path(const char *name, char path[4096]) {
   while (folder && *folder) {
     size_t length = strcspn(folder, ":");
     int needed = snprintf(path, 4096, "%.*s/%s", (int)length, folder, name);
-    /* Relative folders would make it depend on where one stands. */
+    /* With relative folders the result would depend on the working directory. */
     if (*folder == '/' && needed < 4096 && is_program(path)) return true;
     folder += length + (folder[length] == ':');
   }
@@ -64,7 +65,7 @@ static nsa_status spawn(nsai_child *program, int file, pid_t *child) {
     own_file |= !strcmp(program->arguments[i], NSAI_CHILD_FILE);
   int error = posix_spawn_file_actions_init(&actions);
   if (error) return nsai_cli_fail_io(program->path, "cannot be started", error);
-  /* `file` is above JSON_FD, and closes with the exec. */
+  /* `file` is above JSON_FD and is closed by the exec. */
   error =
       posix_spawn_file_actions_adddup2(&actions, own_file ? STDERR_FILENO : file, STDOUT_FILENO);
   if (!error && own_file) error = posix_spawn_file_actions_adddup2(&actions, file, JSON_FD);
@@ -100,7 +101,7 @@ static nsa_status read_output(nsai_child *program, int file) {
   return NSA_OK;
 }
 
-/* A memory file above the descriptors that the tool gets. */
+/* A memory file whose descriptor is above those that the tool gets. */
 static int open_file(void) {
   int low = memfd_create("output", MFD_CLOEXEC);
   if (low < 0) return -1;

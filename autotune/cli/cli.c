@@ -13,13 +13,13 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A line this often where there is no terminal: seldom enough for a log file. */
+/* Seconds between two lines where there is no terminal: rare enough for a log file. */
 #define SPEAK_EVERY 10.0
 #define BAR_CELLS 24
 
 /* ---- messages ---- */
 
-/* Whether `fd` may be written to in colour. */
+/* Whether output to `fd` may be in colour. */
 static bool may_color(int fd) {
   const char *off = getenv("NO_COLOR"), *term = getenv("TERM");
   return isatty(fd) && !(off && *off) && !(term && !strcmp(term, "dumb"));
@@ -55,7 +55,7 @@ int nsai_cli_fail(nsa_status status) {
   const char *level = getenv("NSA_LOG_LEVEL");
   bool whole = !trace || (level && !strcmp(level, "trace"));
   size_t length = whole ? strlen(text) : (size_t)(trace - text);
-  /* Diagnostics of a configuration have their own "file:line:column: error:". */
+  /* Diagnostics of a configuration begin with their own "file:line:column: error:". */
   if (status == NSA_E_CONFIG)
     fprintf(stderr, "%.*s\n", (int)length, text);
   else
@@ -119,7 +119,7 @@ nsa_status nsai_cli_config(const char *path, const nsai_cli_settings *settings, 
 char *nsai_cli_text(nsai_cli_writer write, const void *subject) {
   size_t size = 0, needed = 0;
   char *text = NULL;
-  /* What is written may grow between two calls (a cache, a search): until it fits. */
+  /* The text may grow between two calls (a cache, a search): repeat until it fits. */
   do {
     size = write(subject, text, needed) + 1;
     if (size <= needed) return text;
@@ -138,7 +138,7 @@ double nsai_cli_now(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* The one variable a signal handler may write. */
+/* The only variable that a signal handler may write. */
 static volatile sig_atomic_t interrupted;
 
 static void on_interrupt(int number) {
@@ -165,7 +165,7 @@ void nsai_cli_progress_clear(nsai_cli_progress *progress) {
   progress->drawn = false;
 }
 
-/* Cut at the terminal's edge: what wraps cannot be wiped. */
+/* Cut at the terminal's edge: a wrapped line cannot be erased. */
 static void draw_bar(nsai_cli_progress *p, int64_t done, int64_t total, const char *what,
                      double left) {
   char cells[BAR_CELLS + 1], rest[32] = "", line[512];
@@ -200,7 +200,7 @@ int32_t nsai_cli_progress_step(void *user, int64_t done, int64_t total, const ch
 }
 
 void nsai_cli_log(void *user, int32_t level, const char *component, const char *text) {
-  /* Below INFO only what the compiler made is worth a line: registers, milliseconds. */
+  /* Below INFO only the compiler's results are of interest: registers, milliseconds. */
   if (level > NSA_LOG_INFO && strcmp(component, "jit")) return;
   nsai_cli_progress_clear(user);
   fprintf(stderr, "%s: %s: %s\n", nsai_log_level_name(level), component, text);

@@ -27,7 +27,7 @@ enum {
   NSAI_EXIT_COMPILER = 5,
   NSAI_EXIT_CACHE = 6,
   NSAI_EXIT_VERIFY = 7,
-  NSAI_EXIT_INTERRUPTED = 130 /* 128 + SIGINT, as shells say it */
+  NSAI_EXIT_INTERRUPTED = 130 /* 128 + SIGINT, as in shells */
 };
 
 /* A subcommand: argv[0] is "nsa-autotune NAME". Returns an exit code. */
@@ -49,56 +49,58 @@ int nsai_cmd_verify(int argc, char **argv);
 /* Prints "nsa-autotune: error: ..." to stderr; in colour on a terminal, unless NO_COLOR is set. */
 void nsai_cli_error(const char *format, ...) NSAI_PRINTF(1, 2);
 
-/* Prints this thread's last error without its trace of internal frames (NSA_LOG_LEVEL=trace keeps
- * it), and returns the exit code of `status`. */
+/* Prints this thread's last error and returns the exit code of `status`. The trace of internal
+ * frames is printed only with NSA_LOG_LEVEL=trace. */
 int nsai_cli_fail(nsa_status status);
 
-/* NSA_E_IO: "path: what: why". */
+/* Fails with NSA_E_IO and "path: what: why". */
 nsa_status nsai_cli_fail_io(const char *path, const char *what, int error);
 
-/* Overrides given as --set KEY=VALUE; child parser of every subcommand that reads a configuration.
- * Its input is a nsai_cli_settings. */
-#define NSAI_CLI_MAX_OVERRIDES 64 /* more than there are keys worth setting by hand */
+/* Overrides given as --set KEY=VALUE; argp child parser of every subcommand that reads a
+ * configuration. Its input is a nsai_cli_settings. */
+#define NSAI_CLI_MAX_OVERRIDES 64 /* more than anybody sets by hand */
 typedef struct nsai_cli_settings {
   const char *overrides[NSAI_CLI_MAX_OVERRIDES + 1]; /* NULL-terminated */
   int count;
 } nsai_cli_settings;
 extern const struct argp nsai_cli_settings_argp;
 
-/* What --arch stands for: the file or NSA_DEVICE may ask for the CPU device, which compiles nothing. */
+/* The override that --arch implies: the file or NSA_DEVICE may select the CPU device, which
+ * compiles nothing. */
 #define NSAI_CLI_NO_DEVICE "runtime.device=auto"
 
-/* Adds an override that another option stands for; the strings are borrowed. */
+/* Adds an override that another option implies; the strings are borrowed. */
 void nsai_cli_override(nsai_cli_settings *settings, const char *override, struct argp_state *state);
 
-/* Loads system file, environment and overrides, and `path` when it is not NULL. Warnings go to
+/* Loads system file, environment and overrides, and `path` unless it is NULL. Warnings go to
  * stderr. */
 nsa_status nsai_cli_config(const char *path, const nsai_cli_settings *settings, bool need_model,
                            nsai_config **out);
 
-/* Prints what `show device` shows: of this machine's GPU, or of `arch` when it is not NULL; `file`
- * may be NULL. */
+/* Prints the output of `show device`: for this machine's GPU, or for `arch` unless it is NULL;
+ * `file` may be NULL. */
 nsa_status nsai_show_device(const char *file, const char *arch, const nsai_cli_settings *settings,
                             bool json);
 
-/* The words for NSA_OP_FORWARD and the operations behind it; NULL behind the last. */
+/* The words for NSA_OP_FORWARD and the following operations; NULL after the last. */
 extern const char *const nsai_cli_ops[];
 
-/* Reads one of them as NSA_OP_*; 0: it is none. */
+/* Converts one of them to NSA_OP_*; 0: unknown word. */
 int32_t nsai_cli_op(const char *word);
 
-/* Calls a function of snprintf's rule twice; the caller frees the text. NULL: out of memory. */
+/* Calls a function with snprintf's interface until the text fits; the caller frees the text.
+ * NULL: out of memory. */
 typedef size_t (*nsai_cli_writer)(const void *subject, char *buf, size_t size);
 char *nsai_cli_text(nsai_cli_writer write, const void *subject);
 
-/* "1.5 MiB", for people. */
+/* "1.5 MiB", for messages. */
 const char *nsai_cli_bytes(uint64_t bytes, char buf[32]);
 
 /* Monotonic seconds. */
 double nsai_cli_now(void);
 
 /* From now on the first SIGINT only sets a flag, which the progress callback turns into a
- * cancellation; the second one kills. */
+ * cancellation; the second one ends the process. */
 void nsai_cli_catch_interrupt(void);
 bool nsai_cli_interrupted(void);
 
@@ -106,11 +108,12 @@ bool nsai_cli_interrupted(void);
 typedef struct nsai_cli_progress {
   const char *title; /* "base.yaml sm_90a" */
   bool terminal;
-  double started, began; /* seconds: of nsai_cli_progress_begin, of the slow call's first step */
-  double spoken;         /* of the last line */
-  int64_t done;          /* at the last step; each slow call begins with none */
-  int64_t finished;      /* pieces, of all calls so far */
-  bool drawn;            /* a bar stands on the current line */
+  /* seconds: time of nsai_cli_progress_begin, and of the slow call's first step */
+  double started, began;
+  double spoken;    /* time of the last line */
+  int64_t done;     /* at the last step; each slow call starts from 0 */
+  int64_t finished; /* units of work done, over all calls so far */
+  bool drawn;       /* a bar is on the current line */
 } nsai_cli_progress;
 
 /* Starts; `title` is borrowed. */
@@ -119,24 +122,24 @@ void nsai_cli_progress_begin(nsai_cli_progress *progress, const char *title);
 /* The nsa_progress_fn; `user` is the nsai_cli_progress. Nonzero after SIGINT. */
 int32_t nsai_cli_progress_step(void *user, int64_t done, int64_t total, const char *what);
 
-/* Wipes the bar, so that other lines can be written. */
+/* Erases the bar, so that other lines can be written. */
 void nsai_cli_progress_clear(nsai_cli_progress *progress);
 
-/* A nsa_log_fn that prints a line to stderr and keeps out of the bar's way; `user` is the
+/* A nsa_log_fn that prints a line to stderr without damaging the bar; `user` is the
  * nsai_cli_progress. */
 void nsai_cli_log(void *user, int32_t level, const char *component, const char *text);
 
-/* A configuration and the kernel cache that it leads to. */
+/* A configuration and the kernel cache that it names. */
 typedef struct nsai_cli_cache {
   nsai_config *config;
   nsai_cache *cache;
-  nsai_cache_options options; /* that it was opened with */
+  nsai_cache_options options; /* the options it was opened with */
   nsai_logger logger;
-  nsai_cli_progress progress; /* of the logger; shows nothing */
+  nsai_cli_progress progress; /* for the logger; shows nothing */
 } nsai_cli_cache;
 
-/* Opens the cache of system file, environment and overrides; a folder that is there and is refused
- * is an error here (NSA_E_CACHE). `out` is to be closed after a failure, too. */
+/* Opens the cache that system file, environment and overrides name. A folder that exists but is
+ * refused is an error here (NSA_E_CACHE). `out` must be closed after a failure, too. */
 nsa_status nsai_cli_cache_open(const nsai_cli_settings *settings, int32_t log_level,
                                nsai_cache_mode mode, nsai_cli_cache *out);
 void nsai_cli_cache_close(nsai_cli_cache *cache);
@@ -151,7 +154,7 @@ int nsai_list_records(const nsai_cli_settings *settings, bool json, bool verbose
 int nsai_export_records(const nsai_cli_settings *settings, const char *path);
 int nsai_import_records(const nsai_cli_settings *settings, const char *path);
 
-/* Reads every record; bad ones are named on stderr and stay. */
+/* Reads every record. Names invalid ones on stderr and does not remove them. */
 nsa_status nsai_verify_records(const nsai_cli_cache *cache, int64_t *good, int64_t *bad);
 
 #endif /* NSAI_CLI_CLI_H */

@@ -17,7 +17,7 @@
 typedef struct arguments {
   nsai_cli_settings settings;
   bool json, records, verbose;
-  char limit[64]; /* override made of --limit */
+  char limit[64]; /* the override that --limit sets */
 } arguments;
 
 static error_t parse(int key, char *value, struct argp_state *state) {
@@ -215,7 +215,7 @@ int nsai_cmd_verify(int argc, char **argv) {
   nsai_cli_cache o;
   int64_t good = 0, bad = 0, good_records = 0, bad_records = 0;
   argp_parse(&argp, argc, argv, 0, NULL, &a);
-  /* At INFO the cache names each bad entry. */
+  /* At INFO the cache names each invalid entry. */
   nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_INFO, NSAI_CACHE_READ_WRITE, &o);
   if (status == NSA_OK) status = nsai_cache_verify(o.cache, &good, &bad);
   if (status == NSA_OK) status = nsai_verify_records(&o, &good_records, &bad_records);

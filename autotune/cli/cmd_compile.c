@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa-autotune compile: fills the kernel cache ahead of time, for the GPU that is here or for any
- * architecture without one.
+ * nsa-autotune compile: fills the kernel cache ahead of time, for this machine's GPU or for any
+ * architecture without a GPU.
  */
 #include "cli/cli.h"
 
@@ -15,23 +15,25 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Capacity where neither the file's `serving` section nor --max-kv-len names one. */
+/* Capacity if neither the file's `serving` section nor --max-kv-len gives one. */
 #define DEFAULT_TOKENS 65536
 #define DEFAULT_SEQS 1
 
 #define MAX_ARCHS 16
 #define MAX_SAMPLE 100
 
-/* Plans are also made for less than the longest sequence, and variants are chosen by the length. Their
- * thresholds are powers of two, as common block sizes are, but for thresholds.select_dense_below. */
+/* Plans are also made for shorter lengths than the longest, and the length decides the variants.
+ * Their thresholds are powers of two, as common block sizes are, except
+ * thresholds.select_dense_below. */
 #define SHORTEST_TOKENS 1024
-#define MAX_LENGTHS 32 /* up to 2^31, and three more */
+#define MAX_LENGTHS 32 /* powers of two up to 2^31, and three more */
 
-/* Decode steps of fewer sequences than the most, by whose number theirs are chosen: powers of two, and what
- * a tuning looks at. */
+/* Decode steps with fewer sequences than the maximum may use other variants: powers of two, and
+ * the batches that the tuner looks at. */
 #define MAX_BATCHES (32 + NSAI_MAX_COUNTS)
 
-#define MAX_PROBLEMS (MAX_BATCHES * MAX_LENGTHS) /* or thrice the lengths: both overlaps, dense */
+/* three times the lengths (both overlaps, dense) is less */
+#define MAX_PROBLEMS (MAX_BATCHES * MAX_LENGTHS)
 
 typedef struct arguments {
   nsai_cli_settings settings;
@@ -39,13 +41,13 @@ typedef struct arguments {
   int arch_count; /* 0: the device's own */
   int32_t op;     /* 0: forward and dense */
   int32_t selection;
-  int64_t max_kv_len;        /* 0: as the file says */
-  int32_t probe_rows;        /* of the forward's importance */
-  int32_t register_fallback; /* nsai_target.caution to begin with */
-  int32_t sample;            /* so many candidates of each stage; 0: the heuristic's choices */
+  int64_t max_kv_len;        /* 0: the file's value */
+  int32_t probe_rows;        /* probe rows of the forward */
+  int32_t register_fallback; /* initial value of nsai_target.register_fallback */
+  int32_t sample;            /* number of candidates of each stage; 0: the heuristic's choices */
   uint64_t seed;             /* of the sample */
   bool has_seed, verbose;
-  char jobs[64]; /* override made of --jobs */
+  char jobs[64]; /* the override that --jobs sets */
   const char **files;
   int file_count;
 } arguments;
@@ -106,7 +108,7 @@ static void parse_archs(arguments *a, char *list, struct argp_state *state) {
     add_arch(a, name, state);
 }
 
-/* The position of `word` in a NULL-terminated list, from 0. */
+/* The index of `word` in a NULL-terminated list. */
 static int32_t parse_word(const char *option, const char *word, const char *const *words,
                           struct argp_state *state) {
   for (int32_t i = 0; words[i]; i++)
@@ -174,12 +176,12 @@ static error_t parse(int key, char *value, struct argp_state *state) {
 
 /* ---- work ---- */
 
-/* Whether an operation's kernels depend on lengths: an append has nothing to choose. */
+/* Whether an operation's kernels depend on lengths: an append has no variants to choose. */
 static bool is_tuned(int32_t op) { return op != NSA_OP_APPEND; }
 
 static bool knows_overlap(int32_t op) { return op == NSA_OP_FORWARD || op == NSA_OP_PREFILL; }
 
-/* Whether K and V are packed: the others read a cache of any size. */
+/* Whether K and V are packed; the other operations read a cache of any size. */
 static bool is_packed(int32_t op) {
   return op == NSA_OP_FORWARD || op == NSA_OP_DENSE || op == NSA_OP_BACKWARD;
 }
@@ -187,7 +189,7 @@ static bool is_packed(int32_t op) {
 static nsa_problem problem_of(const arguments *a, const nsai_config *config, int32_t op,
                               int64_t max_kv_len, int32_t max_seqs) {
   nsa_problem p = NSA_PROBLEM_INIT;
-  /* Of importance. */
+  /* rows of importance */
   bool has_rows = op == NSA_OP_FORWARD || op == NSA_OP_PREFILL || op == NSA_OP_DECODE;
   bool selects = has_rows || op == NSA_OP_BACKWARD;
   p.op = op;
@@ -196,14 +198,15 @@ static nsa_problem problem_of(const arguments *a, const nsai_config *config, int
   p.max_probe_rows = has_rows ? a->probe_rows : 0;
   p.max_tokens = config->serving.max_tokens ? config->serving.max_tokens : DEFAULT_TOKENS;
   if (p.max_tokens < max_kv_len) p.max_tokens = max_kv_len;
-  if (op == NSA_OP_DECODE) p.max_tokens = 0; /* what max_seqs and max_q_len come to */
+  if (op == NSA_OP_DECODE) p.max_tokens = 0; /* follows from max_seqs and max_q_len */
   if (is_packed(op)) p.max_kv_tokens = p.max_tokens;
   p.max_seqs = max_seqs;
   return p;
 }
 
-/* Fills `lengths` with those that may lead to other variants, the longest first; returns how many. A
- * sample, which asks nobody's choice, only looks at both sides of select_dense_below. */
+/* Fills `lengths` with those that may lead to other variants, the longest first, and returns
+ * their number. A sample, which does not depend on choices, only uses both sides of
+ * select_dense_below. */
 static int list_lengths(const arguments *a, const nsai_problem *longest,
                         int64_t lengths[MAX_LENGTHS]) {
   bool selects = longest->op == NSA_OP_FORWARD && longest->selection == NSA_SELECT_OWN;
@@ -218,8 +221,8 @@ static int list_lengths(const arguments *a, const nsai_problem *longest,
   return count;
 }
 
-/* Numbers of sequences that may lead to other variants, the most first; returns how many. Only decode steps
- * ask for it, and no sample does. */
+/* Numbers of sequences that may lead to other variants, the largest first; returns how many.
+ * Used for decode steps only, and not for a sample. */
 static int list_batches(const arguments *a, const nsai_config *config, int32_t op,
                         int32_t batches[MAX_BATCHES]) {
   const int32_t most = config->serving.max_seqs ? config->serving.max_seqs : DEFAULT_SEQS;
@@ -234,7 +237,8 @@ static int list_batches(const arguments *a, const nsai_config *config, int32_t o
   return count;
 }
 
-/* Adds an operation of so many sequences at all lengths, and where it knows them with both overlaps. */
+/* Adds an operation with this many sequences at all lengths, with both overlaps if it has an
+ * overlap. */
 static nsa_status add_lengths(const arguments *a, const nsai_config *config, int32_t op,
                               int64_t longest, int32_t seqs, nsa_problem problems[MAX_PROBLEMS],
                               size_t *count) {
@@ -254,7 +258,7 @@ static nsa_status add_lengths(const arguments *a, const nsai_config *config, int
   return NSA_OK;
 }
 
-/* The same of every number of sequences. */
+/* The same for every number of sequences. */
 static nsa_status add_problems(const arguments *a, const nsai_config *config, int32_t op,
                                int64_t longest, nsa_problem problems[MAX_PROBLEMS], size_t *count) {
   int32_t batches[MAX_BATCHES];
@@ -264,7 +268,8 @@ static nsa_status add_problems(const arguments *a, const nsai_config *config, in
   return NSA_OK;
 }
 
-/* The problems whose kernels are wanted. What several of them choose is compiled for the first. */
+/* The problems whose kernels are compiled. A kernel that several of them need is compiled for
+ * the first one. */
 static nsa_status make_problems(const arguments *a, const nsai_config *config,
                                 nsa_problem problems[MAX_PROBLEMS], size_t *count) {
   int64_t longest = a->max_kv_len                ? a->max_kv_len
@@ -280,7 +285,7 @@ static nsa_status make_problems(const arguments *a, const nsai_config *config,
   return NSA_OK;
 }
 
-/* What is compiled for: one file on one architecture. */
+/* One file on one architecture. */
 typedef struct job {
   const arguments *a;
   const char *file, *arch; /* arch NULL: the GPU's */
@@ -301,7 +306,7 @@ static nsa_status open_context(const job *j, nsai_cli_progress *progress, int32_
   return NSA_OK;
 }
 
-/* Kernels that are kept in memory alone would be gone with this process. */
+/* Kernels that are only in memory would be lost when this process ends. */
 static nsa_status check_writable(const nsa_ctx *ctx) {
   nsai_cache_tier_info tier;
   if (ctx->config->runtime.cache_mode != NSAI_CACHE_READ_WRITE)
@@ -319,12 +324,12 @@ static nsa_status check_writable(const nsa_ctx *ctx) {
                    tier.path, tier.state);
 }
 
-/* Looks with the eyes of the next process: a new context, which has nothing in memory. */
+/* Checks as another process would: with a new context, which has nothing in memory. */
 static nsa_status check_stored(const job *j, const nsa_ctx *ctx, nsai_cli_progress *progress) {
   nsai_cache_tier_info tier;
   nsa_status status = NSA_OK;
   nsa_ctx *next = NULL;
-  int32_t missing = 0; /* of the problem that lacks most: problems share kernels */
+  int32_t missing = 0; /* the most of any problem: problems share kernels */
   NSAI_TRY_TO(done, open_context(j, progress, NSA_LOG_ERROR, &next));
   for (size_t i = 0; i < j->count; i++) {
     nsa_caps caps = NSA_CAPS_INIT;
@@ -341,7 +346,7 @@ done:
   return status;
 }
 
-/* Compiles a sample of every problem and says so on stdout. */
+/* Compiles a sample of every problem and reports it on stdout. */
 static nsa_status compile_sample(const job *j, nsa_ctx *ctx, nsai_cli_progress *progress) {
   nsai_sample sample = { .count = j->a->sample, .seed = j->a->seed, .progress = progress };
   nsa_status status = NSA_OK;
@@ -355,7 +360,7 @@ static nsa_status compile_sample(const job *j, nsa_ctx *ctx, nsai_cli_progress *
   return NSA_OK;
 }
 
-/* Compiles what is missing and says so on stdout. */
+/* Compiles the missing kernels and reports it on stdout. */
 static nsa_status compile_one(job *j) {
   nsai_cli_progress progress;
   nsa_status status = NSA_OK;
@@ -413,7 +418,7 @@ int nsai_cmd_compile(int argc, char **argv) {
       int failed = nsai_cli_fail(status);
       if (status == NSA_E_CANCELLED || nsai_cli_interrupted()) return NSAI_EXIT_INTERRUPTED;
       code = failed;
-      /* Without an architecture, no GPU here is one answer for all files. */
+      /* Without --arch, a missing GPU is reported once for all files. */
       if (status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE) return code;
     }
   }

@@ -15,7 +15,7 @@ typedef struct check_arguments {
   int code;
 } check_arguments;
 
-/* Everything that can be said about one file. */
+/* Reports everything about one file. */
 static int check_file(const char *path, const nsai_cli_settings *settings) {
   nsai_config *config = NULL;
   nsa_status status = nsai_cli_config(path, settings, false, &config);

@@ -1,11 +1,11 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa-autotune export and import: the kernel cache as one file, to carry kernels from where they
- * were compiled to where they run.
+ * nsa-autotune export and import: the kernel cache as one file, which carries kernels from the
+ * machine that compiled them to those that run them.
  *
  *   "NSAPACK1"
- *   for each entry: its length, then the bytes of its cache file, which carry their own checksum
+ *   for each entry: its length, then the bytes of its cache file, which contain their own checksum
  *   0, the number of entries, a digest of all entries as hexadecimal digits
  *
  * Numbers are 64-bit and little-endian. Import checks everything before it stores anything.
@@ -151,7 +151,7 @@ typedef struct pack {
   size_t size, room;
 } pack;
 
-/* Reads to the end, at most `limit` bytes; what is no pack is refused by its beginning. */
+/* Reads to the end, at most `limit` bytes; a file that is no pack is refused by its beginning. */
 static nsa_status read_pack(FILE *in, uint64_t limit, pack *p) {
   for (;;) {
     if (p->size == p->room) {
@@ -174,7 +174,7 @@ static nsa_status read_pack(FILE *in, uint64_t limit, pack *p) {
   }
 }
 
-/* The number at `*at`, which moves behind it; false when the file ends first. */
+/* Reads the number at `*at` and moves past it; false when the file ends before. */
 static bool take_number(const pack *p, size_t *at, uint64_t *out) {
   if (p->size - *at < NUMBER_BYTES) return false;
   memcpy(out, p->data + *at, NUMBER_BYTES);
@@ -183,7 +183,7 @@ static bool take_number(const pack *p, size_t *at, uint64_t *out) {
   return true;
 }
 
-/* Walks over the entries: checks them, or, with a cache, stores them. */
+/* Visits the entries: checks them, or, with a cache, stores them. */
 static nsa_status walk(const pack *p, nsai_cache *cache, int64_t *entries) {
   size_t at = sizeof magic;
   uint64_t length, count;

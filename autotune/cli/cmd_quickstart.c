@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa-autotune quickstart: the library on this machine, through its public API: plan, run, check
- * by a property that needs no reference, time beside dense attention.
+ * nsa-autotune quickstart: uses the library on this machine through its public API: plan, run,
+ * check a property that needs no reference, and compare the time with dense attention.
  */
 #include "cli/cli.h"
 
@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The geometry of configs/h200_d128.yaml; gates as weights, so that their sum is exact. */
+/* The dimensions of configs/h200_d128.yaml; gates as weights, so that their sum is exact. */
 enum { HEADS = 64, KV_HEADS = 4, DIM = 128, BLOCK = 32, STRIDE = 16 };
 enum { SELECT_BLOCK = 64, SELECT_COUNT = 16, WINDOW = 512 };
 static const char model[] = "nsa: 1\n"
@@ -33,17 +33,17 @@ static const char model[] = "nsa: 1\n"
                             "serving: {max_seqs: 1}\n";
 static const float gates[NSA_BRANCHES] = { 0.25f, 0.5f, 0.25f };
 
-#define GPU_TOKENS 16384 /* where the sparse forward has overtaken dense attention */
-#define CPU_TOKENS 512   /* a second on two cores */
-#define LAUNCHES 9       /* median of; after one that warms up */
+#define GPU_TOKENS 16384 /* long enough that the sparse forward is faster than dense attention */
+#define CPU_TOKENS 512   /* takes a second on two cores */
+#define LAUNCHES 9       /* the median of so many, after one for warm-up */
 
-/* Probabilities are rounded to bf16 (2^-9 relative) before the product with V, their sum is not;
- * then the output is rounded once more. */
+/* Probabilities are rounded to bf16 (2^-9 relative) before the product with V, while their sum
+ * is not; the output is rounded once more. */
 #define TOLERANCE 0.0078125f
 
 typedef struct arguments {
   nsai_cli_settings settings;
-  int64_t tokens; /* 0: by device */
+  int64_t tokens; /* 0: depends on the device */
   char device[64];
 } arguments;
 
@@ -79,11 +79,11 @@ typedef struct demo {
   nsa_ctx *ctx;
   nsa_plan *forward, *dense;
   int64_t tokens;
-  void *memory[BUFFERS]; /* the device's */
+  void *memory[BUFFERS]; /* device memory */
   uint64_t workspace_bytes;
   double plan_seconds;
   int64_t compiled;
-  bool pushed; /* the device is current through nsai_context_enter */
+  bool pushed; /* nsai_context_enter has made the device current */
 } demo;
 
 static nsa_status allocate(const demo *d, size_t bytes, void **out) {
@@ -237,7 +237,7 @@ done:
   return status;
 }
 
-/* With V = 1 every branch that sees anything gives 1, so that an output is the sum of its gates. */
+/* With V = 1 every branch with at least one key gives 1, so an output is the sum of its gates. */
 static nsa_status check_sum(const demo *d, float *largest) {
   size_t count = (size_t)d->tokens * HEADS * DIM;
   uint16_t *o = malloc(count * sizeof *o);
@@ -248,7 +248,7 @@ static nsa_status check_sum(const demo *d, float *largest) {
     bool sees_block = i / (HEADS * DIM) + 1 >= BLOCK;
     float expected = gates[NSA_SEL] + gates[NSA_WIN] + (sees_block ? gates[NSA_CMP] : 0);
     float difference = fabsf(nsai_float_from_bf16(o[i]) - expected);
-    if (!isnan(*largest) && !(difference <= *largest)) *largest = difference; /* NaN stays */
+    if (!isnan(*largest) && !(difference <= *largest)) *largest = difference; /* keeps a NaN */
   }
   free(o);
   NSAI_TRY(status);
@@ -262,13 +262,13 @@ static nsa_status check_sum(const demo *d, float *largest) {
 
 /* ---- roofline ---- */
 
-/* Keys that a forward's three branches, or dense attention, weigh for all queries together. */
+/* Number of (query, key) pairs that a forward's three branches, or dense attention, evaluate. */
 static double weighed_keys(int64_t tokens, int32_t op) {
   double keys = 0;
   for (int64_t t = 0; t < tokens; t++) {
     int64_t seen = t + 1, block = t / SELECT_BLOCK;
     int64_t compressed = seen < BLOCK ? 0 : (seen - BLOCK) / STRIDE + 1;
-    /* The current block is chosen always, and is full up to the query. */
+    /* The current block is always selected, and contains tokens only up to the query. */
     int64_t selected = seen - (block < SELECT_COUNT ? 0 : block + 1 - SELECT_COUNT) * SELECT_BLOCK;
     keys += (double)(op == NSA_OP_DENSE ? seen
                                         : compressed + selected + (seen < WINDOW ? seen : WINDOW));
@@ -276,8 +276,8 @@ static double weighed_keys(int64_t tokens, int32_t op) {
   return keys;
 }
 
-/* The least milliseconds that the configuration's figures of the device allow: the operations of
- * q k^T and p v, or reading Q, K, V and writing O once; 0: a figure is not given. */
+/* Lower bound in milliseconds from the configuration's figures of the device: the operations of
+ * q k^T and p v, or reading Q, K, V and writing O once; 0: a figure is missing. */
 static double bound_ms(const demo *d, int32_t op) {
   const nsai_config *c = d->ctx->config;
   if (d->ctx->cpu || !(c->device.bf16_tflops > 0) || !(c->device.hbm_gbps > 0)) return 0;

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What --records means: nsa-autotune list, export and import of tuning records, and the part of
- * verify that is about them.
+ * The --records option: nsa-autotune list, export and import of tuning records, and the part of
+ * verify that concerns them.
  */
 #include "cli/cli.h"
 
@@ -19,7 +19,7 @@ nsa_status nsai_cli_records_open(const nsai_cli_cache *cache, nsai_records **out
   return nsai_records_open(&cache->options, out);
 }
 
-/* The cache's folders and the records in them; both are to be closed after a failure, too. */
+/* Opens the cache's folders and their records. Both must be closed after a failure, too. */
 static nsa_status open_both(const nsai_cli_settings *settings, nsai_cache_mode mode,
                             nsai_cli_cache *cache, nsai_records **records) {
   *records = NULL;
@@ -41,7 +41,7 @@ static const char *plural(int64_t count) { return count == 1 ? "" : "s"; }
 typedef struct listing {
   nsai_writer *out;
   bool json, verbose;
-  int64_t records, bad; /* good ones, and files that are none */
+  int64_t records, bad; /* valid records, and invalid files */
 } listing;
 
 static void list_text(nsai_writer *out, const nsai_record *r) {
@@ -60,7 +60,7 @@ static void json_string(nsai_writer *out, const char *name, const char *text) {
   nsai_write_json(out, text);
 }
 
-/* Numbers of a record are finite. */
+/* All numbers of a record are finite. */
 static void list_json(nsai_writer *out, const nsai_record *r) {
   bool first = true;
   json_string(out, "device", r->device);
@@ -158,7 +158,8 @@ int nsai_list_records(const nsai_cli_settings *settings, bool json, bool verbose
 /* ---- verify ---- */
 
 typedef struct counts {
-  int64_t good, hidden, bad; /* hidden: good, and another one of the same key counts */
+  /* hidden: valid, but another record of the same key takes precedence */
+  int64_t good, hidden, bad;
 } counts;
 
 static bool count_item(void *user, const nsai_record_item *item) {
@@ -233,7 +234,7 @@ int nsai_export_records(const nsai_cli_settings *settings, const char *path) {
 
 /* ---- import ---- */
 
-/* Reads to the end; the caller frees `*text`, after a failure too. */
+/* Reads to the end. The caller frees `*text`, also after a failure. */
 static nsa_status read_text(FILE *in, const char *name, char **text, size_t *size) {
   size_t room = 0;
   for (*size = 0;;) {
@@ -255,7 +256,7 @@ static nsa_status read_text(FILE *in, const char *name, char **text, size_t *siz
   return nsai_fail(NSA_E_CACHE, "%s: empty, which no export of records is", name);
 }
 
-/* The diagnostics of the records name lines; this puts the file before them. */
+/* The records' diagnostics name lines; this adds the file's name. */
 static nsa_status import_text(nsai_records *records, const char *name, const char *text,
                               size_t size, nsai_import *import) {
   nsa_status status = nsai_records_import(records, text, size, import);
@@ -294,7 +295,7 @@ static void print_kept(void *user, const nsai_record *record, const nsai_record 
          record->library, record->driver);
 }
 
-/* Records that are kept in memory alone would be gone with this process. */
+/* Records that are only in memory would be lost when this process ends. */
 static nsa_status import_and_store(nsai_records *records, const char *path) {
   nsai_cache_tier_info tier;
   nsai_import import = { .on_kept = print_kept };

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa-autotune report: what one wants to see of a machine and a model in one place: environment,
- * configuration, what was chosen, sparse against dense, checks and benchmarks.
+ * nsa-autotune report: a machine and a model in one document: environment, configuration, chosen
+ * variants, sparse against dense attention, checks and benchmarks.
  */
 #include "cli/cmd_report_impl.h"
 
@@ -43,7 +43,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   return 0;
 }
 
-/* ---- what is judged ---- */
+/* ---- criteria ---- */
 
 void nsai_report_check_records(report *r, const char *name, outcome what, const char *format, ...) {
   va_list args;
@@ -58,7 +58,7 @@ void nsai_report_check_records(report *r, const char *name, outcome what, const 
 
 /* ---- environment and configuration ---- */
 
-/* All zero: there is none. */
+/* All zero: there is no device. */
 static void find_device(report *r, nsai_device *device) {
   const nsai_driver *driver;
   const char *which = r->config->runtime.device;
@@ -102,7 +102,7 @@ static nsa_status quote(report *r, const nsai_device *device) {
   return nsai_fail_nomem("the report", 0);
 }
 
-/* Looks at machine and configuration; the device is free again for the checks. */
+/* Reads machine and configuration, then releases the device for the checks. */
 static nsa_status open_report(report *r) {
   time_t now = time(NULL);
   struct tm tm;
@@ -135,14 +135,16 @@ outcome nsai_report_outcome(const report *r, const nsai_child *program) {
   return program->exit_status ? FAIL : PASS;
 }
 
-/* The benchmarks leave a table and figures, too; a table of before would be gone on with. */
+/* The benchmarks also write a table and figures. They would append to an old table, so it is
+ * removed. */
 static void add_files(nsai_child *program, const char *times, const char *folder,
                       const char *commit) {
   const char *const more[] = { "--csv", times, "--svg", folder, "--commit", commit ? commit : "" };
   int count = 0;
   while (program->arguments[count]) count++;
   for (size_t i = 0; i < sizeof more / sizeof *more; i++) program->arguments[count++] = more[i];
-  (void)remove(times); /* there may be none; what cannot be removed cannot be appended to either */
+  /* it may not exist; if it cannot be removed, appending to it fails as well */
+  (void)remove(times);
 }
 
 static nsa_status run_tools(report *r) {
@@ -200,7 +202,7 @@ static nsa_status make_report(report *r) {
   const char *folder = r->a->folder ? r->a->folder : ".";
   double started = nsai_cli_now();
   NSAI_TRY(open_report(r));
-  /* Before minutes of checks, whose result would have no place. */
+  /* Before the checks, which take minutes and are useless if the report cannot be written. */
   NSAI_TRY(nsai_report_records(r));
   NSAI_TRY(run_tools(r));
   r->seconds = nsai_cli_now() - started;

@@ -34,10 +34,10 @@ typedef struct report {
   const arguments *a;
   nsai_config *config;
   char *environment, *environment_json, *configuration; /* texts of other modules, quoted */
-  char device[128];                                     /* "NVIDIA H200"; "": none here */
-  char record_device[128];     /* whose records are reported; "": none yet */
-  char model[REPORT_OPS][512]; /* how the keys of the file's problems begin, by operation */
-  nsai_tune_results results;   /* the records, as the events of a tuning */
+  char device[128];                                     /* "NVIDIA H200"; "": no device */
+  char record_device[128];     /* the device whose records are reported; "": not known yet */
+  char model[REPORT_OPS][512]; /* beginning of the keys of the file's problems, by operation */
+  nsai_tune_results results;   /* the records, as events of the tuner */
   char times[4096];            /* the benchmarks' CSV */
   int64_t records, unfinished, outdated, elsewhere;
   nsai_child tools[TOOLS];
@@ -51,15 +51,15 @@ typedef struct report {
 void nsai_report_check_records(report *r, const char *name, outcome what, const char *format, ...)
     NSAI_PRINTF(4, 5);
 
-/* What became of a program: skipped where it did not run or says so. */
+/* The outcome of a program: skipped if it did not run or says so. */
 outcome nsai_report_outcome(const report *r, const nsai_child *program);
 
 /* cmd_report_records.c */
 
-/* Reads the records of the file's problems, and judges them. NSA_E_NOMEM. */
+/* Reads and evaluates the records of the file's problems. NSA_E_NOMEM. */
 nsa_status nsai_report_records(report *r);
 
-/* cmd_report_write.c: the whole as nsai_cli_text has it; `user` is the report. */
+/* cmd_report_write.c: the complete report, for nsai_cli_text; `user` is the report. */
 
 size_t nsai_report_write_markdown(const void *user, char *buf, size_t size);
 size_t nsai_report_write_json(const void *user, char *buf, size_t size);

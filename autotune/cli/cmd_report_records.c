@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The records of the file's model, as the events of a tuning, and what is to be said of them.
+ * The records of the file's model, as events of the tuner, and the criteria that they decide.
  */
 #include "cli/cmd_report_impl.h"
 
@@ -21,7 +21,7 @@ static bool is_ours(report *r, const nsai_record *record) {
     same |= after == ':' || !after;
   }
   if (!same) return false;
-  /* Without a GPU here, the first record says whose are reported. */
+  /* Without a GPU, the first record determines the device. */
   if (!r->record_device[0])
     snprintf(r->record_device, sizeof r->record_device, "%s",
              r->device[0] ? r->device : record->device);
@@ -30,7 +30,7 @@ static bool is_ours(report *r, const nsai_record *record) {
   return here;
 }
 
-/* `timing` NULL: an event about the problem. */
+/* `timing` NULL: an event of the problem. */
 static void add_event(report *r, const nsai_record *record, int32_t kind, const nsai_timing *timing,
                       double gain) {
   nsa_tune_event event = { .struct_size = (uint32_t)sizeof event,
@@ -52,7 +52,7 @@ static void add_baseline(report *r, const nsai_record *record, const nsai_baseli
   add_event(r, record, NSA_TUNE_BASELINE, &whole, 0);
 }
 
-/* What was chosen for a stage, beside the heuristic's choice where that was timed, too. */
+/* The choice for a stage, and the heuristic's choice if it was timed, too. */
 static void add_choice(report *r, const nsai_record *record, const nsai_timing *chosen) {
   double gain = (double)NAN;
   nsai_fused_time fused_time = nsai_record_fused_time(record, chosen);

@@ -14,7 +14,7 @@ static const char *const outcome_names[] = {
   [PASS] = "pass", [FAIL] = "fail", [SKIPPED] = "skipped"
 };
 
-/* An argument as seen from the report's folder: a report may be read on another machine. */
+/* An argument relative to the report's folder: a report may be read on another machine. */
 static const char *seen_from_folder(const report *r, const char *argument) {
   const char *folder = r->a->folder ? r->a->folder : ".";
   size_t length = strlen(folder);
@@ -77,7 +77,7 @@ static void write_child_json(nsai_writer *out, const report *r, const nsai_child
   member(out, ", ", "result", outcome_names[nsai_report_outcome(r, program)]);
   nsai_write(out, ", \"status\": %d, \"seconds\": %.3f,\n   \"output\": ", program->exit_status,
              program->seconds);
-  /* In pieces, since a format's result is limited to an int. */
+  /* In pieces, since the length of a formatted text is limited to an int. */
   nsai_write_bytes(out, program->output ? program->output : "null",
                    program->output ? strlen(program->output) : 4);
   nsai_write(out, "}");

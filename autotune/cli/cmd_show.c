@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa-autotune show: the tables of the library, and how a file would be served.
+ * nsa-autotune show: the tables of the library, and the variants chosen for a file.
  */
 #include "cli/cli.h"
 #include "plan/parts.h"
@@ -68,7 +68,7 @@ static void member(nsai_writer *out, const char *comma, const char *name, const 
 
 /* ---- tables ---- */
 
-/* What the tuner may choose: a line for each tile. */
+/* The tile sizes from which the tuner may choose, one line each. */
 static void write_space(nsai_writer *out, const nsai_space *space) {
   for (int i = 0; space && i < space->count; i++) {
     const nsai_range *r = &space->range[i];
@@ -94,7 +94,7 @@ static void write_space_json(nsai_writer *out, const nsai_space *space) {
   nsai_write(out, "]");
 }
 
-/* The stages that a variant does beside its own. */
+/* The further stages that a variant fuses. */
 static void write_fuses(nsai_writer *out, uint32_t fuses) {
   if (!fuses) return;
   nsai_write(out, "%-18s   fuses", "");
@@ -180,7 +180,7 @@ static void write_env(nsai_writer *out, bool json) {
   free(text);
 }
 
-/* The variable that stands for a key; NULL: none. */
+/* The environment variable that sets a key; NULL: none. */
 static const char *variable_of(nsai_key_id key) {
   const nsai_env_var *var = NULL;
   for (size_t i = 0; (var = nsai_env_at(i)); i++)
@@ -225,7 +225,7 @@ static size_t explain(const void *user, char *buf, size_t size) {
   return nsa_explain(s->ctx, &s->problem, buf, size);
 }
 
-/* `comma`: how its JSON object begins. */
+/* `comma`: text before its JSON object. */
 static nsa_status write_problem(nsa_ctx *ctx, int32_t op, bool json, const char *comma,
                                 nsai_writer *out) {
   explain_subject subject = { ctx, NSA_PROBLEM_INIT };
@@ -264,7 +264,7 @@ static nsa_status write_file(nsa_ctx *ctx, int32_t op, bool json, nsai_writer *o
 
 typedef struct subject {
   const arguments *a;
-  nsa_ctx *ctx; /* NULL: a table */
+  nsa_ctx *ctx; /* NULL: only tables are shown */
   nsa_status *status;
 } subject;
 

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa-autotune show device: limits and speeds of the GPU as the library knows them, its own
+ * nsa-autotune show device: limits and speeds of the GPU as the library knows them: its own
  * attributes beside the figures of the configuration's `device` section.
  */
 #include "cli/cli.h"
@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* One figure from both sides; 0: that side does not know it. */
+/* One figure from both sources; 0: unknown. */
 typedef struct figure {
   const char *what, *key, *unit;
   double device, config, scale; /* printed: value / scale */
@@ -41,7 +41,7 @@ static void collect(const subject *s, figure out[FIGURES]) {
   for (int i = 0; i < FIGURES; i++) out[i] = figures[i];
 }
 
-/* A device's own attributes count; without a device, what the configuration says of it does. */
+/* A device's own attributes are used; without a device, those of the configuration. */
 static void write_text_figure(nsai_writer *out, const figure *f, bool deviceless) {
   bool own = f->device > 0 && !(deviceless && f->config > 0);
   double value = own ? f->device : f->config;

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa-autotune tune: nsa_tune for configuration files, its events kept and printed.
+ * nsa-autotune tune: runs nsa_tune for configuration files, collects its events and prints them.
  */
 #include "cli/cli.h"
 
@@ -21,10 +21,10 @@ typedef struct arguments {
   int32_t level; /* 0: tuning.level */
   double budget; /* seconds; 0: tuning.budget */
   int32_t op;    /* NSA_OP_*; 0: forward and dense */
-  bool all_ops;  /* every operation that the tuner times and that has kernels here */
+  bool all_ops;  /* every operation that the tuner times and that has kernels on this device */
   bool fresh, dry_run;
   nsai_tune_format format;
-  char jobs[64]; /* override made of --jobs */
+  char jobs[64]; /* the override that --jobs sets */
   const char **files;
   int file_count;
 } arguments;
@@ -68,7 +68,7 @@ static int32_t parse_level(const char *word, struct argp_state *state) {
   return 0;
 }
 
-#define BUDGET_MOST_S (7 * 24 * 3600) /* a week; beyond, it is a mistake */
+#define BUDGET_MOST_S (7 * 24 * 3600) /* a week; a longer budget is a mistake */
 
 static double parse_budget(const char *text, struct argp_state *state) {
   int64_t ms = 0;
@@ -124,7 +124,7 @@ typedef struct job {
   const char *file;
   nsai_tune_results results;
   nsai_cli_progress progress;
-  char stage[64]; /* the one being measured */
+  char stage[64]; /* the stage being measured */
   double best;    /* milliseconds of its fastest candidate so far; 0: none */
 } job;
 
@@ -155,7 +155,7 @@ static void say(void *user, int32_t level, const char *component, const char *te
 
 #define OPS (NSA_OP_BACKWARD - NSA_OP_FORWARD + 1)
 
-/* Every operation that the tuner times; those that no kernel serves here are named. */
+/* Every operation that the tuner times; reports those that no kernel supports here. */
 static nsa_status list_served(nsa_ctx *ctx, nsa_problem problems[OPS], size_t *count) {
   for (int32_t op = NSA_OP_FORWARD; op <= NSA_OP_BACKWARD; op++) {
     nsa_caps caps = NSA_CAPS_INIT;
@@ -172,7 +172,7 @@ static nsa_status list_served(nsa_ctx *ctx, nsa_problem problems[OPS], size_t *c
   return NSA_OK;
 }
 
-/* What is tuned; none: what nsa_tune takes by itself. */
+/* The problems to tune; none: nsa_tune's default. */
 static nsa_status list_problems(const arguments *a, nsa_ctx *ctx, nsa_problem problems[OPS],
                                 size_t *count) {
   if (a->all_ops) return list_served(ctx, problems, count);
@@ -217,7 +217,7 @@ static size_t write_results(const void *user, char *buf, size_t size) {
   return out.used;
 }
 
-/* Prints what was measured, of a tuning that failed or was interrupted too. */
+/* Prints what was measured, also after a failure or an interruption. */
 static nsa_status print_results(const job *j, bool *begun) {
   if (!j->results.count) return NSA_OK;
   char *text = nsai_cli_text(write_results, j);
@@ -249,7 +249,7 @@ static int tune_all(const arguments *a, bool *begun) {
               a->fresh ? " without --fresh" : "");
       return NSAI_EXIT_INTERRUPTED;
     }
-    /* No GPU here is one answer for all files. */
+    /* A missing GPU is reported once for all files. */
     if (no_gpu) return code;
   }
   return code;

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Whether a text is JSON: another program's output, before it becomes part of a report.
+ * Checks whether another program's output is JSON before it becomes part of a report.
  */
 #ifndef NSAI_CLI_JSON_CHECK_H
 #define NSAI_CLI_JSON_CHECK_H

@@ -1,9 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa-autotune: looks at machine, configurations and kernel cache, compiles ahead of time
- * and tunes.
- * One table of subcommands; each has its own file cmd_*.c and its own --help.
+ * nsa-autotune: inspects machine, configurations and kernel cache, compiles ahead of time, and
+ * tunes. One table of subcommands; each has its own file cmd_*.c and its own --help.
  */
 #include "cli/cli.h"
 

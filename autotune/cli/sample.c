@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST 100 /* of a stage; --sample takes no more */
+#define MOST 100 /* per stage; the limit of --sample */
 
 /* The candidates of lowest rank so far, ascending. */
 typedef struct draw {
@@ -33,14 +33,14 @@ static void candidate_text(const nsai_candidate *candidate, char *text, size_t s
   nsai_candidate_print(candidate, &out);
 }
 
-/* A number without pattern, which depends on the candidate and not on its place in a list. */
+/* A pseudo-random number that depends on the candidate and not on its position in a list. */
 static void rank_of(const sampler *s, const nsai_candidate *candidate,
                     unsigned char rank[NSAI_DIGEST_BYTES]) {
   char text[768];
   nsai_writer out = nsai_writer_open(text, sizeof text);
   nsai_write(&out, "%llu %s ", (unsigned long long)s->sample->seed, s->ctx->target.arch);
   nsai_problem_add_model(&out, &s->problem);
-  /* Both sides of thresholds.select_dense_below get samples of their own. */
+  /* Each side of thresholds.select_dense_below gets its own sample. */
   nsai_write(&out, " %s %d ", nsai_stage_name(candidate->variant->stage),
              nsai_problem_selects_all(&s->problem));
   nsai_candidate_print(candidate, &out);
@@ -86,7 +86,7 @@ static nsa_status make(const sampler *s, const nsai_kernel_spec specs[NSAI_MAX_K
   return status;
 }
 
-/* Fills the specs of a candidate from `first` on. Returns the first slot behind them. */
+/* Fills the specs of a candidate from `first` on. Returns the next free slot. */
 static int32_t specify(const sampler *s, const nsai_candidate *candidate,
                        nsai_kernel_spec specs[NSAI_MAX_KERNELS], int32_t first) {
   const nsai_request request = { &s->problem, &s->ctx->target, &candidate->tiles, false };
@@ -94,7 +94,7 @@ static int32_t specify(const sampler *s, const nsai_candidate *candidate,
   return first + candidate->variant->kernels;
 }
 
-/* One candidate of a row that failed; those that compiled with it are in the cache. */
+/* Compiles one candidate of a row that failed; the kernels that compiled are in the cache. */
 static nsa_status make_alone(sampler *s, const nsai_candidate *candidate) {
   nsai_kernel_spec specs[NSAI_MAX_KERNELS] = { 0 };
   char text[128];
@@ -111,7 +111,7 @@ static nsa_status make_alone(sampler *s, const nsai_candidate *candidate) {
   return refused ? NSA_OK : NSA_E_COMPILE;
 }
 
-/* A candidate of every stage, their kernels at once. */
+/* Compiles one candidate of every stage, all kernels at once. */
 static nsa_status make_row(sampler *s, int row, int32_t *bad) {
   nsai_kernel_spec specs[NSAI_MAX_KERNELS] = { 0 };
   int32_t count = 0;

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * A sample of what the tuner may look at, compiled: whether the spaces hold kernels that compile.
+ * Compiles a sample of the tuner's candidates, to test whether their kernels compile.
  */
 #ifndef NSAI_CLI_SAMPLE_H
 #define NSAI_CLI_SAMPLE_H
@@ -10,14 +10,17 @@
 #include "plan/context.h"
 
 typedef struct nsai_sample {
-  int32_t count; /* candidates of each stage: legal, with tiles that fit and a finite guess */
-  uint64_t seed; /* the same seed, architecture and problem: the same candidates */
+  /* candidates of each stage: legal, with tiles that fit and a finite cost estimate */
+  int32_t count;
+  uint64_t seed; /* the same seed, architecture and problem give the same candidates */
   nsai_cli_progress *progress;
-  int32_t taken, refused; /* out, summed up: candidates; those that spill, which a tuning drops */
+  /* out, totals: candidates; those that spill registers, which the tuner would drop */
+  int32_t taken, refused;
 } nsai_sample;
 
-/* Compiles a sample for one problem into the context's cache. Those that are refused or do not
- * compile are named on stderr. NSA_E_COMPILE: some do not compile; NSA_E_CANCELLED; others end it. */
+/* Compiles a sample for one problem into the context's cache. Names on stderr the candidates
+ * that are refused or do not compile. NSA_E_COMPILE: some do not compile; NSA_E_CANCELLED. Other
+ * errors end it. */
 nsa_status nsai_sample_compile(nsa_ctx *ctx, const nsa_problem *problem, nsai_sample *sample);
 
 #endif /* NSAI_CLI_SAMPLE_H */

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Text and Markdown, which say what a person asks first; and the choice among all formats. JSON and
- * CSV, which carry everything, have files of their own.
+ * Prints the main results as text or Markdown, and selects among all formats. JSON and CSV
+ * contain everything and have files of their own.
  */
 #include "cli/tune_print_impl.h"
 
@@ -17,12 +17,12 @@
 /* ---- tables of text and Markdown ---- */
 
 #define COLUMNS 6
-#define CELL_BYTES 192 /* a candidate has 128 at most */
+#define CELL_BYTES 192 /* a candidate has at most 128 bytes */
 
 typedef struct table {
   nsai_writer *out;
   bool markdown;
-  int columns, words; /* the first `words` columns are to the left, numbers to the right */
+  int columns, words; /* the first `words` columns are left-aligned, numbers right-aligned */
   int width[COLUMNS]; /* text only */
 } table;
 
@@ -51,7 +51,7 @@ static void put_share(char cell[CELL_BYTES], double share) {
     snprintf(cell, CELL_BYTES, "-");
 }
 
-/* Microseconds of a decode step have digits of their own. */
+/* Below this, times (of decode steps) are printed with more digits. */
 #define SHORT_MS 0.1
 
 static void put_ms(char cell[CELL_BYTES], double ms) {
@@ -63,7 +63,7 @@ static void put_ms(char cell[CELL_BYTES], double ms) {
 
 /* ---- one problem, for people ---- */
 
-/* What there is to say of winners. */
+/* Remarks about the winners. */
 static void put_notes(nsai_writer *out, bool markdown, const nsai_tune_span *span) {
   bool any = false;
   for (size_t i = 0; i < span->count; i++) {
@@ -117,7 +117,7 @@ static void put_baselines(nsai_writer *out, bool markdown, const nsai_tune_span 
   nsai_write(out, "%s", markdown ? "\n" : "");
 }
 
-/* What a dry run says: the list and the estimate. */
+/* The result of a dry run: the list and the estimate. */
 static void put_plan(nsai_writer *out, bool markdown, const nsai_tune_span *span) {
   const char *indent = markdown ? "- " : "  ";
   size_t planned = nsai_tune_count(span, NSA_TUNE_PLANNED);

@@ -16,17 +16,17 @@ typedef enum nsai_tune_format {
   NSAI_TUNE_MARKDOWN
 } nsai_tune_format;
 
-/* What stands before the first file and after the last; the members of a JSON array are to be
+/* The text before the first file and after the last one. The members of the JSON array must be
  * separated by ",\n". */
 const char *nsai_tune_head(nsai_tune_format format);
 const char *nsai_tune_foot(nsai_tune_format format);
 
-/* Everything about one file: for each problem what was chosen, beside the heuristic's choice, and
- * the baselines, or what a dry run plans; then the summary of each kind of inputs. */
+/* Prints all results of one file: for each problem the choice beside the heuristic's, and the
+ * baselines, or the plan of a dry run; then the summary for each kind of inputs. */
 void nsai_tune_print(nsai_writer *out, nsai_tune_format format, const char *file,
                      const nsai_tune_results *results);
 
-/* The parts of it, for other reports. JSON: one array each. */
+/* The parts of the above, for other reports. JSON: one array each. */
 void nsai_tune_print_problems(nsai_writer *out, nsai_tune_format format,
                               const nsai_tune_results *results);
 void nsai_tune_print_summary(nsai_writer *out, nsai_tune_format format,

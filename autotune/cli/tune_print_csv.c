@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The results of a tuning as CSV: all that was measured, a row each.
+ * The results of a tuning as CSV: one row per measurement.
  */
 #include "cli/tune_print_impl.h"
 

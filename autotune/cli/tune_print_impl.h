@@ -12,10 +12,11 @@
 /* What became of a candidate, of its event: "timed", "refused", ...; NULL: another kind of event. */
 const char *nsai_tune_state(int32_t kind);
 
-/* How the lengths of a series compare: "from the crossover on", ... */
+/* The state of a candidate by the kind of its event: "timed", "refused", ...; NULL: another kind
+ * of event. */
 const char *nsai_tune_where_faster(double crossover);
 
-/* The spread of a winner; where its event has none, of its candidate. */
+/* The spread of a winner, or of its candidate if the winner's event has none. */
 double nsai_tune_spread(const nsai_tune_span *span, const nsa_tune_event *chosen);
 
 /* tune_print_json.c */

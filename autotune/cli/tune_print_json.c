@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The results of a tuning as JSON: all that was measured. A number that is not finite is null.
+ * The results of a tuning as JSON: all measurements. A number that is not finite is null.
  */
 #include "base/json.h"
 #include "cli/tune_print_impl.h"

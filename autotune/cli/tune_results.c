@@ -77,7 +77,7 @@ double nsai_tune_default_ms(const nsa_tune_event *chosen) {
 
 /* ---- keys ---- */
 
-/* Whether the part of a key is a size: "tok", "kv", "len" or "seq", then digits alone. */
+/* Whether the part of a key is a size: "tok", "kv", "len" or "seq", then only digits. */
 static bool is_size(const char *part, size_t size) {
   static const char *const names[] = { "tok", "kv", "len", "seq" };
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -89,7 +89,7 @@ static bool is_size(const char *part, size_t size) {
   return false;
 }
 
-/* Steps over the sizes to the next other part; 0 at the end. */
+/* Skips sizes and returns the next other part; 0 at the end. */
 static size_t next_part(const char **key) {
   for (;;) {
     size_t size = strcspn(*key, ":");
@@ -99,7 +99,7 @@ static size_t next_part(const char **key) {
   }
 }
 
-/* The order of two keys without their sizes. */
+/* Orders two keys without their sizes. */
 static int compare_series(const char *a, const char *b) {
   for (;;) {
     size_t size = next_part(&a), other = next_part(&b);
@@ -125,7 +125,7 @@ const char *nsai_tune_inputs(const char *problem, char out[NSAI_TUNE_INPUTS_BYTE
 
 /* ---- order ---- */
 
-/* ":seq64"; 0: one. */
+/* The number in ":seq64"; 0: one sequence. */
 static long sequences(const char *problem) {
   const char *part = strstr(problem, ":seq");
   return part ? strtol(part + strlen(":seq"), NULL, 10) : 0;

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The events of a tuning, kept, and what follows from them: which baseline is the better one, and
- * from which length on the sparse forward is faster than it. Plain memory; knows no device.
+ * Stores the events of a tuning and derives from them which baseline is faster, and from which
+ * length on the sparse forward is faster than it. Plain memory; needs no device.
  */
 #ifndef NSAI_CLI_TUNE_RESULTS_H
 #define NSAI_CLI_TUNE_RESULTS_H
@@ -12,31 +12,31 @@
 #include <nsa/tune.h>
 #include <stdbool.h>
 
-/* All zero is empty. Not thread-safe. */
+/* A zeroed struct is empty. Not thread-safe. */
 typedef struct nsai_tune_results {
-  nsa_tune_event *events; /* in their order, strings of their own */
+  nsa_tune_event *events; /* in order, with their own copies of strings */
   size_t count, capacity;
   nsai_arena strings;
-  bool failed; /* memory ran out: events are missing */
+  bool failed; /* out of memory: events are missing */
 } nsai_tune_results;
 
 /* Keeps a copy of the event. */
 void nsai_tune_results_add(nsai_tune_results *results, const nsa_tune_event *event);
 
-/* Puts the problems of a series together, by length and then by sequences; events before the first
- * problem are dropped. */
+/* Sorts the problems of a series together, by length and then by number of sequences. Drops
+ * events before the first problem. */
 void nsai_tune_results_sort(nsai_tune_results *results);
 
 /* Releases everything; the results are empty again. */
 void nsai_tune_results_fini(nsai_tune_results *results);
 
-/* The events of one problem: its NSA_TUNE_PROBLEM and all up to the next. */
+/* The events of one problem: its NSA_TUNE_PROBLEM event and all up to the next one. */
 typedef struct nsai_tune_span {
   const nsa_tune_event *events; /* the first is the NSA_TUNE_PROBLEM */
   size_t count;
 } nsai_tune_span;
 
-/* The problem behind `span`, the first for one of all zero; false behind the last. */
+/* Moves to the problem after `span`; a zeroed span moves to the first. False after the last. */
 bool nsai_tune_next(const nsai_tune_results *results, nsai_tune_span *span);
 
 /* The last event of a kind; stage and candidate NULL: any. NULL: there is none. */
@@ -46,35 +46,36 @@ const nsa_tune_event *nsai_tune_find(const nsai_tune_span *span, int32_t kind, c
 /* How many events of a kind there are. */
 size_t nsai_tune_count(const nsai_tune_span *span, int32_t kind);
 
-/* The heuristic's milliseconds of a NSA_TUNE_CHOSEN, out of its gain. */
+/* The heuristic's milliseconds, computed from the gain of a NSA_TUNE_CHOSEN event. */
 double nsai_tune_default_ms(const nsa_tune_event *chosen);
 
-/* What tells problems apart beside their length, for people: the key's "ov=high". */
+/* The part of a key, besides lengths, that distinguishes problems for readers: "ov=high". */
 #define NSAI_TUNE_INPUTS_BYTES 64
 const char *nsai_tune_inputs(const char *problem, char out[NSAI_TUNE_INPUTS_BYTES]);
 
-/* Whether two keys differ in sizes alone: in their parts tokN, kvN, lenN and seqN. */
+/* Whether two keys differ only in sizes: in their parts tokN, kvN, lenN and seqN. */
 bool nsai_tune_same_series(const char *a, const char *b);
 
 /* ---- sparse against dense ---- */
 
-/* A problem that has the times of its forward and of a dense baseline. */
+/* A problem with the times of its forward and of a dense baseline. */
 typedef struct nsai_tune_point {
-  const char *problem; /* borrowed of the results */
+  const char *problem; /* borrowed from the results */
   int64_t tokens;
   double forward_ms, dense_ms;
   const char *dense; /* "dense" or "dense_gemm", the faster one */
 } nsai_tune_point;
 
-/* Makes an array of all points: a series stands together, by length. The caller frees it; NULL with
- * count 0: none, or no memory. */
+/* Makes an array of all points, ordered by series, then by length. The caller frees it; NULL
+ * with count 0: no points, or no memory. */
 nsai_tune_point *nsai_tune_points(const nsai_tune_results *results, size_t *count);
 
-/* How many points from the first on are of its series. */
+/* Number of points, from the first on, that belong to its series. */
 size_t nsai_tune_series(const nsai_tune_point *points, size_t count);
 
-/* The length from which the forward is faster than the better baseline up to the longest, with both
- * between two lengths as powers of it; 0: at every length; INFINITY: not at the longest. */
+/* The length from which the forward is faster than the better baseline, up to the longest.
+ * Between two lengths, times are interpolated as powers of the length. 0: at every length;
+ * INFINITY: not at the longest. */
 double nsai_tune_crossover(const nsai_tune_point *points, size_t count);
 
 #endif /* NSAI_CLI_TUNE_RESULTS_H */

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Every gradient against the float64 reference, per sequence and head; and the same bits when run again,
- * in a workspace that holds something else.
+ * Compares every gradient with the float64 reference, per sequence and head, and checks that a
+ * second run in a workspace with other contents gives the same bits.
  */
 #include "verify/backward.h"
 
@@ -13,17 +13,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Unit-variance inputs give terms of about 1 in every gradient. Where they cancel (the dS of a row with
- * one key is 0) the error is measured against this much of them. */
+/* Unit-variance inputs give terms of about 1 in every gradient. Where terms cancel (dS of a row
+ * with one key is 0), the error is measured relative to this fraction of them. */
 #define FLOOR 0.01
 
-/* The reference's gradients: f32, contiguous, from the same numbers to add to. */
+/* The reference's gradients: f32, contiguous; an accumulating case adds to the same numbers. */
 struct nsai_verify_expected_grads {
   nsa_tensor slot[NSAI_VERIFY_SLOTS];
   double
       block_sums[2]; /* of K and V: root of the sum of squares of the blocks' gradients, per head */
   nsa_tensor
-      plain[NSAI_VERIFY_SLOTS]; /* with what is usually stored rounded as usual; few have it */
+      /* computed with the usual roundings of stored values; only some slots have it */
+      plain[NSAI_VERIFY_SLOTS];
 };
 
 typedef nsai_verify_expected_grads wanted;
@@ -40,7 +41,8 @@ static bool is_phi(int slot) {
 }
 static bool is_gate_weights(int slot) { return slot >= NSAI_VERIFY_D_GATE_W1; }
 
-/* Any gradient as [rows, heads, columns]: weights of phi come by heads, those of the gate have none. */
+/* Any gradient as [rows, heads, columns]: phi's weights are per head, the gate's weights have no
+ * heads. */
 static nsa_tensor by_heads(int slot, nsa_tensor t) {
   nsa_tensor x = t;
   if (!nsai_present(&t)) return x;
@@ -61,7 +63,7 @@ static nsa_tensor by_heads(int slot, nsa_tensor t) {
   return x;
 }
 
-/* An f32 tensor like a slot, with its numbers where they are added to. */
+/* Makes an f32 tensor like a slot, with a copy of its numbers if the case accumulates. */
 static nsa_status make_like(const nsai_verify_tensors *d, int slot, nsa_tensor *t) {
   if (!nsai_verify_tensors_has(d, slot)) return NSA_OK;
   nsa_tensor view = nsai_verify_tensors_view(d, slot, NSAI_VERIFY_HOST);
@@ -91,7 +93,7 @@ static void wanted_grads(const nsai_verify_tensors *d, const wanted *w, nsa_grad
   nsai_verify_set_grads(w->slot, grads);
 }
 
-/* Compressed keys or values in the model's dtype, as every implementation keeps them. */
+/* Compressed keys or values in the model's dtype, as every implementation stores them. */
 static nsa_status make_compressed(const nsai_verify_tensors *d, int32_t dim, nsa_tensor *t) {
   const nsai_model *g = &d->c->model;
   *t = (nsa_tensor){ .shape = { d->blocks, g->kv_heads, dim },
@@ -102,7 +104,7 @@ static nsa_status make_compressed(const nsai_verify_tensors *d, int32_t dim, nsa
   return t->data ? NSA_OK : nsai_fail_nomem("compressed keys", 0);
 }
 
-/* `rounded` gets compressed keys and values in the model's dtype; they are to be freed. */
+/* `rounded` gets compressed keys and values in the model's dtype; the caller frees them. */
 static nsa_status round_compressed(nsai_trial_run *trial, const nsa_batch *batch, nsa_io *rounded) {
   const nsai_model *g = &trial->c->model;
   rounded->kv.k_cmp = rounded->kv.v_cmp = (nsa_tensor){ 0 };
@@ -118,7 +120,8 @@ static double root_of_squares(const nsa_tensor *t) {
   return sqrt(sum / (double)t->shape[1]);
 }
 
-/* The gradients of compressed blocks, f32, where phi's weights have sums over them. */
+/* The gradients of compressed blocks in f32, if phi has weights, whose gradients are sums over
+ * them. */
 static nsa_status want_blocks(const nsai_trial_run *trial, nsa_tensor blocks[2]) {
   const nsai_model *g = &trial->c->model;
   for (int side = 0; side < 2; side++) {
@@ -132,8 +135,8 @@ static nsa_status want_blocks(const nsai_trial_run *trial, nsa_tensor blocks[2])
   return NSA_OK;
 }
 
-/* A d_o in the model's dtype, as the products of every implementation take it; it is to be freed where it is
- * not the case's own. */
+/* A d_o in the model's dtype, as every implementation multiplies it. The caller frees it unless
+ * it is the case's own. */
 static nsa_status round_d_o(const nsai_verify_tensors *d, nsa_tensor *out) {
   nsa_tensor view = nsai_verify_tensors_view(d, NSAI_VERIFY_D_O, NSAI_VERIFY_HOST);
   *out = view;
@@ -147,8 +150,8 @@ static nsa_status round_d_o(const nsai_verify_tensors *d, nsa_tensor *out) {
   return NSA_OK;
 }
 
-/* d_q and the gates' from compressed keys that are rounded, d_q from dS that is: what no implementation is
- * better than. And how large the blocks' gradients are. */
+/* d_q and the gates' gradients from rounded compressed keys, d_q also from rounded dS: no
+ * implementation is more exact. Also computes the size of the blocks' gradients. */
 static nsa_status plain_rows(nsai_trial_run *trial, const nsa_batch *batch, const nsa_io *io,
                              const nsa_tensor *d_o, wanted *w) {
   nsai_verify_tensors *d = &trial->data;
@@ -174,7 +177,7 @@ static nsa_status plain_rows(nsai_trial_run *trial, const nsa_batch *batch, cons
                                             &rounded, &grads, trial->threads));
   NSAI_TRY_TO(done, nsai_verify_add_score_error(trial, &rounded, d_o, &w->plain[NSAI_VERIFY_D_Q]));
   for (int side = 0; side < 2 && sums; side++) {
-    /* Rows hold what they were added to: zeros. */
+    /* Rows contain what they were added to: zeros. */
     w->block_sums[side] = root_of_squares(&blocks[side]);
   }
 done:
@@ -184,7 +187,7 @@ done:
   return status;
 }
 
-/* Every other gradient from a rounded d_o. */
+/* All other gradients, from a rounded d_o. */
 static nsa_status plain_rest(nsai_trial_run *trial, const nsa_batch *batch, const nsa_io *io,
                              const nsa_tensor *d_o, wanted *w) {
   nsa_tensor rest[NSAI_VERIFY_SLOTS] = { { 0 } };
@@ -201,7 +204,7 @@ static nsa_status plain_rest(nsai_trial_run *trial, const nsa_batch *batch, cons
                                  io, &grads, trial->threads);
 }
 
-/* The gradients of keys, exact so far but for d_o. */
+/* The gradients of keys, so far exact except for the rounding of d_o. */
 static nsa_status plain_keys(const nsai_verify_tensors *d, wanted *w) {
   for (int slot = NSAI_VERIFY_D_K0; slot <= NSAI_VERIFY_D_K_CMP; slot++) {
     if (w->plain[slot].data || !w->slot[slot].data ||
@@ -213,7 +216,7 @@ static nsa_status plain_keys(const nsai_verify_tensors *d, wanted *w) {
   return NSA_OK;
 }
 
-/* What is usually rounded, rounded. */
+/* Computes the gradients with the usual roundings. */
 static nsa_status plain(nsai_trial_run *trial, const nsa_batch *batch, const nsa_io *io,
                         wanted *w) {
   const nsai_verify_case *c = trial->c;
@@ -224,7 +227,7 @@ static nsa_status plain(nsai_trial_run *trial, const nsa_batch *batch, const nsa
   NSAI_TRY_TO(done, round_d_o(&trial->data, &d_o));
   NSAI_TRY_TO(done, plain_rows(trial, batch, io, &d_o, w));
   if (c->d_o_f32) NSAI_TRY_TO(done, plain_rest(trial, batch, io, &d_o, w));
-  if (!reads_saved || layers) goto done; /* those of layers have to do without */
+  if (!reads_saved || layers) goto done; /* not available for a gate or phi with layers */
   NSAI_TRY_TO(done, plain_keys(&trial->data, w));
   NSAI_TRY_TO(done, nsai_verify_add_saved_error(trial, batch, io, w->plain));
 done:
@@ -232,7 +235,7 @@ done:
   return status;
 }
 
-/* Before the run: what the outputs are added to. */
+/* Runs the reference before the run, because accumulating outputs still hold what is added to. */
 static nsa_status reference(nsai_trial_run *trial, wanted *w) {
   nsai_verify_tensors *d = &trial->data;
   nsa_batch batch;
@@ -257,9 +260,10 @@ static int64_t rows_of(const nsai_verify_case *c, int slot, int32_t s) {
   return c->kv_len[s];
 }
 
-/* What a gradient is measured against at least, per element. Sums over blocks may cancel (a shift of all
- * compressed keys moves no softmax): then it is the root of the sum of squares of their terms, which phi's
- * weights, scaled to keep the variance, leave about as large as the blocks' own gradients. */
+/* The lower bound of the magnitude by which a gradient's error is divided, per element. Sums
+ * over blocks may cancel (shifting all compressed keys does not change the softmax). The bound
+ * is then the root of the sum of squares of their terms. phi's weights are scaled to keep the
+ * variance, so these terms are about as large as the blocks' own gradients. */
 static double floor_of(const wanted *w, int slot, const nsa_tensor *got) {
   int side = slot >= NSAI_VERIFY_D_PHI_V;
   int part = slot - (side ? NSAI_VERIFY_D_PHI_V : NSAI_VERIFY_D_PHI_K);
@@ -280,7 +284,7 @@ static void verify_slot(const nsai_trial_run *trial, const wanted *w, int slot,
                              .want = &want,
                              .plain = w->plain[slot].data ? &plain : NULL,
                              .floor = floor_of(w, slot, &got) };
-  if (is_phi(slot) || is_gate_weights(slot)) { /* of all sequences */
+  if (is_phi(slot) || is_gate_weights(slot)) { /* over all sequences */
     x.rows = got.shape[0];
     nsai_verify_compare_gradient(&x, result);
     return;
@@ -291,7 +295,7 @@ static void verify_slot(const nsai_trial_run *trial, const wanted *w, int slot,
     x.begin += x.rows;
   }
   if (slot != NSAI_VERIFY_D_K_CMP && slot != NSAI_VERIFY_D_V_CMP) return;
-  x.rows = got.shape[0] - x.begin; /* that hold no block: nothing but one rounding */
+  x.rows = got.shape[0] - x.begin; /* these rows contain no block and differ by one rounding only */
   nsai_verify_compare_gradient(&x, result);
 }
 
@@ -300,7 +304,7 @@ static void verify(const nsai_trial_run *trial, const wanted *w, nsai_verify_res
     if (nsai_verify_tensors_has(&trial->data, slot)) verify_slot(trial, w, slot, result);
 }
 
-/* One more run, in a workspace that holds something else; every byte of every output is compared. */
+/* Runs once more in a workspace with other contents and compares every byte of every output. */
 static nsa_status once_more(nsai_trial_run *trial, uint8_t *const before[NSAI_VERIFY_SLOTS],
                             nsai_verify_result *result) {
   nsai_verify_tensors *d = &trial->data;
@@ -313,7 +317,7 @@ static nsa_status once_more(nsai_trial_run *trial, uint8_t *const before[NSAI_VE
   return NSA_OK;
 }
 
-/* Runs again, as often as the case says. */
+/* Repeats the run as often as the case says. */
 static nsa_status again(nsai_trial_run *trial, nsai_verify_result *result) {
   nsai_verify_tensors *d = &trial->data;
   uint8_t *before[NSAI_VERIFY_SLOTS] = { 0 };

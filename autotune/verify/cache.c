@@ -15,7 +15,7 @@
 #include <string.h>
 
 #define NAN_FILL 0xff /* in bf16, fp16 and f32 */
-#define SCATTER 7919  /* a prime: page i lies at i * SCATTER mod their number */
+#define SCATTER 7919  /* a prime: page i is stored at i * SCATTER mod the number of pages */
 #define STREAM_GATE 30001
 #define STREAM_ENTRIES 30010
 
@@ -36,7 +36,7 @@ static int32_t longest(const nsai_verify_cache_setup *w) {
   return most;
 }
 
-/* Tokens of a page; without pages, of a row. */
+/* Tokens of a page, or of a row without pages. */
 static int64_t page_tokens(const nsai_verify_cache_setup *w) {
   return w->c.problem.page_size ? w->c.problem.page_size : longest(w);
 }
@@ -45,7 +45,7 @@ static int64_t page_count(const nsai_verify_cache_setup *w, int32_t len) {
   return nsai_ceil_div(len, page_tokens(w));
 }
 
-/* All pages, and one that nobody has; without pages a row for each sequence. */
+/* All pages, plus one that belongs to no sequence; without pages, one row per sequence. */
 static int64_t all_pages(const nsai_verify_cache_setup *w) {
   int64_t count = 1;
   if (!w->c.problem.page_size) return w->c.seqs;
@@ -72,7 +72,7 @@ static void declare_gate(nsai_verify_cache_setup *w) {
     declare(w, NSAI_VERIFY_CACHE_GATE_W1, g->dtype, 2,
             (int64_t[]){ g->gate_channels, g->gate_hidden });
   declare(w, NSAI_VERIFY_CACHE_GATE_W2, g->dtype, 2, (int64_t[]){ width, pitch });
-  w->view[NSAI_VERIFY_CACHE_GATE_W2].shape[1] = columns; /* rows of 16 bytes */
+  w->view[NSAI_VERIFY_CACHE_GATE_W2].shape[1] = columns; /* rows padded to 16 bytes */
 }
 
 static void declare_cache(nsai_verify_cache_setup *w) {
@@ -133,7 +133,7 @@ static nsa_kv cache_of(const nsai_verify_cache_setup *w, bool on_device) {
   return kv;
 }
 
-/* Inputs; and on the device, the outputs. */
+/* The inputs, and on the device also the outputs. */
 static nsa_io io_of(const nsai_verify_cache_setup *w, bool on_device) {
   nsa_io io = NSA_IO_INIT;
   bool mlp = model_of(w)->gate == NSAI_GATE_MLP;
@@ -164,7 +164,8 @@ static void fill_numbers(nsai_verify_cache_setup *w, const nsai_verify_inputs *i
   }
 }
 
-/* Gives every sequence its pages; what lies behind them in the table is the page that nobody wrote. */
+/* Assigns pages to every sequence. Table entries after a sequence's last page refer to a page
+ * that is never written. */
 static void fill_tables(nsai_verify_cache_setup *w) {
   const int64_t pages = all_pages(w);
   nsa_tensor table = view_of(w, NSAI_VERIFY_CACHE_TABLE, false);
@@ -184,7 +185,7 @@ static void fill_tables(nsai_verify_cache_setup *w) {
   if (cu_q) cu_q[0] = 0;
 }
 
-/* K and V of all sequences, one behind the other. */
+/* K and V of all sequences, one after the other. */
 static nsa_status make_new_kv(const nsai_verify_cache_setup *w, const nsai_verify_inputs *in,
                               int64_t rows, nsa_kv *new_kv) {
   const nsai_model *g = model_of(w);
@@ -200,7 +201,7 @@ static nsa_status make_new_kv(const nsai_verify_cache_setup *w, const nsai_verif
   return NSA_OK;
 }
 
-/* Any numbers for compressed entries that follow from weights. */
+/* Fills compressed entries that would need weights with arbitrary numbers. */
 static void fill_entries(nsai_verify_cache_setup *w, const nsai_verify_inputs *in) {
   for (int side = 0; side < 2; side++) {
     nsa_tensor t = view_of(w, NSAI_VERIFY_CACHE_K_CMP + side, false);
@@ -212,7 +213,7 @@ static void fill_entries(nsai_verify_cache_setup *w, const nsai_verify_inputs *i
   }
 }
 
-/* The caches' images, by the reference's append. */
+/* Fills the host images of the caches with the reference's append. */
 static nsa_status fill_cache(nsai_verify_cache_setup *w, const nsai_verify_inputs *in) {
   nsai_model g = *model_of(w);
   const nsai_reference_cache layout = { .page_size = w->c.problem.page_size };
@@ -250,7 +251,7 @@ static nsa_status make_buffers(nsai_verify_cache_setup *w) {
 
 /* ---- the reference --------------------------------------------------------------------------- */
 
-/* Fills the answers, on the reference's own blocks or on those of `on`. */
+/* Computes the expected results, on the reference's own blocks or on those of `on`. */
 static nsa_status ask_reference(nsai_verify_cache_setup *w, int32_t selection, bool probes) {
   const nsai_model *g = model_of(w);
   const nsai_reference_cache layout = { .page_size = w->c.problem.page_size };
@@ -319,7 +320,7 @@ void nsai_verify_cache_setup_destroy(nsai_verify_cache_setup *w) {
   *w = (nsai_verify_cache_setup){ 0 };
 }
 
-/* ---- judging --------------------------------------------------------------------------------- */
+/* ---- verification ---------------------------------------------------------------------------- */
 
 static void verify_guards(const nsai_verify_buffer *b, const char *name,
                           nsai_verify_result *result) {
@@ -331,14 +332,14 @@ static void verify_guards(const nsai_verify_buffer *b, const char *name,
   }
 }
 
-/* Position of a row; below 0: of a padded sequence. */
+/* Position of a row in its sequence; below 0: a padded sequence. */
 static int64_t position_of(const nsai_verify_cache_setup *w, int64_t token) {
   int32_t s = 0;
   while (token >= w->c.q_len[s]) token -= w->c.q_len[s++];
   return w->c.len[s] ? w->c.len[s] - w->c.q_len[s] + token : -1;
 }
 
-/* The blocks of one row against the reference's, which may differ near the cut. */
+/* Compares the blocks of one row with the reference's; they may differ near the cut. */
 static nsa_status verify_list(const nsai_verify_cache_setup *w, int64_t token, int32_t head,
                               nsai_verify_result *result) {
   const nsai_model *g = model_of(w);
@@ -361,14 +362,15 @@ static nsa_status verify_list(const nsai_verify_cache_setup *w, int64_t token, i
   return NSA_OK;
 }
 
-/* All lists; then the reference is asked on them, where they are not those it was asked on. */
+/* Verifies all lists, then computes the reference on them if they differ from the lists it used
+ * before. */
 static nsa_status verify_lists(nsai_verify_cache_setup *w, nsai_verify_result *result) {
   nsa_tensor idx = view_of(w, NSAI_VERIFY_CACHE_IDX, false);
   if (!idx.ndim) return NSA_OK;
   for (int64_t token = 0; token < w->tokens && result->outcome != NSAI_VERIFY_FAILED; token++)
     for (int32_t head = 0; head < model_of(w)->kv_heads; head++)
       NSAI_TRY(verify_list(w, token, head, result));
-  /* Blocks out of range would lead the reference out of its tensors. */
+  /* With blocks out of range the reference would read outside its tensors. */
   if (result->outcome == NSAI_VERIFY_FAILED ||
       !memcmp(w->on.data, idx.data, nsai_verify_tensor_bytes(&idx)))
     return NSA_OK;
@@ -400,7 +402,7 @@ static nsa_status verify_outputs(nsai_verify_cache_setup *w, nsai_verify_result 
   return NSA_OK;
 }
 
-/* Runs the plan in a workspace of exactly what it asks for, and fetches what it left. */
+/* Runs the plan in a workspace of exactly the size it asks for, and fetches the outputs. */
 static nsa_status run_plan(nsai_verify_cache_setup *w, const nsai_trial_plan *plan,
                            nsai_verify_buffer *workspace) {
   nsa_exec exec = NSA_EXEC_INIT;

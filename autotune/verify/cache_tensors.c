@@ -11,11 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MEMORY_SHARE 0.6 /* of the device's, for the caches */
+#define MEMORY_SHARE 0.6 /* of the device's memory, for the caches */
 #define CPU_MEMORY 1e9   /* bytes */
-#define SCATTER 7919     /* a prime: page i lies at i * SCATTER mod their number */
-#define COLD_BYTES 256e6 /* that other steps read before one reads the same again */
-#define MOST_COPIES 96   /* nodes of a graph are not free either */
+#define SCATTER 7919     /* a prime: page i is stored at i * SCATTER mod the number of pages */
+#define COLD_BYTES 256e6 /* bytes that other steps must read before the same copy is read again */
+#define MOST_COPIES 96   /* nodes of a graph have a cost too */
 
 nsa_status nsai_verify_cache_alloc(nsai_verify_cache *w, size_t bytes, void **out) {
   if (w->owned_count == (int)(sizeof w->owned / sizeof *w->owned))
@@ -96,7 +96,7 @@ static nsa_status upload_ints(nsai_verify_cache *w, const int32_t *values, const
   return nsai_verify_device_upload(w->device, to->data, values, nsai_verify_tensor_bytes(to));
 }
 
-/* How a tensor of a step or of a prompt gets its numbers. */
+/* Fills a tensor of a step or of a prompt. */
 typedef void (*fill_fn)(const nsai_verify_inputs *in, int branch, const nsa_tensor *t);
 
 static void fill_queries(const nsai_verify_inputs *in, int branch, const nsa_tensor *t) {
@@ -156,7 +156,7 @@ static nsa_status alloc_cache(nsai_verify_cache *w) {
   return NSA_OK;
 }
 
-/* Pages lie scattered, as they do after a while of serving; rows in order. */
+/* Pages are scattered, as after some time of serving; rows are in order. */
 static nsa_status make_tables(nsai_verify_cache *w) {
   const int64_t count = w->options.copies * w->options.batch * w->pages;
   const int64_t step = w->options.page_size > 0 && count % SCATTER ? SCATTER : 1;
@@ -171,7 +171,7 @@ static nsa_status make_tables(nsai_verify_cache *w) {
   return status;
 }
 
-/* Rows [first, first + count) of the tables as a batch has them. */
+/* Rows [first, first + count) of the tables, as a batch has them. */
 static void set_rows(const nsai_verify_cache *w, int64_t first, int64_t count, nsa_batch *batch) {
   nsa_tensor rows = w->tables;
   rows.data = (int32_t *)w->tables.data + first * w->pages;
@@ -181,7 +181,7 @@ static void set_rows(const nsai_verify_cache *w, int64_t first, int64_t count, n
     batch->block_table = rows;
     return;
   }
-  rows.ndim = 1; /* one page of each: its row */
+  rows.ndim = 1; /* each has one page: its row */
   batch->slots = rows;
 }
 
@@ -192,10 +192,11 @@ nsa_batch nsai_verify_cache_batch(const nsai_verify_cache *w, int64_t copy) {
   return batch;
 }
 
-#define MOST_ENTRIES 65536 /* rows of compressed entries that are made; further ones repeat them */
+/* rows of compressed entries that are generated; further ones repeat them */
+#define MOST_ENTRIES 65536
 #define STREAM_ENTRIES 20010
 
-/* Any numbers for compressed entries that no append makes. */
+/* Fills compressed entries that no append computes with arbitrary numbers. */
 static nsa_status fill_entries(nsai_verify_cache *w, const nsai_verify_inputs *in, int side) {
   const nsa_tensor *t = side ? &w->cache.v_cmp : &w->cache.k_cmp;
   const int64_t all = t->shape[0] * t->shape[1], rows = nsai_smaller(all, MOST_ENTRIES);
@@ -212,7 +213,7 @@ static nsa_status fill_entries(nsai_verify_cache *w, const nsai_verify_inputs *i
   return status;
 }
 
-/* Appends `prompt` to every sequence, as often as the context is long. */
+/* Appends `prompt` to every sequence until the context is full. */
 static nsa_status fill_cache(nsai_verify_cache *w, const nsa_plan *plan, const nsa_kv *prompt,
                              const nsa_exec *exec) {
   const int64_t rows = nsai_smaller(w->options.context, NSAI_VERIFY_CACHE_PROMPT),
@@ -242,9 +243,9 @@ static nsa_status fill_cache(nsai_verify_cache *w, const nsa_plan *plan, const n
   return status ? status : nsai_verify_device_wait(w->device, NULL);
 }
 
-/* ---- the world ------------------------------------------------------------------------------- */
+/* ---- create, destroy ------------------------------------------------------------------------- */
 
-/* As many copies as memory takes, at most w->form.copies. */
+/* Number of copies that fit into memory, at most w->options.copies. */
 static nsa_status limit_copies(nsai_verify_cache *w) {
   const nsai_model *g = w->options.model;
   const double dims = g->head_dim_qk + g->head_dim_v, pairs = g->per_branch ? NSA_BRANCHES : 1;
@@ -265,7 +266,7 @@ static nsa_status limit_copies(nsai_verify_cache *w) {
   return NSA_OK;
 }
 
-/* A tensor of two dimensions, made as one of three. */
+/* Drops the first dimension of a tensor that was made with three. */
 static void drop_first(nsa_tensor *t) {
   if (!t->data) return;
   t->ndim = 2;
@@ -275,7 +276,7 @@ static void drop_first(nsa_tensor *t) {
   }
 }
 
-/* What the gates follow from: a value, or an MLP's input and weights. */
+/* The inputs of the gates: values, or an MLP's input and weights. */
 static nsa_status make_gate(nsai_verify_cache *w, const nsai_verify_inputs *in, int64_t tokens) {
   const nsai_model *g = w->options.model;
   nsa_gate *gate = &w->io.gate;
@@ -286,7 +287,7 @@ static nsa_status make_gate(nsai_verify_cache *w, const nsai_verify_inputs *in, 
   NSAI_TRY(make_filled(w, in, fill_gates, 0, 1, tokens, g->gate_channels, &gate->x));
   if (g->gate_hidden)
     NSAI_TRY(make_filled(w, in, fill_gates, 0, 1, g->gate_channels, g->gate_hidden, &gate->w1));
-  /* Rows of 16 bytes. */
+  /* Rows are padded to 16 bytes. */
   NSAI_TRY(make_filled(w, in, fill_gates, 0, 1, width, (columns + 7) / 8 * 8, &gate->w2));
   nsa_tensor *matrices[] = { &gate->x, &gate->w1, &gate->w2 };
   for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) drop_first(matrices[i]);

@@ -72,7 +72,7 @@ static int find_name(const char *name, const char *const *names, int count) {
   return -1;
 }
 
-/* Reads "5,0,130" or "200x3" (three times 200). Returns the count, or -1. */
+/* Reads "5,0,130" or "200x3" (200 three times). Returns the count, or -1. */
 static int parse_lengths(const char *text, int64_t *out) {
   int count = 0;
   while (*text) {
@@ -204,7 +204,7 @@ static int parse_bare(const char *field, nsai_verify_case *c) {
   return -1;
 }
 
-/* What the other fields must fulfil together; NULL when they do. */
+/* Checks that the fields fit together. NULL when they do. */
 static const char *inconsistent(const nsai_verify_case *c, int q_count, int kv_count) {
   const nsai_model *g = &c->model;
   if (q_count != kv_count) return "q and kv need one length per sequence each";
@@ -248,7 +248,7 @@ int nsai_verify_case_parse(const char *text, nsai_verify_case *c, char *error, s
     }
   }
   int kv_count = c->num_seqs;
-  if (!q_count && !kv_count) q_count = kv_count = 1; /* nsai_verify_case_init's sequence */
+  if (!q_count && !kv_count) q_count = kv_count = 1; /* the sequence of nsai_verify_case_init */
   if (!kv_count) memcpy(c->kv_len, c->q_len, sizeof c->q_len), kv_count = q_count;
   if (!q_count) memcpy(c->q_len, c->kv_len, sizeof c->q_len), q_count = kv_count;
   c->num_seqs = kv_count;

@@ -7,14 +7,15 @@
  *   fwd:bf16:h64/4:d128/128:l32/16:s64x16+1+2:w512:phi=mean:gate=logits:kv=shared:sel=own:
  *   q=5,0,130:kv=9,0,130:seed=7:fill=random:layout=plain      (one line, no spaces)
  *
- * h heads/KV heads, d Dk/Dv, l block/stride, s block x count + initial + local, w window. Only the
- * first field, the kind, has a fixed place; what is left out has the defaults of nsai_verify_case_init.
- * Further fields: phi=mlp.H.act, gate=weights.f32, gate=mlp.C.H.act, kv=branches,
- * sel=blocks.shared, sel=ranges, layout=strided|packed|heads|shared, slack=N (capacity beyond the true
- * lengths), branches=MASK, scale=X (softmax), overlap, nobatch (no batch struct: one
- * sequence), gemm (dense by plain matrix products), lists (selected by lists, also where every block is chosen), f32grads,
- * f32dout, accumulate, saved, recompute=always|never, mma, wanted=MASK and again=N (bwd), force=NAME (of a row of
- * the variant table).
+ * h heads/KV heads, d Dk/Dv, l block/stride, s block x count + initial + local, w window. Only
+ * the first field, the kind, has a fixed position. Omitted fields have the defaults of
+ * nsai_verify_case_init. Further fields: phi=mlp.H.act, gate=weights.f32, gate=mlp.C.H.act,
+ * kv=branches, sel=blocks.shared, sel=ranges, layout=strided|packed|heads|shared, slack=N
+ * (capacity beyond the actual lengths), branches=MASK, scale=X (softmax), overlap,
+ * nobatch (no batch struct: one sequence), gemm (dense by plain matrix products), lists
+ * (selected by lists, also when every block is selected), f32grads, f32dout, accumulate, saved,
+ * recompute=always|never, mma, wanted=MASK and again=N (bwd), force=NAME (a row of the variant
+ * table).
  */
 #ifndef NSAI_VERIFY_CASE_H
 #define NSAI_VERIFY_CASE_H
@@ -31,7 +32,7 @@ typedef enum nsai_verify_kind {
   NSAI_VERIFY_SELECT,
   NSAI_VERIFY_DENSE,
   NSAI_VERIFY_BACKWARD, /* every gradient of nsa_backward, and the same bits when run again */
-  NSAI_VERIFY_REPEAT,   /* from here on: properties that need no reference */
+  NSAI_VERIFY_REPEAT,   /* this and the following kinds: properties that need no reference */
   NSAI_VERIFY_ALL_BLOCKS,
   NSAI_VERIFY_WIDE_WINDOW,
   NSAI_VERIFY_FUTURE,
@@ -47,11 +48,12 @@ typedef enum nsai_verify_kind {
 } nsai_verify_kind;
 
 typedef enum nsai_verify_fill {
-  NSAI_VERIFY_FILL_RANDOM,     /* unit-variance normal */
-  NSAI_VERIFY_FILL_CORRELATED, /* as trained models: adjacent tokens select mostly the same blocks */
-  NSAI_VERIFY_FILL_LARGE,      /* logits of tens: one key takes all */
-  NSAI_VERIFY_FILL_CONSTANT,   /* all keys equal: every block ties */
-  NSAI_VERIFY_FILL_TINY,       /* 2^-10 */
+  NSAI_VERIFY_FILL_RANDOM, /* unit-variance normal */
+  /* like trained models: adjacent tokens mostly select the same blocks */
+  NSAI_VERIFY_FILL_CORRELATED,
+  NSAI_VERIFY_FILL_LARGE,    /* logits of tens: a single key gets almost all the weight */
+  NSAI_VERIFY_FILL_CONSTANT, /* all keys equal: every block ties */
+  NSAI_VERIFY_FILL_TINY,     /* 2^-10 */
   NSAI_VERIFY_FILLS
 } nsai_verify_fill;
 
@@ -69,28 +71,31 @@ typedef struct nsai_verify_case {
   nsai_model model;
   int32_t num_seqs;
   int64_t q_len[NSAI_VERIFY_MAX_SEQS], kv_len[NSAI_VERIFY_MAX_SEQS];
-  int64_t slack; /* capacity beyond the lengths; those rows hold NaN or must stay untouched */
-  int32_t selection, index_shared; /* NSA_SELECT_*; 1: rank without the Hkv axis */
+  int64_t slack; /* capacity beyond the lengths; those rows hold NaN or must not be written */
+  int32_t selection, index_shared; /* NSA_SELECT_*; 1: tensors without the Hkv axis */
   int32_t gate_f32, no_batch, overlap;
-  int32_t gemm;       /* dense: by plain matrix products (the variant dense_gemm) */
-  int32_t lists;      /* selected: by attend_selected_sm80, never by dense attention */
-  int32_t grads_f32;  /* bwd: gradients in f32 */
-  int32_t d_o_f32;    /* bwd: d_o in f32 */
-  int32_t recompute;  /* bwd: NSAI_RECOMPUTE_* */
-  int32_t saved;      /* bwd: 1: with the forward's o_branch, lse, k_cmp; 2: with room for them */
-  int32_t mma;        /* bwd: by the portable variants */
-  uint32_t wanted;    /* bwd: gradients as bits: 1 d_q, 2 d_k, 4 d_v, 8 d_gate, 16 d_phi; 0: all */
-  int32_t again;      /* bwd: further runs, which give the same bits; 0: one */
-  int32_t accumulate; /* bwd: added to what the outputs hold */
+  int32_t gemm;      /* dense: by plain matrix products (the variant dense_gemm) */
+  int32_t lists;     /* selected: by attend_selected_sm80, never by dense attention */
+  int32_t grads_f32; /* bwd: gradients in f32 */
+  int32_t d_o_f32;   /* bwd: d_o in f32 */
+  int32_t recompute; /* bwd: NSAI_RECOMPUTE_* */
+  int32_t saved;     /* bwd: 1: with the forward's o_branch, lse, k_cmp; 2: with room for them */
+  int32_t mma;       /* bwd: use the portable variants */
+  /* bwd: gradients to compute, as bits: 1 d_q, 2 d_k, 4 d_v, 8 d_gate, 16 d_phi; 0: all */
+  uint32_t wanted;
+  int32_t again;      /* bwd: number of further runs, which must give the same bits; 0: one */
+  int32_t accumulate; /* bwd: add to what the outputs hold */
   uint32_t branches;  /* exec.branches; 0: all */
   float softmax_scale;
-  const struct nsai_variant *force; /* a row that must run; NULL: the library chooses */
+  /* a row of the variant table that must run; NULL: the library chooses */
+  const struct nsai_variant *force;
   uint64_t seed;
   nsai_verify_fill fill;
   nsai_verify_layout layout;
 } nsai_verify_case;
 
-/* The paper's setting in small: bf16, h4/2 d64/64 l32/16 s64x4+1+2 w64, one sequence of 200. */
+/* The paper's setting at small size: bf16, h4/2 d64/64 l32/16 s64x4+1+2 w64, one sequence of
+ * 200. */
 void nsai_verify_case_init(nsai_verify_case *c);
 
 /* Returns 0, or -1 with a sentence in `error`. */

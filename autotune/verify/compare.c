@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A result rounded once to bf16 is off by 2^-9 / sqrt(3) * 1.4 = 1.6e-3 in the norm, to fp16 by an
- * eighth of that. A stage also rounds P before P V (the same size again, averaged over keys); the
- * whole forward adds the rounding of the compressed keys and values. */
+/* Rounding a result once to bf16 causes a relative error of 2^-9 / sqrt(3) * 1.4 = 1.6e-3 in the
+ * norm; to fp16, an eighth of that. A stage also rounds P before P V (an error of the same size,
+ * averaged over keys). The complete forward adds the rounding of the compressed keys and values. */
 static const nsai_verify_tolerance tolerances[NSAI_VERIFY_MEASURES][2] = {
   [NSAI_VERIFY_STAGE] = { { 4e-3, 1e-3 }, { 1e-3, 2.5e-4 } },
   [NSAI_VERIFY_WHOLE] = { { 6e-3, 1.5e-3 }, { 1.5e-3, 4e-4 } },
@@ -86,8 +86,8 @@ static void verify_groups(const char *name, nsai_verify_tolerance tolerance, con
                      groups[at].dim, groups[at].got, groups[at].want);
 }
 
-/* The mean error: absolute at unit variance; outputs over few keys are as large as the values, and
- * there the storage rounding alone is relative, hence the second term. */
+/* The mean error, absolute at unit variance. Outputs over few keys are as large as the values,
+ * and there the rounding on storage is relative; hence the second term. */
 static void verify_mean(const char *name, nsai_verify_tolerance tolerance, const sums *s,
                         nsai_verify_result *result) {
   char label[24];
@@ -181,7 +181,7 @@ static double element(const nsa_tensor *t, int64_t r, int64_t h, int32_t i) {
   return (double)nsai_verify_load(t, r * t->stride[0] + h * t->stride[1] + i);
 }
 
-/* Sums one head; returns 0, with the place in `g`, where `got` is not finite. */
+/* Sums one head. Returns 0 and stores the position in `g` where `got` is not finite. */
 static int add_gradient(const nsai_verify_gradient *x, int64_t h, group *g) {
   sums unused = { 0 };
   *g = (group){ .worst = -1 };
@@ -206,7 +206,7 @@ void nsai_verify_compare_gradient(const nsai_verify_gradient *x, nsai_verify_res
     double norm = fmax(g.norm, least),
            limit = fmax(x->tolerance.relative, 2 * ratio(g.plain, norm));
     double error = finite ? ratio(g.error, norm) : INFINITY;
-    /* Recorded as a share of what is allowed here. */
+    /* Recorded as a fraction of the error allowed here. */
     nsai_verify_add_figure(result, x->name, error / limit * x->tolerance.relative,
                            x->tolerance.relative);
     if (!(error <= limit))
@@ -244,8 +244,8 @@ const char *nsai_verify_selection_malformed(const nsai_model *g, int64_t t, cons
   return NULL;
 }
 
-/* fp32 flushes probabilities below 2^-126 (1e-38) to zero, where float64 still tells them apart; a
- * difference this small is none. */
+/* fp32 flushes probabilities below 2^-126 (1e-38) to zero, while float64 still distinguishes
+ * them. Differences this small are ignored. */
 #define NEGLIGIBLE 1e-30
 
 static double from_cut(double importance, double cut) {

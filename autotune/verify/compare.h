@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * How close is right: the tolerances, in one table, and the comparisons with the float64 reference.
+ * The tolerances, in one table with their derivation, and the comparisons with the float64
+ * reference.
  */
 #ifndef NSAI_VERIFY_COMPARE_H
 #define NSAI_VERIFY_COMPARE_H
@@ -12,7 +13,7 @@
 
 typedef enum nsai_verify_measure {
   NSAI_VERIFY_STAGE, /* one stage on its own inputs */
-  NSAI_VERIFY_WHOLE, /* raw inputs to final output */
+  NSAI_VERIFY_WHOLE, /* from raw inputs to the final output */
   NSAI_VERIFY_GRADIENT,
   NSAI_VERIFY_MEASURES
 } nsai_verify_measure;
@@ -24,18 +25,20 @@ typedef struct nsai_verify_tolerance {
 
 nsai_verify_tolerance nsai_verify_tolerance_of(nsai_verify_measure measure, int32_t dtype);
 
-/* Natural-log LSE, absolute below 1, relative above: a dot product of 256 terms in fp32 is right to
- * 256 * 2^-24 = 1.5e-5 at worst, exp2 to 2 ulp. */
+/* Natural-log LSE, absolute below 1, relative above. A dot product of 256 terms in fp32 is exact
+ * to 256 * 2^-24 = 1.5e-5 at worst, exp2 to 2 ulp. */
 #define NSAI_VERIFY_LSE_TOLERANCE 1e-4
 
-/* A chosen block may differ from the reference's choice only this near to the cut, relatively. */
+/* A selected block may differ from the reference's choice only if its importance is this close
+ * to the cut, relatively. */
 #define NSAI_VERIFY_CUT_TOLERANCE 1e-4
 
-/* Compares rows of got [T, Hq, width] (host) with want [rows, width]. inf and NaN positions first,
- * then the norm per (sequence, head), then the mean. Records the worst ratio of error to limit's
- * group as figure `name`; a failure names the worst element.
+/* Compares rows of got [T, Hq, width] (host) with want [rows, width]: first the positions of inf
+ * and NaN, then the norm per (sequence, head), then the mean. Records the worst group's ratio of
+ * error to limit as figure `name`; a failure names the worst element.
  *
- * plain  another computation of the same rows with storage rounding, or NULL: a group's limit is
+ * plain  the same rows computed with the usual rounding of stored values, or NULL. A group's
+ * limit is
  *        then at least twice plain's own error. */
 typedef struct nsai_verify_comparison {
   const char *name;
@@ -53,9 +56,9 @@ void nsai_verify_compare_lse(const char *name, const nsa_tensor *got,
                              const nsai_reference_rows *rows, const double *want,
                              nsai_verify_result *result);
 
-/* Compares the rows [begin, begin + rows) of gradients [.., heads, width], a norm for each head. A norm
- * of the reference below `floor` times that of ones counts as that: what cancels has no relative error.
- */
+/* Compares the rows [begin, begin + rows) of gradients [.., heads, width], with one norm per
+ * head. A reference norm below `floor` times that of ones is replaced by it, because cancelled
+ * sums have no meaningful relative error. */
 typedef struct nsai_verify_gradient {
   const char *name;
   nsai_verify_tolerance tolerance;
@@ -72,12 +75,13 @@ void nsai_verify_compare_tensors(const char *name, nsai_verify_tolerance toleran
                                  const nsa_tensor *got, const nsa_tensor *want,
                                  nsai_verify_result *result);
 
-/* Whether one row of chosen blocks is well formed: ascending, unique, candidates only, then -1,
- * forced ones among them, and as many as the rule takes. Returns the complaint, or NULL. */
+/* Whether one row of selected blocks is well formed: ascending, unique, candidates only, then
+ * -1, including the forced ones, and as many as the rule demands. Returns the complaint, or
+ * NULL. */
 const char *nsai_verify_selection_malformed(const nsai_model *g, int64_t t, const int32_t *row);
 
-/* How far from the cut the chosen and the reference's blocks differ: the largest relative distance
- * of a swapped block's importance from the cut; 0 when the sets are equal. */
+/* How far from the cut the selected blocks and the reference's differ: the largest relative
+ * distance of a swapped block's importance from the cut; 0 when the sets are equal. */
 double nsai_verify_selection_distance(const nsai_model *g, int64_t t, const int32_t *row,
                                       const double *importance);
 

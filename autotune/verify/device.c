@@ -213,7 +213,8 @@ nsa_status nsai_verify_buffer_fetch(const nsai_verify_device *device, nsai_verif
 nsa_status nsai_verify_buffer_fetch_guards(const nsai_verify_device *device,
                                            nsai_verify_buffer *buffer) {
   const size_t behind = NSAI_VERIFY_GUARD + buffer->bytes;
-  if (!buffer->image) buffer->image = malloc(whole(buffer)); /* gigabytes that nobody touches */
+  /* avoids writing gigabytes that are never used */
+  if (!buffer->image) buffer->image = malloc(whole(buffer));
   if (!buffer->image) return nsai_fail_nomem("a host image", whole(buffer));
   NSAI_TRY(nsai_verify_device_download(device, buffer->image, buffer->device, NSAI_VERIFY_GUARD));
   return nsai_verify_device_download(device, buffer->image + behind, buffer->device + behind,

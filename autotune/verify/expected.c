@@ -17,7 +17,7 @@ void nsai_verify_expected_fini(nsai_verify_expected *expected) {
   *expected = (nsai_verify_expected){ 0 };
 }
 
-/* ---- what answers rest on -------------------------------------------------------------------- */
+/* ---- what results depend on ------------------------------------------------------------------ */
 
 static void add_image(nsai_digest_state *state, const nsai_trial_run *trial, int slot) {
   const nsai_verify_buffer *buffer = &trial->data.buffer[slot];
@@ -30,7 +30,7 @@ void nsai_verify_expected_update(nsai_verify_expected *expected, const nsai_tria
   nsai_digest_state state;
   if (expected->once) return;
   nsai_digest_begin(&state);
-  /* The case also says how the images are laid out. */
+  /* The case also determines how the images are laid out. */
   nsai_digest_field(&state, "case", trial->c, sizeof *trial->c);
   nsai_digest_field(&state, "rows", trial->tokens, (size_t)trial->token_count * sizeof(int64_t));
   for (int slot = 0; slot < NSAI_VERIFY_FIRST_OUTPUT; slot++) add_image(&state, trial, slot);
@@ -50,8 +50,8 @@ void nsai_verify_expected_update(nsai_verify_expected *expected, const nsai_tria
   nsai_digest_end(&state, expected->chosen);
 }
 
-/* Whether a part is there and rests on what the bench holds now. If not it is to be computed, and
- * `computed` told. */
+/* Whether a part exists and was computed from what the trial run holds now. If not, it must be
+ * computed; this counts `computed`. */
 static int is_current(nsai_verify_expected *expected, nsai_verify_expected_part part,
                       const char *blocks, const char *chosen, uint32_t outputs) {
   char from[sizeof expected->part[part].from];
@@ -67,19 +67,19 @@ static void computed(nsai_verify_expected *expected, nsai_verify_expected_part p
   expected->computed++;
 }
 
-/* ---- asking the reference -------------------------------------------------------------------- */
+/* ---- running the reference ------------------------------------------------------------------- */
 
-/* The problem as the reference shall see it: inputs of the case, outputs of the run. */
+/* The problem as the reference gets it: inputs of the case, outputs of the run. */
 typedef struct oracle {
   nsai_model model;
   int32_t selection;
   nsa_batch given;
-  const nsa_batch *batch; /* `given`, or NULL: the case has none */
+  const nsa_batch *batch; /* `given`, or NULL if the case has none */
   nsa_io io;
 } oracle;
 
-/* raw 0: phi is external, the compressed K and V are the library's own, if it made some. The CPU
- * device computes on with its float64 blocks, not with the rounded ones that it hands out. */
+/* raw 0: phi is external, with the library's own compressed K and V if it stored any. The CPU
+ * device computes with its float64 blocks, not with the rounded ones that it stores. */
 static void make_oracle(const nsai_trial_run *trial, int raw, oracle *o) {
   const nsai_verify_case *c = trial->c;
   *o = (oracle){ .model = c->model, .selection = c->selection };
@@ -133,7 +133,7 @@ nsa_status nsai_verify_expected_importance(nsai_verify_expected *expected,
   return NSA_OK;
 }
 
-/* The outputs that a stage's rows are compared in, as nsai_verify_rows_create takes them. */
+/* The outputs in which the rows of a stage are compared, as a mask for nsai_verify_rows_create. */
 static uint32_t stage_outputs(const nsai_trial_run *trial) {
   uint32_t outputs = 1;
   for (int b = 0; b < NSA_BRANCHES; b++)

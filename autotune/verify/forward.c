@@ -36,7 +36,7 @@ static nsa_status verify_compressed(nsai_trial_run *trial, nsai_verify_expected 
 
 /* ---- selection ------------------------------------------------------------------------------- */
 
-/* Every row is well formed, whatever the importance. */
+/* Every row must be well formed, whatever the importance. */
 static void verify_form(nsai_trial_run *trial, nsai_verify_result *result) {
   const nsai_verify_case *c = trial->c;
   nsa_tensor index = nsai_verify_tensors_view(&trial->data, NSAI_VERIFY_INDEX, NSAI_VERIFY_HOST);
@@ -55,15 +55,16 @@ static void verify_form(nsai_trial_run *trial, nsai_verify_result *result) {
   }
 }
 
-/* Whether the importance that a probe tells is the one that was chosen by: not that of another
- * kernel's, where one covers the stage. The CPU device chooses by float64, of which it tells the
- * rounding. */
+/* Whether the importance that a probe returns is the one that selection used. It is not if a
+ * kernel that fuses the stage selected. The CPU device selects by float64 importance and returns
+ * it rounded. */
 static bool outputs_topn(const nsai_trial_run *trial) {
   return trial->data.device->driver &&
          !nsai_is_fused(&trial->plan.plan->choice, NSAI_STAGE_IMPORTANCE);
 }
 
-/* One probed row and KV head. Returns the distance from the cut by the reference's importance. */
+/* Verifies one probed row and KV head. Returns the distance from the cut by the reference's
+ * importance. */
 static double verify_row(nsai_trial_run *trial, int64_t token, int32_t head, const float *own,
                          const double *reference, nsai_verify_result *result) {
   const nsai_model *g = &trial->c->model;
@@ -86,7 +87,7 @@ static double verify_row(nsai_trial_run *trial, int64_t token, int32_t head, con
   return nsai_verify_selection_distance(g, position, row, reference);
 }
 
-/* Importance and choice at the probed rows. */
+/* Verifies importance and selection at the probed rows. */
 static nsa_status verify_selection(nsai_trial_run *trial, nsai_verify_expected *expected,
                                    nsai_verify_result *result) {
   const nsai_verify_tensors *d = &trial->data;
@@ -120,10 +121,10 @@ static nsa_status verify_selection(nsai_trial_run *trial, nsai_verify_expected *
 
 /* ---- outputs --------------------------------------------------------------------------------- */
 
-/* A slot's search for NaN and inf: the lowest bad row. */
+/* Searches a slot for NaN and inf: the lowest bad row. */
 typedef struct finite_search {
   nsa_tensor t;
-  int lse; /* 1: -inf is fine */
+  int lse; /* 1: -inf is allowed */
   atomic_llong bad;
 } finite_search;
 
@@ -141,7 +142,7 @@ static void search_row(void *user, int64_t row) {
     }
 }
 
-/* All written rows are finite, also those that are not compared. */
+/* All written rows must be finite, including those that are not compared. */
 static void verify_finite(const nsai_trial_run *trial, nsai_verify_result *result) {
   for (int slot = NSAI_VERIFY_O; slot < NSAI_VERIFY_INDEX; slot++) {
     finite_search s = { .t = nsai_verify_tensors_view(&trial->data, slot, NSAI_VERIFY_HOST),
@@ -180,7 +181,7 @@ static nsa_status verify_forward(nsai_trial_run *trial, nsai_verify_expected *ex
   if (nsai_verify_tensors_has(&trial->data, NSAI_VERIFY_K_CMP))
     NSAI_TRY(verify_compressed(trial, expected, result));
   if (nsai_verify_tensors_has(&trial->data, NSAI_VERIFY_INDEX)) verify_form(trial, result);
-  /* Indices out of range would lead the reference out of its tensors. */
+  /* With indices out of range the reference would read outside its tensors. */
   if (result->outcome == NSAI_VERIFY_FAILED || !trial->token_count) return NSA_OK;
   if (nsai_verify_tensors_has(&trial->data, NSAI_VERIFY_PROBE))
     NSAI_TRY(verify_selection(trial, expected, result));
@@ -205,7 +206,7 @@ static nsa_status verify_dense(nsai_trial_run *trial, nsai_verify_expected *expe
   return NSA_OK;
 }
 
-/* ---- with a truth or without ----------------------------------------------------------------- */
+/* ---- with or without kept results ------------------------------------------------------------ */
 
 static nsa_status
 verify(nsa_status (*fn)(nsai_trial_run *, nsai_verify_expected *, nsai_verify_result *),

@@ -1,13 +1,14 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Whether what a bench's last run fetched is right, by the float64 reference: each stage on its own
- * inputs (the compressed keys as the library stored them, its own block indices), then the whole
- * from the raw inputs. Memory around the outputs is nsai_trial_run_intact's matter.
+ * Verifies what the last run of a trial fetched against the float64 reference: first each stage
+ * on its own inputs (the compressed keys as the library stored them, its own block indices),
+ * then the final output from the raw inputs. nsai_trial_run_intact checks the memory around the
+ * outputs.
  *
- * Wrong results are failures in `result`, which keeps the figures; a status that is not NSA_OK
- * (NSA_E_NOMEM) says that nothing could be judged. `truth` keeps the reference's answers for the
- * next judgement (expected.h); NULL: nothing is kept.
+ * Wrong results are failures in `result`, which also keeps the figures. A status other than
+ * NSA_OK (NSA_E_NOMEM) means that nothing could be verified. `expected` keeps the reference's
+ * results for the next verification (expected.h); NULL: nothing is kept.
  */
 #ifndef NSAI_VERIFY_FORWARD_H
 #define NSAI_VERIFY_FORWARD_H
@@ -16,7 +17,7 @@
 #include "verify/result.h"
 #include "verify/trial_run.h"
 
-/* After nsa_forward: every output that the case has. */
+/* After nsa_forward: verifies every output that the case has. */
 nsa_status nsai_verify_forward(nsai_trial_run *trial, nsai_verify_expected *expected,
                                nsai_verify_result *result);
 

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Streams of random numbers; branches and heads are added to them. */
+/* Streams of random numbers; branch and head are added to them. */
 enum {
   STREAM_Q = 1000,
   STREAM_SHARED = 2000,
@@ -18,10 +18,11 @@ enum {
   STREAM_V = 5000
 };
 
-/* Correlated inputs. With these constants the free selections of adjacent tokens overlap by r between
- * 0.75 and 0.80 at 64k tokens in the speed targets' geometry (16 heads a group, Dk 128, l 32, d 16, 16
- * blocks of 64, 3 forced), measured over all rows, the early ones with few candidates among them;
- * traces of trained models lie at 0.6 to 0.8. Unit-variance noise has r = 0.06 there. */
+/* Correlated inputs. With these constants the free selections of adjacent tokens overlap by r
+ * between 0.75 and 0.80 at 64k tokens with the dimensions of the speed targets (group size 16,
+ * Dk 128, l 32, d 16, 16 blocks of 64, 3 forced). This is measured over all rows, including the
+ * early ones with few candidates. Traces of trained models have 0.6 to 0.8. Unit-variance noise
+ * has r = 0.06 there. */
 #define QUERY_AR 0.975f
 #define HEAD_SHARE 0.5f     /* of a query's variance, common to the heads of a group */
 #define LOGIT_STD 2.0       /* of compressed logits */
@@ -89,13 +90,13 @@ void nsai_verify_fill_normal(const nsai_verify_inputs *in, uint64_t stream, floa
 
 /* ---- correlated ------------------------------------------------------------------------------ */
 
-/* x[t] = level * (smooth * process[t] + rough * other[t]), per head and channel; `process` is AR(1)
- * with coefficient `a`, `other` an AR(1) with coefficient `b` (0: white). */
+/* x[t] = level * (smooth * process[t] + rough * other[t]), per head and channel. `process` is
+ * AR(1) with coefficient `a`, `other` is AR(1) with coefficient `b` (0: white). */
 typedef struct process {
   const nsa_tensor *t;
   uint64_t seed, stream, other_stream;
   float a, b, smooth, rough, level;
-  int32_t heads_per_process; /* heads that share `process` */
+  int32_t heads_per_process; /* number of heads that share `process` */
 } process;
 
 static void process_head(void *user, int64_t head) {
@@ -127,8 +128,8 @@ static double mean_covariance(double b, int32_t l, int32_t shift) {
   return sum / l / l;
 }
 
-/* The coefficient of the smooth part and the level of keys, from what the compressed keys shall be:
- * their correlation rises with b, so bisection finds it. */
+/* The coefficient of the smooth part and the level of keys, from the required correlation of
+ * compressed keys. It increases with b, so bisection finds the coefficient. */
 static void key_constants(const nsai_model *g, float *a, float *level) {
   double low = 0, high = 1, variance = 1;
   int32_t shared = g->block > g->stride ? g->block - g->stride : 0;
@@ -146,7 +147,7 @@ static void key_constants(const nsai_model *g, float *a, float *level) {
   *level = (float)(LOGIT_STD / sqrt(variance));
 }
 
-/* The level of a fill's q and k. */
+/* The scale of a fill's q and k. */
 static float fill_scale(nsai_verify_fill fill) {
   return fill == NSAI_VERIFY_FILL_LARGE  ? LARGE_SCALE
          : fill == NSAI_VERIFY_FILL_TINY ? TINY_SCALE
@@ -204,7 +205,7 @@ static int32_t is_forced(const nsai_model *g, int64_t t, int32_t block) {
   return block < g->select_init || block > t / g->select_block - g->select_local;
 }
 
-/* Different blocks in the ascending lists of tokens t .. t + count - 1. */
+/* Number of different blocks in the ascending lists of tokens t .. t + count - 1. */
 static int64_t union_size(const nsai_model *g, const nsa_tensor *index, int64_t t, int64_t head,
                           int count) {
   int32_t at[8] = { 0 };
@@ -220,7 +221,7 @@ static int64_t union_size(const nsai_model *g, const nsa_tensor *index, int64_t 
   }
 }
 
-/* The share of the free blocks of token t that token t - 1 has too; -1 when it has none. */
+/* The fraction of token t's free blocks that token t - 1 selects too; -1 when it has none. */
 static double shared_share(const nsai_model *g, const nsa_tensor *index, int64_t t, int64_t head,
                            int64_t position) {
   const int32_t *now = index_row(index, t, head), *before = index_row(index, t - 1, head);
@@ -242,7 +243,7 @@ void nsai_verify_overlap_measure(const nsai_model *g, const nsa_tensor *index, i
   if (g->select_count < 1) return;
   for (int64_t head = 0; head < g->kv_heads; head++)
     for (int64_t t = 1; t < tokens; t++) {
-      /* A list is full when its last entry is no -1; a full row's successors are full too. */
+      /* A list is full when its last entry is not -1; rows after a full one are full too. */
       if (index_row(index, t - 1, head)[g->select_count - 1] < 0) continue;
       out->rows++;
       double share = shared_share(g, index, t, head, first + t);

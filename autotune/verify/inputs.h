@@ -1,8 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The one generator of inputs, with fixed seeds: what is checked is what is timed. Tensors are host
- * views of f32, bf16 or fp16 with any outer strides; results do not depend on `threads`.
+ * The single generator of inputs, with fixed seeds, so that timed and verified inputs are the
+ * same. Tensors are host views of f32, bf16 or fp16 with any outer strides. Results do not
+ * depend on `threads`.
  */
 #ifndef NSAI_VERIFY_INPUTS_H
 #define NSAI_VERIFY_INPUTS_H
@@ -16,15 +17,16 @@ typedef struct nsai_verify_inputs {
   int threads;
 } nsai_verify_inputs;
 
-/* q, keys and values [T, H, D]. Under NSAI_VERIFY_FILL_CORRELATED queries are AR(1) processes per head with
- * a component that the heads of a group share; keys are such that mean-pooled ones (l tokens, every
- * d) are correlated by 0.9 with their neighbours and give logits of standard deviation 2 at the
- * scale Dk^-1/2. `branch` keeps the pairs of K and V apart. */
+/* q, keys and values [T, H, D]. With NSAI_VERIFY_FILL_CORRELATED, queries are AR(1) processes
+ * per head with a component that the heads of a group share. Keys are generated so that
+ * mean-pooled ones (l tokens, every d) have a correlation of 0.9 with their neighbours and give
+ * logits of standard deviation 2 at the scale Dk^-1/2. `branch` gives each pair of K and V its
+ * own numbers. */
 void nsai_verify_fill_queries(const nsai_verify_inputs *in, const nsa_tensor *q);
 void nsai_verify_fill_keys(const nsai_verify_inputs *in, int branch, const nsa_tensor *k);
 void nsai_verify_fill_values(const nsai_verify_inputs *in, int branch, const nsa_tensor *v);
 
-/* Plain normal numbers times `scale`, of ndim 1 to 3; `stream` names the tensor. */
+/* Normally distributed numbers times `scale`, with ndim 1 to 3; `stream` identifies the tensor. */
 void nsai_verify_fill_normal(const nsai_verify_inputs *in, uint64_t stream, float scale,
                              const nsa_tensor *t);
 
@@ -32,20 +34,20 @@ void nsai_verify_fill_normal(const nsai_verify_inputs *in, uint64_t stream, floa
 float nsai_verify_load(const nsa_tensor *t, int64_t offset);
 void nsai_verify_store(const nsa_tensor *t, int64_t offset, float value);
 
-/* Copies `rows` rows of `from` [T, H, D], those behind the first `skip`, to the beginning of `to`.
- */
+/* Copies `rows` rows of `from` [T, H, D], after skipping `skip` rows, to the beginning of `to`. */
 void nsai_verify_copy_rows(const nsa_tensor *to, const nsa_tensor *from, int64_t skip,
                            int64_t rows);
 
-/* How alike the selections of adjacent tokens are. */
+/* How similar the selections of adjacent tokens are. */
 typedef struct nsai_verify_overlap {
-  double r; /* mean share of a token's free (not forced) blocks that the token before chose too */
+  /* mean fraction of a token's free (not forced) blocks that the previous token selected too */
+  double r;
   double u4, u8; /* mean size of the union of the selections of 4 and 8 adjacent tokens */
   int64_t rows;  /* token rows with a full selection; 0: nothing could be measured */
 } nsai_verify_overlap;
 
-/* Measures it over block indices [T, Hkv, n] in host memory: one sequence, its tokens at positions
- * 0 .. T-1 plus `first`. */
+/* Measures it from block indices [T, Hkv, n] in host memory: one sequence, its tokens at
+ * positions 0 .. T-1 plus `first`. */
 void nsai_verify_overlap_measure(const nsai_model *g, const nsa_tensor *index, int64_t first,
                                  nsai_verify_overlap *out);
 

@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#define MAX_THREADS 64 /* more than any machine the checks run on gives a process */
+#define MAX_THREADS 64 /* more than a process gets on any machine that runs the checks */
 
 typedef struct loop {
   void (*fn)(void *user, int64_t index);
@@ -30,7 +30,7 @@ void nsai_verify_parallel(int threads, int64_t count, void (*fn)(void *user, int
   pthread_t id[MAX_THREADS];
   int started = 0;
   if (threads > MAX_THREADS) threads = MAX_THREADS;
-  /* The caller works too; a thread that cannot be started is work for the others. */
+  /* The caller works too, so a thread that cannot be started leaves its work to the others. */
   while (started < threads - 1 && started + 1 < count)
     if (pthread_create(&id[started], NULL, work, &l) == 0)
       started++;

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * A parallel loop, and the counter-based random numbers of all checks. Numbers depend on (key,
- * index) alone, so that no result depends on the number of threads.
+ * A parallel loop, and the counter-based random numbers of all checks. Numbers depend only on
+ * (key, index), so no result depends on the number of threads.
  */
 #ifndef NSAI_VERIFY_PARALLEL_H
 #define NSAI_VERIFY_PARALLEL_H
@@ -31,7 +31,7 @@ static inline uint64_t nsai_verify_bits(uint64_t key, uint64_t index) {
 }
 
 /* Nearly normal, mean 0, variance 1: the sum of four 16-bit uniforms, cut at 3.46. One hash per
- * number makes 2 GB of inputs in a second; the far tail is what the `large` fill is for. */
+ * number makes 2 GB of inputs in a second; the `large` fill covers the far tail. */
 static inline float nsai_verify_normal(uint64_t key, uint64_t index) {
   uint64_t bits = nsai_verify_bits(key, index);
   int32_t sum = (int32_t)(bits & 0xffff) + (int32_t)(bits >> 16 & 0xffff) +
@@ -40,7 +40,7 @@ static inline float nsai_verify_normal(uint64_t key, uint64_t index) {
   return ((float)sum - 131070.0f) * unit;
 }
 
-/* A stateful generator for choices (lengths, geometry), where order is part of the meaning. */
+/* A stateful generator for choices (lengths, dimensions), whose order matters. */
 typedef struct nsai_verify_random {
   uint64_t key, next;
 } nsai_verify_random;

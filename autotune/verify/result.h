@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What became of a case, and the numbers and strings of JSON.
+ * The result of a case, and writing of JSON numbers and strings.
  */
 #ifndef NSAI_VERIFY_RESULT_H
 #define NSAI_VERIFY_RESULT_H
@@ -25,21 +25,22 @@ typedef struct nsai_verify_figure {
 
 typedef struct nsai_verify_result {
   nsai_verify_outcome outcome;
-  char text[2048]; /* why it failed or was skipped, what is worth saying; joined by "; " */
+  char text[2048]; /* why it failed or was skipped, and remarks; joined by "; " */
   nsai_verify_figure figure[NSAI_VERIFY_MAX_FIGURES];
   int figures;
   double seconds;
   char variants[512];
 } nsai_verify_result;
 
-/* Turns the result into a failure (a skip), with the reason. */
+/* Marks the result as failed (or as skipped), with the reason. */
 void nsai_verify_fail(nsai_verify_result *result, const char *format, ...) NSAI_PRINTF(2, 3);
 void nsai_verify_skip(nsai_verify_result *result, const char *format, ...) NSAI_PRINTF(2, 3);
 
-/* Says something about a problem whatever comes of it. */
+/* Adds a remark, whatever the outcome. */
 void nsai_verify_note(nsai_verify_result *result, const char *format, ...) NSAI_PRINTF(2, 3);
 
-/* Keeps a figure, the largest of those of one name; one above its limit, or NaN, is a failure. */
+/* Stores a figure, the largest of those with one name. A figure above its limit, or NaN, is a
+ * failure. */
 void nsai_verify_add_figure(nsai_verify_result *result, const char *name, double value,
                             double limit);
 

@@ -10,10 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Multiply-adds the reference may spend on a case: a few seconds of one core. */
+/* Multiply-adds that the reference may spend on a case: a few seconds of one core. */
 #define BUDGET 1e9
-#define LEAST_TOKENS 24 /* per case; with all heads more than 256 rows for 11 heads and up */
-#define LEAST_ROWS 256  /* the contract's minimum at 8k tokens and more */
+/* per case; with all heads this gives more than 256 rows for 11 heads and up */
+#define LEAST_TOKENS 24
+#define LEAST_ROWS 256 /* the minimum at 8k tokens and more */
 #define EDGES 10
 
 static double cost_of_token(const nsai_model *g, int64_t kv_len) {
@@ -36,7 +37,7 @@ static int ascending(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-/* Appends the rows of one sequence that edges ask for; `first` is its first token row. */
+/* Appends the edge rows of one sequence; `first` is its first token row. */
 static int64_t add_edges(const nsai_verify_case *c, int32_t s, int64_t first, int64_t *out) {
   const nsai_model *g = &c->model;
   const int64_t positions[EDGES] = { g->block - 2,

@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Which token rows of a case are held against the reference, and room for its answers.
+ * Which token rows of a case are compared with the reference, and memory for the reference's
+ * results.
  */
 #ifndef NSAI_VERIFY_ROWS_H
 #define NSAI_VERIFY_ROWS_H
@@ -10,11 +11,11 @@
 #include "verify/case.h"
 
 /* Ascending token rows: all of a small case; of a large one the first and last of each sequence,
- * rows at block edges, and random ones. Returns the count; *out is the caller's to free, NULL when
- * memory is out or there is no token. */
+ * rows at block edges, and random ones. Returns the count. The caller frees *out, which is NULL
+ * when memory is exhausted or there is no token. */
 int64_t nsai_verify_sample_tokens(const nsai_verify_case *c, int64_t **out);
 
-/* Multiply-adds of the whole forward in the reference: what the CPU device would need. */
+/* Multiply-adds of the complete forward in the reference: the cost on the CPU device. */
 double nsai_verify_case_cost(const nsai_verify_case *c);
 
 /* Every head of every token, with float64 results for the outputs of the mask: bit 0 o, bit 1 + b

@@ -1,12 +1,13 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the rounding of the forward's outputs does to gradients that take u = dO . o_b from them. With an
- * error e of u, dS is off by -g e P, and so
+ * The error that rounding the forward's outputs causes in gradients that compute u = dO . o_b
+ * from them. With an error e of u, dS is off by -g e P, and so
  *
  *   d_gate by e      d_q by -scale g e sum P k      d_k by -scale sum P g e q
  *
- * The reference has these sums: the second is its output where v is k, the third its d_v where dO is e q.
+ * The reference can compute these sums: the second is its output with k as v, the third is its
+ * d_v with e q as dO.
  */
 #include "verify/backward.h"
 
@@ -20,7 +21,7 @@ typedef struct saved_error {
   const nsai_trial_run *trial;
   const nsa_batch *batch;
   const nsa_io *io;
-  nsai_model keys; /* the model with k in the place of v */
+  nsai_model keys; /* the model with k as v */
   double scale;
   nsa_tensor u[NSA_BRANCHES]; /* f32 [T, Hq, 1]: e */
 } saved_error;
@@ -39,7 +40,7 @@ static double at(const nsa_tensor *t, int64_t row, int64_t head, int64_t i) {
   return (double)nsai_verify_load(t, row * t->stride[0] + head * t->stride[1] + i);
 }
 
-/* An absent tensor is fine. */
+/* An absent tensor is allowed. */
 static void add(nsa_tensor *t, int64_t row, int64_t head, int64_t i, double x) {
   if (t->data) ((float *)t->data)[row * t->stride[0] + head * t->stride[1] + i] += (float)x;
 }
@@ -108,7 +109,7 @@ static nsa_status add_rows(const saved_error *e, nsa_tensor *plain) {
       for (int64_t h = 0; h < e->keys.heads; h++) {
         double g = gate_of(e, t, h, b), u = at(&e->u[b], t, h, 0);
         double slope = e->keys.gate == NSAI_GATE_WEIGHTS ? 1 : g * (1 - g);
-        if (u == 0) continue; /* the gate of a row without keys may be anything */
+        if (u == 0) continue; /* the gate of a row without keys may have any value */
         add(&plain[NSAI_VERIFY_D_GATE_VALUE], t, h, b, slope * u);
         for (int64_t i = 0; i < e->keys.head_dim_qk; i++)
           add(&plain[NSAI_VERIFY_D_Q], t, h, i, -e->scale * g * u * at(&mean[b], t, h, i));
@@ -118,7 +119,7 @@ done:
   return status;
 }
 
-/* Of one branch, to the gradient of the keys that it reads: `to`. */
+/* Adds the error of one branch to `to`, the gradient of the keys that it reads. */
 static nsa_status add_keys(const saved_error *e, int b, nsa_tensor *to) {
   const nsai_verify_tensors *d = &e->trial->data;
   nsa_io io = *e->io;

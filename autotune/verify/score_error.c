@@ -1,9 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What rounding dS to the model's dtype does to d_q, as every implementation does that multiplies it on
- * tensor cores. dS sums to 0 over a row's keys, so that what the keys have in common cancels in d_q, and the
- * rounding errors of its terms do not; in a short sequence nothing averages them. Long ones are left out.
+ * The error that rounding dS to the model's dtype causes in d_q. Every implementation that
+ * multiplies dS on tensor cores has it. dS sums to 0 over a row's keys, so the component that
+ * the keys share cancels in d_q, but the rounding errors of its terms do not. In a short
+ * sequence nothing averages them out. Long sequences are not treated here.
  */
 #include "verify/backward.h"
 
@@ -13,7 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Query tokens beyond which rows average; products of a sequence beyond which they take seconds. */
+/* With more query tokens the errors average out; with longer sequences the products take
+ * seconds. */
 #define MOST_TOKENS 16
 #define MOST_PRODUCTS 1e7
 
@@ -21,12 +23,12 @@ typedef struct score_error {
   const nsai_trial_run *trial;
   const nsa_io *io; /* with compressed keys as they are stored */
   const nsa_tensor *d_o;
-  nsa_tensor *d_q; /* the error is added to it */
+  nsa_tensor *d_q; /* receives the error by addition */
   double scale;
-  int64_t token, head, position;       /* the row at hand */
-  int64_t kv_begin, kv_len, block_row; /* of its sequence */
-  uint8_t *chosen;                     /* [kv_len]: by the selected branch */
-  double *score, *d_value;             /* [kv_len]: of each key; then P and dS */
+  int64_t token, head, position;       /* the current row */
+  int64_t kv_begin, kv_len, block_row; /* of the current row's sequence */
+  uint8_t *chosen;                     /* [kv_len]: 1 if the selected branch reads the key */
+  double *score, *d_value;             /* [kv_len]: scores and dP of each key; then P and dS */
   double *gates;                       /* [Hq * 3] of the token */
 } score_error;
 
@@ -55,7 +57,7 @@ static void layer(const double *x, const nsa_tensor *w, const nsa_tensor *b, dou
   }
 }
 
-/* The gates of a token; 0: out of memory. */
+/* Computes the gates of a token; 0: out of memory. */
 static int find_gates(score_error *e) {
   const nsai_model *g = &e->trial->c->model;
   const nsa_gate *gate = &e->io->gate;
@@ -80,7 +82,7 @@ static int find_gates(score_error *e) {
   return 1;
 }
 
-/* Marks the keys of the selected branch, whatever form its lists have. */
+/* Marks the keys of the selected branch, for every kind of list. */
 static void choose(score_error *e, int64_t kv_head) {
   const nsai_model *g = &e->trial->c->model;
   bool ranges = e->trial->c->selection == NSA_SELECT_RANGES;
@@ -106,7 +108,7 @@ static bool sees(const score_error *e, int branch, int64_t key) {
   return e->chosen[key];
 }
 
-/* Adds what one branch of the row has. */
+/* Adds the error of one branch of the row. */
 static void add_branch(score_error *e, int branch) {
   const nsai_model *g = &e->trial->c->model;
   int64_t kv_head = e->head / (g->heads / g->kv_heads);
@@ -146,7 +148,7 @@ static void add_branch(score_error *e, int branch) {
   }
 }
 
-/* The rows of one sequence, whose first token is row `token`. */
+/* Adds the rows of one sequence, whose first token is row `token`. */
 static int add_sequence(score_error *e, int32_t s, int64_t token, uint32_t branches) {
   const nsai_verify_case *c = e->trial->c;
   const nsai_model *g = &c->model;

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Life of a case's tensors: which exist, where they lie, and what must not change. Their contents
- * are tensors_fill.c's.
+ * The tensors of a case: which exist, where they are stored, and what must not change.
+ * tensors_fill.c fills them.
  */
 #include "verify/tensors.h"
 
@@ -13,10 +13,9 @@
 #include <string.h>
 
 #define FLOAT_FILL 0xff /* NaN in bf16, fp16 and f32 */
-#define INT_FILL 0xa5   /* far negative, and no -1, which is a legal index */
+#define INT_FILL 0xa5   /* a large negative number; not -1, which is a legal index */
 
-/* Larger inputs are trusted to come back unchanged: fetching them would take longer than the run.
- */
+/* Larger inputs are not checked for changes: fetching them would take longer than the run. */
 #define INPUT_CHECK_BYTES ((size_t)64 << 20)
 
 const char *nsai_verify_slot_name(int slot) {
@@ -136,12 +135,12 @@ static void declare1(nsai_verify_tensors *d, int slot, int32_t dtype, int64_t n)
 static void declare2(nsai_verify_tensors *d, int slot, int32_t dtype, int64_t rows, int64_t width) {
   int64_t shape[2] = { rows, width };
   declare(d, slot, dtype, 2, shape);
-  /* 3 elements of gap: tensors of 4-byte types may have any outer stride. */
+  /* A gap of 3 elements: tensors of 4-byte types may have any outer stride. */
   if (d->c->layout == NSAI_VERIFY_LAYOUT_STRIDED && element_bytes(dtype) == 4)
     d->view[slot].stride[0] = width + 3;
 }
 
-/* [rows, heads, width] in the case's layout. `step`: the elements that strides are multiples of. */
+/* [rows, heads, width] in the case's layout. Strides are multiples of `step` elements. */
 static void declare3(nsai_verify_tensors *d, int slot, int32_t dtype, const int64_t *shape,
                      int64_t step) {
   declare(d, slot, dtype, 3, shape);
@@ -156,7 +155,7 @@ static void declare3(nsai_verify_tensors *d, int slot, int32_t dtype, const int6
   }
 }
 
-/* Rows of 16 bytes: what the API asks of the strides of bf16 and fp16. */
+/* Elements in 16 bytes: the API requires strides of bf16 and fp16 to be multiples of it. */
 #define HALF_STEP 8
 
 static void declare_heads(nsai_verify_tensors *d, int slot, int64_t rows, int64_t heads,
@@ -193,7 +192,7 @@ static void declare_phi(nsai_verify_tensors *d, int first, int32_t dim) {
   int64_t heads = g->kv_heads, flat = (int64_t)g->block * dim, hidden = g->phi_hidden;
   int64_t pe[3] = { heads, g->block, dim }, w[3] = { heads, flat, dim };
   int64_t w1[3] = { heads, flat, hidden }, w2[3] = { heads, hidden, dim };
-  /* pe and the biases are optional: odd seeds go without. */
+  /* pe and the biases are optional: cases with odd seeds leave them out. */
   int optional = d->c->seed % 2 == 0;
   if (!nsai_phi_has_weights(g)) return;
   if (optional) declare(d, first, g->dtype, 3, pe);
@@ -248,7 +247,8 @@ static void declare_indices(nsai_verify_tensors *d) {
     declare(d, NSAI_VERIFY_RANGES, NSA_I32, 3, (int64_t[3]){ t, n, 2 });
   if (c->selection == NSA_SELECT_RANGES && !c->index_shared)
     declare(d, NSAI_VERIFY_RANGES, NSA_I32, 4, (int64_t[4]){ t, g->kv_heads, n, 2 });
-  if (c->selection == NSA_SELECT_OWN && c->kind == NSAI_VERIFY_BACKWARD) /* chosen by the forward */
+  /* selected by the forward */
+  if (c->selection == NSA_SELECT_OWN && c->kind == NSAI_VERIFY_BACKWARD)
     declare3(d, NSAI_VERIFY_INDEX_IN, NSA_I32, shape, 1);
   if (c->selection != NSA_SELECT_OWN || c->kind == NSAI_VERIFY_BACKWARD ||
       !(nsai_verify_branches(c) >> NSA_SEL & 1))
@@ -266,7 +266,7 @@ static void declare_compressed(nsai_verify_tensors *d) {
   int64_t rows = d->blocks + (d->c->no_batch ? 0 : d->c->slack / g->stride);
   uint32_t run = nsai_verify_branches(d->c);
   int own = d->c->selection == NSA_SELECT_OWN && (run >> NSA_SEL & 1);
-  /* Where nothing needs compressed blocks, nobody makes them; a backward pass makes its own. */
+  /* Compressed blocks are made only if something needs them; a backward pass makes its own. */
   if (!in && d->c->kind == NSAI_VERIFY_BACKWARD && !(d->c->saved && (run & 1))) return;
   in |= d->c->kind == NSAI_VERIFY_BACKWARD;
   if (!in && !(run >> NSA_CMP & 1) && !own) return;
@@ -315,7 +315,7 @@ static void declare_saved(nsai_verify_tensors *d) {
   }
 }
 
-/* Like the weights that have been declared, in the gradients' dtype. */
+/* Shaped like the weights that have been declared, in the gradients' dtype. */
 static void declare_weights(nsai_verify_tensors *d, int slot, int input) {
   const nsa_tensor *like = &d->view[input];
   int32_t dtype = d->c->grads_f32 ? NSA_F32 : d->c->model.dtype;
@@ -392,7 +392,7 @@ int nsai_verify_tensors_has(const nsai_verify_tensors *data, int slot) {
   return data->view[slot].ndim > 0;
 }
 
-/* The buffer a slot lies in: slices of a packed QKV lie in q's. */
+/* The slot whose buffer contains a slot: slices of a packed QKV are in q's buffer. */
 static int owner(const nsai_verify_tensors *d, int slot) {
   int slice = slot == NSAI_VERIFY_K0 || slot == NSAI_VERIFY_V0;
   return slice && d->c->layout == NSAI_VERIFY_LAYOUT_PACKED ? NSAI_VERIFY_Q : slot;
@@ -598,8 +598,8 @@ static int64_t written_rows(const nsai_verify_tensors *d, int slot) {
   return d->tokens;
 }
 
-/* Contiguous runs of the last dimension among the written rows: their count, and the offset of the
- * i-th in bytes from the image's start. */
+/* Contiguous runs of the last dimension among the written rows: their number, and the offset of
+ * run i in bytes from the image's start. */
 static int64_t run_count(const nsai_verify_tensors *d, int slot) {
   const nsa_tensor *v = &d->view[slot];
   int64_t count = v->ndim == 1 ? 1 : written_rows(d, slot);
@@ -627,7 +627,7 @@ static int is_filled(const uint8_t *bytes, size_t count, int fill) {
   return !count || (bytes[0] == fill && !memcmp(bytes, bytes + 1, count - 1));
 }
 
-/* The offset of the i-th run in the order of addresses. */
+/* The offset of run i, with runs ordered by address. */
 static size_t ascending_offset(const nsai_verify_tensors *d, int slot, int64_t i) {
   const nsa_tensor *v = &d->view[slot];
   int64_t rows = written_rows(d, slot);
@@ -635,7 +635,7 @@ static size_t ascending_offset(const nsai_verify_tensors *d, int slot, int64_t i
   return run_offset(d, slot, i);
 }
 
-/* Whether everything in an output's image but the written elements is still the fill. */
+/* Whether an output's image still has the fill everywhere except in the written elements. */
 static int output_intact(const nsai_verify_tensors *d, int slot) {
   const nsai_verify_buffer *buffer = &d->buffer[slot];
   size_t whole = buffer->bytes + 2 * (size_t)NSAI_VERIFY_GUARD, width = run_bytes(d, slot), end = 0;

@@ -2,8 +2,9 @@
  * SPDX-License-Identifier: MIT
  *
  * The tensors of one case: on the device inside guarded buffers, and as host images for the
- * reference. Rows beyond the sequences, gaps between strided rows and guard bands of inputs hold
- * NaN, so that whoever reads them shows it; those of outputs must come back untouched.
+ * reference. Rows beyond the sequences, gaps between strided rows and the guard bands of inputs
+ * hold NaN, so that a kernel that reads them gives NaN. Those of outputs must come back
+ * unchanged.
  */
 #ifndef NSAI_VERIFY_TENSORS_H
 #define NSAI_VERIFY_TENSORS_H
@@ -41,7 +42,7 @@ typedef enum nsai_verify_slot {
   NSAI_VERIFY_PROBE_ROWS,
   NSAI_VERIFY_IMPORTANCE_IN,
   NSAI_VERIFY_D_O,
-  NSAI_VERIFY_O_BRANCH_IN, /* what a forward has left: bwd with `saved` */
+  NSAI_VERIFY_O_BRANCH_IN, /* outputs of a forward: bwd with `saved` */
   NSAI_VERIFY_LSE_IN = NSAI_VERIFY_O_BRANCH_IN + NSA_BRANCHES,
   NSAI_VERIFY_FIRST_OUTPUT = NSAI_VERIFY_LSE_IN + NSA_BRANCHES,
   NSAI_VERIFY_O = NSAI_VERIFY_FIRST_OUTPUT,
@@ -74,18 +75,19 @@ typedef struct nsai_verify_tensors {
   nsai_verify_buffer
       buffer[NSAI_VERIFY_SLOTS];      /* bytes 0: absent, or a slice of NSAI_VERIFY_Q's buffer */
   nsa_tensor view[NSAI_VERIFY_SLOTS]; /* shape, strides, dtype; `data` holds the offset in bytes */
-  int64_t tokens, kv_tokens, blocks;  /* true totals */
+  int64_t tokens, kv_tokens, blocks;  /* totals of the actual lengths */
   int64_t token_capacity, kv_capacity;
-  int64_t max_kv_len, select_blocks; /* longest sequence; selection blocks of it */
+  int64_t max_kv_len, select_blocks; /* longest sequence; its number of selection blocks */
   int64_t probe_count;
-  void *workspace, *guarded;                /* with guard bands on both sides, inside `guarded` */
-  uint64_t workspace_bytes, workspace_room; /* as runs get it; what `guarded` can hold */
+  /* `guarded` contains the workspace between two guard bands */
+  void *workspace, *guarded;
+  uint64_t workspace_bytes, workspace_room; /* size that runs get; capacity of `guarded` */
 } nsai_verify_tensors;
 
 enum { NSAI_VERIFY_HOST = 0, NSAI_VERIFY_ON_DEVICE = 1 };
 
-/* Makes, fills and uploads everything that the case's kind needs. `probes` (probe_count token rows,
- * ascending) may be NULL. On failure nsai_verify_tensors_destroy still has to be called. */
+/* Makes, fills and uploads everything that the case's kind needs. `probes` (probe_count token
+ * rows, ascending) may be NULL. nsai_verify_tensors_destroy must be called even after a failure. */
 nsa_status nsai_verify_tensors_create(const nsai_verify_device *device, const nsai_verify_case *c,
                                       int threads, const int64_t *probes, int64_t probe_count,
                                       nsai_verify_tensors *data);
@@ -96,21 +98,22 @@ uint32_t nsai_verify_branches(const nsai_verify_case *c);
 
 int nsai_verify_tensors_has(const nsai_verify_tensors *data, int slot);
 
-/* A slot as the library or the reference takes it; absent slots give data NULL. Host views need the
- * image: inputs have it, outputs after nsai_verify_tensors_fetch. */
+/* A slot as the library or the reference takes it; absent slots give data NULL. Host views need
+ * the image: inputs always have it, outputs have it after nsai_verify_tensors_fetch. */
 nsa_tensor nsai_verify_tensors_view(const nsai_verify_tensors *data, int slot, int where);
 
-/* The structs of a run. An output slot appears only if it exists; INDEX_IN and INDEX share
- * io.block_idx by the case's selection. */
+/* The structs of a run. An output slot appears only if it exists. INDEX_IN and INDEX share
+ * io.block_idx, according to the case's selection. */
 void nsai_verify_tensors_io(const nsai_verify_tensors *data, int where, nsa_batch *batch,
                             nsa_io *io);
 
-/* The gradients of a backward pass, in the same way: those of data, or `slot` [NSAI_VERIFY_SLOTS]. */
+/* The gradients of a backward pass, in the same way: those of `data`, or those of `slot`
+ * [NSAI_VERIFY_SLOTS]. */
 void nsai_verify_tensors_grads(const nsai_verify_tensors *data, int where, nsa_grads *grads);
 void nsai_verify_set_grads(const nsa_tensor *slot, nsa_grads *grads);
 
-/* Puts numbers to add to into the gradients' written elements, on the device and in their images: those
- * of `seed`. */
+/* Writes random numbers of `seed` into the gradients' written elements, on the device and in
+ * their images: an accumulating run adds to them. */
 nsa_status nsai_verify_tensors_begin_sums(nsai_verify_tensors *data, uint64_t seed);
 
 /* A batch for calls: NULL when the case has none. */
@@ -119,11 +122,12 @@ const nsa_batch *nsai_verify_tensors_batch(const nsai_verify_tensors *data, cons
 /* Gives the data a workspace of at least `bytes`, filled with NaN. */
 nsa_status nsai_verify_tensors_workspace(nsai_verify_tensors *data, uint64_t bytes);
 
-/* Gives it one of exactly `bytes`, a guard band right behind them, again filled with NaN: nothing
- * that an earlier run left there can be taken for this one's. No run may be under way. */
+/* Replaces the workspace by one of exactly `bytes`, filled with NaN and directly followed by a
+ * guard band, so that results of an earlier run there cannot be mistaken for this one's. No run
+ * may be in progress. */
 nsa_status nsai_verify_tensors_workspace_anew(nsai_verify_tensors *data, uint64_t bytes);
 
-/* From now on runs ask for o alone: other outputs cost time, and a branch that does not run has
+/* From now on runs produce o alone: other outputs cost time, and a branch that does not run has
  * none. */
 void nsai_verify_tensors_drop_optional(nsai_verify_tensors *data);
 
@@ -131,12 +135,12 @@ void nsai_verify_tensors_drop_optional(nsai_verify_tensors *data);
 nsa_status nsai_verify_tensors_poison(nsai_verify_tensors *data);
 nsa_status nsai_verify_tensors_fetch(nsai_verify_tensors *data);
 
-/* After a fetch: whether guard bands, gaps, rows beyond the sequences, inputs and the workspace's
- * guards are what they were. Returns the name of the damaged slot, or NULL. */
+/* After a fetch: whether guard bands, gaps, rows beyond the sequences, inputs and the
+ * workspace's guards are unchanged. Returns the name of the damaged slot, or NULL. */
 const char *nsai_verify_tensors_damaged(nsai_verify_tensors *data);
 
-/* Bytes that differ between the valid elements of two fetched outputs of the same shape; -1 when
- * none, else the row. */
+/* Compares the valid elements of two fetched outputs of the same shape. Returns -1 when no byte
+ * differs, else the row. */
 int64_t nsai_verify_tensors_difference(const nsai_verify_tensors *a, const nsai_verify_tensors *b,
                                        int slot);
 

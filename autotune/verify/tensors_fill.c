@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What a case's inputs hold, but for q, k and v, which are inputs.c's.
+ * The contents of a case's inputs, except q, k and v (inputs.c).
  */
 #include "verify/tensors_fill.h"
 
@@ -11,7 +11,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Streams of random numbers; those below 10000 are inputs.c's. */
+/* Streams of random numbers; inputs.c uses those below 10000. */
 enum { STREAM_SLOT = 10000, STREAM_INDEX = 20000 };
 
 #define RANGE_TOKENS 100 /* longest range: enough to cross blocks of any size tested */
@@ -62,8 +62,9 @@ static void fill_phi(const nsai_verify_tensors *d, const nsai_verify_inputs *in,
   fill_weights(d, in, first + 5, BIAS_SCALE);
 }
 
-/* Gate weights are what a sigmoid gives: not negative. With signs the branches cancel each other,
- * and the norm of a short sequence's sum says nothing about the error of its terms. */
+/* Gate weights are like the results of a sigmoid: not negative. With both signs the branches
+ * would cancel each other, and the norm of a short sequence's sum would not measure the error of
+ * its terms. */
 static void drop_signs(const nsa_tensor *t) {
   int64_t count = t->shape[0] * t->shape[1] * t->shape[2]; /* gates are declared contiguous */
   for (int64_t i = 0; i < count; i++) {
@@ -92,7 +93,7 @@ static void fill_gate(const nsai_verify_tensors *d, const nsai_verify_inputs *in
   fill_weights(d, in, NSAI_VERIFY_GATE_B2, BIAS_SCALE);
 }
 
-/* Any order, with repeats, blocks after the current one, and -1. */
+/* Blocks in any order, with repetitions, blocks after the current one, and -1. */
 static void fill_blocks(const nsai_verify_tensors *d) {
   const nsai_model *g = &d->c->model;
   nsa_tensor view = nsai_verify_tensors_view(d, NSAI_VERIFY_INDEX_IN, NSAI_VERIFY_HOST);
@@ -112,7 +113,7 @@ static void fill_blocks(const nsai_verify_tensors *d) {
   }
 }
 
-/* What a forward would choose by importance without pattern: forced blocks among them. */
+/* The blocks that a forward would select by a random importance, including the forced ones. */
 static void fill_chosen_row(void *user, int64_t t) {
   const nsai_verify_tensors *d = user;
   const nsai_model *g = &d->c->model;
@@ -135,7 +136,7 @@ static void fill_chosen(nsai_verify_tensors *d, int threads) {
   nsai_verify_parallel(threads, d->tokens, fill_chosen_row, d);
 }
 
-/* What the reference's forward leaves, by the selection that is given. */
+/* The outputs of the reference's forward with the given selection. */
 static void fill_saved(nsai_verify_tensors *d, int threads) {
   const nsai_model *g = &d->c->model;
   nsa_batch batch;
@@ -148,7 +149,7 @@ static void fill_saved(nsai_verify_tensors *d, int threads) {
                        .dtype = NSA_F32 };
   io.o.data = calloc((size_t)(d->token_capacity * row + 1), sizeof(float));
   int32_t selection = d->c->selection == NSA_SELECT_OWN ? NSA_SELECT_BLOCKS : d->c->selection;
-  /* Without memory the inputs stay NaN, which no comparison overlooks. */
+  /* If memory is exhausted the inputs stay NaN, which every comparison detects. */
   if (io.o.data)
     (void)nsai_reference_forward(g, selection, d->c->branches, nsai_verify_tensors_batch(d, &batch),
                                  &io, threads);
@@ -173,8 +174,8 @@ static void fill_ranges(const nsai_verify_tensors *d) {
   }
 }
 
-/* Importances with ties (constant fill: nothing but two values) and zeros; what is no candidate has
- * the largest value, so that a rule that looks at it is found out. */
+/* Importances with ties (constant fill: only two values) and zeros. Blocks that are no
+ * candidates have the largest value, so that a selection that considers them is detected. */
 static void fill_importance(const nsai_verify_tensors *d) {
   const nsai_model *g = &d->c->model;
   nsa_tensor view = nsai_verify_tensors_view(d, NSAI_VERIFY_IMPORTANCE_IN, NSAI_VERIFY_HOST);

@@ -9,7 +9,7 @@
 
 #include <stdlib.h>
 
-/* Up to NSAI_VERIFY_MAX_PROBES of the compared rows, evenly spread, the last among them. */
+/* Up to NSAI_VERIFY_MAX_PROBES of the compared rows, evenly spread and including the last. */
 static int64_t pick_probes(const nsai_trial_run *trial, int64_t *probes) {
   int64_t count =
       trial->token_count < NSAI_VERIFY_MAX_PROBES ? trial->token_count : NSAI_VERIFY_MAX_PROBES;
@@ -18,7 +18,7 @@ static int64_t pick_probes(const nsai_trial_run *trial, int64_t *probes) {
   return count;
 }
 
-/* What runs of a plan need; a d_o in f32 is rounded behind the rest on a GPU. */
+/* Workspace of a plan's runs; on a GPU a rounded copy of an f32 d_o follows it. */
 static uint64_t workspace_of(const nsai_trial_run *trial) {
   const nsai_verify_case *c = trial->c;
   uint64_t bytes = trial->plan.caps.workspace_bytes;
@@ -89,7 +89,8 @@ nsa_status nsai_trial_run_intact(nsai_trial_run *trial, nsai_verify_result *resu
   return NSA_OK;
 }
 
-/* Copies what a forward has left on the device into an input of another bench, if that has it. */
+/* Copies an output of a forward on the device into an input of another trial run, if that has
+ * it. */
 static nsa_status hand_over(const nsai_trial_run *from, int output, nsai_trial_run *to, int input) {
   nsai_verify_buffer left = from->data.buffer[output], *given = &to->data.buffer[input];
   if (!left.device || !given->device) return NSA_OK;

@@ -30,8 +30,8 @@ typedef struct nsai_struct_type {
  * `type->size`. NSA_E_ARG for NULL, else NSA_E_VERSION. */
 nsa_status nsai_struct_check(const nsai_struct_type *type, const void *given);
 
-/* Makes a parameter readable at this library's size: `*out` is `given` itself, or `room`, which holds
- * `type->size` bytes and gets a copy. Fails as nsai_struct_check does. */
+/* Makes a parameter readable at this library's size: `*out` is `given` itself, or `room`, which
+ * must hold `type->size` bytes and gets a copy. Fails as nsai_struct_check does. */
 nsa_status nsai_struct_in(const nsai_struct_type *type, const void *given, void *room,
                           const void **out);
 

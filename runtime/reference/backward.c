@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The backward pass: gates, attention, the gates' own gradients, phi, and the raw K and V at the end.
- * Everything is allocated before the first output is written.
+ * The backward pass: gates, attention, the gates' own gradients, phi, and finally the raw K and
+ * V. Everything is allocated before the first output is written.
  */
 #include "reference/backward.h"
 #include "base/math.h"
