@@ -28,15 +28,15 @@ lacks() { ! grep -q -- "$1" "$2"; }
 # A flash kernel that reads no key at all where tiles have 32: by far the fastest, and wrong.
 cp -r "$source/kernel_templates" "$work/templates"
 sed -i 's|^  int begin = Keys::visible(position).begin, end = Keys::visible(position + tokens - 1).end;|&\n  if constexpr (Config::kKeys == 32) end = begin;|' \
-  "$work/templates/common/flash.cuh"
-check 'the templates are spoiled' has 'kKeys == 32) end = begin' "$work/templates/common/flash.cuh"
+  "$work/templates/attend/mainloop_sm80.cuh"
+check 'the templates are spoiled' has 'kKeys == 32) end = begin' "$work/templates/attend/mainloop_sm80.cuh"
 NSA_TEMPLATES_DIR=$work/templates NSA_CACHE_DIR=$work/wrong tune --json >"$work/wrong.json" 2>"$work/wrong.err"
 check 'a tuning with wrong candidates succeeds' test $? = 0
 "$program" export --records "$work/wrong.yaml" >/dev/null 2>&1
 cat "$work/wrong/tuning/"*.yaml >"$work/wrong.yaml"
 check 'wrong candidates are found' has 'keys=32.*state: wrong' "$work/wrong.yaml"
 check 'no wrong candidate is chosen' lacks 'state: wrong.*chosen: true' "$work/wrong.yaml"
-check 'no flash kernel of 32 keys is chosen' lacks '_mma rows=.*keys=32.*chosen: true' "$work/wrong.yaml"
+check 'no flash kernel of 32 keys is chosen' lacks '_sm80 rows=.*keys=32.*chosen: true' "$work/wrong.yaml"
 
 # Ctrl-C: 130, valid records, and the same command goes on.
 timeout --preserve-status -s INT 4 "$program" tune --level normal "${short[@]}" "$model" >"$work/int.txt" 2>&1
@@ -76,9 +76,9 @@ check 'decode steps are tuned' test $? = 0
 check 'each batch has a record' test "$("$program" list --records | grep -c decode:)" = 2
 check 'a decode plan follows its record' has 'record of 8 x 2048 tokens' \
   <("$program" show --op decode "${steps[@]:2}" "${short[@]:4}" --set serving.max_kv_len=2048 "$model")
-sed -i 's|end = min(begin + each, steps);|end = C::kStages == 2 ? begin : min(begin + each, steps);|' \
-  "$work/templates/decode_split_kv_attend.cuh"
-check 'a decode kernel is spoiled' has 'kStages == 2 ? begin' "$work/templates/decode_split_kv_attend.cuh"
+sed -i 's|end = min(begin + each, last);|end = C::kStages == 2 ? begin : min(begin + each, last);|' \
+  "$work/templates/decode/split_kv_attend.cuh"
+check 'a decode kernel is spoiled' has 'kStages == 2 ? begin' "$work/templates/decode/split_kv_attend.cuh"
 NSA_TEMPLATES_DIR=$work/templates NSA_CACHE_DIR=$work/wrong-steps tune "${steps[@]}" >"$work/wrong-steps.txt" 2>&1
 check 'a tuning with wrong steps succeeds' test $? = 0
 cat "$work/wrong-steps/tuning/"*.yaml >"$work/wrong-steps.yaml"
