@@ -263,7 +263,7 @@ static nsa_status check_sum(const demo *d, float *largest) {
 /* ---- roofline ---- */
 
 /* Number of (query, key) pairs that a forward's three branches, or dense attention, evaluate. */
-static double weighed_keys(int64_t tokens, int32_t op) {
+static double attended_keys(int64_t tokens, int32_t op) {
   double keys = 0;
   for (int64_t t = 0; t < tokens; t++) {
     int64_t seen = t + 1, block = t / SELECT_BLOCK;
@@ -281,7 +281,7 @@ static double weighed_keys(int64_t tokens, int32_t op) {
 static double bound_ms(const demo *d, int32_t op) {
   const nsai_config *c = d->ctx->config;
   if (d->ctx->cpu || !(c->device.bf16_tflops > 0) || !(c->device.hbm_gbps > 0)) return 0;
-  double operations = weighed_keys(d->tokens, op) * HEADS * 2 * (DIM + DIM);
+  double operations = attended_keys(d->tokens, op) * HEADS * 2 * (DIM + DIM);
   double bytes = (double)d->tokens * 2 * (HEADS + KV_HEADS) * DIM * (double)sizeof(uint16_t);
   return fmax(operations / c->device.bf16_tflops * 1e-9, bytes / c->device.hbm_gbps * 1e-6);
 }

@@ -381,7 +381,7 @@ static void test_strange_candidates(void **state) {
 #define SELECT "select_topn warps=2 ctas=1"
 
 /* A variant that is not sensible at the record's length is chosen all the same at its own; what it
- * covers is its business, and stays decided where it is not chosen. */
+ * fuses is its business, and stays decided where it is not chosen. */
 static void test_untimed_length(void **state) {
   static const char onepass[] = "attend_compressed_topn_sm90";
   tuning w = { 0 };

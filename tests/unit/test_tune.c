@@ -109,7 +109,7 @@ static size_t expect_nested(const tuning *a, const tuning *b) {
   return more;
 }
 
-/* The first of each stage is what nsai_choose says, where no other stage's variant covers it, and is
+/* The first of each stage is what nsai_choose says, where no other stage's variant fuses it, and is
  * said to be. */
 static void expect_heuristic_first(const tuning *w) {
   for (size_t i = 0; i < w->results.count; i++) {

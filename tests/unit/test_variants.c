@@ -152,7 +152,7 @@ static void check_problem(const nsai_config *config, const nsa_problem *asked) {
   }
 }
 
-/* A variant covers stages that nsai_choose comes to after its own. */
+/* A variant fuses stages that nsai_choose treats after its own. */
 static void test_fuses(void **state) {
   for (int i = 0; nsai_variants[i]; i++)
     assert_int_equal(nsai_variants[i]->fuses & ((2u << nsai_variants[i]->stage) - 1), 0);

@@ -6,7 +6,7 @@
  */
 #include "support/cmocka_all.h"
 
-#include "covering.h"
+#include "fusing.h"
 #include "machine.h"
 #include "params/attention.h"
 #include "plan/context.h"
@@ -262,7 +262,7 @@ static void test_refusals(void **state) {
   expect_refusal(NULL, NSA_SELECT_BLOCKS,
                  "it fuses importance, which is not run here\n"
                  "      it fuses select, which is not run here\n");
-  /* A stage that is covered cannot be forced to the variant that covers it. */
+  /* A fused stage cannot be forced to the variant that fuses it. */
   char yaml[1024];
   nsa_options options = NSA_OPTIONS_INIT;
   nsa_ctx *ctx;
@@ -288,7 +288,7 @@ static void choose(const machine *m, const nsai_decisions *decisions, nsai_choic
                  NSA_OK, NULL);
 }
 
-/* A decision for the covering variant takes its stages, whatever was decided for them; one for a
+/* A decision for the fusing variant takes its stages, whatever was decided for them; one for a
  * separate variant leaves them to what was decided. */
 static void test_decisions(void **state) {
   machine m;

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
-#include "covering.h"
+#include "fusing.h"
 
 #include "plan/spec.h"
 #include "variants/attend/compressed.h"

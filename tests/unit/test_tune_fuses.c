@@ -8,7 +8,7 @@
 #include "support/cmocka_all.h"
 
 #include "cli/tune_results.h"
-#include "covering.h"
+#include "fusing.h"
 #include "machine.h"
 #include "reference/reference.h"
 #include "run/run.h"
@@ -168,7 +168,7 @@ static void test_rival_wins(void **state) {
   assert_true(fabs(nsai_tune_find(&span, NSA_TUNE_BASELINE, NULL, "forward")->ms - 41) < 1e-3);
   expect_variants(&w,
                   "attend_compressed=made_up_rival importance=made_up_rival select=made_up_rival");
-  /* The record says what was measured, and keeps the winners of the stages that are covered. */
+  /* The record says what was measured, and keeps the winners of the fused stages. */
   nsai_record *r = find_record(&w);
   const nsai_timing *topn = nsai_record_chosen(r, "attend_compressed");
   const nsai_timing *importance = nsai_record_chosen(r, "importance");
@@ -206,7 +206,7 @@ static void test_rival_wins(void **state) {
   leave(&w);
 }
 
-/* Faster than its own stage's rivals with the time of the stages it covers, but by less than tuning.min_gain. */
+/* Faster than its own stage's rivals with the time of the stages it fuses, but by less than tuning.min_gain. */
 static void test_rival_loses(void **state) {
   tuning w = { 0 };
   ms_of_rival = 19.9;
@@ -264,7 +264,7 @@ static size_t count_timed(const tuning *w, const char *stage) {
   return count;
 }
 
-/* Against 10 + 6 + 4 ms it stays; the stages that it covers are measured all the same. */
+/* Against 10 + 6 + 4 ms it stays; the stages that it fuses are measured nevertheless. */
 static void test_topn_stays(void **state) {
   tuning w = { 0 };
   fusing_topn = true;
@@ -302,7 +302,7 @@ static void test_topn_loses(void **state) {
   leave(&w);
 }
 
-/* The heuristic's choices for the stages it covers have to be right, too. */
+/* The heuristic's choices for the stages it fuses must be right, too. */
 static void test_wrong_heuristic(void **state) {
   static const char *const kernels[] = { "made_up_topn", "select_topn" };
   for (int i = 0; i < 2; i++) {
@@ -349,7 +349,7 @@ static void test_alone(void **state) {
   }
 }
 
-/* A compiler that refuses the covering default leaves its stages to the others. */
+/* A compiler that refuses the fusing default leaves its stages to the others. */
 static void test_refused(void **state) {
   tuning w = { 0 };
   fusing_topn = true;
@@ -379,13 +379,13 @@ static measured_candidate candidate_of(const char *name) {
 #define MOST 4
 
 typedef struct combination_case {
-  const char *compressed; /* 't' covers, 'm' does not, in the order of the contest */
-  int importance, select; /* contenders */
-  int columns;
+  const char *compressed; /* 't' fuses, 'm' does not, in the order of the candidates */
+  int importance, select; /* numbers of candidates */
+  int combinations;
 } combination_case;
 
-/* Every contender has one column, none beside one that covers it, and the first of each stage that is
- * not covered are in the first. */
+/* Every candidate is in one combination and never runs with one that fuses its stage. The first
+ * combination has the first candidate of each stage that is not fused. */
 static void check_combinations(const combination_case *one) {
   measured_candidate items[3][MOST];
   const int counts[3] = { (int)strlen(one->compressed), one->importance, one->select };
@@ -403,16 +403,16 @@ static void check_combinations(const combination_case *one) {
   const char *unfused = strchr(one->compressed, 'm');
   task.candidates[0].unfused = unfused ? (int)(unfused - one->compressed) : -1;
   int seen[3][MOST] = { { 0 } };
-  assert_int_equal(nsai_tune_combinations(&task), one->columns);
-  for (int column = 0; column < one->columns; column++) {
+  assert_int_equal(nsai_tune_combinations(&task), one->combinations);
+  for (int combination = 0; combination < one->combinations; combination++) {
     nsai_decisions d;
     measured_candidate *taken[NSAI_STAGE_COUNT];
-    nsai_tune_combination(&task, column, &d, taken);
+    nsai_tune_combination(&task, combination, &d, taken);
     bool fused = d.stage[NSAI_STAGE_ATTEND_COMPRESSED].variant->fuses != 0;
     for (int i = 0; i < 3; i++) {
       if (taken[i]) seen[i][taken[i] - items[i]]++;
       if (i) assert_true((d.stage[task.candidates[i].stage].variant == NULL) == fused);
-      if (!column && !(i && fused)) assert_ptr_equal(taken[i], &items[i][0]);
+      if (!combination && !(i && fused)) assert_ptr_equal(taken[i], &items[i][0]);
     }
   }
   for (int i = 0; i < 3; i++)
@@ -428,9 +428,9 @@ static void test_combinations(void **state) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_combinations(&cases[i]);
 }
 
-/* ---- weights ---- */
+/* ---- fused times ---- */
 
-/* Contests of attend_compressed (`ms` of 'm', then of 't'), importance and select. */
+/* Candidates of attend_compressed (`ms` of 'm', then of 't'), importance and select. */
 static void compute_fused_time(double compressed, double topn, double importance, double select,
                                double expected[2]) {
   measured_candidate first[2] = { candidate_of("attend_compressed_sm80"),
@@ -457,7 +457,7 @@ static void test_weights(void **state) {
   double ms[2];
   compute_fused_time(3, 7, 2, 1, ms);
   assert_true(fabs(ms[0] - 6) < 1e-9 && fabs(ms[1] - 7) < 1e-9);
-  compute_fused_time(3, 0, 2, 1, ms); /* nobody that was measured covers anything */
+  compute_fused_time(3, 0, 2, 1, ms); /* no measured candidate fuses a stage */
   assert_true(fabs(ms[0] - 3) < 1e-9 && isinf(ms[1]));
   compute_fused_time(3, 7, 0, 1, ms); /* a stage that is not known */
   assert_true(isinf(ms[0]) && fabs(ms[1] - 7) < 1e-9);
