@@ -24,9 +24,9 @@
 
 typedef struct fixture {
   char dir[64];     /* the cache's folder, removed at the end */
-  char kernels[80]; /* where entries lie */
+  char kernels[80]; /* folder of the entries */
   nsai_logger logger;
-  int warnings;    /* lines at WARN so far */
+  int warnings;    /* lines logged at WARN so far */
   char last[2048]; /* the last one */
 } fixture;
 
@@ -80,7 +80,7 @@ static inline nsai_cache *fixture_open(fixture *f, nsai_cache_mode mode, uint64_
   return cache;
 }
 
-/* The key of kernel number `n`. */
+/* The key of kernel `n`. */
 static inline void fixture_key(int n, const char *compiler, nsai_kernel_key *key) {
   char source[64];
   snprintf(source, sizeof source, "kernel number %d", n);
@@ -113,7 +113,7 @@ static inline bool fixture_store(nsai_cache *cache, int n, size_t size) {
   return stored;
 }
 
-/* Looks kernel `n` up; aborts on an image with other bytes. */
+/* Looks up kernel `n`; aborts on an image with other bytes. */
 static inline bool fixture_find(nsai_cache *cache, int n, size_t size, const char *compiler) {
   nsai_kernel_key key;
   nsai_kernel_image image, wanted;
@@ -132,7 +132,8 @@ static inline bool fixture_find(nsai_cache *cache, int n, size_t size, const cha
   return found;
 }
 
-/* Whether a new process would find kernel `n`: another cache, without the first one's memory. */
+/* Whether a new process would find kernel `n`: uses another cache, without the memory of the
+ * first. */
 static inline bool fixture_on_disk(fixture *f, int n, size_t size) {
   nsai_cache *cache = fixture_open(f, NSAI_CACHE_READ_WRITE, 0);
   bool found = fixture_find(cache, n, size, FIXTURE_COMPILER);

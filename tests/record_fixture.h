@@ -71,7 +71,7 @@ static inline nsai_record *record_full(int n) {
   return r;
 }
 
-/* The text of a record, the caller's to free. */
+/* The text of a record; the caller frees it. */
 static inline char *record_text(const nsai_record *record, size_t *size) {
   nsai_writer writer = nsai_writer_open(NULL, 0);
   nsai_record_write(record, &writer);
@@ -101,7 +101,7 @@ static inline nsai_records *records_open(fixture *f, nsai_cache_mode mode) {
   return records;
 }
 
-/* Looks problem number `n` up; NULL: not there. */
+/* Looks up problem `n`; NULL: not found. */
 static inline nsai_record *records_find(nsai_records *records, int n) {
   nsai_record *key = record_make(n), *found;
   nsai_records_find(records, key->device, key->arch, key->sms, key->problem, &found);

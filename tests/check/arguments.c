@@ -77,7 +77,7 @@ static const struct argp_option options[] = {
   { 0 }
 };
 
-/* Remembers an option that changes what a problem means, for the reproduction line. */
+/* Stores an option that changes the meaning of a problem, for the reproduction line. */
 static void remember(chk_arguments *a, const char *option, const char *value) {
   size_t used = strlen(a->repeat);
   snprintf(a->repeat + used, sizeof a->repeat - used, " %s %s", option, value);
@@ -98,7 +98,7 @@ static void choose_area(chk_arguments *a, const char *name, struct argp_state *s
   if (!a->areas) argp_error(state, "'%s' is none of forward, backward, cache", name);
 }
 
-/* The options of the cache. */
+/* Parses the options of the cache. */
 static error_t parse_cache(int key, const char *value, struct argp_state *state) {
   chk_arguments *a = state->input;
   chk_cache_case *c = &a->cache;
@@ -136,7 +136,7 @@ static error_t parse_cache(int key, const char *value, struct argp_state *state)
   return 0;
 }
 
-/* What does not go together; then the defaults. */
+/* Rejects combinations that make no sense, then sets the defaults. */
 static void finish(chk_arguments *a, struct argp_state *state) {
   chk_cache_case *c = &a->cache;
   if (c->kind == CHK_CACHE_SPLIT && (c->steps >= 0 || c->repeats >= 0))

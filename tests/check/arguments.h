@@ -9,7 +9,7 @@
 #include "cache/options.h"
 #include "plans.h"
 
-/* What is checked, as bits. */
+/* The areas that are checked, as bits. */
 enum { CHK_FORWARD = 1, CHK_BACKWARD = 2, CHK_CACHE = 4 };
 
 #define CHK_MOST_OVERRIDES 32
@@ -21,16 +21,16 @@ typedef struct chk_arguments {
   int override_count;
   const char *filter, *problem;
   uint64_t seed;
-  int64_t count; /* random problems of each area; -1: the default */
+  int64_t count; /* number of random problems of each area; -1: the default */
   double time_limit;
   bool list, json, tap, stop_on_failure, self_test, brief, rows;
   const nsai_variant *force;
-  bool of_cache;        /* an option was given that only scenarios have */
-  chk_cache_case cache; /* what every case of the cache begins with; kind CHK_CACHE_KINDS: any */
-  char repeat[512];     /* what a reproduction needs beside the problem */
+  bool of_cache;        /* an option was given that only cases of the cache have */
+  chk_cache_case cache; /* initial values of every case of the cache; kind CHK_CACHE_KINDS: any */
+  char repeat[512];     /* the options that a reproduction needs in addition to the problem */
 } chk_arguments;
 
-/* Reads the command line; ends the program with status 2 where it is wrong. */
+/* Reads the command line; ends the program with status 2 if it is invalid. */
 void chk_arguments_read(int argc, char **argv, chk_arguments *out);
 
 #endif /* CHK_ARGUMENTS_H */

@@ -6,11 +6,11 @@
 #include "base/math.h"
 #include "verify/parallel.h"
 
-/* The lengths and geometries that other projects' suites found worth testing, and the edge rows of
- * this library's contract. 104 and 64 stand for head dims 100 and 60, which are no multiple of 8.
- */
+/* The lengths and dimensions that other projects' suites test, and the edge rows that this
+ * library promises to handle. 104 and 64 replace head dims 100 and 60, which are not multiples
+ * of 8. */
 const char *const chk_fixed_cases[] = {
-  /* the geometries of flash-linear-attention's NSA tests (B sequences of T) */
+  /* the dimensions of flash-linear-attention's NSA tests (B sequences of T) */
   "fwd:h16/1:d64/64:l32/32:s32x16+1+2:w32:q=63:scale=1:gate=weights",
   "fwd:h32/1:d104/104:l32/32:s32x16+1+2:w32:q=111x3:scale=1:gate=weights",
   "fwd:h32/2:d64/64:l32/32:s32x16+1+2:w64:q=1024x3:scale=0.1",
@@ -26,14 +26,14 @@ const char *const chk_fixed_cases[] = {
   "fwd:h16/1:d64/64:l32/16:s32x8+1+2:w64:q=256,280:kv=512,777",
   /* FlashMoBA's pairs of query and KV length */
   "fwd:q=1,113,1023:kv=147,203,1024:s64x8+1+2:w128",
-  /* FlashMLA: query lengths, and lists of which nothing is valid */
+  /* FlashMLA: query lengths, and lists without any valid entry */
   "fwd:h64/4:d128/128:s64x16+1+2:w512:q=1,62,213,1024:kv=1,62,213,1024",
   "fwd:h16/1:d128/128:s64x16+1+2:w512:q=70000:fill=correlated",
   "fwd:h16/2:d64/64:s64x8+1+2:q=130,1:kv=130,700:sel=blocks:gate=weights",
   /* vLLM: large logits, sentinels inside the lists, long prefixes, strided queries */
   "fwd:h16/2:d128/128:s64x8+1+2:w128:q=700:sel=blocks:fill=large:layout=strided",
   "fwd:h8/1:d64/64:s64x16+1+2:w512:q=5:kv=1000000", "fwd:h8/2:d64/64:q=300:layout=packed",
-  /* the speed targets' and the paper's geometry, lengths at which rows are sampled */
+  /* the dimensions of the speed targets and the paper, at lengths at which rows are sampled */
   "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=8192:fill=correlated",
   "fwd:h64/4:d192/128:l32/16:s64x16+1+2:w512:q=8192:kv=branches:fill=correlated",
   "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=65536:fill=correlated:overlap",
@@ -44,7 +44,7 @@ const char *const chk_fixed_cases[] = {
   "fwd:h5/1:d64/64:q=300", "fwd:h6/1:d64/64:q=300", "fwd:h7/1:d64/64:q=300",
   "fwd:h12/1:d64/64:q=300", "fwd:h24/2:d64/64:q=300", "fwd:h48/1:d64/64:q=300",
   "fwd:h64/1:d64/64:q=300",
-  /* small groups over long lists of blocks: KV-stationary, where it is legal */
+  /* small groups with long lists of blocks: KV-stationary where that is legal */
   "fwd:h4/4:d128/128:l16/16:s16x6+1+2:w64:q=1700,33,130",
   "fwd:h8/2:d64/64:l16/16:s32x8+1+2:q=5,90,2500:kv=2100,90,2500:sel=blocks:slack=40",
   "fwd:h4/2:d192/128:f16:l16/16:s48x20+1+2:q=4000:fill=correlated:branches=2",
@@ -57,22 +57,22 @@ const char *const chk_fixed_cases[] = {
   "fwd:q=0:kv=0", "fwd:q=5:kv=0", "fwd:q=0,5,130:kv=9,0,130", "fwd:q=40:kv=9", "fwd:q=31",
   "fwd:q=32", "fwd:q=33", "fwd:q=1,31,32,47,48,63,64,65", "fwd:q=200,200:kv=64,500:slack=77",
   "fwd:q=200:nobatch:layout=heads", "fwd:s64x16+1+2:q=700:lists",
-  /* one head of k and v for all */
+  /* k and v with one head for all */
   "fwd:h8/4:q=300,21:layout=shared", "fwd:h64/4:d128/128:w512:q=3000:nobatch:layout=shared",
   "fwd:h16/2:d128/64:q=700,90:sel=blocks:kv=branches:layout=shared", "dense:q=300:layout=shared",
   "fwd:s32x20+1+2:q=1,600,31:lists:h16/1:d128/128",
-  /* sequences of one row or block, whose errors nothing averages, least of all over few columns */
+  /* sequences of one row or block, whose errors are not averaged, with the fewest columns */
   "fwd:h64/4:d16/16:s64x16+1+2:w256:q=1x16:kv=300x16:fill=correlated",
   "fwd:h64/4:d24/24:s64x16+1+2:w256:q=1x16:kv=40x16:fill=correlated",
   "fwd:h64/4:d64/64:s64x16+1+2:w256:q=1x16:kv=1000x16:fill=correlated",
   "fwd:h64/4:d128/128:s64x16+1+2:w256:q=1x16:kv=300x16",
   "compress:phi=mlp.8.gelu:h64/64:d16/16:q=33x16", "compress:phi=mlp.8.relu:h64/64:d128/64:q=40x16",
   "compress:phi=linear:h64/64:d16/24:q=33x16", "compress:phi=mlp.16.silu:h64/64:d24/16:f16:q=33x16",
-  /* fills in which rules, not averages, decide */
+  /* fills for which rules, not averages, decide */
   "fwd:q=700:s32x6+1+2:fill=constant", "fwd:q=700:s32x6+0+0:fill=constant",
   "fwd:q=700:s32x6+1+2:fill=tiny", "fwd:q=700:s32x6+1+2:fill=large",
   "fwd:q=700:s32x6+1+2:fill=correlated", "fwd:q=700:s32x1+0+0:fill=correlated",
-  /* branches off, alone, and one pair of K and V each */
+  /* branches off, alone, and with one pair of K and V each */
   "fwd:w0:q=200", "fwd:s64x0+0+0:q=200", "fwd:s64x0+0+0:w0:q=200", "fwd:branches=1:q=300",
   "fwd:branches=2:q=300", "fwd:branches=4:q=300", "fwd:branches=5:q=300:kv=branches",
   /* phi, gates, the caller's selection */
@@ -87,8 +87,8 @@ const char *const chk_fixed_cases[] = {
   "select:q=5,100:kv=2000,40:s32x16+2+3", "dense:q=200,1,0,77", "dense:h16/1:d192/128:q=1000",
   "dense:h7/1:d64/64:q=5,90:kv=300,20:f16", "dense:h64/4:d128/128:q=8192",
   "dense:gemm:nobatch:h16/2:d128/128:q=1000",
-  /* gradients: groups, head dims, edges, layouts; long enough that lists and windows fill tiles, and that
-     lists of the first block are cut */
+  /* gradients: groups, head dims, edges, layouts; long enough that lists and windows fill tiles,
+   * and that lists of the first block are split */
   "bwd:q=200", "bwd:h16/1:d128/128:s64x16+1+2:w512:q=1500", "bwd:h64/4:d128/128:w512:q=700,33",
   "bwd:h4/4:d64/64:s16x6+1+2:l16/16:q=900:f16", "bwd:h3/1:d24/40:q=300:gate=weights",
   "bwd:h7/1:d192/128:s48x5+1+2:l16/16:q=400:kv=branches", "bwd:d256/256:q=300",
@@ -109,10 +109,10 @@ const char *const chk_fixed_cases[] = {
   "bwd:q=0,5,130:kv=9,0,130:slack=9:layout=strided:saved", "bwd:q=40:kv=9:saved:accumulate",
   "bwd:branches=6:q=200:saved:f32grads:gate=weights", "bwd:branches=1:q=200:saved:kv=branches",
   "bwd:phi=external:q=200,20:saved:h3/1:d24/40",
-  /* d_o in f32; the forward's outputs ignored, or relied on */
+  /* d_o in f32; the forward's outputs recomputed, or used */
   "bwd:q=300,33:f32dout", "bwd:q=0,5,130:kv=9,0,130:slack=9:layout=strided:f32dout:f32grads",
   "bwd:q=200:saved:recompute=always", "bwd:q=200,77:saved:recompute=never",
-  /* the gate MLP: one layer, two, tokens behind the last sequence, rows before the first key */
+  /* the gate MLP: one layer, two, tokens after the last sequence, rows before the first key */
   "bwd:gate=mlp.64.0.silu:q=300,20", "bwd:gate=mlp.64.32.gelu:q=300,20:seed=2",
   "bwd:gate=mlp.40.24.relu:h3/1:q=200:nobatch:f32grads:seed=4",
   "bwd:gate=mlp.128.64.silu:q=5,0,130:kv=9,3,130:slack=40:layout=strided:accumulate:seed=2",
@@ -132,7 +132,7 @@ const char *const chk_fixed_cases[] = {
   "bwd:phi=mlp.32.silu:q=300:wanted=2:seed=2", "bwd:phi=linear:q=300:wanted=4",
   "bwd:phi=linear:q=300,200:saved:seed=2", "bwd:phi=linear:q=300:mma:l16/16:layout=shared:h8/4",
   "bwd:phi=mlp.32.gelu:gate=mlp.64.32.silu:sel=ranges:q=200,77:f32dout:seed=2",
-  /* token ranges: shared, several in a tile of keys, long ones, no multiple of anything */
+  /* token ranges: shared, several in a tile of keys, long ones, unaligned */
   "bwd:sel=ranges:q=300,40", "bwd:sel=ranges.shared:h6/3:q=300",
   "bwd:sel=ranges:h4/4:d24/40:s16x40+1+2:l16/16:q=900:gate=weights",
   "bwd:sel=ranges:h16/1:d128/128:s64x16+1+2:q=1500:branches=2",
@@ -140,8 +140,8 @@ const char *const chk_fixed_cases[] = {
   "bwd:sel=ranges:q=3,90:kv=300,77:saved", "bwd:sel=ranges:d192/128:q=300:kv=branches",
   "bwd:sel=ranges:d256/256:q=300:mma", "bwd:sel=ranges:s64x256+1+2:q=700:branches=2:f16",
   "bwd:sel=ranges:q=0:kv=9",
-  /* by kernels that share rows and keys: groups, sequences that end within a tile, windows that begin in
-     one, tiles of keys that some rows alone see */
+  /* kernels that share rows and keys: groups, sequences that end within a tile, windows that
+   * begin within one, tiles of keys that only some rows see */
   "bwd:h32/2:d128/128:s64x6+1+2:w200:q=300,33,0,5:kv=900,70,9,5:slack=7:layout=strided",
   "bwd:h64/2:d64/64:s64x4+1+2:q=400,70:gate=weights:saved",
   "bwd:h64/1:d128/128:s64x16+1+2:w512:q=1100,77", "bwd:h24/2:d128/96:s64x6+1+2:q=700:f16",
@@ -193,7 +193,7 @@ const char *const chk_short_cases[] = {
   0
 };
 
-/* Group sizes: the powers, and those that pad badly. */
+/* Group sizes: powers of two, and sizes with much padding. */
 static const int32_t groups[] = { 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64 };
 static const int32_t dims[] = { 16, 24, 32, 40, 64, 72, 96, 104, 128, 136, 192, 256 };
 
@@ -201,14 +201,14 @@ static int32_t choose(nsai_verify_random *random, const int32_t *table, int32_t 
   return table[nsai_verify_pick(random, 0, count - 1)];
 }
 
-/* l, d, l', n, n_init, n_local, w under the divisibility rules. */
+/* Random l, d, l', n, n_init, n_local, w that satisfy the divisibility rules. */
 static void random_blocks(nsai_verify_random *random, nsai_model *g) {
   static const int32_t strides[] = { 4, 8, 16, 16, 32 };
   g->stride = choose(random, strides, 5);
   g->block =
       g->stride * (int32_t)nsai_verify_pick(random, 1, 64 / g->stride < 4 ? 64 / g->stride : 4);
   int32_t least = (int32_t)nsai_ceil_div(g->block, g->stride), most = 128 / g->stride;
-  /* Mostly 16, 32, 64: what kernels have their tiles for; else any multiple of the stride. */
+  /* Mostly 16, 32, 64, for which kernels have their tiles; else any multiple of the stride. */
   g->select_block = 64;
   if (nsai_verify_pick(random, 0, 2) == 0 || g->select_block < g->block)
     g->select_block = g->stride * (int32_t)nsai_verify_pick(random, least, most);
@@ -251,7 +251,7 @@ static void random_model(nsai_verify_random *random, nsai_verify_case *c) {
   }
 }
 
-/* A KV length that is likely to be an edge of something. */
+/* A KV length that is likely to be an edge case. */
 static int64_t random_length(nsai_verify_random *random, const nsai_model *g) {
   switch (nsai_verify_pick(random, 0, 7)) {
   case 0: return nsai_verify_pick(random, 0, 1);
@@ -265,7 +265,7 @@ static int64_t random_length(nsai_verify_random *random, const nsai_model *g) {
   }
 }
 
-/* Makes it a backward pass. */
+/* Turns a case into a backward pass. */
 static void random_backward(nsai_verify_random *random, nsai_verify_case *c) {
   nsai_model *g = &c->model;
   c->kind = NSAI_VERIFY_BACKWARD;
@@ -290,8 +290,9 @@ void chk_case_random(uint64_t seed, int64_t number, nsai_verify_case *c) {
   for (int32_t s = 0; s < c->num_seqs; s++) {
     int64_t kv = random_length(&random, &c->model), q = kv;
     int64_t opts = nsai_verify_pick(&random, 0, 5);
-    if (opts == 0) q = nsai_verify_pick(&random, 0, kv);      /* a chunk, or a few new tokens */
-    if (opts == 1) q = kv + nsai_verify_pick(&random, 0, 20); /* rows before the sequence */
+    if (opts == 0) q = nsai_verify_pick(&random, 0, kv); /* a chunk, or a few new tokens */
+    /* rows before the sequence's first token */
+    if (opts == 1) q = kv + nsai_verify_pick(&random, 0, 20);
     if (opts == 2) q = kv < 4 ? kv : nsai_verify_pick(&random, 1, 4);
     c->q_len[s] = q;
     c->kv_len[s] = kv;
@@ -310,7 +311,7 @@ void chk_case_random(uint64_t seed, int64_t number, nsai_verify_case *c) {
     c->selection = selection ? NSA_SELECT_BLOCKS : NSA_SELECT_RANGES;
     c->index_shared = (int32_t)nsai_verify_pick(&random, 0, 1);
   }
-  /* Some of the branches that the model has; 0, all, where the pick leaves none. */
+  /* Some of the branches that the model has; if the pick leaves none, 0: all. */
   uint32_t has = 1u << NSA_CMP | (c->model.select_count ? 1u << NSA_SEL : 0) |
                  (c->model.window ? 1u << NSA_WIN : 0);
   if (nsai_verify_pick(&random, 0, 7) == 0)

@@ -1,18 +1,18 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What is checked: the fixed lists and the generator of random cases.
+ * The cases: the fixed lists and the generator of random cases.
  */
 #ifndef CHK_CASES_H
 #define CHK_CASES_H
 
 #include "verify/case.h"
 
-/* A random case: geometry, lengths, features, all determined by (seed, number). Small enough that
- * hundreds of them take minutes. */
+/* A random case: dimensions, lengths, features, all determined by (seed, number). Small enough
+ * that hundreds of them take minutes. */
 void chk_case_random(uint64_t seed, int64_t number, nsai_verify_case *c);
 
-/* The fixed list: other projects' suites and edge rows. Texts; ends with NULL. */
+/* The fixed list: cases of other projects' suites and edge rows. Texts; ends with NULL. */
 extern const char *const chk_fixed_cases[];
 
 /* The short list that must pass on the CPU device in a few seconds. */

@@ -10,7 +10,7 @@
 nsa_status chk_bench_create(chk_plans *plans, const nsai_verify_case *c, nsai_trial_run *trial) {
   nsai_trial_plan plan;
   *trial = (nsai_trial_run){ 0 };
-  /* The plan first: what it refuses needs no tensors. */
+  /* The plan comes first: a refused plan needs no tensors. */
   NSAI_TRY(chk_plans_get(plans, c, chk_case_op(c), &plan));
   nsa_status status = nsai_trial_run_prepare(chk_plans_device(plans), c, &plan,
                                              chk_plans_opts(plans)->threads, trial);
@@ -41,7 +41,7 @@ void chk_demand_row(const nsai_variant *row, nsai_verify_result *result) {
     nsai_verify_fail(result, "%s did not run: %s", row->name, result->variants);
 }
 
-/* Multiply-adds that the CPU device may take for a case: some seconds of one core. */
+/* Multiply-adds that a case may cost on the CPU device: some seconds of one core. */
 #define CPU_COST 1e10
 
 static nsa_status check_backward(nsai_trial_run *trial, nsai_verify_result *result) {

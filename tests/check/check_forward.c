@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The calls that have an answer in float64: each is run, then held against it.
+ * The calls that the float64 reference can compute: each is run and compared with it.
  */
 #include "check.h"
 
@@ -18,7 +18,7 @@ nsa_status chk_check_dense(nsai_trial_run *trial, nsai_verify_result *result) {
   return nsai_verify_dense(trial, NULL, result);
 }
 
-/* With mean phi the last sequence alone gives the bits it has in the batch. */
+/* With mean phi, the last sequence alone must give the same bits as in the batch. */
 static nsa_status verify_alone(nsai_trial_run *trial, nsai_verify_result *result) {
   nsai_verify_case alone = *trial->c;
   nsai_trial_run other;

@@ -1,11 +1,11 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The needle: one compressed key whose logit stands a margin above every other's, at many depths of
- * a long sequence of unit-variance keys, outside forced blocks and window. It must be chosen at
- * every depth, and the outputs must be right; half the margin is the control.
+ * The needle: one compressed key whose logit exceeds every other one by a margin, at many depths
+ * of a long sequence of unit-variance keys, outside forced blocks and window. It must be
+ * selected at every depth, and the outputs must be right; half the margin is the control.
  *
- * The case has one sequence and one query token, and mean phi.
+ * The case has one sequence, one query token, and mean phi.
  */
 #include "check.h"
 
@@ -19,16 +19,16 @@
 #define MARGIN 2.0
 #define OWN_SHARE 0.25f /* of a query's variance; the rest is common to the heads of a group */
 
-/* What the search for the right push needs of one KV head. */
+/* What the search for the required push needs of one KV head. */
 typedef struct haystack {
   const nsai_trial_run *trial;
   nsa_tensor q, k;
   int64_t blocks; /* compressed */
   double scale;
-  double *logits; /* [heads, blocks], of the keys without needle */
+  double *logits; /* [heads, blocks], for the keys without the needle */
 } haystack;
 
-/* Queries of a group point roughly the same way, so that one key can attract all of them. */
+/* Makes the queries of a group similar, so that one key can attract all of them. */
 static void align_queries(const nsai_trial_run *trial, const nsa_tensor *q) {
   const nsai_model *g = &trial->c->model;
   uint64_t own = nsai_verify_key(trial->c->seed, 501),
@@ -73,8 +73,8 @@ static double largest_other(const haystack *s, int32_t head, int64_t needle) {
   return largest;
 }
 
-/* Pushes the raw keys of compressed block `needle` along the group's mean query until every head
- * sees it `margin` above all others. */
+/* Moves the raw keys of compressed block `needle` along the group's mean query until its logit
+ * exceeds all others by `margin` for every head. */
 static void push(const haystack *s, int32_t kv_head, int64_t needle, double margin) {
   const nsai_model *g = &s->trial->c->model;
   int32_t group = g->heads / g->kv_heads;
@@ -96,7 +96,7 @@ static void push(const haystack *s, int32_t kv_head, int64_t needle, double marg
     }
 }
 
-/* Runs with a needle in selection block `block`; *found counts KV heads that chose it. */
+/* Runs with a needle in selection block `block`; *found counts the KV heads that selected it. */
 static nsa_status run_depth(nsai_trial_run *trial, haystack *s, int64_t block, double margin,
                             nsai_verify_result *result, int *found) {
   const nsai_model *g = &trial->c->model;

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Properties that hold without any reference. "Same" means the same bits.
+ * Properties that need no reference. "Same" means the same bits.
  */
 #include "check.h"
 
@@ -12,13 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A second bench of the same or a changed case. */
+/* A second trial run of the same case or a changed one. */
 static nsa_status twin(const nsai_trial_run *trial, const nsai_verify_case *c,
                        nsai_trial_run *out) {
   return chk_bench_create(trial->plans, c, out);
 }
 
-/* Fails for the first output in which two fetched runs differ. */
+/* Fails at the first output in which two fetched runs differ. */
 static void same_outputs(const nsai_trial_run *a, const nsai_trial_run *b,
                          nsai_verify_result *result, const char *what) {
   for (int slot = NSAI_VERIFY_FIRST_OUTPUT; slot < NSAI_VERIFY_SLOTS; slot++) {
@@ -47,7 +47,7 @@ static nsa_status check_repeat(nsai_trial_run *trial, nsai_trial_run *other,
   return NSA_OK;
 }
 
-/* Two runs of one plan at once, each with a workspace, outputs and a stream of its own. */
+/* Two concurrent runs of one plan, each with its own workspace, outputs and stream. */
 static nsa_status check_streams(nsai_trial_run *trial, nsai_trial_run *other,
                                 nsai_verify_result *result) {
   const nsai_verify_device *device = trial->data.device;
@@ -81,7 +81,7 @@ done:
 
 /* ---- causality ------------------------------------------------------------------------------- */
 
-/* Puts other numbers into the first `rows` or the remaining rows of a [T, H, D] image. */
+/* Writes other numbers into the first `rows` rows or the remaining rows of a [T, H, D] image. */
 static void scramble(nsai_trial_run *trial, int slot, int64_t from, int64_t rows) {
   nsa_tensor t = nsai_verify_tensors_view(&trial->data, slot, NSAI_VERIFY_HOST);
   if (!t.data) return;
@@ -93,7 +93,7 @@ static void scramble(nsai_trial_run *trial, int slot, int64_t from, int64_t rows
             3 * nsai_verify_normal(12345, (uint64_t)((r * t.shape[1] + h) * t.shape[2] + i)));
 }
 
-/* Nothing at or before a token depends on a later one: one sequence, q_len == kv_len. */
+/* The outputs of a token must not depend on later tokens: one sequence, q_len == kv_len. */
 static nsa_status check_future(nsai_trial_run *trial, nsai_trial_run *other,
                                nsai_verify_result *result) {
   int64_t tokens = trial->data.tokens;
@@ -156,7 +156,7 @@ static void scale_image(const nsai_trial_run *trial, int slot, float factor) {
       }
 }
 
-/* Twice the values give exactly twice the output: a power of two changes no rounding. */
+/* Doubled values must give exactly doubled outputs, since powers of two do not affect rounding. */
 static nsa_status check_scale_v(nsai_trial_run *trial, nsai_trial_run *other,
                                 nsai_verify_result *result) {
   NSAI_TRY(nsai_trial_run_execute(trial));
@@ -179,7 +179,7 @@ static nsa_status check_scale_v(nsai_trial_run *trial, nsai_trial_run *other,
   return NSA_OK;
 }
 
-/* A gate of zero is as if the branch were not run. */
+/* A gate of zero must have the effect of a branch that does not run. */
 static nsa_status check_zero_gate(nsai_trial_run *trial, nsai_trial_run *other,
                                   nsai_verify_result *result) {
   char name[24];
@@ -198,7 +198,7 @@ static nsa_status check_zero_gate(nsai_trial_run *trial, nsai_trial_run *other,
         int64_t at = t * gate.stride[0] + h * gate.stride[1] + b;
         nsai_verify_store(&gate, at, nsai_verify_load(&other_gate, at));
       }
-    /* Outputs of a branch that does not run are nobody's: only o is asked for. */
+    /* A branch that does not run has no outputs, so only o is requested. */
     nsai_verify_tensors_drop_optional(&other->data);
     NSAI_TRY(nsai_verify_tensors_poison(&other->data));
     NSAI_TRY(nsai_trial_run_enqueue(other, 7u & ~(1u << b), NULL));
@@ -222,7 +222,7 @@ static void set_column(const nsa_tensor *t, int64_t rows, int64_t dim, float val
       nsai_verify_store(t, r * t->stride[0] + h * t->stride[1] + dim, value);
 }
 
-/* The first row of o that has a finite column `dim` and is not 0 throughout; -1: none. */
+/* The first row of o with a finite column `dim` that is not all zero; -1: none. */
 static int64_t find_finite(const nsai_trial_run *trial, const nsa_tensor *o, int64_t dim) {
   for (int64_t r = 0; r < trial->data.tokens; r++)
     for (int64_t h = 0; h < o->shape[1]; h++) {
@@ -235,7 +235,7 @@ static int64_t find_finite(const nsai_trial_run *trial, const nsa_tensor *o, int
   return -1;
 }
 
-/* Values of inf in one column are seen there, and leave the other columns as they are. */
+/* Values of inf in one column must appear there and leave the other columns unchanged. */
 static nsa_status check_infinite(nsai_trial_run *trial, nsai_trial_run *other,
                                  nsai_verify_result *result) {
   const int64_t dim = trial->c->model.head_dim_v / 2 + 1;
@@ -263,7 +263,7 @@ static nsa_status check_infinite(nsai_trial_run *trial, nsai_trial_run *other,
 
 /* ---- special cases of the maths -------------------------------------------------------------- */
 
-/* A branch that sees every token is dense attention. */
+/* A branch that sees every token must equal dense attention. */
 static nsa_status check_is_dense(nsai_trial_run *trial, int branch, nsai_verify_result *result) {
   nsai_verify_case dense = *trial->c;
   nsai_trial_run other;
@@ -278,7 +278,7 @@ static nsa_status check_is_dense(nsai_trial_run *trial, int branch, nsai_verify_
                want = nsai_verify_tensors_view(&other.data, NSAI_VERIFY_O, NSAI_VERIFY_HOST);
     nsai_verify_tolerance tolerance =
         nsai_verify_tolerance_of(NSAI_VERIFY_STAGE, dense.model.dtype);
-    /* Both sides are rounded. */
+    /* Both sides have rounding errors. */
     tolerance.relative *= 2;
     tolerance.mean_abs *= 2;
     got.shape[0] = want.shape[0] = trial->data.tokens;
@@ -288,13 +288,14 @@ static nsa_status check_is_dense(nsai_trial_run *trial, int branch, nsai_verify_
   return status;
 }
 
-/* A sequence's last `rest` tokens alone, over all its KV: the rows of the whole run. */
+/* A sequence's last `rest` tokens alone, over all its KV, must give the rows of the complete
+ * run. */
 static nsa_status check_split_at(nsai_trial_run *trial, int64_t rest, nsai_verify_result *result) {
   nsai_verify_case tail = *trial->c;
   nsai_trial_run other;
   int64_t shift = trial->data.tokens - rest, apart = 0;
   tail.q_len[0] = rest;
-  tail.slack = shift; /* capacity for the whole, as a serving loop has it */
+  tail.slack = shift; /* capacity for the whole sequence, as in a serving loop */
   nsa_status status = twin(trial, &tail, &other);
   if (status) goto done;
   /* The same sequence: K and V, and the last rows of q and of the gates. */
@@ -314,7 +315,7 @@ static nsa_status check_split_at(nsai_trial_run *trial, int64_t rest, nsai_verif
     apart += memcmp((int32_t *)whole.data + (r + shift) * whole.stride[0],
                     (int32_t *)part.data + r * part.stride[0],
                     (size_t)(part.shape[1] * part.shape[2]) * sizeof(int32_t)) != 0;
-  /* Rows near the cut may choose otherwise on a GPU; the rest of the outputs must agree. */
+  /* On a GPU, rows near the cut may select other blocks; all other outputs must agree. */
   int64_t allowed = trial->data.device->driver ? rest / 32 + 1 : 0;
   if (apart > allowed)
     nsai_verify_fail(result, "the last %lld tokens alone choose other blocks in %lld rows",
@@ -344,7 +345,7 @@ static nsa_status enqueue_case(void *user) {
   return nsai_trial_run_enqueue(trial, trial->c->branches, NULL);
 }
 
-/* A replay gives the bits of a plain run, also after the lengths changed on the device. */
+/* A graph replay must give the bits of a plain run, also after the lengths change on the device. */
 static nsa_status check_graph(nsai_trial_run *trial, nsai_trial_run *other,
                               nsai_verify_result *result) {
   const nsai_verify_device *device = trial->data.device;
@@ -357,7 +358,7 @@ static nsa_status check_graph(nsai_trial_run *trial, nsai_trial_run *other,
   NSAI_TRY(nsai_verify_device_capture(device, enqueue_case, other, &graph));
   for (int round = 0; round < 3; round++) {
     if (round == 2) {
-      /* The last sequence becomes one token shorter in both; the packed rows stay. */
+      /* The last sequence becomes one token shorter in both; the packed rows do not change. */
       const int slots[] = { NSAI_VERIFY_CU_Q, NSAI_VERIFY_CU_KV };
       nsai_trial_run *both[2] = { trial, other };
       for (int i = 0; i < 4; i++) {

@@ -65,7 +65,7 @@ static int add_forced(const chk_arguments *a, chk_list *list, nsai_verify_case *
   return chk_list_add(list, c, a->filter);
 }
 
-/* The fixed problems of the areas that are asked for, then random ones: those of the seed in their order. */
+/* Adds the fixed problems of the requested areas, then random ones in the order of the seed. */
 static int add_plans(const chk_arguments *a, chk_list *list) {
   int64_t count = a->count;
   nsai_verify_case c;
@@ -88,7 +88,7 @@ static int add_plans(const chk_arguments *a, chk_list *list) {
   return 0;
 }
 
-/* One scenario of each seed from that of the arguments on. */
+/* Adds one scenario for each seed, starting with that of the arguments. */
 static int add_scenarios(const chk_arguments *a, chk_list *list) {
   chk_cache_case c = a->cache;
   int64_t count = a->count;

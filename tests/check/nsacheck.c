@@ -1,14 +1,15 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsacheck: every stage, the forward, the backward pass and the KV cache against references.
+ * nsacheck: compares every stage, the forward, the backward pass and the KV cache with
+ * references.
  */
 #include "cache/run_case.h"
 #include "check.h"
 #include "list.h"
 #include "result.h"
 
-#define EXIT_SKIP 77 /* meson's word for "cannot be tried here" */
+#define EXIT_SKIP 77 /* meson's exit status for a skipped test */
 
 static void print_list(const chk_list *list) {
   char text[CHK_PROBLEM_TEXT];
@@ -18,7 +19,7 @@ static void print_list(const chk_list *list) {
   }
 }
 
-/* One problem, and what is printed of it. Returns its outcome. */
+/* Runs one problem and prints the result. Returns its outcome. */
 static nsai_verify_outcome run(chk_plans *plans, const chk_arguments *a, const chk_list *list,
                                int64_t i) {
   char text[CHK_PROBLEM_TEXT];

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Values of options of nsacheck, nsakvcheck and nsa-bench.
+ * Values of options of nsacheck and nsa-bench.
  */
 #ifndef CHK_OPTION_H
 #define CHK_OPTION_H
@@ -9,7 +9,8 @@
 #include <argp.h>
 #include <stdint.h>
 
-/* The number that --`option` was given. Where it is none from `least` to `most`: argp_error. */
+/* Parses the number given as --`option`. If it is not a number from `least` to `most`:
+ * argp_error. */
 int64_t chk_option_number(const char *option, const char *value, int64_t least, int64_t most,
                           struct argp_state *state);
 

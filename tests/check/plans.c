@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Lock rule: `lock` guards both lists and the entries' `state`; an entry's plan is written by the
- * one thread that found it missing and read by others after `state` became READY.
+ * Lock rule: `lock` protects both lists and the `state` of entries. The thread that found a plan
+ * missing writes it; others read it after `state` has become READY.
  */
 #include "plans.h"
 
@@ -18,14 +18,14 @@
 
 typedef enum entry_state { BUSY, READY } entry_state;
 
-/* A context (problem.struct_size 0) or a plan. Never freed before the plans. */
+/* A context (problem.struct_size 0) or a plan. Freed only together with all plans. */
 typedef struct entry {
   struct entry *next;
   char *yaml;
   nsa_problem problem;
   entry_state state;
   nsa_status status;
-  char *error; /* of a failed creation, for every thread that asks */
+  char *error; /* of a failed creation, reported to every thread that asks for it */
   nsai_trial_plan made;
 } entry;
 
@@ -34,7 +34,7 @@ struct chk_plans {
   nsai_verify_device device;
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  entry *entries; /* newest first, so that plans go before their contexts */
+  entry *entries; /* newest first, so that plans are destroyed before their contexts */
   const nsai_verify_case *ahead;
   int64_t ahead_count;
   atomic_llong ahead_next;
@@ -83,13 +83,13 @@ void chk_plans_destroy(chk_plans *plans) {
 const nsai_verify_device *chk_plans_device(const chk_plans *plans) { return &plans->device; }
 const chk_plans_options *chk_plans_opts(const chk_plans *plans) { return &plans->options; }
 
-/* ---- what a case asks for -------------------------------------------------------------------- */
+/* ---- contexts and problems of cases ---------------------------------------------------------- */
 
 static const char *const phi_words[] = { "mean", "linear", "mlp", "external" };
 static const char *const gate_words[] = { "weights", "logits", "mlp" };
 static const char *const act_words[] = { "relu", "silu", "gelu" };
 
-/* The rows of the variant table that a case asks for. */
+/* Writes the rows of the variant table that a case forces. */
 static void write_forced(FILE *out, const nsai_verify_case *c) {
   if (!c->mma && !c->gemm && !c->lists && !c->force) return;
   fprintf(out, "variants:\n  force:\n");
@@ -197,7 +197,7 @@ static nsa_status make(chk_plans *plans, entry *e) {
   return nsa_plan_caps(e->made.plan, &e->made.caps);
 }
 
-/* Finds or makes the context (problem->struct_size 0) or plan. */
+/* Finds or makes the context (problem->struct_size 0) or the plan. */
 static nsa_status obtain(chk_plans *plans, const char *yaml, const nsa_problem *problem,
                          nsai_trial_plan *out) {
   pthread_mutex_lock(&plans->lock);
@@ -240,7 +240,7 @@ nsa_status chk_plans_get(chk_plans *plans, const nsai_verify_case *c, int32_t op
   return status;
 }
 
-/* ---- ahead ----------------------------------------------------------------------------------- */
+/* ---- prefetch -------------------------------------------------------------------------------- */
 
 static void *prefetch(void *argument) {
   chk_plans *plans = argument;
@@ -250,7 +250,7 @@ static void *prefetch(void *argument) {
     if (i >= plans->ahead_count) break;
     nsai_trial_plan unused;
     const nsai_verify_case *c = &plans->ahead[i];
-    /* A failure is kept in the entry and told to the thread that runs the case. */
+    /* The entry stores a failure; the thread that runs the case reports it. */
     (void)chk_plans_get(plans, c, chk_case_op(c), &unused);
   }
   return NULL;

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * How a result is printed: for people, as a JSON object, or in TAP.
+ * Prints results: for people, as a JSON object, or in TAP.
  */
 #ifndef CHK_RESULT_H
 #define CHK_RESULT_H
@@ -10,8 +10,8 @@
 
 #include <stdbool.h>
 
-/* Outcome, seconds, problem, what is worth saying; for a failure how to repeat it. `arguments`: what nsacheck
- * needs for that beside the problem. */
+/* Prints outcome, seconds, problem, remarks, and for a failure how to repeat it. `arguments`:
+ * the options that this needs in addition to the problem. */
 void chk_result_print(FILE *out, const char *problem, const nsai_verify_result *result,
                       const char *arguments);
 

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Problems for each row of the variant table, found by asking the library which rows serve them: a new row needs no
- * entry here.
+ * Problems for each row of the variant table, found by asking the library which rows serve them:
+ * a new row needs no change here.
  */
 #include "cache/scenario.h"
 #include "cases.h"
@@ -14,11 +14,11 @@
 #include <stdlib.h>
 
 #define PER_ROW 3            /* problems */
-#define RANDOM_CASES 300     /* that are tried, of seed 1 */
+#define RANDOM_CASES 300     /* number of seed 1 to try */
 #define RANDOM_SCENARIOS 100 /* the same */
 #define LONGEST 600          /* tokens of a scenario's sequences */
 
-/* Where rows are looked for: a device, or every architecture in turn. */
+/* The devices on which rows are tried: one device, or every architecture in turn. */
 typedef struct finder {
   const chk_arguments *a;
   const nsai_variant *row;
@@ -31,7 +31,8 @@ static bool runs(nsa_ctx *ctx, const nsa_problem *problem, const nsai_variant *r
   return !nsa_query(ctx, problem, &caps) && caps.supported && chk_names_row(caps.variants, row);
 }
 
-/* Whether the forced row runs the problem on the device or, for a list alone, on some architecture. */
+/* Whether the forced row runs the problem on the device or, to make a list only, on any
+ * architecture. */
 static bool can_run(const finder *f, const char *yaml, const nsa_problem *problem) {
   char force[128];
   const char *const overrides[] = { force, NULL };
@@ -53,7 +54,7 @@ static bool can_run(const finder *f, const char *yaml, const nsa_problem *proble
 static int try_case(finder *f, const nsai_verify_case *plain) {
   nsai_verify_case c = *plain;
   const nsa_problem problem = chk_case_problem(&c, chk_case_op(&c));
-  c.mma = c.gemm = c.lists = 0; /* rows of their own */
+  c.mma = c.gemm = c.lists = 0; /* these force rows themselves */
   char *yaml = chk_case_yaml(&c, f->a->plans.device, NULL);
   if (!yaml) return -1;
   const bool fits = can_run(f, yaml, &problem);

@@ -1,8 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * A check that cannot fail proves nothing: results are damaged on purpose, one way at a time, and
- * every way has to be reported. Nor may a truth that is kept, or another plan in a bench, hide one.
+ * A check that cannot fail proves nothing, so results are damaged in one way at a time, and
+ * every way must be reported. Neither stored expected results nor a change of the plan may hide
+ * damage.
  */
 #include "check.h"
 
@@ -16,7 +17,7 @@ typedef struct damage {
   const char *name;
   const char *problem;
   void (*inject)(nsai_trial_run *trial); /* works on fetched images, or on the device's guards */
-  int memory;                            /* 1: nsai_verify_tensors_damaged has to see it */
+  int memory;                            /* 1: nsai_verify_tensors_damaged must report it */
 } damage;
 
 static nsa_tensor host(nsai_trial_run *trial, int slot) {
@@ -61,8 +62,8 @@ static int32_t *last_index(nsai_trial_run *trial) {
   return (int32_t *)t.data + (trial->data.tokens - 1) * t.stride[0];
 }
 
-/* Takes the lowest free block that was not chosen for the first free one that was: still well
- * formed, and another set. */
+/* Replaces the first free selected block by the lowest free block that was not selected: the
+ * list stays well formed but is another set. */
 static void inject_choice(nsai_trial_run *trial) {
   const nsai_model *g = &trial->c->model;
   int32_t *row = last_index(trial), missing = g->select_init;
@@ -93,7 +94,8 @@ static void inject_tail(nsai_trial_run *trial) {
   b->image[NSAI_VERIFY_GUARD + b->bytes + 5] ^= 1;
 }
 
-/* Writes one byte of device memory; a failure leaves nothing to notice, and is noticed so. */
+/* Writes one byte of device memory. If the write fails there is no damage, and the self-test
+ * fails. */
 static void poke(nsai_trial_run *trial, uint8_t *at) {
   (void)nsai_verify_device_upload(trial->data.device, at, "x", 1);
 }
@@ -138,7 +140,7 @@ static void inject_weights(nsai_trial_run *trial) {
     }
 }
 
-/* What pe shares with all blocks is counted twice at one token of a block. */
+/* The contribution that pe shares with all blocks is counted twice at one token of a block. */
 static void inject_pe(nsai_trial_run *trial) {
   nsa_tensor t = host(trial, NSAI_VERIFY_D_PHI_V);
   for (int64_t i = 0; i < t.shape[2]; i++)
@@ -152,7 +154,7 @@ static void inject_features(nsai_trial_run *trial) {
     nsai_verify_store(&t, (trial->data.tokens - 1) * t.stride[0] + i, 0);
 }
 
-/* The biases' sums lack their last part. */
+/* The sums for the biases lack their last part. */
 static void inject_bias(nsai_trial_run *trial) {
   nsa_tensor t = host(trial, NSAI_VERIFY_D_GATE_B2);
   for (int64_t i = 0; i < t.shape[0]; i++)
@@ -212,13 +214,13 @@ static int noticed(chk_plans *plans, const damage *kind, nsai_verify_result *res
   char error[256];
   nsai_verify_case c;
   nsai_trial_run trial = { 0 };
-  nsai_verify_expected expected = { 0 }; /* kept over the damage, which it must not hide */
+  nsai_verify_expected expected = { 0 }; /* kept while damage is injected, which it must not hide */
   int seen = -1;
   *result = (nsai_verify_result){ 0 };
   if (nsai_verify_case_parse(kind->problem, &c, error, sizeof error)) return -1;
   nsa_status status = chk_bench_create(plans, &c, &trial);
   if (!status) status = nsai_trial_run_intact(&trial, result);
-  /* Undamaged, everything has to pass: else any damage would seem to be noticed. */
+  /* Without damage everything must pass; otherwise any damage would seem to be reported. */
   if (!status) status = verify(&trial, &expected, result);
   if (!status && result->outcome == NSAI_VERIFY_PASSED) {
     kind->inject(&trial);
@@ -233,7 +235,7 @@ static int noticed(chk_plans *plans, const damage *kind, nsai_verify_result *res
   return seen;
 }
 
-/* ---- the kept truth -------------------------------------------------------------------------- */
+/* ---- stored expected results ----------------------------------------------------------------- */
 
 /* Flips the last bit of one 16-bit element: another input of the reference, no wrong result. */
 static void nudge(nsai_trial_run *trial, int slot) {
@@ -244,10 +246,10 @@ static void nudge(nsai_trial_run *trial, int slot) {
 static void nudge_input(nsai_trial_run *trial) { nudge(trial, NSAI_VERIFY_V0); }
 static void nudge_blocks(nsai_trial_run *trial) { nudge(trial, NSAI_VERIFY_V_CMP); }
 
-/* What is changed in what the bench holds, and how many of the four parts rest on it. */
+/* A change of the trial run's contents, and how many of the four parts depend on it. */
 typedef struct change {
   const char *name;
-  void (*make)(nsai_trial_run *trial); /* NULL: the same again */
+  void (*make)(nsai_trial_run *trial); /* NULL: no change */
   int64_t parts;
 } change;
 
@@ -258,8 +260,8 @@ static const change changes[] = {
   { "an input", nudge_input, 4 },
 };
 
-/* Whether the truth computes anew what a change asks for, and nothing else. Returns the number of
- * changes after which it does not. */
+/* Whether exactly those expected results are recomputed that a change affects. Returns the
+ * number of changes for which this is not so. */
 static int expected_follows(chk_plans *plans, FILE *out) {
   char error[256];
   nsai_verify_case c;
@@ -277,11 +279,11 @@ static int expected_follows(chk_plans *plans, FILE *out) {
     if (changes[i].make) changes[i].make(&trial);
     if (!status) status = nsai_verify_forward(&trial, &expected, &result);
     int right = !status && expected.computed - before == changes[i].parts;
-    fprintf(out, "truth: %-18s %lld of 4 parts computed%s\n", changes[i].name,
+    fprintf(out, "expected: %-18s %lld of 4 parts computed%s\n", changes[i].name,
             (long long)(expected.computed - before), right ? "" : ", WRONG");
     wrong += !right;
   }
-  if (status) fprintf(out, "truth: %s\n", nsa_last_error());
+  if (status) fprintf(out, "expected: %s\n", nsa_last_error());
   nsai_verify_expected_fini(&expected);
   nsai_trial_run_destroy(&trial);
   return wrong + (status != NSA_OK);
@@ -289,8 +291,8 @@ static int expected_follows(chk_plans *plans, FILE *out) {
 
 /* ---- another plan ---------------------------------------------------------------------------- */
 
-/* A bench that another plan was put into gives right results and has exactly that plan's workspace:
- * a write to the first byte behind it is noticed. Returns 0, or 1: it was not. */
+/* A trial run that switches to another plan must give right results in exactly that plan's
+ * workspace: a write to the first byte after it must be reported. Returns 0, or 1: it was not. */
 static int plan_is_used(chk_plans *plans, FILE *out) {
   char error[256];
   nsai_verify_case c;
@@ -301,7 +303,7 @@ static int plan_is_used(chk_plans *plans, FILE *out) {
   if (nsai_verify_case_parse(FEW, &c, error, sizeof error)) return 1;
   nsa_status status = chk_bench_create(plans, &c, &trial);
   if (!status) status = chk_plans_get(plans, &c, chk_case_op(&c), &other);
-  /* As if the plan before had asked for more. */
+  /* As if the previous plan had asked for more. */
   if (!status)
     status = nsai_verify_tensors_workspace(&trial.data, other.caps.workspace_bytes + 4096);
   if (!status) status = nsai_trial_run_use(&trial, &other);

@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 #define BURSTS 7
-#define PAUSE_NS 40000000 /* 30 ms and more let the clocks recover from a power cap */
+#define PAUSE_NS 40000000 /* after 30 ms or more the clocks recover from a power cap */
 #define SUSTAINED_MS 300.0
-#define MOST_LAUNCHES 3000 /* events of one sustained series */
+#define MOST_LAUNCHES 3000 /* events of one sustained series, at most */
 #define LEAST_LAUNCHES 9   /* so that the last third has a median */
 _Static_assert(1 + BURSTS + LEAST_LAUNCHES == CHK_LEAST_TIMED, "the header's figure");
 
@@ -26,7 +26,7 @@ double chk_median(double *values, int64_t count) {
   return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
 }
 
-/* One launch after a flush and a pause. */
+/* One launch after an L2 flush and a pause. */
 static nsa_status burst(const nsai_trial_run *trial, uint32_t branches, void *flush,
                         nsai_verify_timer *timer, double *ms) {
   const nsai_verify_device *device = trial->data.device;
@@ -98,7 +98,7 @@ static int remove_entry(const char *path, const struct stat *info, int type, str
   return remove(path);
 }
 
-/* One fresh context on the cache folder; the plan's creation alone is timed. */
+/* Uses a fresh context on the cache folder; times only the plan's creation. */
 static nsa_status create_once(const chk_plans *plans, const nsai_verify_case *c, const char *yaml,
                               const char *const *overrides, double *ms) {
   nsa_options options = NSA_OPTIONS_INIT;
@@ -133,7 +133,7 @@ nsa_status chk_time_plan(const chk_plans *plans, const nsai_verify_case *c, doub
   if (!status) status = create_once(plans, c, yaml, overrides, cold_ms);
   if (!status) status = create_once(plans, c, yaml, overrides, warm_ms);
   free(yaml);
-  /* What cannot be removed stays in the temporary folder; the times are right all the same. */
+  /* What cannot be removed stays in the temporary folder; the times are still right. */
   (void)nftw(folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
   return status;
 }

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-/* What a case wants beside the smallest run. */
+/* Additions of a case to the smallest run. */
 enum {
   OUTPUTS = 1,     /* every optional output; backward: o_branch, lse, k_cmp and v_cmp as inputs */
   FLOAT_GRADS = 2, /* d_o and the gradients in f32 */
@@ -21,8 +21,8 @@ typedef enum call { CALL_OP, CALL_COMPRESS, CALL_SELECT } call;
 
 #define MAX_SETTINGS 4
 
-/* A plan, a run of it, and the settings of the configuration. 0: as the configuration says; of the
- * run: as many as the plan's. */
+/* A plan, a run of it, and settings of the configuration. 0: as in the configuration; for the
+ * run: as the plan. */
 typedef struct scenario {
   const char *name;
   int32_t op;
@@ -30,7 +30,7 @@ typedef struct scenario {
   int32_t max_seqs, max_q_len, page_size, window_ring;
   int32_t selection, overlap, probe_rows;
   int64_t tokens; /* of the run */
-  int32_t seqs;   /* of the run; packed operations: 0 stands for no batch */
+  int32_t seqs;   /* of the run; packed operations: 0 means no batch */
   uint32_t branches, wants;
   call call;
   const char *set[MAX_SETTINGS];

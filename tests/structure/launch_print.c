@@ -14,7 +14,7 @@
 /* ---- buffers ---- */
 
 #define MAX_BUFFERS 96
-#define FIRST_ADDRESS UINT64_C(0x5ab0000000000000) /* as two integers or floats it is implausible */
+#define FIRST_ADDRESS UINT64_C(0x5ab0000000000000) /* implausible as a pair of integers or floats */
 #define ADDRESS_STEP (BUFFER_BYTES + 1)
 
 static char buffer_names[MAX_BUFFERS][24];
@@ -32,7 +32,7 @@ const char *buffer_name(const void *address) {
 
 void buffers_forget(void) { buffer_count = 0; }
 
-/* "name" or "name+offset"; false: no address of a buffer. */
+/* Prints "name" or "name+offset"; false: not an address of a buffer. */
 static bool print_address(uint64_t value) {
   if (value < FIRST_ADDRESS) return false;
   uint64_t index = (value - FIRST_ADDRESS) / ADDRESS_STEP,
@@ -42,11 +42,12 @@ static bool print_address(uint64_t value) {
   return true;
 }
 
-/* ---- parameters: how many bytes a kernel's have ---- */
+/* ---- sizes of kernel parameters ---- */
 
 static bool in_word(char c) { return isalnum((unsigned char)c) || c == '_'; }
 
-/* The bytes of a parameter struct, as NSAI_SIZE_IS has them in a header of both sides; 0: none. */
+/* The bytes of a parameter struct, from NSAI_SIZE_IS in a header that host and device share; 0:
+ * none. */
 static int size_of_type(const char *name, size_t length) {
   char text[96];
   snprintf(text, sizeof text, "NSAI_SIZE_IS(%.*s, ", (int)length, name);
@@ -57,8 +58,8 @@ static int size_of_type(const char *name, size_t length) {
   return 0;
 }
 
-/* The size of the first type that is named in a declaration, which ends with `end`, or of the last one:
- * of two, the second is for runs over a cache. An alias is followed. */
+/* The size of the first type named in a declaration that ends with `end`, or of the last one: of
+ * two, the second is for runs over a cache. Follows aliases. */
 static int size_of_declared(const char *at, char end, bool last) {
   int size = 0;
   for (size_t length; *at && *at != end; at += length) {

@@ -2,15 +2,15 @@
  * SPDX-License-Identifier: MIT
  *
  * Prints what the library decides and launches: for each shipped configuration, each case of
- * launch_cases.c and each row of the variant table, on several GPUs of the fake driver. Of each it
- * prints the text of nsa_explain, the bytes of workspace, and every launch of a run with its
- * parameters. launches.py compares the texts of two versions of the library.
+ * launch_cases.c and each row of the variant table, on several GPUs of the fake driver. For each
+ * it prints the text of nsa_explain, the bytes of workspace, and every launch of a run with its
+ * parameters. launches.py compares the output of two versions of the library.
  *
  *   launches [--gpu N] [--case NAME] [CONFIG...]    from the root of the tree, or $TEST_SOURCE_ROOT
  *
- * FAKE_CUDA names the module of the fake driver. Tensors have no memory, since nothing reads them here.
- * A pointer is printed as "buffer+offset", the workspace is "ws". A kernel's parameters are printed in
- * words of 8 bytes, "offset value" each, without those that are 0.
+ * FAKE_CUDA names the module of the fake driver. Tensors have no memory, since nothing reads
+ * them here. A pointer is printed as "buffer+offset"; the workspace is "ws". A kernel's
+ * parameters are printed in words of 8 bytes, "offset value" each, without those that are 0.
  */
 #include "launch_cases.h"
 #include "launch_print.h"
@@ -25,7 +25,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* As FAKE_CUDA_GPU has them. */
+/* Indices as in FAKE_CUDA_GPU. */
 static const char *const gpus[] = {
   "90 132 232448 NVIDIA H200",
   "80 108 166912 NVIDIA A100",
@@ -43,7 +43,7 @@ static const char *const configs[] = {
 
 /* ---- tensors of a run ---- */
 
-/* A contiguous tensor in a buffer of its own; dimensions end with the first that is negative. */
+/* A contiguous tensor in a buffer of its own; the first negative dimension ends the shape. */
 static nsa_tensor new_tensor(const char *name, int32_t dtype, const int64_t shape[NSA_MAX_DIMS]) {
   nsa_tensor t = { .dtype = dtype };
   int64_t stride = 1;
@@ -60,7 +60,7 @@ static nsa_tensor new_tensor(const char *name, int32_t dtype, const int64_t shap
 #define TENSOR(name, dtype, ...)                                                                   \
   new_tensor(name, dtype, (const int64_t[NSA_MAX_DIMS + 1]){ __VA_ARGS__, -1 })
 
-/* A case, with its sizes filled in. */
+/* A case with its sizes filled in. */
 typedef struct subject {
   const scenario *s;
   nsa_ctx *ctx;
@@ -225,7 +225,7 @@ static void make_io(subject *x) {
     io->reads = TENSOR("reads", NSA_I64, x->seqs, m->kv_heads, NSA_BRANCHES, 2);
 }
 
-/* The gradient of a tensor that is there. */
+/* The gradient of a tensor, if that is present. */
 static void make_gradient(const subject *x, const nsa_tensor *of, nsa_tensor *gradient) {
   char name[24];
   if (!of->data) return;
@@ -298,7 +298,7 @@ static nsa_status run(subject *x, const nsa_plan *plan, const nsa_exec *exec) {
   }
 }
 
-/* Sizes of the run, from what the case and the configuration leave open. */
+/* Determines the sizes of the run that the case and the configuration leave open. */
 static void find_sizes(subject *x) {
   const scenario *s = x->s;
   const nsai_config *c = x->ctx->config;
@@ -356,7 +356,7 @@ static void print_run(nsa_ctx *ctx, const scenario *s) {
   nsa_exec exec = NSA_EXEC_INIT;
   exec.branches = s->branches;
   exec.workspace = buffer_new("ws");
-  exec.workspace_bytes = BUFFER_BYTES; /* an f32 d_o takes more than the plan's */
+  exec.workspace_bytes = BUFFER_BYTES; /* an f32 d_o needs more than the plan's workspace */
   make_batch(&x);
   make_io(&x);
   if (s->op == NSA_OP_BACKWARD) make_grads(&x);
@@ -374,7 +374,7 @@ static void print_run(nsa_ctx *ctx, const scenario *s) {
   nsa_plan_destroy(plan);
 }
 
-/* One case on one configuration, with one more setting or NULL. */
+/* Runs one case on one configuration, with one additional setting or NULL. */
 static void print_case(const char *config, const scenario *s, const char *setting) {
   machine_overrides o;
   const char *list[16];
@@ -403,7 +403,7 @@ static bool is_wanted(const char *only, const char *name) {
   return !only || strncmp(only, name, strlen(only)) == 0;
 }
 
-/* Every row of the variant table that the operation has a stage for. */
+/* Forces every row of the variant table whose stage the operation has. */
 static void print_forced(const char *config, const scenario *s) {
   for (const nsai_variant *const *row = nsai_library_parts.variants; *row; row++) {
     const nsai_variant *v = *row;
@@ -435,7 +435,7 @@ int main(int argc, char **argv) {
     setenv("FAKE_CUDA_GPU", gpus[g], 1);
     printf("\n==== %s\n", gpus[g]);
     for (size_t c = 0; c < count; c++) {
-      if (c && g > 1 && at == argc) break; /* of the other GPUs the first configuration */
+      if (c && g > 1 && at == argc) break; /* the other GPUs run the first configuration only */
       for (const scenario *s = launch_cases; s->name; s++)
         if (is_wanted(only, s->name)) print_case(list[c], s, NULL);
       for (const scenario *s = launch_forced; c < 2 && s->name; s++)

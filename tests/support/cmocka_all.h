@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * cmocka, with the headers that it wants before it.
+ * cmocka, after the headers that it requires.
  */
 #ifndef NSA_TEST_CMOCKA_ALL_H
 #define NSA_TEST_CMOCKA_ALL_H

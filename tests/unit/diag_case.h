@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Tables of configurations and the whole text of their diagnostics.
+ * Tables of configurations and the complete text of their diagnostics.
  */
 #ifndef NSA_TESTS_DIAG_CASE_H
 #define NSA_TESTS_DIAG_CASE_H

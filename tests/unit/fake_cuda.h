@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the driver without hardware (fake_cuda.c) records. A test finds the record with
- * fake_cuda_record, in the very module that the library has opened.
+ * What the driver without hardware (fake_cuda.c) records. fake_cuda_record gives a test the
+ * record of the module that the library has opened.
  */
 #ifndef TEST_FAKE_CUDA_H
 #define TEST_FAKE_CUDA_H
@@ -13,15 +13,16 @@
 
 #define FAKE_CUDA_LAUNCHES 64
 
-/* A kernel launch, or a product of the fake cuBLASLt (name "matmul", the rest 0 but the stream). */
+/* A kernel launch, or a product of the fake cuBLASLt (name "matmul"; the other members except
+ * the stream are 0). */
 typedef struct fake_cuda_launch {
   char name[64];
   uint32_t grid_x, grid_y, threads, shared_bytes;
   nsai_cu_stream stream;
-  int overlaps; /* it may begin before the one before it has ended */
+  int overlaps; /* it may begin before the previous one has ended */
 } fake_cuda_launch;
 
-/* A matrix of a product; `stride`: from one of its batch to the next, in elements. */
+/* A matrix of a product; `stride`: elements between two of its batch. */
 typedef struct fake_matrix {
   const void *data;
   uint64_t rows, columns;
@@ -29,7 +30,7 @@ typedef struct fake_matrix {
   int32_t type, batch, transposed;
 } fake_matrix;
 
-/* What the last product was told: d = alpha a b + beta c. */
+/* The description of the last product: d = alpha a b + beta c. */
 typedef struct fake_product {
   fake_matrix a, b, c, d;
   float alpha, beta;
@@ -37,8 +38,8 @@ typedef struct fake_product {
   uint64_t workspace_bytes;
 } fake_product;
 
-/* What a launch does, in place of nothing, and the milliseconds that it takes, in place of 1.
- * `params` is the kernel's struct; NULL for products. Memory is the host's, so it may be written. */
+/* Called for a launch; returns the milliseconds that it takes (1 without such a function).
+ * `params` is the kernel's struct; NULL for products. Memory is the host's and may be written. */
 typedef double (*fake_cuda_kernel)(const fake_cuda_launch *launch, const void *params);
 
 typedef struct fake_cuda_state {
@@ -48,39 +49,39 @@ typedef struct fake_cuda_state {
   int waits;               /* calls that wait for the device, or would break a capture */
   int memory_calls;        /* allocations, copies, fills */
   int loads, unloads;      /* libraries */
-  int handles;             /* of cuBLASLt, made and not destroyed */
-  int retained;            /* primary contexts held */
-  int wrong_context;       /* calls that need a current context and found none, or another */
+  int handles;             /* handles of cuBLASLt that exist */
+  int retained;            /* primary contexts that are retained */
+  int wrong_context;       /* calls without the context that they require */
   int fail_launch;         /* the n-th launch from now fails; 0: none */
-  int refuse_threads;      /* blocks of so many threads are not launched; 0: none */
-  int refuse_spare;        /* but for the next so many */
-  int break_threads;       /* blocks of so many threads run into an illegal address; 0: none */
-  int broken;              /* what every call on the device returns since then */
-  uint64_t most_bytes;     /* there is no room for larger allocations; 0: for any */
-  int refusal;             /* what these return; 0: that memory is out */
-  int fail_loads;          /* so many loads from now find no code for the GPU */
+  int refuse_threads;      /* CTAs of this many threads are refused; 0: none */
+  int refuse_spare;        /* except the next so many */
+  int break_threads;       /* CTAs of this many threads cause an illegal address; 0: none */
+  int broken;              /* error that every call on the device returns since then */
+  uint64_t most_bytes;     /* larger allocations fail; 0: none */
+  int refusal;             /* error that these return; 0: out of memory */
+  int fail_loads;          /* the next so many loads find no code for the GPU */
   int capture_relaxed;     /* loads while the thread's capture mode was relaxed */
-  int large_clusters;      /* kernels that asked for clusters of more than 8 blocks */
+  int large_clusters;      /* kernels that asked for clusters of more than 8 CTAs */
   int compilations;        /* of NVRTC */
-  int spills;              /* so many compilations of FAKE_NVRTC_FAT from now on spill */
+  int spills;              /* the next so many compilations of FAKE_NVRTC_FAT spill */
   fake_cuda_kernel kernel; /* NULL: launches do nothing */
-  double clock_ms;         /* of the device: the sum of what was launched; events read it */
-  bool capturing;          /* launches do their work at once, but their time is the graph's */
+  double clock_ms;         /* time of the device: the sum of all launches; events read it */
+  bool capturing;          /* launches take effect at once, but their time belongs to the graph */
   double captured_ms;
-  int graphs; /* captured, or made of it, and not destroyed */
+  int graphs; /* graphs and executable graphs that exist */
   int graph_launches;
-  int blocks;          /* of memory, allocated and not freed */
-  int streams, events; /* created and not destroyed */
+  int blocks;          /* allocations that exist */
+  int streams, events; /* streams and events that exist */
 } fake_cuda_state;
 
 /* Exported by the module. */
 fake_cuda_state *fake_cuda_record(void);
 
-/* A launch happens: it is recorded, and the clock goes on. */
+/* Performs a launch: records it and advances the clock. */
 void fake_cuda_enqueue(const fake_cuda_launch *launch, const void *params);
 
-/* Exported by the module: a current context on this thread that is not the device's, as a host
- * that works on another GPU has it; NULL: none. Returns the one that was current. */
+/* Exported by the module: makes a foreign context current on this thread, as a host that works
+ * on another GPU does; NULL: none. Returns the previous one. */
 nsai_cu_context fake_cuda_set_current(nsai_cu_context context);
 
 #endif /* TEST_FAKE_CUDA_H */

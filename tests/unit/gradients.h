@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Gradients of a toy: a tensor for each of its inputs.
+ * Gradients of a toy: one tensor for each of its inputs.
  */
 #ifndef TEST_GRADIENTS_H
 #define TEST_GRADIENTS_H
@@ -16,7 +16,7 @@ typedef struct pair {
   nsa_tensor *input, *gradient;
 } pair;
 
-/* The pairs whose input is present; returns their number. */
+/* Lists the pairs whose input is present; returns their number. */
 int list_pairs(nsa_io *io, nsa_grads *g, pair out[MAX_PAIRS]);
 
 nsa_tensor tensor_like(toy *t, const nsa_tensor *x, int32_t dtype);
@@ -24,7 +24,7 @@ nsa_tensor tensor_like(toy *t, const nsa_tensor *x, int32_t dtype);
 /* Gradients for every input; d_o is random. */
 nsa_grads make_grads(toy *t, int32_t dtype);
 
-/* The forward's own selection into io.block_idx. */
+/* Writes the forward's own selection into io.block_idx. */
 void choose(toy *t);
 
 #endif /* TEST_GRADIENTS_H */

@@ -1,10 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Sequences that go through a KV cache in steps, and what one forward over all of them gives: the
- * oracle, on the very compressed keys that a cache stores, so that every row must be the same bits.
- * Everything that nothing was written to is NaN, and entries of page lists that must not be read
- * lead nowhere.
+ * Sequences that go through a KV cache in steps, and the expected results: one forward over all
+ * of them by the reference, on the compressed keys that the cache stores, so that every row must
+ * have the same bits. All memory that was not written is NaN, and entries of page lists that
+ * must not be read are invalid.
  */
 #ifndef TEST_KV_FIXTURE_H
 #define TEST_KV_FIXTURE_H
@@ -14,20 +14,20 @@
 #define KV_SEQS 4
 #define KV_PAGES 64    /* of the cache */
 #define KV_MAX_LEN 144 /* tokens of a sequence; 9 pages of 16 */
-#define KV_MAX_LIST 16 /* pages of a sequence, with what must not be read */
+#define KV_MAX_LIST 16 /* pages in a sequence's list, including those that must not be read */
 #define KV_MAX_TOKENS 256
 #define KV_STEP 8   /* max_q_len of the decode plan */
-#define KV_CHUNK 40 /* of the others, with rings */
+#define KV_CHUNK 40 /* max_q_len of the other plans, with rings */
 #define KV_RING 59  /* tokens of a ring: w + KV_CHUNK - 1 */
 
-/* How the cache lies in memory. */
+/* How the cache is laid out in memory. */
 typedef struct kv_options {
   int32_t page_size;    /* problem.page_size */
   bool hnd;             /* heads before tokens */
   bool lists;           /* page_indptr and page_indices, not a table */
   bool ring;            /* with per_branch */
-  bool slots;           /* rows are given out from the last on; else row s */
-  const char *model[4]; /* overrides of the configuration, NULL behind the last */
+  bool slots;           /* rows are assigned from the last one on; else sequence s has row s */
+  const char *model[4]; /* overrides of the configuration, NULL-terminated */
 } kv_options;
 
 typedef struct kv_fixture {
@@ -36,7 +36,7 @@ typedef struct kv_fixture {
   nsa_ctx *ctx;
   nsa_plan *append, *prefill, *decode;
   nsa_exec exec;
-  toy toy; /* the sequences, all tokens of each */
+  toy toy; /* the sequences, with all their tokens */
   nsa_io want;
   toy memory; /* owns the cache's tensors */
   nsa_kv cache;
@@ -44,43 +44,44 @@ typedef struct kv_fixture {
   int32_t len[KV_SEQS]; /* tokens that the cache holds */
   int32_t page[KV_SEQS][KV_MAX_LIST];
   int32_t page_count[KV_SEQS];
-  int32_t pages_used; /* they are given out in a scattered order */
+  int32_t pages_used; /* pages are assigned in a scattered order */
 } kv_fixture;
 
-/* Sequences of `lengths` tokens, KV_MAX_LEN at most; the cache is empty. Inputs in w->toy may be
- * changed until kv_oracle. */
+/* Makes sequences of `lengths` tokens, at most KV_MAX_LEN each, and an empty cache. Inputs in
+ * w->toy may be changed until kv_oracle. */
 void kv_init(kv_fixture *w, const machine_request *model, const kv_options *options, int32_t seqs,
              const int32_t *lengths);
 void kv_free(kv_fixture *w);
 
-/* Computes what all tokens' rows must be. */
+/* Computes the expected rows of all tokens. */
 void kv_oracle(kv_fixture *w);
 
-/* One call's batch and tensors: q_len[s] tokens of sequence s from position at[s] on; absent where
- * q_len[s] is 0 or its at is negative: then the row is padded (kv_len 0). */
+/* The batch and tensors of one call: q_len[s] tokens of sequence s from position at[s] on. If
+ * q_len[s] is 0 or at[s] is negative, the row is padded (kv_len 0). */
 typedef struct kv_call {
   kv_fixture *fixture;
   int32_t q_len[KV_SEQS], at[KV_SEQS];
   int64_t tokens;
-  toy memory; /* owns what follows */
+  toy memory; /* owns the tensors */
   nsa_batch batch;
   nsa_io io; /* of all calls */
 } kv_call;
 void kv_call_init(kv_call *call, kv_fixture *w, const int32_t *q_len, const int32_t *at);
 void kv_call_free(kv_call *call);
 
-/* Appends and attends to what follows w->len, and compares every row; `decode`: by the decode plan.
- * Lengths grow by q_len. */
+/* Appends the tokens after w->len, attends, and compares every row; `decode`: by the decode
+ * plan. Lengths grow by q_len. */
 void kv_step(kv_fixture *w, const int32_t *q_len, bool decode);
 
 /* The two halves of a step. */
 void kv_append(kv_call *call);
 void kv_attend(kv_call *call, bool decode);
 
-/* Fails unless the call's rows are the oracle's; those of padded sequences zeros, -inf and -1. */
+/* Fails unless the call's rows are the expected ones; those of padded sequences must be zeros,
+ * -inf and -1. */
 void kv_compare(const kv_call *call, const char *what);
 
-/* A page that nobody has; and a page of every tensor of the cache copied onto another. */
+/* Returns an unused page; copies a page of every tensor of the cache onto another one. */
 int32_t kv_new_page(kv_fixture *w);
 void kv_copy_page(kv_fixture *w, int32_t from, int32_t to);
 

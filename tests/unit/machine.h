@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * A context with its plan and a toy forward, on the CPU device or on the GPU of the fake driver:
- * what tests of the public API start from. Everything unexpected ends the test.
+ * A context with its plan and a toy forward, on the CPU device or on the GPU of the fake driver,
+ * for tests of the public API. Everything unexpected ends the test.
  */
 #ifndef TEST_MACHINE_H
 #define TEST_MACHINE_H
@@ -15,7 +15,7 @@
 
 typedef struct machine {
   bool gpu;
-  char dir[64]; /* cache of the GPU's kernels */
+  char dir[64]; /* cache folder of the GPU's kernels */
   nsa_ctx *ctx;
   nsa_plan *plan;
   toy toy;
@@ -23,20 +23,19 @@ typedef struct machine {
   void *workspace;
 } machine;
 
-/* What a machine is made from. Zero: a forward with phi mean and weights, on the CPU
- * device. */
+/* Properties of a machine. Zero: a forward with phi mean and gate weights, on the CPU device. */
 typedef struct machine_request {
   bool gpu;
   nsai_phi_kind phi;
   nsai_gate_kind gate;
   int32_t gate_hidden;
   bool per_branch;
-  bool fp16; /* of the GPU's machine, in the place of bf16 */
+  bool fp16; /* fp16 instead of bf16; GPU only */
   int32_t op, selection, max_probe_rows;
-  const char *override; /* one more override of the configuration; NULL: none */
+  const char *override; /* one additional override of the configuration; NULL: none */
 } machine_request;
 
-/* The YAML text of the toy's geometry for a request. */
+/* The YAML text of the toy's model for a request. */
 void machine_yaml(const machine_request *request, char *text, size_t size);
 
 /* Plan of at most 64 tokens, 64 KV tokens, 2 sequences, and a toy of two sequences of 17 and 23
@@ -55,19 +54,19 @@ void machine_overrides_init(machine_overrides *o, const char *dir, const char *e
 nsa_ctx *machine_context(const char *yaml, const char *const *overrides, bool gpu);
 
 typedef struct machine_reopening {
-  const char *yaml, *extra; /* extra: as machine_overrides_init has it */
+  const char *yaml, *extra; /* extra: as for machine_overrides_init */
   nsa_log_fn log;
   void *log_user;
 } machine_reopening;
 
-/* Destroys `*ctx` and makes another on the fake GPU in the folder `dir`, which outlives both; "": a
- * fresh one. */
+/* Destroys `*ctx` and makes another one on the fake GPU with the cache folder `dir`, which is
+ * not removed; "": a new folder. */
 void machine_reopen(nsa_ctx **ctx, char dir[64], const machine_reopening *how);
 
 /* One sequence of at most `tokens` tokens. */
 nsa_problem machine_problem(int32_t op, int64_t tokens, int32_t overlap);
 
-/* The fake module's record, and its way to set this thread's current context. */
+/* The record of the fake module; and a function that sets this thread's current context in it. */
 fake_cuda_state *machine_record(void);
 void machine_set_current(void *context);
 

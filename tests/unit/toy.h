@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Small random problems for property tests: a geometry, a packed batch, and every tensor of a
+ * Small random problems for property tests: a model, a packed batch, and every tensor of a
  * forward in host memory. Allocation failures end the test.
  */
 #ifndef TEST_TOY_H
@@ -34,22 +34,22 @@ void toy_free(toy *t);
 /* A contiguous tensor of the toy: filled with 0xff. */
 nsa_tensor toy_tensor(toy *t, int32_t dtype, int32_t ndim, int64_t a, int64_t b, int64_t c);
 
-/* Fills with sums of uniform numbers of unit variance; needs no strides but contiguous ones. */
+/* Fills a contiguous tensor with sums of uniform numbers, of unit variance. */
 void toy_randomize(toy *t, const nsa_tensor *tensor);
 
 /* i32 [count + 1]: running sums of `lengths`. */
 nsa_tensor toy_offsets(toy *t, int32_t count, const int32_t *lengths);
 
-/* Fresh outputs (o, o_branch, lse, block_idx) of `tokens` rows for a copy of io. */
+/* New outputs (o, o_branch, lse, block_idx) of `tokens` rows for a copy of io. */
 void toy_outputs(toy *t, nsa_io *io, int64_t tokens);
 
 /* Rows begin .. begin+count-1 of a tensor. */
 nsa_tensor toy_slice(nsa_tensor tensor, int64_t begin, int64_t count);
 
-/* Fails with `what` unless the first `rows` rows of two contiguous tensors are the same bits. */
+/* Fails with `what` unless the first `rows` rows of two contiguous tensors have the same bits. */
 void toy_same(const char *what, const nsa_tensor *a, const nsa_tensor *b, int64_t rows);
 
-/* The same of all outputs of two ios. */
+/* The same for all outputs of two ios. */
 void toy_same_outputs(const char *what, const nsa_io *a, const nsa_io *b, int64_t rows);
 
 static inline float *toy_floats(const nsa_tensor *tensor) { return (float *)tensor->data; }

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the tests of nsa_tune share: contexts on the fake GPU whose tunings are kept, and a dense
- * attention that computes on the host and takes the time that a test says.
+ * What the tests of nsa_tune share: contexts on the fake GPU whose tuning results are kept, and
+ * a dense attention that computes on the host and takes the time that a test sets.
  */
 #ifndef TEST_TUNE_FIXTURE_H
 #define TEST_TUNE_FIXTURE_H
@@ -16,49 +16,49 @@ typedef struct tuning {
   char dir[64];
   nsa_ctx *ctx;
   nsai_tune_results results; /* of the last tuning */
-  int steps, cancel_at;      /* calls of progress */
-  const char *cancel_what;   /* only those are counted; NULL: all */
+  int steps, cancel_at;      /* number of progress calls; the call that cancels */
+  const char *cancel_what;   /* count only the calls with this text; NULL: all */
   int64_t done;
   bool reenter;                  /* tune from another thread, once */
-  bool second_plan, keep_second; /* make a plan in another thread, once; and keep it */
+  bool second_plan, keep_second; /* make a plan in another thread, once; keep that plan */
   nsa_plan *second;
   int warnings;
 } tuning;
 
-/* For each test's start. */
+/* cmocka setup function of each test. */
 int tuning_begin(void **state);
 #define TEST(name) cmocka_unit_test_setup(name, tuning_begin)
 
-/* A context on the fake GPU with more YAML, in a folder that lives longer than it. */
+/* Makes a context on the fake GPU with additional YAML, in a folder that outlives it. */
 void tuning_enter(tuning *w, const char *more);
-/* Destroys it, and holds that nothing is left on the fake GPU. */
+/* Destroys it and checks that nothing is left on the fake GPU. */
 void tuning_leave(tuning *w);
 
-/* nsa_tune with the world's callbacks. */
+/* nsa_tune with the fixture's callbacks. */
 nsa_status tuning_tune(tuning *w, const nsa_tune_options *options, const nsa_problem *problems,
                        size_t count);
-/* Succeeds and launches nothing. */
+/* Must succeed and launch nothing. */
 void tuning_dry_run(tuning *w, int32_t level, const nsa_problem *problems, size_t count);
 
-/* No stage of a plan of the problem follows a record. */
+/* Checks that no stage of a plan of the problem follows a record. */
 void tuning_expect_nothing_chosen(tuning *w, const nsa_problem *p);
 
-/* Of the first problem of the last tuning. */
+/* Finds an event of the first problem of the last tuning. */
 const nsa_tune_event *tuning_find(const tuning *w, int32_t kind, const char *candidate);
 size_t tuning_count(const tuning *w, int32_t kind);
 
 /* ---- a dense kernel ---- */
 
-extern bool dense_wrong_of_64; /* blocks of 64 threads compute nothing */
-extern double dense_ms_of_64;  /* how long they take; others take 10 ms */
-extern double dense_slowdown;  /* from the final on, all take so many times as long */
+extern bool dense_wrong_of_64; /* CTAs of 64 threads compute nothing */
+extern double dense_ms_of_64;  /* their time in ms; others take 10 ms */
+extern double dense_slowdown;  /* factor of all times from the final on */
 
 /* tuning_enter with a dense kernel that computes. */
 void dense_enter(tuning *w, const char *more);
-/* Tunes dense attention of 1024 tokens; it must come to its end. */
+/* Tunes dense attention of 1024 tokens, which must be completed. */
 void dense_tune(tuning *w, int32_t level, int32_t fresh);
 
-/* How many threads the dense kernel of a plan has, and whether a record says so. */
+/* The number of threads of the dense kernel of a plan, and whether a record decided it. */
 int32_t dense_planned_threads(const tuning *w, bool *by_record);
 
 #endif /* TEST_TUNE_FIXTURE_H */

@@ -12,7 +12,7 @@
 #include <nsa/attention.h>
 #include <stddef.h>
 
-/* The tests of all cases: `test` finds the name in its state. */
+/* Lists the tests of all cases: `test` finds the name in its state. */
 #define VECTOR_CASE(test, name)                                                                    \
   { #name, test, NULL, NULL, (void *)(uintptr_t) #name }
 #define VECTOR_CASES(test)                                                                         \
@@ -39,7 +39,7 @@ void vector_case_free(vector_case *c);
 /* i32 [count] over `values`. */
 nsa_tensor vector_lengths(int32_t *values, int64_t count);
 
-/* All 0xff: NaN, -1, so that what is not written fails. */
+/* All bytes 0xff (NaN or -1), so that memory that is not written makes the test fail. */
 void *vector_bytes(int64_t count, size_t size);
 
 #endif /* TEST_VECTOR_CASE_H */

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Reader of the test vectors in tests/vectors: NAME.json describes, NAME.bin holds the tensors.
+ * Reads the test vectors in tests/vectors: NAME.json describes, NAME.bin contains the tensors.
  */
 #ifndef TEST_VECTOR_FILE_H
 #define TEST_VECTOR_FILE_H
@@ -25,7 +25,7 @@ typedef struct vector_file {
   void *data;
 } vector_file;
 
-/* Reads a case of the folder NSA_TEST_VECTORS names. Anything out of the format fails the test. */
+/* Reads a case of the folder that NSA_TEST_VECTORS names. A format error fails the test. */
 void vector_file_read(vector_file *file, const char *name);
 void vector_file_free(vector_file *file);
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the GPU's half ---- */
+/* ---- runs on the GPU ---- */
 
 static nsa_status enqueue(chk_scenario *sc) {
   nsa_batch batch = chk_cache_batch(sc, true, false);
@@ -78,12 +78,12 @@ static void compare_raw(chk_scenario *sc, int what) {
     }
 }
 
-/* Sums in fp32 and in float64 may round to neighbours. */
+/* Sums in fp32 and in float64 may round to neighbouring values. */
 void chk_cache_compare_entries(chk_scenario *sc, int what, int64_t first, int64_t count) {
   chk_cache_tensor *t = &sc->tensor[what];
   uint8_t *got = chk_cache_fetched(t);
   double unit = t->view.dtype == NSA_F16 ? 0x1p-10 : 0x1p-7;
-  double least = sc->options.model.phi == NSAI_PHI_MEAN ? 1e-5 : 2e-4; /* of sums that cancel */
+  double least = sc->options.model.phi == NSAI_PHI_MEAN ? 1e-5 : 2e-4; /* for sums that cancel */
   for (int64_t i = first; i < first + count; i++) {
     double x = value(&t->view, got, i), want = value(&t->view, t->host, i);
     if (isnan(want) && isnan(x)) continue;
@@ -162,7 +162,7 @@ static void compare_row_blocks(chk_scenario *sc, int64_t token, int32_t head) {
 
 static const char *const part_names[NSA_BRANCHES + 1] = { "o_cmp", "o_sel", "o_win", "o" };
 
-/* Squares of a row's error, of what its reference is and of a plain computation's error. `plain` may be
+/* Squares of a row's error, of its reference and of a plain computation's error. `plain` may be
  * NULL: [Dv]. */
 static chk_cache_sums row_sums(const chk_scenario *sc, int what, int64_t token, int32_t head,
                                const double *plain) {
@@ -186,14 +186,14 @@ static void add_sums(chk_cache_sums *to, const chk_cache_sums *x) {
   to->rows += x->rows;
 }
 
-/* The error over its limit. */
+/* The error divided by its limit. */
 static double ratio_of(const chk_cache_sums *s, double tolerance) {
   if (!(s->norm > 0)) return s->error > 0 ? INFINITY : s->error;
   return sqrt(s->error / s->norm) / fmax(tolerance, 2 * sqrt(s->plain / s->norm));
 }
 
-/* A row joins its sequence's and head's; by itself, of few keys' values that nearly cancel, it may be some
- * times as far off as the norm over many. */
+/* The limit of a single row, relative to that of its sequence and head: if the values of its few
+ * keys nearly cancel, its error may be several times the norm over many rows. */
 #define ROW_LIMIT 4
 static void compare_row(chk_scenario *sc, int part, int what, int64_t token, int32_t head,
                         const double *plain, double tolerance) {
@@ -207,7 +207,7 @@ static void compare_row(chk_scenario *sc, int part, int what, int64_t token, int
          (long long)token, (long long)chk_cache_position_of(sc, token), head, ratio);
 }
 
-/* o from the branches as they are stored; false: with a gate MLP nobody has the gates. */
+/* Computes o from the stored branches; false: with a gate MLP the gates are unknown. */
 static bool add_branches(const chk_scenario *sc, int64_t token, int32_t head, double *plain) {
   const nsai_model *g = &sc->options.model;
   const chk_cache_tensor *gate = &sc->tensor[CHK_CACHE_GATE];
@@ -225,8 +225,9 @@ static bool add_branches(const chk_scenario *sc, int64_t token, int32_t head, do
   return true;
 }
 
-/* Fewer rows of a sequence's head are verified together with the next head's: with nothing but P and O rounded to bf16
- * a single row may lie above the limit, eight do not (tests/unit/test_few_rows.c). */
+/* If a sequence's head has fewer rows, they are verified together with those of the next head:
+ * when only P and O are rounded to bf16, a single row may exceed the limit, eight do not
+ * (tests/unit/test_few_rows.c). */
 #define LEAST_ROWS 8
 
 void chk_cache_verify(chk_scenario *sc) {
@@ -282,7 +283,8 @@ static void compare_outputs(chk_scenario *sc) {
     }
 }
 
-/* What the CPU device says: blocks and importance of its own, then outputs on the GPU's blocks. */
+/* Computes the reference on the CPU device: its own blocks and importance, then outputs on the
+ * GPU's blocks. */
 static nsa_status ask_cpu(chk_scenario *sc) {
   nsa_batch batch = chk_cache_batch(sc, false, false);
   nsa_io io = chk_cache_io(sc, false);
@@ -306,7 +308,7 @@ static nsa_status ask_cpu(chk_scenario *sc) {
   return chk_cache_attend(sc, sc->cpu_attend, &exec, &batch, &io);
 }
 
-/* Guards of an output, and, of those that have the call's rows, what lies behind its tokens. */
+/* Checks the guards of an output and, if it has the call's rows, the memory after its tokens. */
 static void check_output(chk_scenario *sc, const chk_cache_tensor *t, bool rows) {
   const uint8_t *data = chk_cache_fetched(t);
   size_t row = t->bytes / (size_t)t->view.shape[0];
@@ -325,7 +327,7 @@ static nsa_status fetch_outputs(chk_scenario *sc) {
 }
 
 nsa_status chk_cache_compare_rows(chk_scenario *sc) {
-  NSAI_TRY(fetch_outputs(sc)); /* and what had become of the call */
+  NSAI_TRY(fetch_outputs(sc)); /* also waits for the call and returns its error */
   if (!sc->tokens) return NSA_OK;
   NSAI_TRY(ask_cpu(sc));
   compare_outputs(sc);
@@ -342,7 +344,8 @@ nsa_status chk_cache_compare_step(chk_scenario *sc) {
     if (sc->tensor[what].host) check_output(sc, &sc->tensor[what], what != CHK_CACHE_SOME);
   chk_cache_check_guards(sc, &sc->workspace, "workspace");
   if (sc->options.counted) chk_cache_check_guards(sc, &sc->tensor[CHK_CACHE_READS].gpu, "reads");
-  if (sc->result->failure[0]) return NSA_OK; /* blocks may lead the CPU device anywhere */
+  /* invalid blocks could make the CPU device read anywhere */
+  if (sc->result->failure[0]) return NSA_OK;
   NSAI_TRY(ask_cpu(sc));
   compare_outputs(sc);
   if (sc->options.counted) chk_cache_compare_reads(sc);

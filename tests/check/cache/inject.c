@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Damage on purpose, to what was fetched from the GPU: every kind must be reported.
+ * Injects damage into what was fetched from the GPU. Every kind must be reported.
  */
 #include "scenario.h"
 
@@ -12,7 +12,7 @@ static int64_t last_token(const chk_scenario *sc, int64_t position) {
   return token;
 }
 
-/* Turns the sign of a row's first head. */
+/* Changes the sign of a row's first head. */
 static bool turn(chk_scenario *sc, int what, int64_t token) {
   const chk_cache_tensor *t = &sc->tensor[what];
   if (token < 0) return false;
@@ -29,7 +29,8 @@ static bool inject_lse(chk_scenario *sc) {
   return true;
 }
 
-/* An index that is none, or another choice: the least block that was left out in place of a free one. */
+/* Writes an invalid index, or another selection: the lowest block that was not selected replaces
+ * a free one. */
 static bool inject_list(chk_scenario *sc, bool malformed) {
   const nsai_model *g = &sc->options.model;
   const chk_cache_tensor *t = &sc->tensor[CHK_CACHE_IDX];

@@ -1,16 +1,18 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * A selection that the caller brings, and probed rows.
+ * Selections that the caller supplies, and probed rows.
  */
 #include "scenario.h"
 
 #include <math.h>
 
-/* Of a probed row in the norm: sums of products of 16-bit elements in fp32, exponentials of 2 ulp. */
+/* Relative error of a probed row's norm: sums of products of 16-bit elements in fp32,
+ * exponentials of 2 ulp. */
 #define PROBE_TOLERANCE 1e-4
 
-/* Blocks or ranges of every kind: before, within and behind what may be seen, twice, none. */
+/* Generates blocks or ranges of every kind: before, within and after the visible part, repeated,
+ * and empty. */
 static void choose_lists(chk_scenario *sc, chk_cache_tensor *t) {
   const nsai_model *g = &sc->options.model;
   int32_t *out = (int32_t *)(void *)t->host;
@@ -19,7 +21,7 @@ static void choose_lists(chk_scenario *sc, chk_cache_tensor *t) {
   for (size_t i = 0; sc->options.selection == NSA_SELECT_BLOCKS && i < count; i++)
     out[i] = (int32_t)(chk_cache_next(sc) % (blocks + 2)) - 1;
   for (size_t i = 0; sc->options.selection == NSA_SELECT_RANGES && i < count; i += 2) {
-    /* every eighth of any length: more keys than so many blocks have, which splits are made for */
+    /* one in eight has any length: more keys than this many blocks have, as splits are made for */
     uint64_t most = chk_cache_next(sc) % 8 ? 60 : (uint64_t)sc->options.max_kv_len;
     out[i] = (int32_t)(chk_cache_next(sc) % (uint64_t)sc->options.max_kv_len);
     out[i + 1] = out[i] + (int32_t)(chk_cache_next(sc) % most) - 5;

@@ -47,8 +47,8 @@ static void random_model(uint64_t *random, nsai_model *g) {
   g->gate_activation = NSAI_ACT_SILU;
 }
 
-/* Where a check has time for it: more selection blocks than decode_split_kv_select keeps the importance of, and
- * as many compressed ones. */
+/* If a check can afford it: more selection blocks than decode_split_kv_select keeps the
+ * importance of, and as many compressed ones. */
 #define LONG_FROM 1000
 #define LONG_BLOCKS 4096
 static void make_long(chk_cache_options *out) {
@@ -58,12 +58,12 @@ static void make_long(chk_cache_options *out) {
   g->kv_heads = 1;
   if (g->head_dim_qk > 64) g->head_dim_qk = 64;
   if (g->head_dim_v > 64) g->head_dim_v = 64;
-  out->max_kv_len = 4 * LONG_BLOCKS * 2; /* of which sequences have any part */
+  out->max_kv_len = 4 * LONG_BLOCKS * 2; /* sequences have any fraction of this length */
   out->chunk = LONG_BLOCKS;
   if (out->seqs > 2) out->seqs = 2;
   if (out->max_q_len > 2) out->max_q_len = 2;
   out->ring = out->probed = false;
-  if (out->page_size > 0) out->slots = false; /* they were the rings' */
+  if (out->page_size > 0) out->slots = false; /* slots belonged to the rings */
   if (!g->select_count) g->select_count = 16;
 }
 
@@ -71,8 +71,8 @@ static bool has_probed_rows(const chk_cache_options *o) {
   return o->seqs * o->max_q_len >= CHK_CACHE_PROBES;
 }
 
-/* More blocks to be searched than half a warp has lanes, in contexts of little more blocks than are chosen:
- * blocks of threads that share a search have few or none of them. */
+/* More blocks to search than half a warp has lanes, in contexts with few more blocks than are
+ * selected. Some threads that share a search then have few blocks or none. */
 #define SEARCHED_FROM 2100
 #define SEARCHED_TO 4096
 static void make_searched(chk_cache_options *out) {
@@ -85,7 +85,7 @@ static void make_searched(chk_cache_options *out) {
   if (g->head_dim_qk > 128) g->head_dim_qk = 128;
   if (g->head_dim_v > 128) g->head_dim_v = 128;
   if (g->phi != NSAI_PHI_EXTERNAL)
-    g->phi = NSAI_PHI_MEAN; /* products of blocks of 32 take long here */
+    g->phi = NSAI_PHI_MEAN; /* products of blocks of 32 are slow here */
   g->stride = next(&random) % 2 ? 16 : 32;
   g->block = 32;
   g->select_block = 64;
@@ -100,7 +100,7 @@ static void make_searched(chk_cache_options *out) {
   out->max_kv_len = SEARCHED_TO;
 }
 
-/* A selection of the caller's in every fifth, probes in half of the others. */
+/* One scenario in five has a selection of the caller; half of the others have probes. */
 static void choose_lists(uint64_t *random, chk_cache_options *out) {
   bool selects = out->model.select_count > 0;
   out->shared_lists = next(random) % 2;
@@ -167,7 +167,7 @@ static void make_soak(chk_cache_options *out, int32_t longest) {
   if (g->head_dim_qk > 128) g->head_dim_qk = 128;
   if (g->head_dim_v > 128) g->head_dim_v = 128;
   if (g->phi == NSAI_PHI_EXTERNAL) g->phi = NSAI_PHI_MEAN;
-  if (!g->select_count) { /* every branch runs, and there are blocks to choose from */
+  if (!g->select_count) { /* every branch must run, and there must be blocks to select */
     g->select_count = 4;
     g->select_init = g->select_local = 1;
   }
@@ -188,7 +188,7 @@ static void make_split(chk_cache_options *out) {
   make_prefill(out);
   g->kv_heads = g->kv_heads < 2 ? g->kv_heads : 2;
   g->heads = g->kv_heads * (group < 16 ? group : 16);
-  g->phi = NSAI_PHI_MEAN; /* products of other shapes may round otherwise */
+  g->phi = NSAI_PHI_MEAN; /* products of other shapes may round differently */
   if (out->seqs > 3) out->seqs = 3;
   out->masks = out->probed = out->graph = false;
   out->selection = NSA_SELECT_OWN;
@@ -196,14 +196,14 @@ static void make_split(chk_cache_options *out) {
   out->chunk = out->max_q_len;
 }
 
-/* What random scenarios leave out: hundreds of sequences, long ones, and plans for many that all may be long:
- * what their kernels leave each other lies behind 2^31 elements. */
+/* Scenarios that random ones do not include: hundreds of sequences, long ones, and plans for
+ * many sequences of maximal length, whose intermediate results exceed 2^31 elements. */
 typedef struct large_scenario {
   int32_t seqs, least, most; /* tokens of a sequence */
-  int32_t chunk, q_len;      /* new ones in an append, and in a step at most */
+  int32_t chunk, q_len;      /* new tokens in an append; the most in a step */
   int32_t kv_heads, group, dim;
   int32_t block, stride, select_block, count, window;
-  int32_t longest; /* 0: most */
+  int32_t longest; /* 0: the same as `most` */
 } large_scenario;
 static const large_scenario large_scenarios[] = {
   { 1024, 0, 300, 40, 4, 2, 4, 64, 16, 8, 16, 6, 33 },
@@ -211,7 +211,7 @@ static const large_scenario large_scenarios[] = {
   { 2, 3 << 18, 1 << 20, 1 << 17, 16, 1, 4, 16, 32, 16, 64, 16, 512 },
   { 2, 3 << 15, 1 << 17, 1 << 14, 16, 1, 16, 128, 32, 16, 64, 16, 512 },
   { 1024, 0, 1 << 20, 100, 1, 9, 2, 16, 32, 16, 64, 6, 33, .longest = 700 },
-  /* fewer units than half of an H200's multiprocessors, and fewer than these */
+  /* fewer work items than half of an H200's multiprocessors; the next one: fewer than all */
   { 14, 0, 6000, 1500, 1, 4, 16, 128, 32, 16, 64, 16, 512 },
   { 28, 0, 3000, 40, 1, 4, 8, 96, 32, 16, 64, 12, 200 }, /* some with a ring */
 };
@@ -236,11 +236,12 @@ static void make_large(int32_t op, chk_cache_options *out) {
   out->page_size = layout % 2 || x->longest ? pages : NSA_NONE;
   out->lists = out->lists && out->page_size > 0;
   out->mapping = out->mapping && out->page_size > 0;
-  out->ring = out->ring && g->per_branch && x->chunk <= 40; /* what it holds beside the window */
+  /* tokens that the ring holds in addition to the window */
+  out->ring = out->ring && g->per_branch && x->chunk <= 40;
   out->slots = out->slots && (out->page_size < 0 || out->ring);
   out->probed = false;
   if (out->selection == NSA_SELECT_RANGES)
-    out->selection = NSA_SELECT_BLOCKS; /* not of any length */
+    out->selection = NSA_SELECT_BLOCKS; /* ranges of limited length only */
   out->seqs = x->seqs;
   out->least_kv_len = x->least;
   out->max_kv_len = x->most;

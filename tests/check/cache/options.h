@@ -1,12 +1,14 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * A case of the KV cache as one line of text, and the options of the random scenario that it stands for.
+ * A case of the KV cache as one line of text, and the options of the random scenario that it
+ * describes.
  *
  *   cache:decode:seed=7:longest=1500      cache:soak:seed=1:longest=1500:steps=100000:every=250
  *
- * The kind is decode or prefill (steps of that attention), split (one prefill against any pieces of it) or soak.
- * Further fields: searched, large, spread, steps=N, repeats=N, force=NAME; arguments.c explains them.
+ * The kind is decode or prefill (steps of that attention), split (one prefill compared with
+ * arbitrary pieces of it) or soak. Further fields: searched, large, spread, steps=N, repeats=N,
+ * force=NAME; arguments.c explains them.
  */
 #ifndef CHK_CACHE_OPTIONS_H
 #define CHK_CACHE_OPTIONS_H
@@ -22,17 +24,17 @@ typedef enum chk_cache_kind {
   CHK_CACHE_PREFILL,
   CHK_CACHE_SPLIT,
   CHK_CACHE_SOAK,
-  CHK_CACHE_KINDS /* none of these */
+  CHK_CACHE_KINDS /* none of the above; any kind */
 } chk_cache_kind;
 
 typedef struct chk_cache_case {
   chk_cache_kind kind;
   uint64_t seed;
-  int32_t longest;           /* tokens of the longest sequences, about */
-  int64_t steps;             /* -1: the scenario's; a soak must say how many */
-  int64_t every;             /* steps of a soak from check to check */
-  int32_t repeats;           /* of a step on a GPU; -1: the scenario's */
-  bool searched;             /* many blocks to choose among, in some thousands of tokens */
+  int32_t longest;           /* approximate length of the longest sequences, in tokens */
+  int64_t steps;             /* -1: the scenario's default; a soak requires a number */
+  int64_t every;             /* number of soak steps between two checks */
+  int32_t repeats;           /* repetitions of a step on a GPU; -1: the scenario's default */
+  bool searched;             /* many blocks to select from, with some thousands of tokens */
   bool large;                /* hundreds of sequences, or up to 2^20 tokens */
   bool spread;               /* pages far apart in memory */
   const nsai_variant *force; /* a row of the table that must run; NULL: the library chooses */
@@ -43,25 +45,25 @@ typedef struct chk_cache_case {
 #define CHK_CACHE_CASE_TEXT 192
 #define CHK_CACHE_LEAST_LONGEST 64
 
-/* "decode", "prefill" ...; back: CHK_CACHE_KINDS where there is none of the name. */
+/* "decode", "prefill" ...; the inverse returns CHK_CACHE_KINDS for an unknown name. */
 const char *chk_cache_kind_name(chk_cache_kind kind);
 chk_cache_kind chk_cache_kind_find(const char *name);
 
-/* Whether a text means a case of the cache at all. */
+/* Whether a text describes a case of the cache. */
 bool chk_cache_case_is(const char *text);
 
 /* Returns 0, or -1 with a sentence in `error`. */
 int chk_cache_case_parse(const char *text, chk_cache_case *c, char *error, size_t size);
 void chk_cache_case_print(const chk_cache_case *c, char *text, size_t size);
 
-/* The kind of a random case that may have any. */
+/* The kind of a random case with unspecified kind. */
 chk_cache_kind chk_cache_case_kind(const chk_cache_case *c);
 
 #define CHK_CACHE_SEQS 8         /* of a random scenario */
 #define CHK_CACHE_MOST_SEQS 1024 /* of a large one */
 #define CHK_CACHE_PROBES 7       /* rows whose importance the GPU is asked for */
 
-/* How a scenario is made. */
+/* The properties of a scenario. */
 typedef struct chk_cache_options {
   uint64_t seed;
   nsai_model model;
@@ -69,22 +71,25 @@ typedef struct chk_cache_options {
   int32_t selection; /* NSA_SELECT_* */
   int32_t page_size; /* NSA_NONE: rows */
   bool hnd, lists, ring, slots, mapping, graph, ragged;
-  bool shared_lists; /* a selection that the caller brings has no axis of KV heads */
-  bool probed;       /* some rows' importance is asked for */
+  bool shared_lists; /* a selection supplied by the caller has no axis of KV heads */
+  bool probed;       /* the importance of some rows is requested */
   int32_t seqs, max_q_len, max_kv_len;
-  int32_t least_kv_len; /* of a sequence that begins, the first one at once; 0: any number */
-  int32_t short_kv_len; /* none becomes longer, in pages; 0: up to what the plan is made for */
+  /* of a sequence that begins; the first sequence begins with it in one step; 0: any length */
+  int32_t least_kv_len;
+  int32_t short_kv_len; /* longest length of any sequence, in pages; 0: the plan's maximum */
   int32_t steps;
-  int32_t repeats; /* of a step on a GPU, which must give the same bits */
-  int32_t chunk;   /* new tokens of a sequence in one append; 0: any number, or what a ring holds */
+  int32_t repeats; /* repetitions of a step on a GPU, which must give the same bits */
+  /* new tokens of a sequence in one append; 0: any number, or the ring's capacity */
+  int32_t chunk;
   float softmax_scale;
-  bool masks;                /* steps run some of the branches */
-  bool counted;              /* steps of a decode count what they read */
+  bool masks;                /* steps run only some of the branches */
+  bool counted;              /* decode steps count what they read */
   const nsai_variant *force; /* on the GPU; NULL: the library chooses */
-  bool spread; /* the GPU's pages lie beyond 2^31 elements: 4.3 GB a tensor, up to eight */
+  /* the GPU's pages are more than 2^31 elements apart: 4.3 GB per tensor, up to eight tensors */
+  bool spread;
 } chk_cache_options;
 
-/* The scenario of a case, all determined by the case. */
+/* The scenario of a case, which determines all of it. */
 void chk_cache_options_make(const chk_cache_case *c, chk_cache_options *out);
 
 /* One line that describes it. */

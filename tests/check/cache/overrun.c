@@ -1,23 +1,23 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * A sequence that outgrows the plan, or its list of pages: an append gives its tokens their places up to
- * max_kv_len or the list's end and the others none, and nothing else is written; what attends to it leaves the
- * other sequences' results right. The CPU device refuses it.
+ * A sequence that exceeds the plan's max_kv_len or its list of pages. An append must store its
+ * tokens up to that limit and write nothing else. Attention over it must leave the results of
+ * the other sequences right. The CPU device refuses such a sequence.
  */
 #include "scenario.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* Any number of new tokens of the last sequence, and how many of them have a place. */
+/* New tokens of the last sequence, and how many of them can be stored. */
 typedef struct overrun {
   int last;
-  int32_t room; /* tokens of the sequence that have a place */
+  int32_t room; /* tokens of the sequence that can be stored */
   int32_t count, placed, kv_len;
 } overrun;
 
-/* The plan's longest sequence, or what the pages of its list hold. */
+/* The plan's longest sequence, or the capacity of its list of pages. */
 static int32_t choose_room(chk_scenario *sc, int s) {
   const int32_t most = sc->options.max_kv_len;
   if (sc->options.page_size < 0 || !sc->options.lists || chk_cache_next(sc) % 4 == 0) return most;
@@ -35,7 +35,7 @@ static overrun choose(chk_scenario *sc) {
   return o;
 }
 
-/* The call's sequence with so many new tokens, up to the last place. */
+/* Makes a call with this many new tokens of the sequence, up to the last one that can be stored. */
 static void make_call(chk_scenario *sc, const overrun *o, int32_t tokens) {
   memset(sc->q_len, 0, sizeof sc->q_len);
   sc->packed = true;
@@ -43,7 +43,8 @@ static void make_call(chk_scenario *sc, const overrun *o, int32_t tokens) {
   sc->len[o->last] = o->room;
 }
 
-/* Whoever reads the last list beyond its end finds pages of others, or free ones. */
+/* Extends the last list so that a read beyond its end finds pages of other sequences, or free
+ * ones. */
 static nsa_status lead_on(chk_scenario *sc) {
   const chk_cache_tensor *t = &sc->tensor[CHK_CACHE_LISTS];
   const int32_t used = ((int32_t *)(void *)sc->tensor[CHK_CACHE_STARTS].host)[sc->options.seqs];
@@ -57,12 +58,12 @@ static int32_t *lengths(chk_scenario *sc) {
   return (int32_t *)(void *)sc->tensor[CHK_CACHE_LEN].host;
 }
 
-/* From the call of the tokens that have a place to that of all. */
+/* Changes the call of the tokens that can be stored into the call of all tokens. */
 static nsa_status overrun_call(chk_scenario *sc, const overrun *o) {
   int64_t *mapping = (int64_t *)(void *)sc->tensor[CHK_CACHE_MAPPING].host;
   lengths(sc)[o->last] = o->kv_len;
   ((int32_t *)(void *)sc->tensor[CHK_CACHE_CU_Q].host)[sc->options.seqs] = o->count;
-  for (int32_t i = o->placed; i < o->count; i++) mapping[i] = 0; /* it is to be written */
+  for (int32_t i = o->placed; i < o->count; i++) mapping[i] = 0; /* requests that it is written */
   sc->rows = o->count;
   NSAI_TRY(lead_on(sc));
   NSAI_TRY(chk_cache_upload(sc, CHK_CACHE_LEN));
@@ -70,9 +71,10 @@ static nsa_status overrun_call(chk_scenario *sc, const overrun *o) {
   return chk_cache_upload(sc, CHK_CACHE_MAPPING);
 }
 
-/* All sequences' last tokens attend once more, on the CPU device without that of the overrun. */
+/* The last tokens of all sequences attend once more; on the CPU device without the overrun
+ * sequence. */
 static nsa_status attend_beside(chk_scenario *sc, const overrun *o) {
-  sc->options.probed = sc->options.counted = false; /* they tell of all sequences */
+  sc->options.probed = sc->options.counted = false; /* they cover all sequences */
   for (int s = 0; s < sc->options.seqs; s++) sc->q_len[s] = sc->options.max_q_len;
   NSAI_TRY(chk_cache_prepare_call(sc));
   lengths(sc)[o->last] = o->kv_len;

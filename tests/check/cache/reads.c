@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The counters of a decode step (nsa_io.reads) against what follows from lengths and chosen blocks.
+ * Compares the counters of a decode step (nsa_io.reads) with the counts computed from lengths
+ * and selected blocks.
  */
 #include "base/math.h"
 #include "plan/plan.h"
@@ -14,7 +15,7 @@
 
 static bool runs(const chk_scenario *sc, int branch) { return sc->branches >> branch & 1; }
 
-/* What the counters hold before a step: no two alike. */
+/* Initial value of counter i: all are different. */
 static int64_t start_of(int64_t i) { return 1000003 * i; }
 
 void chk_cache_start_reads(chk_scenario *sc) {
@@ -23,7 +24,7 @@ void chk_cache_start_reads(chk_scenario *sc) {
     ((int64_t *)(void *)t->host)[i] = start_of(i);
 }
 
-/* New tokens that a block of threads takes, which share compressed entries and windows. */
+/* New tokens per CTA; they share compressed entries and windows. */
 static int64_t tile_tokens(const chk_scenario *sc) {
   const nsa_plan *plan = sc->gpu_attend;
   int64_t most = 1;
@@ -33,8 +34,8 @@ static int64_t tile_tokens(const chk_scenario *sc) {
   return most;
 }
 
-/* Compressed entries of a sequence: by tiles of tokens, each up to its last one; on the CPU device at
- * once. */
+/* Compressed entries read for a sequence: for each tile of tokens, those up to its last token;
+ * on the CPU device once for all. */
 static int64_t entries_read(const chk_scenario *sc, int s) {
   const nsai_model *g = &sc->options.model;
   const int64_t tile = tile_tokens(sc);
@@ -48,8 +49,8 @@ static int64_t entries_read(const chk_scenario *sc, int s) {
   return sum;
 }
 
-/* Tokens of a sequence's windows: by tiles, each from its first token's first key on; on the CPU device by
- * tokens. */
+/* Window tokens read for a sequence: for each tile, from the first key of its first token; on
+ * the CPU device for each token. */
 static int64_t windows_read(const chk_scenario *sc, int s) {
   const int64_t tile = sc->device->driver ? tile_tokens(sc) : 1;
   int64_t sum = 0;
@@ -61,7 +62,7 @@ static int64_t windows_read(const chk_scenario *sc, int s) {
   return sum;
 }
 
-/* Entries of the row's list, chosen or brought, as tokens [begin, end). */
+/* Entries of a row's list, selected or supplied, as tokens [begin, end). */
 typedef struct entries {
   const int32_t *at;
   int width; /* 2: ranges */
@@ -78,8 +79,9 @@ static entries entries_of(const chk_scenario *sc, int64_t token, int32_t head) {
                     sc->options.model.select_block };
 }
 
-/* Tokens in the lists of rows [first, first + count) of q that are not seen yet, and now are: of ranges those
- * up to the row's position; of blocks that it may choose, those up to position `last`. */
+/* Tokens in the lists of rows [first, first + count) of q that have not been counted yet: of
+ * ranges those up to the row's position; of blocks that the row may select, those up to position
+ * `last`. */
 static int64_t listed_tokens(const chk_scenario *sc, int64_t first, int64_t count, int32_t head,
                              int64_t last, char *seen) {
   int64_t sum = 0;
@@ -99,7 +101,8 @@ static int64_t listed_tokens(const chk_scenario *sc, int64_t first, int64_t coun
   return sum;
 }
 
-/* Chosen tokens of a sequence: blocks by tiles of tokens, ranges and on the CPU device by tokens. */
+/* Selected tokens read for a sequence: blocks for each tile of tokens; ranges, and all on the
+ * CPU device, for each token. */
 static int64_t chosen_read(const chk_scenario *sc, int s, int64_t first, int32_t head, char *seen) {
   const bool tiles = sc->device->driver && sc->options.selection != NSA_SELECT_RANGES;
   const int64_t tile = tiles ? tile_tokens(sc) : 1;
@@ -112,7 +115,7 @@ static int64_t chosen_read(const chk_scenario *sc, int s, int64_t first, int32_t
   return sum;
 }
 
-/* Tokens that a sequence's new ones, from row `first` of q on, read for one head and branch. */
+/* Tokens read for a sequence's new tokens, from row `first` of q on, for one head and branch. */
 static int64_t tokens_read(const chk_scenario *sc, int s, int64_t first, int32_t head, int branch,
                            char *seen) {
   if (branch == NSA_CMP) return entries_read(sc, s);
@@ -120,7 +123,7 @@ static int64_t tokens_read(const chk_scenario *sc, int s, int64_t first, int32_t
   return chosen_read(sc, s, first, head, seen);
 }
 
-/* Bytes of K and V of a token; the CPU device reads no V for the selection alone. */
+/* Bytes of K and V of a token; the CPU device reads no V where it only selects. */
 static int64_t row_bytes(const chk_scenario *sc, int branch) {
   const nsai_model *g = &sc->options.model;
   bool k_alone = !sc->device->driver && branch == NSA_CMP && !runs(sc, NSA_CMP);

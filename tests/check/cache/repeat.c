@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The same append and attention once more: caches and outputs must have the same bits. On a GPU several times,
- * where blocks of threads meet in another order each time.
+ * Repeats an append and attention: caches and outputs must have the same bits. On a GPU it
+ * repeats several times, because CTAs run in another order each time.
  */
 #include "scenario.h"
 
@@ -31,7 +31,7 @@ static nsa_status keep(chk_scenario *sc, uint8_t *kept[]) {
   return NSA_OK;
 }
 
-/* The caches stay as the last run left them: what it appended lies there already. */
+/* The caches stay as the last run left them: they already contain the appended tokens. */
 static nsa_status run_again(chk_scenario *sc) {
   NSAI_TRY(chk_cache_poison_outputs(sc));
   if (sc->options.counted) NSAI_TRY(chk_cache_upload(sc, CHK_CACHE_READS));

@@ -15,7 +15,7 @@ static void note_scenario(const chk_cache_options *options, nsai_verify_result *
   nsai_verify_note(result, "%s", text);
 }
 
-/* What was found; figures are errors over their limits. */
+/* Transfers the findings; figures are errors divided by their limits. */
 static void take(const chk_cache_result *found, nsai_verify_result *result) {
   nsai_verify_note(result, "%lld rows, %lld near the cut, %lld reads counted",
                    (long long)found->rows, (long long)found->near_cut, (long long)found->counted);

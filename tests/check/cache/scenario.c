@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The scenario's memory, and its walk: appends, decode steps, drafts that are rejected, ends.
+ * The scenario's memory and its steps: appends, decode steps, rejected drafts, ends of
+ * sequences.
  */
 #include "scenario.h"
 
@@ -13,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NOWHERE 0x7ffffff0 /* an id of a page that must not be looked at */
+#define NOWHERE 0x7ffffff0 /* a page id that must never be used */
 
 uint64_t chk_cache_next(chk_scenario *sc) {
   uint64_t z = sc->random += 0x9e3779b97f4a7c15ull; /* splitmix64 */
@@ -50,7 +51,7 @@ uint8_t *chk_cache_fetched(const chk_cache_tensor *t) {
   return t->gpu.image ? t->gpu.image + NSAI_VERIFY_GUARD : NULL;
 }
 
-/* Pages that lie far apart from `gpu` to there, or back. */
+/* Moves pages between `gpu` and memory where they are far apart, in either direction. */
 static nsa_status move_pages(const chk_scenario *sc, const chk_cache_tensor *t, bool out) {
   size_t bytes = (size_t)t->view.stride[0] * 2;
   for (int64_t page = 0; t->far && page < t->view.shape[0]; page++) {
@@ -85,7 +86,7 @@ nsa_tensor chk_cache_view(const chk_scenario *sc, int what, bool gpu) {
   return view;
 }
 
-/* The last page begins behind 2^31 elements. */
+/* The last page begins after 2^31 elements. */
 static nsa_status spread_pages(chk_scenario *sc, int what) {
   chk_cache_tensor *t = &sc->tensor[what];
   int64_t last = t->view.shape[0] - 1;
@@ -129,7 +130,7 @@ static nsa_status make_caches(chk_scenario *sc) {
 
 #define SHAPE(...) ((const int64_t[]){ __VA_ARGS__ })
 
-/* Of `t` rows, chosen or brought. */
+/* Lists for `t` rows, selected or supplied. */
 static nsa_status make_lists(chk_scenario *sc, int64_t t) {
   const chk_cache_options *o = &sc->options;
   int64_t heads = o->model.kv_heads, n = o->model.select_count;
@@ -197,8 +198,8 @@ void chk_cache_fill_scaled(chk_scenario *sc, int what, int64_t rows, double devi
   }
 }
 
-/* Gate weights are what a sigmoid gives: where signs let branches cancel, what is left has the errors of
- * much larger terms. */
+/* Gate weights must not be negative, like the results of a sigmoid: if branches cancelled, the
+ * remainder would have the errors of much larger terms. */
 static void drop_signs(chk_scenario *sc, int64_t rows) {
   chk_cache_tensor *t = &sc->tensor[CHK_CACHE_GATE];
   uint16_t *gate = (uint16_t *)(void *)t->host;
@@ -235,7 +236,7 @@ void chk_cache_yaml(const chk_cache_options *o, int32_t device, char *text, size
            g->dtype == NSA_F16 ? "fp16" : "bf16", word, o->counted ? "true" : "false");
 }
 
-#define YAML_BYTES 6000 /* and a path among it */
+#define YAML_BYTES 6000 /* includes a path */
 
 static nsa_status make_context(chk_scenario *sc, const chk_plans_options *given, bool gpu,
                                nsa_ctx **out) {
@@ -334,7 +335,7 @@ void chk_cache_take_pages(chk_scenario *sc) {
       sc->page[s][sc->page_count[s]++] = sc->free_page[--sc->free_count];
 }
 
-/* The place that a new token's page list says. */
+/* The page and offset that a new token's page list gives. */
 static int64_t mapped(const chk_scenario *sc, int s, int64_t position) {
   int64_t size = sc->options.page_size;
   return sc->page[s][position / size] * size + position % size;
@@ -349,7 +350,7 @@ static void write_mapping(chk_scenario *sc) {
     }
 }
 
-/* Contents of rows that belong to sequences that are there, from tensor `first` on; the others stay NaN. */
+/* Random contents for rows of existing sequences, from tensor `first` on; the others stay NaN. */
 static void fill_inputs(chk_scenario *sc, int first) {
   for (int what = first; what < CHK_CACHE_SELECTION; what++) {
     chk_cache_tensor *t = &sc->tensor[what];
@@ -473,9 +474,9 @@ nsa_status chk_cache_append(chk_scenario *sc, bool gpu) {
                        &batch, &io);
 }
 
-/* ---- the walk ---- */
+/* ---- the steps ---- */
 
-/* A sequence ends; whoever reads its pages from now on finds NaN. */
+/* Ends a sequence; its pages are then filled with NaN. */
 static void end_sequence(chk_scenario *sc, int s) {
   for (int i = 0; i < sc->page_count[s]; i++) {
     int32_t page = sc->page[s][i];
@@ -491,7 +492,7 @@ static void end_sequence(chk_scenario *sc, int s) {
   sc->page_count[s] = sc->len[s] = 0;
 }
 
-/* About half of them. */
+/* Ends about half of them. */
 static nsa_status end_sequences(chk_scenario *sc) {
   for (int s = 0; s < sc->options.seqs; s++)
     if (chk_cache_next(sc) % 2 && !sc->options.ring) end_sequence(sc, s);
@@ -500,7 +501,7 @@ static nsa_status end_sequences(chk_scenario *sc) {
   return NSA_OK;
 }
 
-/* Sequences that are not there get a beginning of any length, in one append of chunks. */
+/* Sequences that do not exist get a beginning of any length, in one append of chunks. */
 static nsa_status begin_sequences(chk_scenario *sc) {
   bool any = true;
   int32_t goal[CHK_CACHE_MOST_SEQS];
@@ -534,8 +535,8 @@ static nsa_status begin_sequences(chk_scenario *sc) {
   return NSA_OK;
 }
 
-/* New tokens of a sequence: as many for each or, ragged, any number, and one where it decodes beside
- * chunks. */
+/* New tokens of a sequence: the same number for each, or (ragged) any number, and one where it
+ * decodes beside chunks. */
 static int32_t choose_new(chk_scenario *sc) {
   const chk_cache_options *o = &sc->options;
   if (!o->ragged) return o->max_q_len;
@@ -543,7 +544,7 @@ static int32_t choose_new(chk_scenario *sc) {
   return (int32_t)(chk_cache_next(sc) % (uint64_t)(o->max_q_len + 1));
 }
 
-/* New tokens for a step. */
+/* Chooses the new tokens of a step. */
 static void choose_step(chk_scenario *sc) {
   const chk_cache_options *o = &sc->options;
   sc->packed = o->ragged;
@@ -552,8 +553,9 @@ static void choose_step(chk_scenario *sc) {
     bool absent =
         sc->len[s] + sc->q_len[s] > o->max_kv_len || (!sc->len[s] && chk_cache_next(sc) % 2);
     bool new_kv = !sc->len[s];
-    sc->len[s] = absent ? 0 : sc->len[s] + sc->q_len[s];    /* 0: for this call */
-    if (new_kv && sc->len[s] > 1 && chk_cache_next(sc) % 2) /* rows before its first token */
+    sc->len[s] = absent ? 0 : sc->len[s] + sc->q_len[s]; /* 0: in this call only */
+    /* rows before the sequence's first token */
+    if (new_kv && sc->len[s] > 1 && chk_cache_next(sc) % 2)
       sc->len[s] = 1 + (int32_t)(chk_cache_next(sc) % (uint64_t)(sc->q_len[s] - 1));
   }
 }
@@ -562,21 +564,22 @@ static uint32_t all_branches(const nsai_model *g) {
   return 1u << NSA_CMP | (g->select_count ? 1u << NSA_SEL : 0) | (g->window ? 1u << NSA_WIN : 0);
 }
 
-/* Some of the branches, one at least. */
+/* Chooses some of the branches, at least one. */
 static void choose_branches(chk_scenario *sc) {
   uint32_t all = all_branches(&sc->options.model);
   do sc->branches = all & (uint32_t)chk_cache_next(sc);
   while (!sc->branches);
 }
 
-/* The CPU device has one order: it repeats a step where a self-test damages that. */
+/* The CPU device has only one order of computation; it repeats a step only if a self-test
+ * damages the repetition. */
 static nsa_status step(chk_scenario *sc, bool first) {
   int32_t before[CHK_CACHE_MOST_SEQS];
   memcpy(before, sc->len, sizeof before);
   choose_step(sc);
   if (sc->options.masks) choose_branches(sc);
   NSAI_TRY(chk_cache_prepare_call(sc));
-  if (sc->packed && sc->options.op == NSA_OP_PREFILL) /* as many in each, for a graph */
+  if (sc->packed && sc->options.op == NSA_OP_PREFILL) /* the same number in each, for a graph */
     sc->rows = (int64_t)sc->options.seqs * sc->options.max_q_len;
   NSAI_TRY(chk_cache_append(sc, false));
   NSAI_TRY(chk_cache_run_gpu(sc));
@@ -585,12 +588,12 @@ static nsa_status step(chk_scenario *sc, bool first) {
   if (!sc->result->failure[0]) NSAI_TRY(chk_cache_compare_cache(sc));
   if (!sc->result->failure[0]) NSAI_TRY(chk_cache_compare_step(sc));
   for (int s = 0; s < sc->options.seqs; s++) {
-    if (!sc->len[s]) { /* it was padded */
+    if (!sc->len[s]) { /* it was padding */
       sc->len[s] = before[s];
       continue;
     }
     int32_t drafts = sc->q_len[s] < sc->len[s] ? sc->q_len[s] : sc->len[s];
-    if (sc->options.op == NSA_OP_DECODE) /* some of them are rejected */
+    if (sc->options.op == NSA_OP_DECODE) /* rejects some of them */
       sc->len[s] -= (int32_t)(chk_cache_next(sc) % (uint64_t)(drafts + 1));
   }
   return NSA_OK;
@@ -604,7 +607,7 @@ static nsa_status walk(chk_scenario *sc) {
     if (sc->result->failure[0]) return NSA_OK;
     if (i % 3 == 2) NSAI_TRY(end_sequences(sc));
   }
-  bool has_room = !sc->options.short_kv_len; /* for a sequence as long as the plan's */
+  bool has_room = !sc->options.short_kv_len; /* for a sequence of the plan's maximal length */
   return has_room && chk_cache_next(sc) % 2 ? chk_cache_overrun(sc) : NSA_OK;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The self-test of the cache checks: damage on purpose, which must be reported.
+ * The self-test of the cache checks: injected damage must be reported.
  */
 #include "../check.h"
 #include "run_case.h"
@@ -25,7 +25,7 @@ static const char *const damage_names[CHK_CACHE_INJECT_KINDS] = {
   [CHK_CACHE_INJECT_CACHE_AGAIN] = "cache: repeated append"
 };
 
-/* Damage of every kind, in the first scenario that has it. */
+/* Every kind of damage, in the first scenario that allows it. */
 static int damaged_steps(const chk_plans *plans, int32_t longest, FILE *out) {
   int unnoticed = 0;
   for (int kind = CHK_CACHE_INJECT_NOTHING + 1; kind < CHK_CACHE_INJECT_KINDS; kind++) {
@@ -37,8 +37,10 @@ static int damaged_steps(const chk_plans *plans, int32_t longest, FILE *out) {
       chk_cache_options options;
       c.kind = chk_cache_case_kind(&c);
       chk_cache_options_make(&c, &options);
-      if (options.model.heads > 16) continue;                               /* small ones will do */
-      if (kind == CHK_CACHE_INJECT_IMPORTANCE && !options.probed) continue; /* few scenarios are */
+      /* small scenarios suffice */
+      if (options.model.heads > 16) continue;
+      /* few scenarios are probed */
+      if (kind == CHK_CACHE_INJECT_IMPORTANCE && !options.probed) continue;
       nsa_status status =
           chk_cache_walk(chk_plans_device(plans), &options, chk_plans_opts(plans), &inject, &found);
       if (status && status != NSA_E_UNSUPPORTED)
@@ -51,7 +53,7 @@ static int damaged_steps(const chk_plans *plans, int32_t longest, FILE *out) {
   return unnoticed;
 }
 
-/* Damage of a whole prefill, which its pieces have not. */
+/* Damage of a complete prefill, which its pieces do not have. */
 static int damaged_wholes(const chk_plans *plans, FILE *out) {
   static const int kinds[] = { CHK_CACHE_INJECT_O, CHK_CACHE_INJECT_NAN, CHK_CACHE_INJECT_BRANCH,
                                CHK_CACHE_INJECT_LSE, CHK_CACHE_INJECT_CHOICE };
@@ -76,7 +78,7 @@ static int damaged_wholes(const chk_plans *plans, FILE *out) {
   return unnoticed;
 }
 
-/* A soak's own kinds of damage, of one that passes without. */
+/* The kinds of damage of a soak, in a soak that passes without damage. */
 static int damaged_soaks(const chk_plans *plans, int32_t longest, FILE *out) {
   static const char *const names[CHK_SOAK_INJECT_KINDS] = {
     [CHK_SOAK_INJECT_COPY] = "soak: shared page",
@@ -97,7 +99,7 @@ static int damaged_soaks(const chk_plans *plans, int32_t longest, FILE *out) {
       .options = &options, .given = chk_plans_opts(plans), .steps = 600, .every = 20, .inject = kind
     };
     nsa_status status = chk_cache_soak(chk_plans_device(plans), &request, &n, &found);
-    bool seen = found.failure[0] || status == NSA_E_ARG; /* the CPU device reads a batch */
+    bool seen = found.failure[0] || status == NSA_E_ARG; /* the CPU device reads a damaged batch */
     if (kind == CHK_SOAK_INJECT_NOTHING && !seen && !status) continue;
     unnoticed += chk_report_damage(out, kind ? names[kind] : "soak: nothing", kind ? seen : -1,
                                    status ? nsa_last_error() : found.failure);

@@ -1,13 +1,15 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * A soak: one captured graph of append and decode, launched for as many steps as are wanted, while
- * sequences come, share prefixes, draft, take drafts back and go. Pages are kept on the host. Free ones are
- * NaN on the device; a page that several sequences share is copied before one of them writes to it.
+ * A soak: one captured graph of append and decode, launched for any number of steps, while
+ * sequences begin, share prefixes, draft, reject drafts and end. The host manages pages. Free
+ * pages are NaN on the device; a page that several sequences share is copied before one of them
+ * writes to it.
  *
- * Rows of Q, gates, K and V come of pools on both sides: a call's are POOL_ROWS' from any row on, copied
- * within the device, so that a token is known by its row. From check to check nothing waits for the device:
- * integers lie in pinned memory, a slot for each step.
+ * Rows of Q, gates, K and V come from pools on both sides. A call uses consecutive rows of the
+ * pools' POOL_ROWS from any row on, copied within the device, so that a token is identified by
+ * its row. Between checks nothing waits for the device: integers are in pinned memory, with one
+ * slot per step.
  */
 #include "scenario.h"
 
@@ -31,11 +33,11 @@ typedef struct soak {
   chk_soak_counts *counts;
   pool pools[MOST_POOLS];
   int pool_count;
-  uint16_t *history[CHK_CACHE_MOST_SEQS]; /* [max_kv_len]: each token's row of the pools */
+  uint16_t *history[CHK_CACHE_MOST_SEQS]; /* [max_kv_len]: the pool row of each token */
   int32_t *users;                         /* [pages] */
-  int32_t solid[CHK_CACHE_MOST_SEQS];     /* tokens that lie in the cache before the call */
+  int32_t solid[CHK_CACHE_MOST_SEQS];     /* tokens that are in the cache before the call */
   int32_t resent[CHK_CACHE_MOST_SEQS];    /* new tokens of the call that must not be written */
-  int64_t base;                           /* the call's first row of the pools */
+  int64_t base;                           /* the call's first row in the pools */
   uint8_t *slots;                         /* [every, slot_bytes] */
   size_t slot_bytes;
   int64_t slot;
@@ -62,7 +64,7 @@ static bool injects(soak *k, int what) {
   return k->injected = true;
 }
 
-/* The page is NaN before anybody can take it. */
+/* Fills the page with NaN before it can be assigned. */
 static nsa_status release(soak *k, int32_t page) {
   chk_scenario *sc = &k->sc;
   if (--k->users[page]) return NSA_OK;
@@ -82,7 +84,7 @@ static int32_t take(soak *k) {
   return page;
 }
 
-/* Leaves a sequence the pages of `len` tokens. */
+/* Reduces a sequence to the pages of `len` tokens. */
 static nsa_status keep(soak *k, int s, int32_t len) {
   chk_scenario *sc = &k->sc;
   sc->len[s] = len;
@@ -105,7 +107,8 @@ static nsa_status copy_page(soak *k, int s, int32_t i) {
   return release(k, from);
 }
 
-/* The sequence alone has the pages of its tokens from position `first` on. */
+/* Copies shared pages, so that the sequence alone owns those of its tokens from position `first`
+ * on. */
 static nsa_status own_pages(soak *k, int s, int32_t first) {
   chk_scenario *sc = &k->sc;
   for (int32_t i = first / sc->options.page_size; i * sc->options.page_size < sc->len[s]; i++) {
@@ -117,9 +120,9 @@ static nsa_status own_pages(soak *k, int s, int32_t first) {
   return NSA_OK;
 }
 
-/* ---- the course ---- */
+/* ---- the steps ---- */
 
-/* A new sequence, with the beginning of another one where there is one. */
+/* Begins a new sequence, with the prefix of another one if there is one. */
 static void arrive(soak *k, int s) {
   chk_scenario *sc = &k->sc;
   int from = (int)below(k, (uint64_t)sc->options.seqs);
@@ -141,7 +144,7 @@ static nsa_status roll_back(soak *k, int s) {
   return keep(k, s, sc->len[s] - (int32_t)below(k, (uint64_t)most));
 }
 
-/* The call's new tokens of a sequence, which `token` of the call are before. */
+/* Chooses the call's new tokens of a sequence; `token` tokens of the call come before them. */
 static nsa_status draft(soak *k, int s, bool arrived, int64_t token) {
   chk_scenario *sc = &k->sc;
   uint64_t most = (uint64_t)sc->options.max_q_len;
@@ -149,7 +152,7 @@ static nsa_status draft(soak *k, int s, bool arrived, int64_t token) {
   if (!first && !count) count = 1;
   sc->q_len[s] = count;
   k->solid[s] = first;
-  if (!first && count > 1 && below(k, 2)) { /* rows before its first token */
+  if (!first && count > 1 && below(k, 2)) { /* rows before the sequence's first token */
     sc->len[s] = 1 + (int32_t)below(k, (uint64_t)count - 1);
   } else {
     if (arrived && sc->options.mapping) k->resent[s] = first < count ? first : count;
@@ -176,7 +179,7 @@ static nsa_status choose(soak *k, int s, int64_t token) {
     arrive(k, s);
     if (sc->len[s] + most > sc->options.max_kv_len)
       NSAI_TRY(keep(k, s, sc->options.max_kv_len - most));
-  } else if (!sc->len[s]) { /* a padded row, of any number of tokens */
+  } else if (!sc->len[s]) { /* a padded sequence, with any number of rows */
     sc->q_len[s] = below(k, 4) ? 0 : (int32_t)below(k, (uint64_t)most + 1);
     return NSA_OK;
   } else if (below(k, 4) == 0) {
@@ -191,11 +194,11 @@ static const int integers[] = { CHK_CACHE_CU_Q,   CHK_CACHE_LEN,   CHK_CACHE_TAB
                                 CHK_CACHE_STARTS, CHK_CACHE_LISTS, CHK_CACHE_MAPPING };
 #define INTEGERS (sizeof integers / sizeof *integers)
 
-/* The call's integers on the host. */
+/* Writes the call's integers on the host. */
 static void write_call(soak *k) {
   chk_scenario *sc = &k->sc;
   chk_cache_write_call(sc);
-  sc->rows = (int64_t)sc->options.seqs * sc->options.max_q_len; /* the graph's */
+  sc->rows = (int64_t)sc->options.seqs * sc->options.max_q_len; /* the graph's grid */
   int64_t *mapping = (int64_t *)(void *)sc->tensor[CHK_CACHE_MAPPING].host;
   for (int s = 0, token = 0; s < sc->options.seqs; token += sc->q_len[s++])
     for (int32_t i = 0; i < k->resent[s]; i++) mapping[token + i] = -1;
@@ -228,7 +231,7 @@ static nsa_status copy_rows(soak *k) {
 
 /* ---- a check ---- */
 
-/* What the host's pools say of `count` rows, whose numbers `rows` has or which begin at `base`. */
+/* Fills `count` rows from the host's pools: those numbered in `rows`, or those from `base` on. */
 static void fill_rows(soak *k, const uint16_t *rows, int64_t count) {
   for (int i = 0; i < k->pool_count; i++) {
     const pool *p = &k->pools[i];
@@ -239,7 +242,7 @@ static void fill_rows(soak *k, const uint16_t *rows, int64_t count) {
   }
 }
 
-/* The host's caches, from the histories alone. */
+/* Recomputes the host's caches from the histories alone. */
 static nsa_status rebuild(soak *k) {
   chk_scenario *sc = &k->sc;
   int32_t len[CHK_CACHE_MOST_SEQS], q_len[CHK_CACHE_MOST_SEQS];
@@ -264,7 +267,7 @@ static nsa_status rebuild(soak *k) {
   return NSA_OK;
 }
 
-/* Rows [0, count) of a page: tokens bit by bit, or entries. */
+/* Compares rows [0, count) of a page: tokens bit by bit, or entries. */
 static void compare_page(soak *k, int what, int32_t page, int32_t begin, int32_t count) {
   chk_scenario *sc = &k->sc;
   const chk_cache_tensor *t = &sc->tensor[what];
@@ -279,7 +282,7 @@ static void compare_page(soak *k, int what, int32_t page, int32_t begin, int32_t
     }
 }
 
-/* What sequences see of their pages; and that free ones are as they were left. */
+/* Compares the visible part of all sequences' pages, and checks that free pages are unchanged. */
 static void compare_pages(soak *k) {
   chk_scenario *sc = &k->sc;
   const nsai_model *g = &sc->options.model;
@@ -308,7 +311,7 @@ static void compare_pages(soak *k) {
 static nsa_status check(soak *k) {
   chk_scenario *sc = &k->sc;
   k->counts->checks++;
-  k->slot = 0; /* the device has read them: it is waited for here */
+  k->slot = 0; /* the device has been waited for, so it has read them */
   for (int what = CHK_CACHE_K; what <= CHK_CACHE_V_CMP; what++) {
     if (!sc->tensor[what].host) continue;
     NSAI_TRY(chk_cache_fetch(sc, what));

@@ -1,8 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Continuity: what one nsa_prefill gives of whole sequences, in rows, nsa_prefill and nsa_decode give of them
- * in any pieces and in whatever layout: the same blocks, but for rows at the cut, and the same outputs.
+ * Continuity. One nsa_prefill of complete sequences, stored in rows, must give the same as
+ * nsa_prefill and nsa_decode of any pieces of them in any layout: the same blocks (except for
+ * rows near the cut) and the same outputs.
  */
 #include "scenario.h"
 
@@ -12,10 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DECODED 16 /* new tokens of a sequence in a decode step at most */
+#define DECODED 16 /* most new tokens of a sequence in a decode step */
 
 typedef struct split {
-  chk_scenario whole, parts; /* with the same weights */
+  chk_scenario whole, parts; /* both have the same weights */
   nsa_plan *decode;
   nsai_verify_buffer workspace;
   nsa_exec exec;
@@ -31,7 +32,7 @@ static void fail(split *k, const char *what, int s, int32_t position, int32_t he
              head);
 }
 
-/* ---- the whole ---- */
+/* ---- the complete sequences ---- */
 
 static nsa_status run_whole(split *k) {
   chk_scenario *v = &k->whole;
@@ -49,7 +50,8 @@ static nsa_status run_whole(split *k) {
   return chk_cache_compare_cache(v);
 }
 
-/* Every row's importance, by the CPU device over the same entries; asked for when lists differ. */
+/* Computes the importance of every row on the CPU device over the same entries; used when lists
+ * differ. */
 static nsa_status find_importance(split *k) {
   chk_scenario *v = &k->whole;
   if (k->has_importance) return NSA_OK;
@@ -65,7 +67,7 @@ static nsa_status find_importance(split *k) {
 
 /* ---- comparison ---- */
 
-/* A row of both: of the whole's token `token`, and of the call's. */
+/* A row of both: its token in the complete run, and in the call. */
 typedef struct place {
   int s;
   int32_t position;
@@ -78,7 +80,7 @@ static const int32_t *list_of(const chk_scenario *sc, int64_t token, int32_t hea
          head * t->view.stride[1];
 }
 
-/* Whether both chose the same blocks; if not, either's must lie at the cut. */
+/* Compares the selected blocks of both; blocks that differ must be near the cut. */
 static nsa_status compare_lists(split *k, const place *at, int32_t head, bool *same) {
   const nsai_model *g = &k->whole.options.model;
   const chk_cache_tensor *probe = &k->whole.tensor[CHK_CACHE_PROBE];
@@ -104,7 +106,8 @@ static nsa_status compare_lists(split *k, const place *at, int32_t head, bool *s
   return NSA_OK;
 }
 
-/* Twice what either may be off from the reference, and for a row by itself more. */
+/* The limit is twice the error that either may have against the reference, and higher for a
+ * single row. */
 #define BOTH 2
 #define ROW_LIMIT 4
 
@@ -156,7 +159,7 @@ static nsa_status compare_row(split *k, const place *at) {
 
 /* ---- pieces ---- */
 
-/* The call's rows are those of the whole. */
+/* Copies the call's rows from those of the complete run. */
 static nsa_status bring_rows(split *k) {
   static const int inputs[] = { CHK_CACHE_Q,           CHK_CACHE_GATE,        CHK_CACHE_FRESH_K,
                                 CHK_CACHE_FRESH_K + 1, CHK_CACHE_FRESH_K + 2, CHK_CACHE_FRESH_V,
@@ -197,7 +200,7 @@ static int32_t most_decoded(const chk_scenario *sc) {
   return sc->chunk < DECODED ? sc->chunk : DECODED;
 }
 
-/* Any piece of what is left of every sequence, by nsa_decode or nsa_prefill. */
+/* Runs a random piece of what remains of every sequence, by nsa_decode or nsa_prefill. */
 static nsa_status run_piece(split *k, bool *any) {
   chk_scenario *sc = &k->parts;
   bool decodes = chk_cache_next(sc) % 2;
@@ -243,7 +246,7 @@ static nsa_status make_decode(split *k) {
   return NSA_OK;
 }
 
-/* The whole lies in rows, in one append. */
+/* The complete run uses rows, in one append. */
 static nsa_status create(split *k, const chk_plans_options *given) {
   chk_scenario *v = &k->whole, *sc = &k->parts;
   chk_cache_options *f = &v->options;

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The weights of a scenario: of phi, and of its gates. They are written once.
+ * The weights of a scenario's phi and gates. They are written once.
  */
 #include "scenario.h"
 
@@ -9,7 +9,7 @@
 
 #define SHAPE(...) ((const int64_t[]){ __VA_ARGS__ })
 
-/* A weight's elements of the variance that keeps products at unit variance. */
+/* Scales a weight's elements so that products have unit variance. */
 static nsa_status make_weight(chk_scenario *sc, int what, int64_t a, int64_t b, int64_t c) {
   int64_t heads = sc->options.model.kv_heads;
   NSAI_TRY(chk_cache_make(sc, what, sc->options.model.dtype, c ? 3 : 2,
@@ -18,7 +18,7 @@ static nsa_status make_weight(chk_scenario *sc, int what, int64_t a, int64_t b, 
   return chk_cache_upload(sc, what);
 }
 
-/* pe, then linear's W or mlp's W1, b1, W2, b2, of one of K and V. */
+/* pe, then linear's W or mlp's W1, b1, W2, b2, for K or V. */
 static nsa_status make_side(chk_scenario *sc, int first, int64_t dim) {
   const nsai_model *g = &sc->options.model;
   int64_t h = g->phi_hidden, all = g->block * dim;
@@ -37,7 +37,7 @@ static nsa_status make_phi(chk_scenario *sc) {
   return make_side(sc, CHK_CACHE_PHI_V, g->head_dim_v);
 }
 
-/* C x H, or H wide alone, of the gates' layers. */
+/* A layer of the gates: C x H, or a bias of width H. */
 static nsa_status make_layer(chk_scenario *sc, int what, int64_t in, int64_t out) {
   const int32_t dtype = sc->options.model.dtype;
   NSAI_TRY(chk_cache_make(sc, what, dtype, 2, SHAPE(in, out)));
