@@ -8,17 +8,18 @@
 
 #include <stdlib.h>
 
-#define MOST_BYTES ((size_t)4 << 30) /* L2 of 60 MB holds a share of it that does not matter */
-#define THREADS 256                  /* what stream_read has */
+#define MOST_BYTES ((size_t)4 << 30) /* so much that an L2 of 60 MB holds only a negligible part */
+#define THREADS 256                  /* CTA size of stream_read */
 #define BLOCKS_PER_SM 8
 #define LAUNCHES 9
-#define PIECE ((size_t)16 << 20) /* of noise, repeated: buses whose lines toggle take power */
-#define EVERY_BIT 0xffffffffu    /* some word of it has it */
+/* of noise, repeated: memory buses use more power when their lines toggle */
+#define PIECE ((size_t)16 << 20)
+#define EVERY_BIT 0xffffffffu /* at least one word contains it */
 
-/* As stream_read.cuh has it. */
+/* The parameters of stream_read.cuh. */
 typedef struct stream_read {
   void *from;
-  unsigned long long count; /* of 16 bytes */
+  unsigned long long count; /* in units of 16 bytes */
   unsigned *seen;
 } stream_read;
 
@@ -47,7 +48,7 @@ static nsa_status load(stream *s) {
   return NSAI_CUDA(driver, cuKernelGetFunction(&s->kernel.function, kernel));
 }
 
-/* Noise, as K and V are to a memory. */
+/* Fills with noise, which is what K and V look like to memory. */
 static nsa_status fill(const stream *s, size_t bytes) {
   uint64_t *noise = malloc(PIECE), x = 1;
   nsa_status status = NSA_OK;

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * How fast the device reads its memory today: what shares of the bandwidth are shares of.
+ * Measures how fast the device reads its memory: the reference of all bandwidth percentages.
  */
 #ifndef BENCH_BANDWIDTH_H
 #define BENCH_BANDWIDTH_H
@@ -12,11 +12,11 @@
 /* The text of stream_read.cuh. */
 extern const char bench_stream_read_text[];
 
-/* Reads 4 GiB, or a quarter of the device's memory where that is less, by stream_read some times; *gbps:
- * 1e9 bytes in a second of the median time, 0 on the CPU device. `ctx` compiles the kernel, in 0.1 s, and
- * keeps nothing of it. Waits.
+/* Reads 4 GiB (or a quarter of the device's memory if that is less) several times by
+ * stream_read. *gbps: 1e9 bytes per second of the median time, 0 on the CPU device. `ctx`
+ * compiles the kernel in 0.1 s and keeps nothing of it. Waits for the device.
  *
- * What compiling, loading and launching say; NSA_E_NOMEM or NSA_E_CUDA without memory. */
+ * Returns errors of compiling, loading and launching; NSA_E_NOMEM or NSA_E_CUDA without memory. */
 nsa_status bench_bandwidth_measure(const nsai_verify_device *device, nsa_ctx *ctx, double *gbps);
 
 #endif /* BENCH_BANDWIDTH_H */

@@ -25,7 +25,7 @@ typedef enum column {
   WORKSPACE,
   PLAN_COLD,
   PLAN_WARM,
-  DENSE_RATIO, /* from here on: not in files of early versions */
+  DENSE_RATIO, /* from here on: missing in files of early versions */
   BASELINE_RATIO,
   FLOOR,
   NOTE,
@@ -57,7 +57,7 @@ void bench_csv_word(FILE *out, const char *text) {
     fputs(text, out);
 }
 
-/* A comma, and the number unless it is 0: missing. */
+/* Writes a comma, and the number unless it is 0 (missing). */
 static void put_known(FILE *out, int digits, double value) {
   fputc(',', out);
   if (value > 0) fprintf(out, "%.*g", digits, value);
@@ -103,7 +103,7 @@ void bench_csv_problem(FILE *out, const bench_problem *p) {
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* Cuts a line into fields and takes its end and their quotes off. Returns the count, or -1. */
+/* Splits a line into fields, without its end and their quotes. Returns the count, or -1. */
 static int cut_fields(char *line, char **fields) {
   int count = 0;
   line[strcspn(line, "\r\n")] = 0;
@@ -135,7 +135,7 @@ static int find_field(char *const *fields, int count, const char *name) {
   return -1;
 }
 
-/* at[c]: the field of column c; -1: the file has none. */
+/* at[c]: the field of column c; -1: the file does not have it. */
 static nsa_status read_header(const char *path, const bench_csv_columns *columns, char *line,
                               int *at) {
   char *fields[BENCH_CSV_FIELDS];
@@ -214,7 +214,7 @@ static nsa_status find_problem(bench_results *results, const char *text, bench_p
 
 static double number(const char *text) { return strtod(text, NULL); }
 
-/* One part of a problem. */
+/* Reads one part of a problem. */
 static nsa_status read_part(void *user, char *const *value) {
   bench_results *results = user;
   bench_problem *p;

@@ -26,20 +26,20 @@
 
 #include <stdio.h>
 
-/* A field in quotes; and in quotes only where it needs them. */
+/* Writes a field in quotes; the second function uses quotes only where needed. */
 void bench_csv_quoted(FILE *out, const char *text);
 void bench_csv_word(FILE *out, const char *text);
 
-/* The columns of a CSV that are read, by their names: the first `required` of `count` have to be there. */
+/* The columns to read from a CSV, by name. The first `required` of `count` must be present. */
 typedef struct bench_csv_columns {
   const char *const *names;
   int count, required;
 } bench_csv_columns;
-#define BENCH_CSV_FIELDS 64 /* of a line at most */
+#define BENCH_CSV_FIELDS 64 /* most fields of a line */
 
-/* Hands the fields of every line over, value[c] that of names[c], "" where the file lacks the column. What
- * `line` refuses with NSA_E_ARG is told with file and line. NSA_E_IO: not readable; NSA_E_ARG: not such a
- * CSV. */
+/* Passes the fields of every line to `line`: value[c] is that of names[c], "" if the file lacks
+ * the column. If `line` returns NSA_E_ARG, the error names file and line. NSA_E_IO: not
+ * readable; NSA_E_ARG: not such a CSV. */
 nsa_status bench_csv_read(const char *path, const bench_csv_columns *columns,
                           nsa_status (*line)(void *user, char *const *value), void *user);
 
@@ -48,12 +48,13 @@ int bench_csv_has(const char *path, const char *name);
 
 void bench_csv_header(FILE *out);
 
-/* The lines of one problem. */
+/* Writes the lines of one problem. */
 void bench_csv_problem(FILE *out, const bench_problem *p);
 
-/* Reads what the two above wrote, now or in earlier versions: columns are found by name and may be
- * missing from `dense_ratio` on. Where a part of a problem appears twice the last line counts.
- * NSA_E_IO: not readable; NSA_E_ARG: not such a CSV. `results` is to be freed in any case. */
+/* Reads a file that these functions wrote in this version or an earlier one. Columns are found
+ * by name; those from `dense_ratio` on may be missing. If a part of a problem occurs twice, the
+ * last line is used. NSA_E_IO: not readable; NSA_E_ARG: not such a CSV. `results` must be freed
+ * in any case. */
 nsa_status bench_csv_load(const char *path, bench_results *results);
 
 #endif /* BENCH_CSV_H */

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa-bench: times the library, tells the times in several forms, and draws them.
+ * nsa-bench: times the library, reports the times in several formats, and plots them.
  */
 #include "base/text.h"
 #include "csv.h"
@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define EXIT_SKIP 77 /* meson's word for "cannot be tried here" */
+#define EXIT_SKIP 77 /* meson's exit status for a skipped test */
 #define MAX_OVERRIDES 32
 
 typedef enum command {
@@ -39,7 +39,7 @@ static const char *const command_names[COMMANDS] = { "forward", "backward", "win
 #define BIT(part) (1u << (part))
 #define BRANCHES (BIT(BENCH_COMPRESSED) | BIT(BENCH_SELECTED) | BIT(BENCH_WINDOW))
 
-/* What each command times. */
+/* The parts that each command times. */
 static const uint32_t command_parts[COMMANDS] = {
   [FORWARD] = (BIT(BENCH_PARTS) - 1) & ~(BIT(BENCH_BACKWARD) | BIT(BENCH_BACKWARD_SAVED)),
   [BACKWARD] = BIT(BENCH_FORWARD) | BIT(BENCH_BACKWARD) | BIT(BENCH_BACKWARD_SAVED),
@@ -49,7 +49,7 @@ static const uint32_t command_parts[COMMANDS] = {
 
 typedef struct arguments {
   command command;
-  int named; /* the command was given */
+  int named; /* a command was given */
   chk_plans_options plans;
   const char *overrides[MAX_OVERRIDES + 1];
   int override_count;
@@ -141,7 +141,7 @@ static void parse_word(arguments *a, const char *word, struct argp_state *state)
   }
 }
 
-/* What each command needs and has no use for. */
+/* Checks the options that each command requires and excludes. */
 static void check_usage(const arguments *a, struct argp_state *state) {
   const char *name = command_names[a->command];
   int reads = a->command == PLOT || a->command == TABLE;
@@ -245,7 +245,7 @@ static nsa_status close_file(FILE *file, const char *path) {
   return NSA_OK;
 }
 
-/* Refuses a file whose lines have other columns than those to come. */
+/* Refuses a file whose lines have other columns than those to be written. */
 static nsa_status check_columns(const char *path, void (*write_header)(FILE *)) {
   char *wanted = NULL, *found = NULL;
   size_t size = 0, room = 0;
@@ -263,7 +263,7 @@ static nsa_status check_columns(const char *path, void (*write_header)(FILE *)) 
                  : NSA_OK;
 }
 
-/* *fresh: it is empty yet. */
+/* *fresh: the file is still empty. */
 static nsa_status open_csv(const char *path, void (*write_header)(FILE *), FILE **out,
                            int *new_kv) {
   if (!path) return NSA_OK;
@@ -282,7 +282,8 @@ static int is_timed(const bench_problem *p) {
   return 0;
 }
 
-/* Times one problem, adds it to the results, and tells it. What was timed before a failure is kept. */
+/* Times one problem, adds it to the results, and reports it. Times measured before a failure are
+ * kept. */
 static nsa_status measure_one(const arguments *a, bench_rig *rig, const nsai_verify_case *c,
                               FILE *csv, bench_results *results) {
   bench_problem *p;
@@ -305,7 +306,7 @@ static nsa_status measure_one(const arguments *a, bench_rig *rig, const nsai_ver
   return status;
 }
 
-/* Times the list, whatever becomes of single problems; *failed counts those that failed. */
+/* Times the list, continuing after failures; *failed counts them. */
 static nsa_status measure(const arguments *a, chk_plans *plans, const bench_cases *list,
                           bench_results *results, int64_t *failed) {
   char text[NSAI_VERIFY_CASE_TEXT];
@@ -386,7 +387,7 @@ static int run_bench(const arguments *a) {
   return exit_code;
 }
 
-/* What the command line leaves open. */
+/* Fills in what the command line leaves open. */
 static nsa_status complete_decode(const arguments *a, bench_decode_options *d) {
   static const int64_t contexts[] = { 4096, 16384, 65536 }, batches[] = { 1, 4, 16, 32, 64, 256 };
   bench_cases list = { 0 };
@@ -409,7 +410,7 @@ static nsa_status complete_decode(const arguments *a, bench_decode_options *d) {
   return status;
 }
 
-/* A decode's sheet into the files that are wanted. */
+/* Writes the table of a decode run into the requested files. */
 static nsa_status write_sheet(const arguments *a, const bench_decode_sheet *sheet,
                               const char *device) {
   const char *const paths[] = { a->json, a->markdown };
@@ -450,7 +451,7 @@ static int run_decode(const arguments *a) {
   return status ? fail(status == NSA_E_ARG ? 2 : 1) : 0;
 }
 
-/* What figures of a file are called: its name without folder and ending. */
+/* The base name of a file's figures: its name without folder and ending. */
 static void write_stem(const char *path, char *stem, size_t size) {
   const char *slash = strrchr(path, '/');
   snprintf(stem, size, "%s", slash ? slash + 1 : path);
@@ -478,7 +479,7 @@ static nsa_status read_results(const arguments *a, const char *stem) {
   return status;
 }
 
-/* plot and table: a CSV's results again. */
+/* plot and table: read the results from a CSV. */
 static int run_reader(const arguments *a) {
   char stem[256];
   write_stem(a->file, stem, sizeof stem);

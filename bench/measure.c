@@ -13,16 +13,16 @@
 #include <string.h>
 
 /* dense_gemm takes this many times as long as dense (4.2 to 5.7 from 4k to 64k tokens, H200,
- * 2026-11-20); where its launches together would take longer than the limit it is skipped. */
+ * 2026-11-20). It is skipped if all its launches would exceed the time limit. */
 #define GEMM_SLOWER 5.5
 #define GEMM_SECONDS 10.0
 
-/* Multiply-adds of a forward that the CPU device may be asked for: it runs some hundred times. */
+/* Largest cost, in multiply-adds, of a forward on the CPU device, which runs some hundred times. */
 #define CPU_COST 1e9
 
 /* ---- work ------------------------------------------------------------------------------------ */
 
-/* (query, key) pairs per head that a branch has to look at; NSA_BRANCHES is dense. */
+/* Number of (query, key) pairs per head in a branch; NSA_BRANCHES is dense attention. */
 static double pairs(const nsai_verify_case *c, int branch) {
   const nsai_model *g = &c->model;
   double sum = 0;
@@ -60,7 +60,7 @@ static double kv_rows(const nsai_verify_case *c) {
   return (double)nsai_verify_total(c->kv_len, c->num_seqs);
 }
 
-/* Bytes that any implementation reads or writes once: q and o, and K and V as a whole. */
+/* Bytes that every implementation reads or writes once: q and o, and all of K and V. */
 static double attention_bytes(const nsai_verify_case *c) {
   const nsai_model *g = &c->model;
   double tokens = (double)nsai_verify_total(c->q_len, c->num_seqs),
@@ -76,21 +76,22 @@ static double compress_bytes(const nsai_verify_case *c, int64_t blocks) {
 
 /* ---- one part -------------------------------------------------------------------------------- */
 
-/* The device's bound in ms; 0 where the configuration's device section does not know the device. */
+/* Lower bound in ms from the device's figures; 0 if the configuration has no such figures for
+ * the device. */
 static double bound_ms(const nsa_ctx *ctx, double flops, double bytes) {
   double tflops = ctx->config->device.bf16_tflops, gbps = ctx->config->device.hbm_gbps;
   if (!(tflops > 0) || !(gbps > 0)) return 0;
   return fmax(flops / tflops * 1e-9, bytes / gbps * 1e-6);
 }
 
-/* A time as results are written: figures that are drawn now and from a file are the same. */
+/* Rounds a time as results are written, so that figures drawn now and from a file are equal. */
 static double as_written(double ms) {
   char text[32];
   snprintf(text, sizeof text, "%.5g", ms);
   return strtod(text, NULL);
 }
 
-/* Times bench's call as `part`, of which flops and bytes are the useful work. */
+/* Times the trial run's call as `part`; flops and bytes are its useful work. */
 static nsa_status time_part(const bench_rig *rig, const nsai_trial_run *trial, uint32_t branches,
                             double flops, double bytes, bench_time *time) {
   chk_times times;
@@ -105,7 +106,7 @@ static nsa_status time_part(const bench_rig *rig, const nsai_trial_run *trial, u
   return NSA_OK;
 }
 
-/* Keeps the last error's first line as the reason why a part has no time. */
+/* Stores the first line of the last error as the reason why a part has no time. */
 static void note_error(bench_time *time) {
   const char *text = nsa_last_error();
   time->present = 1;
@@ -114,7 +115,7 @@ static void note_error(bench_time *time) {
 
 /* ---- the parts ------------------------------------------------------------------------------- */
 
-/* The views of compressed keys and values have to be there. */
+/* The case must have the tensors of compressed keys and values. */
 static nsa_status time_compress(const bench_rig *rig, nsai_trial_run *trial, bench_problem *p) {
   nsai_verify_case alone = p->c;
   if (p->c.model.phi == NSAI_PHI_EXTERNAL) return NSA_OK;
@@ -141,13 +142,13 @@ static nsa_status time_forward(const bench_rig *rig, const nsai_trial_run *trial
   return NSA_OK;
 }
 
-/* Products of the backward pass over those of the forward: q k^T and dO v^T again, dQ, dK and dV. */
+/* Products of the backward pass relative to the forward: q k^T and dO v^T again, dQ, dK and dV. */
 static double backward_ratio(const nsai_model *g) {
   double qk = g->head_dim_qk, v = g->head_dim_v;
   return (3 * qk + 2 * v) / (qk + v);
 }
 
-/* The backward pass of what the bench's forward has just left. */
+/* Times the backward pass of the forward that has just run. */
 static nsa_status time_backward(const bench_rig *rig, const nsai_trial_run *trial, bench_part part,
                                 bench_problem *p) {
   nsai_verify_case backward = p->c;
@@ -164,7 +165,8 @@ done:
   return status;
 }
 
-/* Dense attention over the same tensors, by the default variant or by plain matrix products. */
+/* Times dense attention over the same tensors, by the default variant or by plain matrix
+ * products. */
 static nsa_status time_dense(const bench_rig *rig, nsai_trial_run *trial, bench_part part,
                              bench_problem *p) {
   nsai_verify_case dense = p->c;
@@ -228,7 +230,8 @@ nsa_status bench_measure(bench_rig *rig, uint32_t parts, bench_problem *p) {
   nsai_verify_tensors_drop_optional(&trial.data);
   NSAI_TRY_TO(done, time_forward(rig, &trial, parts, p));
   if (parts >> BENCH_DENSE & 1) NSAI_TRY_TO(done, time_dense(rig, &trial, BENCH_DENSE, p));
-  if (parts >> BENCH_DENSE_GEMM & 1) time_gemm(rig, &trial, p); /* its failure is a note */
+  /* a failure of it only gives a note */
+  if (parts >> BENCH_DENSE_GEMM & 1) time_gemm(rig, &trial, p);
 done:
   nsai_trial_run_destroy(&trial);
   return status;

@@ -32,8 +32,8 @@ nsa_status bench_cases_add(bench_cases *list, const char *text, const char *filt
   return add_case(list, &c, filter);
 }
 
-/* Copies a line without the blanks around it; *next: the line after. Returns its length, or the
- * length that would not fit. */
+/* Copies a line without surrounding blanks; *next: the following line. Returns its length, or
+ * the length that would not fit. */
 static size_t take_line(const char *text, const char **next, char *line, size_t size) {
   size_t length = strcspn(text, "\n");
   *next = text + length + (text[length] == '\n');
@@ -66,7 +66,7 @@ nsa_status bench_cases_load(bench_cases *list, const char *path, const char *fil
   if (!file) return nsai_fail(NSA_E_IO, "cannot read %s: %s", path, strerror(errno));
   char *text = NULL;
   size_t size = 0;
-  /* Up to a NUL, which no text has: the whole file. */
+  /* A text contains no NUL, so this reads the complete file. */
   ssize_t length = getdelim(&text, &size, 0, file);
   int failed = ferror(file);
   fclose(file);

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Lists of problems: a text of one problem per line, where empty lines and lines that begin with #
- * are skipped; and the lengths of a sweep.
+ * Lists of problems: texts with one problem per line, in which empty lines and lines that begin
+ * with # are skipped; and the lengths of a sweep.
  */
 #ifndef BENCH_PROBLEMS_H
 #define BENCH_PROBLEMS_H
@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "verify/case.h"
 
-/* problems.txt, embedded by the build. */
+/* problems.txt, embedded at build time. */
 extern const char bench_problem_text[];
 
 typedef struct bench_cases {
@@ -18,15 +18,15 @@ typedef struct bench_cases {
   int64_t count;
 } bench_cases;
 
-/* Adds one problem when it matches `filter` (a glob over its complete text; NULL: all do). Only fwd
- * problems can be timed; anything else is NSA_E_ARG. */
+/* Adds one problem if it matches `filter` (a glob over its complete text; NULL: all match). Only
+ * fwd problems can be timed; others give NSA_E_ARG. */
 nsa_status bench_cases_add(bench_cases *list, const char *text, const char *filter);
 
-/* Adds those of a text; `name` is the file's, for messages. */
+/* Adds the problems of a text; `name` is the file's, for messages. */
 nsa_status bench_cases_parse(bench_cases *list, const char *text, const char *name,
                              const char *filter);
 
-/* Adds those of a file. NSA_E_IO when it cannot be read. */
+/* Adds the problems of a file. NSA_E_IO when it cannot be read. */
 nsa_status bench_cases_load(bench_cases *list, const char *path, const char *filter);
 
 /* Adds the first built-in problem at the lengths from, 2 from, 4 from ... to. */

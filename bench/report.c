@@ -9,9 +9,9 @@
 
 /* ---- the columns of a part ------------------------------------------------------------------- */
 
-/* What tables of text and Markdown say of a part; 0: missing. */
+/* The columns of a part in text and Markdown tables; 0: missing. */
 typedef struct column {
-  const char *text, *markdown; /* its head; in text 9 characters at most */
+  const char *text, *markdown; /* its heading; at most 9 characters in text */
   int decimals;
   double (*value)(const bench_problem *, bench_part);
 } column;
@@ -45,7 +45,7 @@ static const column columns[] = {
 
 /* ---- text ------------------------------------------------------------------------------------ */
 
-/* The number in a column of 9, or a dash when it is 0: missing. */
+/* Writes a number in a column of width 9, or a dash when it is 0 (missing). */
 static void put_cell(FILE *out, int decimals, double value) {
   if (value > 0)
     fprintf(out, " %9.*f", decimals, value);
@@ -91,7 +91,7 @@ static void put_crossover(FILE *out, const bench_series *s) {
           after[s->crossing]);
 }
 
-/* Writes each crossover behind `prefix`. */
+/* Writes each crossover after `prefix`. */
 static nsa_status put_crossovers(FILE *out, const bench_results *results, const char *prefix) {
   bench_series *series;
   int64_t count;
@@ -126,7 +126,7 @@ nsa_status bench_report_summary(FILE *out, const bench_results *results) {
 
 /* ---- Markdown -------------------------------------------------------------------------------- */
 
-/* A cell, empty when the value is 0: missing. */
+/* Writes a cell, empty when the value is 0 (missing). */
 static void put_field(FILE *out, int decimals, double value) {
   if (value > 0)
     fprintf(out, " %.*f |", decimals, value);

@@ -10,13 +10,13 @@
 
 #include <stdio.h>
 
-/* One problem: what it is, and a line for each part. */
+/* One problem: a description, and a line for each part. */
 void bench_report_problem(FILE *out, const bench_problem *p);
 
-/* All problems in one table, sparse beside dense, and the crossovers. */
+/* All problems in one table, with sparse and dense attention, and the crossovers. */
 nsa_status bench_report_summary(FILE *out, const bench_results *results);
 
-/* The results table of docs/benchmarks.md: problems that have forward, with empty cells for parts
+/* The results table of docs/benchmarks.md: problems with a forward, and empty cells for parts
  * that were not timed. Returns the number of its rows. */
 int64_t bench_report_table(FILE *out, const bench_results *results);
 
@@ -26,7 +26,7 @@ nsa_status bench_report_markdown(FILE *out, const bench_results *results);
 /* One JSON document. */
 nsa_status bench_report_json(FILE *out, const bench_results *results);
 
-/* What stands before a JSON string, and the string. */
+/* Writes `before` and then a JSON string. */
 void bench_json_string(FILE *out, const char *before, const char *text);
 
 #endif /* BENCH_REPORT_H */

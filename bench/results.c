@@ -85,7 +85,7 @@ static int by_tokens(const void *a, const void *b) {
   return (x->tokens > y->tokens) - (x->tokens < y->tokens);
 }
 
-/* Fills `s` from the problems like `first`; `points` has room for all problems. */
+/* Fills `s` from the problems with the model of `first`; `points` has room for all problems. */
 static void find_crossover(const bench_results *results, const bench_problem *first,
                            bench_point *points, bench_series *s) {
   *s = (bench_series){ .first = first, .part = bench_lead(first) };

@@ -1,9 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * How long a host waits before its first forward: nsa_create and nsa_plan_create, apart from CUDA's
- * own initialisation, in a fresh process. With an empty cache this is the cold start, with a filled
- * one the warm one, in which neither NVRTC nor cuBLASLt may be opened.
+ * Measures how long a host waits before its first forward: nsa_create and nsa_plan_create,
+ * without CUDA's own initialisation, in a new process. With an empty cache this is the cold
+ * start. With a filled cache it is the warm start, in which neither NVRTC nor cuBLASLt may be
+ * opened.
  *
  *   startup CONFIG TOKENS [KEY=VALUE ...]
  */
@@ -23,7 +24,7 @@ static double now_ms(void) {
   return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-/* Whether a shared library of that name is in this process. */
+/* Whether a shared library of this name is loaded. */
 static int is_loaded(const char *name) {
   char line[1024];
   int found = 0;
@@ -33,7 +34,7 @@ static int is_loaded(const char *name) {
   return found;
 }
 
-/* cuInit and the primary context: what any CUDA program pays. */
+/* cuInit and the primary context: a cost of every CUDA program. */
 static nsa_status init_cuda(void) {
   const nsai_driver *driver;
   nsai_cu_context context;

@@ -42,13 +42,13 @@ void bench_decode_csv_header(FILE *out) {
                "bandwidth_gbps,share,ms_append,ms_dense,dense_gbps,dense_share,note\n");
 }
 
-/* Empty where there is none. */
+/* Empty if there is no value. */
 static void put_number(FILE *out, double value) {
   fputc(',', out);
   if (value > 0) fprintf(out, "%.5g", value);
 }
 
-/* Tokens: whole numbers, but for means. */
+/* Tokens are whole numbers, except means. */
 static void put_tokens(FILE *out, double tokens) { fprintf(out, ",%.10g", tokens); }
 
 static void put_reads(FILE *out, const bench_decode_table *t, const bench_decode_cell *c) {
@@ -107,7 +107,7 @@ static nsa_status read_size(int column, char *const *value, int64_t least, int64
                    value[column], (long long)least);
 }
 
-/* Empty: there is none. */
+/* Empty: no value. */
 static nsa_status read_known(int column, char *const *value, double scale, double *out) {
   char *end;
   *out = scale * strtod(value[column], &end);
@@ -115,7 +115,7 @@ static nsa_status read_known(int column, char *const *value, double scale, doubl
   return nsai_fail(NSA_E_ARG, "%s is '%s', no number from 0", names[column], value[column]);
 }
 
-/* Keeps an ascending list of what there is. */
+/* Inserts a value into an ascending list without duplicates. */
 static nsa_status insert(const char *name, int64_t value, int64_t *list, int *count) {
   int at = *count;
   while (at > 0 && list[at - 1] > value) at--;
@@ -134,7 +134,7 @@ static nsa_status read_problem(const char *text, nsai_verify_case *out) {
   return NSA_OK;
 }
 
-/* Whether the line belongs to the table; its first line says what that is. */
+/* Whether the line belongs to the table; the first line defines it. */
 static int takes(bench_decode_sheet *s, const nsai_verify_case *c, int64_t q_len,
                  int64_t page_size) {
   char known[NSAI_VERIFY_CASE_TEXT], text[NSAI_VERIFY_CASE_TEXT];

@@ -16,7 +16,7 @@ const char *const bench_decode_part_names[BENCH_DECODE_PARTS] = { "total", "cmp"
 
 /* ---- plans ----------------------------------------------------------------------------------- */
 
-/* `whole`: of one sequence's context at once; else of a step. */
+/* `whole`: for the complete context of one sequence; else for a step. */
 static nsa_status make_plan(nsa_ctx *ctx, int32_t op, const bench_decode_options *options,
                             const bench_decode_cell *cell, int whole, nsa_plan **out) {
   nsa_problem p = NSA_PROBLEM_INIT;
@@ -32,10 +32,10 @@ static nsa_status make_plan(nsa_ctx *ctx, int32_t op, const bench_decode_options
 
 /* ---- times ----------------------------------------------------------------------------------- */
 
-/* What a graph repeats over the copies. */
+/* The calls that a graph repeats over the copies. */
 typedef struct steps {
   const nsai_verify_cache *caches;
-  const nsa_plan *append, *decode; /* append NULL: none */
+  const nsa_plan *append, *decode; /* append NULL: no append */
   nsa_exec exec;
 } steps;
 
@@ -51,7 +51,7 @@ static nsa_status enqueue(void *user) {
   return NSA_OK;
 }
 
-/* The median of some replays, microseconds of a step. The first warms up. */
+/* The median of several replays, in microseconds per step. The first replay is a warm-up. */
 static nsa_status time_steps(steps *s, double *us) {
   const nsai_verify_device *device = s->caches->device;
   double ms[REPLAYS];
@@ -99,7 +99,7 @@ static nsa_status make_plans(const bench_decode_contexts *c, const bench_decode_
   return c->dense ? make_plan(c->dense, NSA_OP_DECODE, options, cell, 0, &p->dense) : NSA_OK;
 }
 
-/* Device memory for the largest of the plans' workspaces. */
+/* Allocates the workspace of the plan that needs most. */
 static nsa_status make_workspace(nsai_verify_cache *w, const step_plans *p, nsa_exec *exec) {
   const nsa_plan *all[] = { p->append, p->decode, p->counted, p->dense };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -114,7 +114,7 @@ static nsa_status make_workspace(nsai_verify_cache *w, const step_plans *p, nsa_
   return NSA_OK;
 }
 
-/* Counts first: what the counting kernels leave in L2 the first replay, which warms up, reads over. */
+/* Counting comes first: the warm-up replay overwrites what the counting kernels leave in L2. */
 static nsa_status measure_parts(nsai_verify_cache *w, const step_plans *p,
                                 bench_decode_cell *cell) {
   static const bench_decode_part part_of[NSA_BRANCHES] = {

@@ -9,7 +9,7 @@ typedef struct curve {
   char name[48];
 } curve;
 
-/* One line a batch, and its dense one dashed. */
+/* One line per batch, with a dashed one for dense attention. */
 static int make_curves(const bench_decode_options *o, const bench_decode_cell *cells,
                        int cell_count, curve *curves, bench_line *lines) {
   int count = 0;

@@ -10,19 +10,20 @@
 
 /* ---- expected -------------------------------------------------------------------------------- */
 
-/* Tokens of a block that a sequence has. */
+/* Number of tokens that a sequence has in a block. */
 static int64_t block_tokens(const nsai_model *g, int64_t context, int64_t block) {
   return nsai_smaller(g->select_block, context - block * g->select_block);
 }
 
-/* Of one token, or of several that choose alike: all blocks are whole but the current one. */
+/* For one token, or several that select the same: all blocks except the current one are
+ * complete. */
 static int64_t chosen_by_one(const nsai_model *g, int64_t context) {
   int64_t current = (context - 1) % g->select_block + 1;
   return nsai_smaller(context, (int64_t)(g->select_count - 1) * g->select_block + current);
 }
 
-/* Of the lists of a sequence's tokens for one head, each block once. `seen` [blocks]: zeros, and again
- * after. */
+/* From the lists of a sequence's tokens for one head, counting each block once. `seen` [blocks]
+ * must be zero and is zero afterwards. */
 static int64_t chosen_by_all(const nsai_model *g, const bench_decode_cell *cell,
                              const int32_t *blocks, char *seen) {
   const int64_t row = (int64_t)g->kv_heads * g->select_count;
@@ -65,7 +66,7 @@ void bench_decode_expect(const nsai_model *g, const bench_decode_cell *cell, con
 
 /* ---- actual ---------------------------------------------------------------------------------- */
 
-/* Counters of [sequences, Hkv, branches, 2], summed up. */
+/* Adds up counters of [sequences, Hkv, branches, 2]. */
 static void add_up(const int64_t *counters, int64_t rows, bench_decode_reads *out) {
   *out = (bench_decode_reads){ 0 };
   for (int64_t i = 0; i < rows * NSA_BRANCHES; i++) {

@@ -1,8 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What a decode step reads of K and V: as the device's counters have it (nsa_io.reads), and as it follows
- * from the lengths. All sequences and KV heads together; a token of the compressed branch is an entry.
+ * The amount of K and V that a decode step reads: counted on the device (nsa_io.reads), and
+ * computed from the lengths. Totals over all sequences and KV heads; a token of the compressed
+ * branch is an entry.
  */
 #ifndef BENCH_DECODE_READS_H
 #define BENCH_DECODE_READS_H
@@ -10,15 +11,15 @@
 #include "decode/decode.h"
 #include "verify/cache_tensors.h"
 
-/* What a step has to read at least once: N(L) compressed entries, the tokens of the chosen blocks, the
- * window. Of one new token these follow from the context alone. Where a sequence has several, a block that
- * more than one of them chose counts once, by their lists `blocks` [batch * q_len, Hkv, n] in host memory;
- * NULL: as if all had chosen the same. */
+/* The least that a step must read: N(L) compressed entries, the tokens of the selected blocks,
+ * the window. For one new token it depends on the context alone. For several new tokens of a
+ * sequence, a block that more than one of them selected counts once, by their lists `blocks`
+ * [batch * q_len, Hkv, n] in host memory; NULL: as if all had selected the same blocks. */
 void bench_decode_expect(const nsai_model *g, const bench_decode_cell *cell, const int32_t *blocks,
                          bench_decode_reads *out);
 
 /* Runs a step over the first copy by `plan`, whose kernels count, and fills cell->actual and
- * cell->expected. `exec` has the plan's workspace. Waits. */
+ * cell->expected. `exec` has the plan's workspace. Waits for the device. */
 nsa_status bench_decode_count(nsai_verify_cache *caches, const nsa_plan *plan, const nsa_exec *exec,
                               bench_decode_cell *cell);
 

@@ -70,8 +70,8 @@ static void put_cell(FILE *out, const bench_decode_table *t, const bench_decode_
   fprintf(out, c->note[0] ? "  %s\n" : "%s\n", c->note);
 }
 
-/* The branches' shares of the step, each timed alone, and what is read of one KV head of one sequence: of
- * all branches and of each, as counted over what has to be. */
+/* Writes the branches' fractions of the step (each timed alone), and the tokens read per KV head
+ * of a sequence, in total and by branch: counted / expected. */
 static void put_summary(FILE *out, const bench_decode_table *t, const bench_decode_cell *cells) {
   const bench_decode_options *o = t->options;
   fprintf(out,
@@ -101,10 +101,10 @@ static void put_summary(FILE *out, const bench_decode_table *t, const bench_deco
 
 /* ---- Markdown -------------------------------------------------------------------------------- */
 
-/* Three digits, or whole microseconds. */
+/* Writes three digits, or whole microseconds. */
 static void put_us(FILE *out, double us) { fprintf(out, us < 100 ? "%.1f" : "%.0f", us); }
 
-/* `shares`: other cells have them. */
+/* `shares`: other cells have bandwidth fractions. */
 static void put_place(FILE *out, const bench_decode_cell *c, bool shares) {
   const double us = c ? c->us[BENCH_DECODE_TOTAL] : 0, dense = c ? c->us[BENCH_DECODE_DENSE] : 0;
   fputs(" | ", out);
@@ -145,7 +145,8 @@ static void put_reads(FILE *out, const char *name, const bench_decode_reads *r) 
           (long long)r->tokens[NSA_WIN], (long long)r->bytes);
 }
 
-/* Times by their columns' names, null where there is none; tokens of all sequences and KV heads. */
+/* Times are named as in the CSV, null if missing; tokens are totals over all sequences and KV
+ * heads. */
 static void json_cell(FILE *out, const bench_decode_cell *c) {
   fprintf(out, "{\"context\": %lld, \"batch\": %lld, \"copies\": %lld", (long long)c->context,
           (long long)c->batch, (long long)c->copies);
@@ -175,7 +176,7 @@ void bench_decode_json(FILE *out, const bench_decode_sheet *s, const char *devic
   bench_json_string(out, ", \"device\": ", device);
   fprintf(out, ", \"q_len\": %d, \"page_size\": %d, \"bandwidth_gbps\": ", o->q_len,
           o->page_size > 0 ? o->page_size : 0);
-  nsai_verify_json_number(out, s->cells->bandwidth); /* all are of one run */
+  nsai_verify_json_number(out, s->cells->bandwidth); /* all are from one run */
   fputs(",\n\"cells\": [", out);
   for (int i = 0; i < s->count; i++) {
     fputs(i ? ",\n " : "\n ", out);
@@ -186,7 +187,7 @@ void bench_decode_json(FILE *out, const bench_decode_sheet *s, const char *devic
 
 /* ---- all cells ------------------------------------------------------------------------------- */
 
-/* A context of the model with one more setting; NULL: none. */
+/* A context of the model with one additional setting; NULL: none. */
 static nsa_status make_context(chk_plans *plans, const nsai_verify_case *c, const char *setting,
                                nsa_ctx **out) {
   const char *const *given = chk_plans_opts(plans)->overrides;
@@ -215,10 +216,10 @@ static nsa_status measure_context(chk_plans *plans, bench_decode_contexts *conte
   char window[64];
   nsa_status status = NSA_OK;
   snprintf(window, sizeof window, "model.window=%lld", (long long)cells->context);
-  if (chk_plans_device(plans)->driver) /* the CPU device has but one way to compute */
+  if (chk_plans_device(plans)->driver) /* the CPU device has only one implementation */
     NSAI_TRY_TO(done, make_context(plans, &t->options->c, window, &contexts->dense));
   for (int b = 0; b < t->options->batch_count; b++) {
-    /* A failure stands in the cell; the next one may fit. */
+    /* The cell stores a failure; the next one may fit. */
     (void)bench_decode_measure(plans, contexts, t->options, &cells[b]);
     put_cell(out, t, &cells[b]);
     fflush(out);
@@ -239,7 +240,8 @@ static nsa_status refuse_model(const nsai_model *g) {
   return NSA_OK;
 }
 
-/* All contexts of plans that do not depend on the sequences' lengths, and the device's bandwidth. */
+/* Makes all contexts of plans that do not depend on the sequences' lengths, and measures the
+ * device's bandwidth. */
 static nsa_status prepare(chk_plans *plans, bench_decode_contexts *contexts,
                           bench_decode_table *t) {
   const nsai_verify_device *device = chk_plans_device(plans);

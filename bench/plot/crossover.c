@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-/* Positive where sparse is faster. */
+/* Positive where sparse attention is faster. */
 static double lead(const bench_point *p) { return log(p->dense_ms / p->sparse_ms); }
 
 bench_crossing bench_crossover(const bench_point *points, int64_t count, double *tokens) {
@@ -15,7 +15,7 @@ bench_crossing bench_crossover(const bench_point *points, int64_t count, double 
   if (last < 0) return BENCH_CROSS_BELOW;
   if (last == count - 1) return BENCH_CROSS_ABOVE;
   const bench_point *a = &points[last], *b = &points[last + 1];
-  double share = -lead(a) / (lead(b) - lead(a)); /* of the way from a to b */
+  double share = -lead(a) / (lead(b) - lead(a)); /* fraction of the way from a to b */
   *tokens = a->tokens * pow(b->tokens / a->tokens, share);
   return BENCH_CROSS_FOUND;
 }

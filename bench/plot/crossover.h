@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The length from which sparse attention is the faster one.
+ * Finds the length from which sparse attention is faster.
  */
 #ifndef BENCH_CROSSOVER_H
 #define BENCH_CROSSOVER_H
@@ -19,10 +19,10 @@ typedef enum bench_crossing {
   BENCH_CROSS_ABOVE  /* dense is faster at the longest length */
 } bench_crossing;
 
-/* Finds the length beyond which sparse stays faster up to the longest one: between the last length
- * at which dense is faster and its neighbour, log(dense/sparse) is taken as linear in log(tokens).
- * `points` (count > 0) ascend in tokens. *tokens: the crossing, else the shortest or longest length
- * that the answer speaks of. */
+/* Finds the length from which sparse attention is faster at all longer lengths. Between the last
+ * length at which dense attention is faster and the next one, log(dense/sparse) is interpolated
+ * linearly in log(tokens). `points` (count > 0) must ascend in tokens. *tokens: the crossover,
+ * or the shortest or longest length that the result refers to. */
 bench_crossing bench_crossover(const bench_point *points, int64_t count, double *tokens);
 
 #endif /* BENCH_CROSSOVER_H */

@@ -17,7 +17,7 @@ static const int part_color[BENCH_PARTS] = {
   [BENCH_DENSE_GEMM] = 4, [BENCH_BACKWARD] = 3, [BENCH_BACKWARD_SAVED] = 2,
 };
 
-/* The problems of one figure: those of the first one's model, by length and fill. */
+/* The problems of one figure: those with the first one's model, by length and fill. */
 typedef struct subject {
   const bench_problem *problem[MAX_LENGTHS];
   int count;
@@ -71,7 +71,7 @@ typedef struct curve {
   char name[48];
 } curve;
 
-/* Makes the line of a part and fill; it may have no point. */
+/* Makes the curve of a part and fill; it may have no points. */
 static void make_curve(const subject *s, bench_part part, nsai_verify_fill fill, curve *c,
                        bench_line *line) {
   int dashed = fill != s->problem[0]->c.fill;
@@ -87,7 +87,7 @@ static void make_curve(const subject *s, bench_part part, nsai_verify_fill fill,
   snprintf(c->name, sizeof c->name, "%s, %s", bench_part_names[part], nsai_verify_fill_name(fill));
 }
 
-/* The part that the results are about; BENCH_PARTS: none. */
+/* The main part of the results; BENCH_PARTS: none. */
 static bench_part lead_of(const subject *s) {
   bench_part lead = BENCH_PARTS;
   for (int i = 0; i < s->count && lead == BENCH_PARTS; i++) lead = bench_lead(s->problem[i]);
@@ -116,7 +116,7 @@ static nsa_status write_speed(const subject *s, const char *dir, const char *ste
 
 /* ---- speed-up -------------------------------------------------------------------------------- */
 
-/* Makes the line of how many times as fast as dense attention a part is; it may have no point. */
+/* Makes the curve of a part's speed-up over dense attention; it may have no points. */
 static void make_ratio(const subject *s, bench_part part, nsai_verify_fill fill, curve *c,
                        bench_line *line) {
   make_curve(s, part, fill, c, line);
@@ -129,7 +129,7 @@ static void make_ratio(const subject *s, bench_part part, nsai_verify_fill fill,
   }
 }
 
-/* Nothing, where there is nothing to compare. */
+/* Writes nothing if there is nothing to compare. */
 static nsa_status write_speedup(const subject *s, const char *dir, const char *stem) {
   const bench_part lead = lead_of(s);
   curve curves[NSAI_VERIFY_FILLS + 1];

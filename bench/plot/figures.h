@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What of the results is drawn: time and speed-up against length, and the branches' shares.
+ * Figures of the results: time and speed-up against length, and the branches' fractions.
  */
 #ifndef BENCH_FIGURES_H
 #define BENCH_FIGURES_H
@@ -9,12 +9,12 @@
 #include "plot/plot.h"
 #include "results.h"
 
-/* Writes DIR/STEM-speed.svg, DIR/STEM-speedup.svg where dense attention has times, and
- * DIR/STEM-stages.svg where all three branches have; makes the folder when it is missing. All show the
- * model of the first problem. Written paths are said on stderr. */
+/* Writes DIR/STEM-speed.svg, DIR/STEM-speedup.svg if dense attention has times, and
+ * DIR/STEM-stages.svg if all three branches have. Creates the folder if it is missing. All
+ * figures show the model of the first problem. Prints the written paths on stderr. */
 nsa_status bench_figures_write(const bench_results *results, const char *dir, const char *stem);
 
-/* One figure, as DIR/STEM-WHICH.svg, as those above. */
+/* Writes one figure as DIR/STEM-WHICH.svg. */
 nsa_status bench_figure_write(const bench_plot *plot, const char *dir, const char *stem,
                               const char *which);
 

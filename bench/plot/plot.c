@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Pixels: the picture, and the rectangle of the data in it. The legend stands right of it. */
+/* In pixels: the picture, and the rectangle of the data in it. The legend is to its right. */
 #define WIDTH 900
 #define HEIGHT 480
 #define LEFT 80.0
@@ -67,7 +67,7 @@ static int can_show(bench_scale scale, double value) {
   return isfinite(value) && (scale == BENCH_LINEAR || value > 0);
 }
 
-/* Where `value` lies: 0 at `from`, 1 at `to`. */
+/* Position of `value`: 0 at `from`, 1 at `to`. */
 static double place(const ruler *r, double value) {
   if (r->scale == BENCH_LINEAR) return (value - r->from) / (r->to - r->from);
   return log(value / r->from) / log(r->to / r->from);
@@ -88,7 +88,7 @@ static double step125(int n) {
   return digit[third] * pow(10, (n - third) / 3);
 }
 
-/* The largest n with step125(n) <= value, give or take rounding. */
+/* The largest n with step125(n) <= value, up to rounding. */
 static int floor125(double value) {
   int n = 3 * (int)floor(log10(value)) + 3;
   while (step125(n) > value * (1 + 1e-9)) n--;
@@ -99,8 +99,8 @@ static void add_tick(ruler *r, double value) {
   if (r->ticks < MAX_TICKS) r->tick[r->ticks++] = value;
 }
 
-/* The range and its ticks: powers of 2; 1, 2, 5 of each decade; or round steps. A range that the
- * axis gives is kept, one from the data (low .. high) ends at ticks. */
+/* Chooses the range and its ticks: powers of 2; 1, 2, 5 of each decade; or round steps. A range
+ * given by the axis is kept; one from the data (low .. high) is widened to ticks. */
 static void make_ruler(const bench_axis *axis, double low, double high, ruler *r) {
   int given = axis->from != 0 || axis->to != 0;
   *r = (ruler){ .scale = axis->scale,
@@ -129,7 +129,7 @@ static void make_ruler(const bench_axis *axis, double low, double high, ruler *r
   r->to = r->tick[r->ticks - 1];
 }
 
-/* "64k" for powers of 2 from 1024 on, else the number as it is. */
+/* Writes "64k" for powers of 2 from 1024 on, else the number unchanged. */
 static void put_tick(FILE *out, const ruler *r, double value, double x, double y,
                      const char *anchor) {
   char text[32];
@@ -184,7 +184,7 @@ static int shown(const bench_plot *plot, const bench_line *line, int i) {
   return can_show(plot->x.scale, line->x[i]) && can_show(plot->y.scale, line->y[i]);
 }
 
-/* The range of what can be shown. Returns the number of points. */
+/* The range of the points that can be shown. Returns their number. */
 static int lines_range(const bench_plot *plot, double x[2], double y[2]) {
   int points = 0;
   for (int l = 0; l < plot->line_count; l++)
@@ -311,7 +311,7 @@ static nsa_status write_bars(FILE *out, const bench_plot *plot) {
   put_y_ticks(out, &ry);
   for (int i = 0; i < plot->bar_count; i++) put_bar(out, plot, i, &ry);
   put_frame(out, plot);
-  /* As the bars are stacked: the last part on top. */
+  /* In the order of the stack: the last part is on top. */
   for (int i = 0; i < plot->part_count; i++) {
     double at = TOP + 12 + 22 * (plot->part_count - 1 - i);
     put_box(out, LEGEND, at - 8, 16, 16, plot->part_colors[i]);
