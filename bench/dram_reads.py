@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: 2026 the libnsa authors
 # SPDX-License-Identifier: MIT
-"""Holds the counters of a decode step against the DRAM reads that Nsight Compute sees of the same step.
+"""Compares the counters of a decode step with the DRAM reads that Nsight Compute measures in the same step.
 
     bench/dram_reads.py build/bench/nsa-bench [--context N] [--batch N] [--q-len N] [--fill NAME]
 
-The step is the one that nsa-bench counts, its kernels one by one with cold caches; those that read the cache
-are compared, not those that go on with scores and partial results. Where the steps that are timed take a kernel
-that does not count, its reads are told too. Of one new token the DRAM reads are the
-bytes counted. Of several, which count what they read alike again though L2 has it, they are the bytes that
-have to be read once. Exit status: 0 within the tolerance, 1 not, 77 no ncu or no GPU."""
+The step is the one that nsa-bench counts. Its kernels run one by one with cold caches. Kernels that read the
+KV cache are compared; those that only process scores and partial results are not. If the timed steps use a
+kernel that does not count, its reads are printed as well. For one new token the DRAM reads must equal the
+bytes counted. Several new tokens count common reads more than once although L2 has them, so there the DRAM
+reads must equal the bytes that have to be read once. Exit status: 0 within the tolerance, 1 not, 77 no ncu or no GPU."""
 import argparse
 import csv
 import os
@@ -20,7 +20,7 @@ import tempfile
 
 SKIP = 77
 METRIC = "dram__bytes_read.sum"
-BEHIND = ("decode_split_kv_select", "decode_split_kv_combine")  # they read no K and V
+BEHIND = ("decode_split_kv_select", "decode_split_kv_combine")  # these read no K and V
 COUNTLESS = ("decode_cluster", "decode_pipelined")  # of timed steps
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: 2026 the libnsa authors
 # SPDX-License-Identifier: MIT
-"""How good the tuner's choices are: regret and changed winners, from exported records.
+"""Measures how good the tuner's choices are: regret and changed winners, from exported records.
 
 quality.py HELD_OUT CHOICE [CHOICE...]
 
@@ -19,7 +19,7 @@ import sys
 
 CANDIDATE = re.compile(r'- \{candidate: "([^"]*)", state: (\w+), ms: ([^,]*), spread: ([^,]*), rounds: (\d+), '
                        r'chosen: (\w+), default: (\w+), note: "(?:(?:fuses|covers) ([a-z_, ]*))?')
-Timing = collections.namedtuple('Timing', 'ms spread chosen default covers')
+Timing = collections.namedtuple('Timing', 'ms spread chosen default fuses')
 
 
 def read(path, ended_only=False):
@@ -48,7 +48,7 @@ def default(stage):
 
 
 def decide(choice, problem, tokens, stage, timings):
-    """The candidate that a plan would take, and who decided."""
+    """The candidate that a plan would take, and whether a record or the heuristic decided."""
     lengths = choice.get(problem)
     if lengths:
         nearest = min(lengths, key=lambda n: abs(math.log(n / tokens)))
@@ -59,42 +59,42 @@ def decide(choice, problem, tokens, stage, timings):
 
 
 def least(stages, left):
-    """The shortest time of the stages `left`, some of them perhaps covered by a candidate of another."""
+    """The shortest time of the stages `left`, some of which a candidate of another stage may fuse."""
     if not left:
         return 0
     fastest = {}
     for t in stages[left[0]].values():
-        fastest[t.covers] = min(t.ms, fastest.get(t.covers, math.inf))
-    return min(ms + least(stages, [s for s in left[1:] if s not in covers]) for covers, ms in fastest.items())
+        fastest[t.fuses] = min(t.ms, fastest.get(t.fuses, math.inf))
+    return min(ms + least(stages, [s for s in left[1:] if s not in fuses]) for fuses, ms in fastest.items())
 
 
 def total(stages, taken):
-    """The time of the stages by the candidates taken, less what one of these covers."""
-    covered = frozenset().union(*(stages[s][c].covers for s, c in taken.items()))
-    return sum(stages[s][c].ms for s, c in taken.items() if s not in covered)
+    """The time of the stages by the candidates taken, without the stages that one of them fuses."""
+    fused = frozenset().union(*(stages[s][c].fuses for s, c in taken.items()))
+    return sum(stages[s][c].ms for s, c in taken.items() if s not in fused)
 
 
 def regret(choice, problem, tokens, stages):
     stages = {s: t for s, t in stages.items() if default(t)}
     decided = {s: decide(choice, problem, tokens, s, t) for s, t in stages.items()}
-    # Whoever covers comes first: nothing covers a stage before its own.
-    order = sorted(stages, key=lambda s: not any(t.covers - {''} for t in stages[s].values()))
+    # A fusing stage comes before the stages that it fuses.
+    order = sorted(stages, key=lambda s: not any(t.fuses - {''} for t in stages[s].values()))
     best = least(stages, order)
     took = total(stages, {s: c for s, (c, _) in decided.items()})
     heuristic = total(stages, {s: default(t) for s, t in stages.items()})
     return took / best - 1, heuristic / best - 1, ', '.join(sorted({who for _, who in decided.values()}))
 
 
-def covered(stages):
-    """Stages that the winner of another one covers: what would win there is of no effect."""
-    return frozenset().union(*(stages[s][winner(stages[s])].covers for s in stages if winner(stages[s])))
+def fused(stages):
+    """Stages that the winner of another stage fuses; their own winners have no effect."""
+    return frozenset().union(*(stages[s][winner(stages[s])].fuses for s in stages if winner(stages[s])))
 
 
 def flips(a, b):
     same = changed = real = 0
     for problem in a:
         for tokens in a[problem]:
-            idle = covered(a[problem][tokens]) & covered(b.get(problem, {}).get(tokens, {}))
+            idle = fused(a[problem][tokens]) & fused(b.get(problem, {}).get(tokens, {}))
             for stage, timings in a[problem][tokens].items():
                 if stage in idle:
                     continue

@@ -50,7 +50,7 @@ STT_OBJECT = 1
 
 
 class CubinError(Exception):
-    """The bytes are no cubin as this file knows them."""
+    """The bytes are not a cubin of the expected format."""
 
 
 class Section:
@@ -129,7 +129,7 @@ def info_without_symbols(data):
 
 
 def relocations(section):
-    """(offset, type, addend) of each relocation; which symbol it means is left out."""
+    """(offset, type, addend) of each relocation, without its symbol."""
     if section.type == SHT_RELA:
         return [(offset, info & 0xffffffff, addend)
                 for offset, info, addend in struct.iter_unpack('<2Qq', section.data)]
@@ -137,7 +137,7 @@ def relocations(section):
 
 
 def kernel_digest(image, entry):
-    """A hash over everything that decides what a kernel does, but for its name.
+    """A hash over everything that determines what a kernel does, except its name.
 
     Per-kernel sections are those whose name ends with the kernel's. Of the sections that a cubin has
     once, .nv.constant3 (__constant__) and the tables in .nv.global.init count; .nv.constant4 holds
@@ -349,7 +349,7 @@ def compare(args):
 # ---- self-test ----
 
 def make_cubin(entry, code, **change):
-    """A cubin of one kernel, as small as they get; `change` says what differs from the usual one."""
+    """A minimal cubin with one kernel; `change` says what differs from the default."""
     symbols = [b'', change.get('constant', 'kRows').encode(), b'table', entry.encode()]
     strings, at = b'', []
     for name in symbols:
@@ -390,7 +390,7 @@ def make_entry(arch, entry, cubin):
 
 
 def self_test(args):
-    """Names and positions must not count, everything else must; then a comparison of each outcome."""
+    """Names and positions must not affect the hash, everything else must; then one comparison per outcome."""
     code = bytes(range(256))
     usual = kernel_digest(make_cubin('attend', code), 'attend')
     for same in ({'constant': 'kOther'}, {'filler': 100}, {'symbol': 9}, {'scalar': b'\2\0\0\0'}):

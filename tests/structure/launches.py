@@ -7,7 +7,7 @@
   launches.py self-test PROGRAM
 
 --moves names a tab-separated file. Its lines "kernel:OLD<TAB>kernel:NEW" rename kernels in OLD, and
-what has the same name, as many variants do. Lines "word:OLD<TAB>word:NEW" rename words in OLD wherever
+whatever has the same name, as many variants do. Lines "word:OLD<TAB>word:NEW" rename words in OLD wherever
 no kernel is described or launched, and come first there. Its other lines are ignored. --ignore leaves
 out parts of the texts:
 
@@ -61,7 +61,7 @@ def rename(line, moves):
 
 
 def strip(lines, ignored):
-    """The lines of a case without what is ignored."""
+    """The lines of a case without the ignored parts."""
     if 'explain' in ignored:
         ends = [i for i, line in enumerate(lines) if line.startswith(RUN_LINES)]
         lines = lines[ends[0] if ends else len(lines):]
@@ -112,7 +112,7 @@ def compare(args):
 
 
 def self_test(args):
-    """Two runs print the same; changes of each kind are found, and ignored when they are to be."""
+    """Two runs must print the same. Changes of each kind must be found, and ignored if requested."""
     with tempfile.TemporaryDirectory(prefix='nsa-launches-') as folder:
         root = pathlib.Path(folder)
         for name, perturb in (('first', '0'), ('second', '165')):  # of memory from malloc

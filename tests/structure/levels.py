@@ -10,8 +10,8 @@ from one of the include roots (runtime, autotune, kernel_templates). With LIBRAR
 library that was built, symbols are checked as well: an object calls its own folder or a lower level.
 Kernel families (attend, decode, ...) include the shared folders below them but no other family.
 
-Offences that are already known stand in offences.txt beside this file. A new offence fails the
-check, and so does a known one that is gone: delete its line. --write writes the list anew.
+offences.txt beside this file lists the known offences. A new offence fails the check, and so does a
+listed one that no longer exists: delete its line. --write writes the list anew.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def sources(root):
 
 
 def folder_of(path):
-    """The folder that has a level, or None for a file that lies nowhere."""
+    """The folder that has a level, or None for a file outside of all of them."""
     if path.startswith("bench/"):
         return "bench"
     if path.startswith("tests/"):

@@ -2,12 +2,12 @@
 # SPDX-FileCopyrightText: 2026 the libnsa authors
 # SPDX-License-Identifier: MIT
 #
-# results.py TESTLOG [--gpu]: prints "PASSED FAILED SKIPPED" of a meson-logs/testlog.json. Every case of a test that
-# reports in TAP is a result, any other test is one. A test that ended badly although no case of it failed, such as a
-# program that crashed, is a failure besides.
+# results.py TESTLOG [--gpu]: prints "PASSED FAILED SKIPPED" of a meson-logs/testlog.json. Each case of a
+# test that reports in TAP is a result; any other test is one result. A test that fails although none of
+# its cases does, such as a program that crashes, counts as an additional failure.
 #
-# With --gpu, for a machine that has one, a skip that no pattern of gpu_skips.txt allows is named on stderr and counts as
-# a failure.
+# With --gpu, for a machine that has one, a skip that no pattern of gpu_skips.txt allows is named on
+# stderr and counts as a failure.
 import fnmatch
 import json
 import pathlib

@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: 2026 the libnsa authors
 # SPDX-License-Identifier: MIT
 #
-# tap.py PROGRAM [ARGUMENT...]: runs a cmocka program that reports in TAP, and corrects what cmocka 1.1.5 writes:
-# `not ok N # SKIP`, which TAP reads as a failure, becomes `ok N # SKIP`. Any other line becomes a comment. The exit
-# status is the program's, 128 + the signal where one ended it.
+# tap.py PROGRAM [ARGUMENT...]: runs a cmocka program that reports in TAP, and corrects an error of cmocka
+# 1.1.5: `not ok N # SKIP`, which TAP reads as a failure, becomes `ok N # SKIP`. Any other line becomes a
+# comment. The exit status is the program's, or 128 + the signal that ended it.
 import os
 import re
 import subprocess

@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: 2026 the libnsa authors
 # SPDX-License-Identifier: MIT
 #
-# The counting of results and the rule for skips on a machine with a GPU, by logs that are made up; tap.py, by programs
-# that are.
+# Tests results.py (counting, and the rule for skips on a machine with a GPU) with made-up logs, and tap.py
+# with made-up programs.
 import json
 import pathlib
 import subprocess
