@@ -146,9 +146,6 @@ void nsai_cli_cache_close(nsai_cli_cache *cache);
 
 /* ---- tuning records ---- */
 
-/* Opens the records in the folders of an open cache, which must outlive them. */
-nsa_status nsai_cli_records_open(const nsai_cli_cache *cache, nsai_records **out);
-
 /* list, export and import with --records; return exit codes. */
 int nsai_list_records(const nsai_cli_settings *settings, bool json, bool verbose);
 int nsai_export_records(const nsai_cli_settings *settings, const char *path);

@@ -15,16 +15,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-nsa_status nsai_cli_records_open(const nsai_cli_cache *cache, nsai_records **out) {
-  return nsai_records_open(&cache->options, out);
-}
-
 /* Opens the cache's folders and their records. Both must be closed after a failure, too. */
 static nsa_status open_both(const nsai_cli_settings *settings, nsai_cache_mode mode,
                             nsai_cli_cache *cache, nsai_records **records) {
   *records = NULL;
   NSAI_TRY(nsai_cli_cache_open(settings, NSA_LOG_ERROR, mode, cache));
-  return nsai_cli_records_open(cache, records);
+  return nsai_records_open(&cache->options, records);
 }
 
 static int close_both(nsa_status status, nsai_cli_cache *cache, nsai_records *records) {
@@ -175,7 +171,7 @@ static bool count_item(void *user, const nsai_record_item *item) {
 nsa_status nsai_verify_records(const nsai_cli_cache *cache, int64_t *good, int64_t *bad) {
   counts c = { 0 };
   nsai_records *records = NULL;
-  NSAI_TRY(nsai_cli_records_open(cache, &records));
+  NSAI_TRY(nsai_records_open(&cache->options, &records));
   nsa_status status = nsai_records_each(records, count_item, &c);
   nsai_records_close(records);
   *good = c.good + c.hidden;

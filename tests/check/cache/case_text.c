@@ -10,8 +10,6 @@
 
 static const char *const kind_names[] = { "decode", "prefill", "split", "soak" };
 
-const char *chk_cache_kind_name(chk_cache_kind kind) { return kind_names[kind]; }
-
 chk_cache_kind chk_cache_kind_find(const char *name) {
   int kind = 0;
   while (kind < CHK_CACHE_KINDS && strcmp(kind_names[kind], name) != 0) kind++;

@@ -45,8 +45,7 @@ typedef struct chk_cache_case {
 #define CHK_CACHE_CASE_TEXT 192
 #define CHK_CACHE_LEAST_LONGEST 64
 
-/* "decode", "prefill" ...; the inverse returns CHK_CACHE_KINDS for an unknown name. */
-const char *chk_cache_kind_name(chk_cache_kind kind);
+/* The kind with the name "decode", "prefill" ...; CHK_CACHE_KINDS for an unknown name. */
 chk_cache_kind chk_cache_kind_find(const char *name);
 
 /* Whether a text describes a case of the cache. */
