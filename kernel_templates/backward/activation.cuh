@@ -1,24 +1,29 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// backward_activation: the gradient of a layer's result through its activation, as the operand of the products
-// that lead on, in the backward pass of phi linear and mlp and of the gate MLP.
+// backward_activation: passes the gradient of a layer's result through its activation and rounds it
+// to an operand of the following GEMMs, in the backward pass of phi linear, phi mlp and the gate
+// MLP.
 //
-//   d[b, r, c] = sum over parts of d_y[b, part, r, c] * act'(z[b, r, c])   z = x + shift + bias
-//   -> d_y[b, 0, r, c] in f32, out[b, r, c] rounded once; on request hidden[b, r, c] = act(z), rounded
+//   d[b, r, c] = sum over parts of d_y[b, part, r, c] * act'(z[b, r, c]),   z = x + shift + bias
+//   -> d_y[b, 0, r, c] in f32, out[b, r, c] rounded once; if wanted hidden[b, r, c] = act(z),
+//   rounded
 //
-//   d_y    f32 [batch, parts, rows, columns], any strides of the first three
-//   x      f32 [batch, rows, columns], shift f32 [batch, columns] or absent, bias dtype [batch, columns] or
-//          absent: as in compress_bias_activation. No activation: x is not read
+//   d_y    f32 [batch, parts, rows, columns], any strides of the first three dimensions
+//   x      f32 [batch, rows, columns], shift f32 [batch, columns] or absent, bias dtype
+//          [batch, columns] or absent, as in compress_bias_activation; without an activation x is
+//          not read
 //   out    dtype [batch, .., columns], hidden the same: operands of cuBLASLt
 //
-// Rows that do not exist (kRowsOf 0: rows of compressed storage without a block, 1: tokens behind the last
-// sequence) become zeros, whatever is there, so that the products may run over all rows while true counts
-// are known on the device only.
+// Rows that do not exist (kRowsOf 0: rows of compressed storage without a block; 1: tokens behind
+// the last sequence) become zeros whatever they hold. The GEMMs may then run over all rows,
+// although the true counts are known on the device only.
 //
-// Grid: x over all elements, one element a thread, columns fastest. No shared memory. Bound by memory.
+// Grid: x covers all elements, one element per thread, columns fastest. No shared memory. Bound by
+// memory.
+//
 // Config: Element, kActivation (core/activation.cuh), kRowsOf, kBlock (l), kStride (d), kThreads,
-//   kMinBlocks.
+// kMinBlocks.
 #pragma once
 #include "core/activation.cuh"
 #include "core/launch.cuh"

@@ -1,17 +1,19 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// backward_column_sums: sums of the rows of a matrix, in an order that the shape alone decides. Twice over: the rows
-// in parts, then the parts.
+// backward_column_sums: sums over the rows of a matrix in two launches, first over parts of the
+// rows, then over the parts. The shape alone determines the order of the sums.
 //
 //   sums[b, part, c] = sum over the rows r of the part of x[b, r, c]
-//   row[b, c]        = sums[b, 0, c], rounded, on request
+//   row[b, c]        = sums[b, 0, c], rounded, if wanted
 //
 //   x f32 [batch, rows, columns] -> sums f32 [batch, parts, columns], row dtype [batch, columns]
 //
-// Grid: x = batch * parts * ceil(columns / 32), columns fastest. A CTA has 32 columns of the rows of a part,
-// every warp each kThreads / 32-th of them; the warps' sums are added in their order. Bound by HBM.
-// Config: Element, kThreads, kMinBlocks. Shared memory: static, kThreads floats.
+// Grid: x = batch * parts * ceil(columns / 32), columns fastest. A CTA sums 32 columns over the
+// rows of a part; each warp takes every (kThreads / 32)-th row, and the warps' sums are added in
+// order. Bound by HBM.
+//
+// Config: Element, kThreads, kMinBlocks. Static shared memory: kThreads floats.
 #pragma once
 #include "core/launch.cuh"
 #include "core/types.cuh"

@@ -1,29 +1,33 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The KV-stationary half of the backward pass: a tile of keys over the query rows that see them, for one
-// branch. backward_dkv_compressed, backward_dkv_selected, backward_dkv_ranges and backward_dkv_window differ in these rows
-// (`Rows`): token(i) and seen(i) of the i-th token, and next(), which finds more where not all came at once.
+// The KV-stationary half of the backward pass: a tile of keys over the query rows that see them,
+// for one branch. backward_dkv_compressed, backward_dkv_selected, backward_dkv_ranges and
+// backward_dkv_window share it; they differ in the policy `Rows`: token(i) and seen(i) of the i-th
+// token, and next(), which finds more rows if they do not all come at once.
 //
 //   S^T = scale K Q^T      dU^T = V dO^T      P' = g 2^(S - LSE)      dS = P' (dU - u)
 //   dV += P'^T dO          dK += dS^T Q                               -> partial [keys, Dk + Dv]
 //
-// P' and dS are transposed as they come out of the products, and go into the next ones from registers.
+// The products deliver P' and dS already transposed; they enter the next products from registers.
 //
-// CTA      kKeys keys of one KV head, 16 to a warp, with dK and dV in registers; query rows pass by in
-//          tiles of kRows: row r is head r % G of token r / G of those that see the keys.
-// Shared   K [kKeys, Dk] | V [kKeys, Dv] | kStages * (Q [kRows, Dk] | dO [kRows, Dv] | RowStatistics
-//          [kRows] | u32 [kRows]: which keys the row sees) | u32 [kEntries] of the selected branch.
-// kSplit   1: dK and dV are two blocks of threads (grid.y), for head dims whose sums do not fit into
-//          registers together.
+// CTA: kKeys keys of one KV head, 16 per warp, with dK and dV in registers. Query rows pass by in
+// tiles of kRows: row r is head r % G of token r / G of those that see the keys. Every existing key
+// is written, with zeros if no query sees it.
 //
-// Every key that exists is written, with zeros where no query sees it.
+// Shared memory: K [kKeys, Dk] | V [kKeys, Dv] | kStages * (Q [kRows, Dk] | dO [kRows, Dv] |
+// RowStatistics [kRows] | u32 [kRows]: the keys that each row sees) | u32 [kEntries] for the
+// selected branch.
 //
-// kWgmma   1: products of 64 keys by a warpgroup (sm_90a).
+// kSplit: 1: separate CTAs (grid.y) compute dK and dV, for head dims whose two sums do not fit into
+// registers together.
 //
-// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kKeys, kRows, kWarps, kWgmma, kStages (1, 2), kSplit,
-//   kEntries (words of shared memory that `Rows` has: 0, most tokens of an item, or see backward_dkv_ranges),
-//   kThreads, kMinBlocks, kSharedBytes, kGate, kBlock (l), kStride (d), kWindow (w), kSelectBlock (l').
+// kWgmma: 1: a warpgroup multiplies 64 keys by wgmma (sm_90a).
+//
+// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kKeys, kRows, kWarps, kWgmma, kStages (1, 2),
+// kSplit, kEntries (words of shared memory for `Rows`: 0, the most tokens of an item, or see
+// backward_dkv_ranges), kThreads, kMinBlocks, kSharedBytes, kGate, kBlock (l), kStride (d), kWindow
+// (w), kSelectBlock (l').
 #pragma once
 #include "backward/pipelines/dkv_tiles.cuh"
 #include "backward/products.cuh"
@@ -38,24 +42,24 @@ template <class Config> struct DkvTraits {
   using V = ProductTile<Config::kWgmma, Config::kKeys, kColsV>;
   using Q = ProductTile<Config::kWgmma, Config::kRows, kColsQk>;
   using DO = ProductTile<Config::kWgmma, Config::kRows, kColsV>;
-  static constexpr int kAlign = Config::kWgmma ? 1024 : 128; // of a stage
+  static constexpr int kAlign = Config::kWgmma ? 1024 : 128; // alignment of a stage
 
-  // Shared memory, offsets in bytes; within a stage from kQ on.
+  // Shared memory layout: offsets in bytes; those from kQ on are relative to a stage.
   static constexpr int kSK = 0, kSV = kSK + K::kBytes, kSStage = kSV + V::kBytes;
   static constexpr int kQ = 0, kDO = kQ + Q::kBytes, kStatistics = kDO + DO::kBytes,
                        kSeen = kStatistics + 16 * Config::kRows;
   static constexpr int kStageBytes = (kSeen + 4 * Config::kRows + kAlign - 1) / kAlign * kAlign;
   static constexpr int kSEntries = kSStage + Config::kStages * kStageBytes;
   static constexpr int kBytes = kSEntries + 4 * Config::kEntries;
-  static_assert(kBytes == Config::kSharedBytes, "the host's formula for shared memory");
+  static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
   static_assert(Config::kKeys == 16 * Config::kWarps && Config::kThreads == 32 * Config::kWarps,
-                "16 keys for each warp");
-  static_assert(!Config::kWgmma || Config::kKeys == 64, "a warpgroup has 64 keys");
+                "each warp has 16 keys");
+  static_assert(!Config::kWgmma || Config::kKeys == 64, "a warpgroup multiplies 64 keys");
   static_assert(Config::kRows % 16 == 0, "dK and dV take 16 rows at a time");
 };
 
-// Starts the copies of tile `number` of the rows into a stage; rows behind the last are zeros. Returns
-// whether some row of this thread's does not see all kKeys keys.
+// Starts the copies of row tile `number` into a stage; rows behind the last are zeros. Returns
+// whether some row of this thread does not see all kKeys keys.
 template <class Config, class Rows>
 NSAI_DEVICE bool load_query_rows(const NsaiBackwardKv &p, const Rows &rows, int head, int count,
                                  int number, u32 stage) {
@@ -90,7 +94,7 @@ NSAI_DEVICE bool load_query_rows(const NsaiBackwardKv &p, const Rows &rows, int 
   return masked;
 }
 
-// S [16 keys, 8 rows] of n8 tile j of the rows becomes P'. kMasked 0: every row sees every key.
+// Turns S [16 keys, 8 rows] of one n8 tile of rows into P'. kMasked 0: every row sees every key.
 template <class Config, bool kMasked>
 NSAI_DEVICE void probabilities(float (&s)[4], u32 stage, int first_row, int key, float scale_log2) {
   using F = DkvTraits<Config>;
@@ -110,7 +114,7 @@ NSAI_DEVICE void probabilities(float (&s)[4], u32 stage, int first_row, int key,
   }
 }
 
-// dU becomes dS = P' (dU - u).
+// Turns dU into dS = P' (dU - u).
 template <class Config>
 NSAI_DEVICE void score_gradients(float (&du)[4], const float (&s)[4], u32 stage, int first_row) {
 #pragma unroll
@@ -123,7 +127,7 @@ NSAI_DEVICE void score_gradients(float (&du)[4], const float (&s)[4], u32 stage,
   }
 }
 
-// All of the tile: s [16 keys, kRows].
+// Probabilities of the whole tile: s [16 keys, kRows].
 template <class Config, int kN>
 NSAI_DEVICE void all_probabilities(float (&s)[kN][4], u32 stage, bool masked, int key,
                                    float scale_log2) {
@@ -136,8 +140,8 @@ NSAI_DEVICE void all_probabilities(float (&s)[kN][4], u32 stage, bool masked, in
   }
 }
 
-// One tile of rows into dK (kMakesK) and dV (kMakesV) of 64 keys, by the warpgroup: the exponentials run
-// beside dU, dS beside dV.
+// Adds one tile of rows to dK (if kMakesK) and dV (if kMakesV) of 64 keys, by the warpgroup. The
+// exponentials overlap with dU, and dS overlaps with dV.
 template <class Config, bool kMakesK, bool kMakesV, int kK, int kV>
 NSAI_DEVICE void add_rows_wgmma(float (&dk)[kK][4], float (&dv)[kV][4], u32 base, u32 stage,
                                 bool masked, float scale_log2) {
@@ -146,7 +150,8 @@ NSAI_DEVICE void add_rows_wgmma(float (&dk)[kK][4], float (&dv)[kV][4], u32 base
   const int key = (int)(recomputed(threadIdx.x) / 32) * 16 + (int)(threadIdx.x & 31) / 4;
   float s[F::kN][4], du[F::kN][4]; // [64 keys, kRows]
   u32 rP[F::kN / 2][4], rDS[F::kN / 2][4];
-  // One group each: S, dU, dV, dK. A group without products makes ptxas fence it (C7519).
+  // One wgmma group each for S, dU, dV, dK. A group without products makes ptxas insert a fence
+  // (advisory C7519).
   wgmma_fence();
   start_rows<E, typename F::K, typename F::Q, Config::kHeadDimQk>(s, base + F::kSK, stage + F::kQ);
   wgmma_commit();
@@ -179,7 +184,7 @@ NSAI_DEVICE void add_rows_wgmma(float (&dk)[kK][4], float (&dv)[kV][4], u32 base
   if constexpr (kMakesK) hold(dk);
 }
 
-// One tile of rows into dK (kMakesK) and dV (kMakesV) of the warp's 16 keys.
+// Adds one tile of rows to dK (if kMakesK) and dV (if kMakesV) of the warp's 16 keys.
 template <class Config, bool kMakesK, bool kMakesV, int kK, int kV>
 NSAI_DEVICE void add_rows_mma(float (&dk)[1][kK][4], float (&dv)[1][kV][4], u32 base, u32 stage,
                               bool masked, float scale_log2) {
@@ -212,7 +217,7 @@ NSAI_DEVICE void add_rows_mma(float (&dk)[1][kK][4], float (&dv)[1][kV][4], u32 
   }
 }
 
-// Columns from `column` on of the partial sums: acc [16, 8 * kN] of the warp's keys.
+// Stores the partial sums acc [16, 8 * kN] of the warp's keys, in columns from `column` on.
 template <class Config, int kDim, int kN>
 NSAI_DEVICE void store_partial(const KeyTile &tile, int column, const float (&acc)[kN][4],
                                float scale) {
@@ -226,7 +231,7 @@ NSAI_DEVICE void store_partial(const KeyTile &tile, int column, const float (&ac
   }
 }
 
-// The rows that are at hand, into dK and dV.
+// Adds the rows that are currently known to dK and dV.
 template <class Config, bool kMakesK, bool kMakesV, class Rows, int kK, int kV>
 NSAI_DEVICE void add_rows(const NsaiBackwardKv &p, float (&dk)[1][kK][4], float (&dv)[1][kV][4],
                           int tokens, const Rows &rows, int head, u32 base) {
@@ -235,7 +240,7 @@ NSAI_DEVICE void add_rows(const NsaiBackwardKv &p, float (&dk)[1][kK][4], float 
   auto stage_at = [&](int number) {
     return base + F::kSStage + (Config::kStages == 2 ? number & 1 : 0) * F::kStageBytes;
   };
-  bool masked = false, next_masked = false; // tile i, and the one behind
+  bool masked = false, next_masked = false; // of tile i, and of the next
   if (tiles > 0) next_masked = load_query_rows<Config>(p, rows, head, count, 0, stage_at(0));
   copy_async_commit();
   for (int i = 0; i < tiles; ++i) {
@@ -245,13 +250,13 @@ NSAI_DEVICE void add_rows(const NsaiBackwardKv &p, float (&dk)[1][kK][4], float 
     copy_async_commit();
     copy_async_wait<1>();
     if constexpr (Config::kWgmma) shared_proxy_fence();
-    masked = __syncthreads_or(masked); // tile i is there (and K and V)
+    masked = __syncthreads_or(masked); // tile i has arrived (and K and V)
     if constexpr (Config::kWgmma)
       add_rows_wgmma<Config, kMakesK, kMakesV>(dk[0], dv[0], base, stage_at(i), masked,
                                                p.scale_log2);
     else
       add_rows_mma<Config, kMakesK, kMakesV>(dk, dv, base, stage_at(i), masked, p.scale_log2);
-    __syncthreads(); // everyone is done with it
+    __syncthreads(); // all warps have finished with it
     if (Config::kStages == 1 && i + 1 < tiles)
       next_masked = load_query_rows<Config>(p, rows, head, count, i + 1, stage_at(i + 1));
     if (Config::kStages == 1) copy_async_commit();
@@ -268,13 +273,13 @@ NSAI_DEVICE void run_keys(const NsaiBackwardKv &p, const KeyTile &tile, Rows &ro
   do {
     add_rows<Config, kMakesK, kMakesV>(p, dk, dv, tokens, rows, head, base);
   } while (rows.next(tokens));
-  copy_async_wait<0>(); // a CTA does not end with copies on their way
+  copy_async_wait<0>(); // a CTA must not exit with cp.async in flight
   if constexpr (kMakesK) store_partial<Config, Config::kHeadDimQk>(tile, 0, dk[0], p.scale);
   if constexpr (kMakesV)
     store_partial<Config, Config::kHeadDimV>(tile, Config::kHeadDimQk, dv[0], 1.0f);
 }
 
-// The tile's K and V, on their way with the first rows; then all rows.
+// Loads the tile's K and V together with the first rows, then processes all rows.
 template <class Config, class Rows>
 NSAI_DEVICE void attend_keys(const NsaiBackwardKv &p, const KeyTile &tile, Rows &rows, u32 base) {
   using F = DkvTraits<Config>;

@@ -1,47 +1,51 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// dK and dV of the selected branch where the caller has chosen token ranges: a key is seen by the tokens
-// that have a range over it.
+// backward_dkv_ranges: dK and dV of the selected branch for a caller's token ranges. A key is seen
+// by the tokens that have a range over it.
 //
-// q [T, Hq, Dk], d_o [T, Hq, Dv], RowStatistics [3, T, Hq], k, v [rows, Hkv, D], lists [T, Hkv, n, 2] of
-// data_sort_ranges -> partial [heads, splits, rows, Dk + Dv], read by backward_dkv_sum
+//   q [T, Hq, Dk], d_o [T, Hq, Dv], RowStatistics [3, T, Hq], k, v [rows, Hkv, D], lists
+//   [T, Hkv, n, 2] from data_sort_ranges -> partial [heads, splits, rows, Dk + Dv], read by
+//   backward_dkv_sum
 //
-// Ranges may be as long as the sequence: lists of tokens, as blocks have them (data/data_invert_fill.cuh), would grow
-// with T * S. So a tile of keys looks through the lists of all tokens from its first key on, some thousand
-// at a time, and takes those that see it. Ranges of a list are disjoint: a token with several in the tile
-// is a row for each, whose parts are summed. The tokens of a tile are cut into `splits` runs of equal
-// length, whose sums are added in the order of the runs, since the first tiles have the most.
+// A range may be as long as the sequence, so inverted lists of tokens, as for blocks
+// (data/invert_fill.cuh), would grow with T * S. Instead, each key tile searches the lists of all
+// tokens from its first key on, a few thousand at a time, and takes those that see it. The ranges
+// of a list are disjoint: a token with several ranges in the tile becomes one row per range, and
+// the rows' contributions add up. The first key tiles have the most tokens, so the tokens of a tile
+// are cut into `splits` ranges of equal length; backward_dkv_sum adds their sums in order.
 //
 // Grid: x = heads * splits * tiles, in this order, tiles as in backward_dkv_window; y = 1 + kSplit.
-// Loop, shared memory and Config: backward/dkv_mainloop.cuh; and kSelectCount (n). kEntries counts words: two
-// for each row, and one for each warp.
+// Main loop, shared memory and Config: backward/dkv_mainloop.cuh; also kSelectCount (n). kEntries
+// counts words: two per row and one per warp.
 #pragma once
 #include "backward/dkv_mainloop.cuh"
 
-// Tokens with a range over the tile's keys, in ascending order, as many as there is room for at a time.
+// Tokens with a range over the tile's keys, in ascending order, as many at a time as fit into
+// shared memory.
 template <class Config> struct RangesRows {
   static constexpr int kBranch = NSAI_BRANCH_SELECTED;
   static constexpr int kRoom = (Config::kEntries - Config::kWarps) / 2;
-  // Ranges of a list do not touch: a tile has room for one in two keys.
+  // Ranges of a list do not touch, so a tile overlaps at most one range per two keys.
   static constexpr int kMost =
       Config::kSelectCount < Config::kKeys / 2 ? Config::kSelectCount : Config::kKeys / 2;
-  // Tokens of a round: one a thread, and room for what they may have.
+  // Tokens per round: one per thread, if their ranges fit.
   static constexpr int kRound = Config::kThreads < kRoom / kMost ? Config::kThreads : kRoom / kMost;
-  static_assert(kRound >= 1, "room for a token");
+  static_assert(kRound >= 1, "shared memory must have room for one token's ranges");
 
-  const int *gLists; // of the head: [T, n, 2], ascending, then -1
+  const int *gLists; // of this head: [T, n, 2], ascending, then -1
   long long list_stride;
   u32 *sTokens, *sSeen; // [kRoom] each
   int *sCounts;         // [kWarps]
   Sequence seq;
-  int first_key, keys;       // of the tile, within the sequence
-  int next_query, end_query; // yet to be looked at
+  int first_key, keys;       // of the tile; first_key within the sequence
+  int next_query, end_query; // queries not yet searched
 
   NSAI_DEVICE int token(int i) const { return (int)sTokens[i]; }
   NSAI_DEVICE u32 seen(int i) const { return sSeen[i]; }
 
-  // The first of the list's ranges that ends behind the tile's first key, or kSelectCount.
+  // Index of the list's first range that ends behind the tile's first key; kSelectCount if there is
+  // none.
   NSAI_DEVICE int first_range(const int *gList) const {
     int low = 0, high = Config::kSelectCount;
     while (low < high) {
@@ -54,12 +58,12 @@ template <class Config> struct RangesRows {
     return low;
   }
 
-  // Whether range i of the list has keys of the tile.
+  // Whether range i of the list begins before the end of the tile.
   NSAI_DEVICE bool meets(const int *gList, int i) const {
     return i < Config::kSelectCount && gList[2 * i] >= 0 && gList[2 * i] < first_key + keys;
   }
 
-  // Sum over the threads before this one; *total: over all.
+  // Sum over all threads before this one; *total: over all threads.
   NSAI_DEVICE int sum_before(int count, int *total) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int upto = count;
@@ -77,11 +81,12 @@ template <class Config> struct RangesRows {
       sum += sCounts[w];
     }
     *total = sum;
-    __syncthreads(); // sCounts has been read
+    __syncthreads(); // all threads have read sCounts
     return before;
   }
 
-  // Looks for the rows that come next; false: there are no more. Nobody may be reading the last ones.
+  // Finds the next rows; returns false if there are none. No thread may still be reading the
+  // previous rows.
   NSAI_DEVICE bool next(int &count) {
     count = 0;
     while (next_query < end_query) {
@@ -94,7 +99,7 @@ template <class Config> struct RangesRows {
       }
       int total;
       const int at = count + sum_before(number, &total);
-      if (count + total > kRoom) break; // the same for all: this round comes again
+      if (count + total > kRoom) break; // uniform over the CTA: this round is repeated later
       for (int i = 0; i < number; ++i) {
         const int *range = gList + 2 * (begin + i);
         sTokens[at + i] = (u32)row;
@@ -103,7 +108,7 @@ template <class Config> struct RangesRows {
       count += total;
       next_query += kRound;
     }
-    __syncthreads(); // the rows are there
+    __syncthreads(); // the rows are written
     return count > 0;
   }
 };
@@ -120,7 +125,7 @@ template <class Config> NSAI_DEVICE void ranges_keys(const NsaiBackwardKv &p) {
   rows.first_key = at.first_key;
   tile.keys = rows.keys = min(Config::kKeys, at.seq.kv_len - at.first_key);
   if (tile.keys <= 0 || at.first_key < 0) return;
-  // Query i stands at position(i): those before the tile's first key see nothing of it.
+  // Query i stands at position(i); queries before the tile's first key see none of its keys.
   const int begin = max(at.first_key - at.seq.position(0), 0);
   const long long count = max(at.seq.q_len - begin, 0);
   rows.next_query = begin + (int)(count * split / p.splits);

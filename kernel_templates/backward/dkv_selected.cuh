@@ -1,16 +1,17 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// dK and dV of the selected branch: a block is seen by the tokens of its inverted list, which come as
-// items of at most kEntries tokens (data/data_invert_scan.cuh), so that the blocks that every token selects take
-// no longer than others.
+// backward_dkv_selected: dK and dV of the selected branch. The tokens of a block's inverted list
+// see the block. Lists come as items of at most kEntries tokens (data/invert_scan.cuh), so that
+// blocks that every token selects take no longer than others.
 //
-// q [T, Hq, Dk], d_o [T, Hq, Dv], RowStatistics [3, T, Hq], k, v [rows, Hkv, D]
-//   -> partial [heads, item_capacity, l', Dk + Dv], read by backward_dkv_sum, which adds the items of a block
-//      in their order
+//   q [T, Hq, Dk], d_o [T, Hq, Dv], RowStatistics [3, T, Hq], k, v [rows, Hkv, D]
+//   -> partial [heads, item_capacity, l', Dk + Dv], read by backward_dkv_sum, which adds the items
+//   of a block in order
 //
-// Grid: x = heads * item_capacity * tiles, head major, tiles = ceil(l' / kKeys) of a block; those beyond
-// item_counts leave at once; y = 1 + kSplit. Loop, shared memory and Config: backward/dkv_mainloop.cuh.
+// Grid: x = heads * item_capacity * tiles, head-major, where tiles = ceil(l' / kKeys) per block;
+// CTAs beyond item_counts exit at once; y = 1 + kSplit. Main loop, shared memory and Config:
+// backward/dkv_mainloop.cuh.
 #pragma once
 #include "backward/dkv_mainloop.cuh"
 

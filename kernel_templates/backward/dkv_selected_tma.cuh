@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// dK and dV of the selected branch, as backward_dkv_selected, whose grid and tensors it has, by
-// warpgroups that share query rows (sm_90a). Loop, shared memory and Config: backward/pipelines/dkv.cuh.
+// backward_dkv_selected_tma: backward_dkv_selected with warpgroups that share query rows (sm_90a).
+// Grid and tensors as there; main loop, shared memory and Config: backward/pipelines/dkv.cuh.
 #pragma once
 #include "backward/pipelines/dkv.cuh"
 

@@ -1,23 +1,25 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// backward_dkv_sum: dK and dV of one pair, from the partial sums of the branches that read it.
+// backward_dkv_sum: dK and dV of one pair of K and V, from the partial sums of all branches that
+// read it.
 //
 //   d[p] = window[p] + sum over items of p's block of selected[item, p % l']
 //        (ranges: + sum over splits of selected[split, p])
-//        + 1 / l * sum over blocks i that cover p of sum over splits of compressed[split, i]   (phi mean)
+//        + 1 / l * sum over blocks i that cover p of sum over splits of compressed[split, i]   (phi
+//        mean)
 //          or sum over blocks i that cover p of k_rows[i, p - i d], v_rows[..]   (phi linear, mlp)
 //   is_external: d[i] = sum over splits of compressed[split, i], 0 in rows that hold no block
 //
-// Terms are added in this order, whatever ran when: the same bits in every run.
+// The terms are always added in this order, so every run gives the same bits.
 //
-// Grid: x = ceil(ceil(rows / kRun) * heads / kItems), kItems = kThreads / ((Dk + Dv) / 4) pairs of a run
-// of kRun rows and a head of a CTA, a thread for four columns of K or V. Threads that are left over idle.
-// What a thread has summed of compressed blocks serves all rows of its run that the same blocks cover.
-// Bound by HBM.
+// Grid: x = ceil(ceil(rows / kRun) * heads / kItems). A CTA takes kItems = kThreads / ((Dk + Dv) /
+// 4) pairs of a head and a run of kRun rows, with one thread per four columns of K or V; left-over
+// threads idle. A thread reuses its sum over compressed blocks for all rows of the run that the
+// same blocks cover. Bound by HBM.
 //
-// Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kSelectBlock (l'), kRanges, kRun,
-//   kThreads, kMinBlocks. No shared memory.
+// Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kSelectBlock (l'), kRanges,
+// kRun, kThreads, kMinBlocks. No shared memory.
 #pragma once
 #include "backward/products.cuh"
 #include "core/launch.cuh"
@@ -27,16 +29,16 @@
 
 template <class Config> struct SumTraits {
   static constexpr int kWidth = Config::kHeadDimQk + Config::kHeadDimV;
-  static constexpr int kColumns = kWidth / 4;                // threads of a run
-  static constexpr int kItems = Config::kThreads / kColumns; // of a CTA
-  static_assert(kItems >= 1, "a CTA holds one run of a head at least");
+  static constexpr int kColumns = kWidth / 4;                // threads per run
+  static constexpr int kItems = Config::kThreads / kColumns; // per CTA
+  static_assert(kItems >= 1, "a CTA holds at least one run of a head");
 };
 
 NSAI_DEVICE void add_four(float4 &sum, const float4 &x) {
   sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
 }
 
-// Row `row` of the compressed sums, from this thread's columns on.
+// Sum over the splits of row `row` of the compressed branch, in this thread's columns.
 template <class Config>
 NSAI_DEVICE float4 compressed_sum(const NsaiBackwardSum &p, int head, long long row, int column) {
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -49,7 +51,7 @@ NSAI_DEVICE float4 compressed_sum(const NsaiBackwardSum &p, int head, long long 
   return sum;
 }
 
-// What the runs of query rows have for row `row` of the keys.
+// Sum over the splits of key row `row` of a selection by ranges.
 template <class Config>
 NSAI_DEVICE float4 ranges_sum(const NsaiBackwardSum &p, int head, long long row, int column) {
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -62,7 +64,7 @@ NSAI_DEVICE float4 ranges_sum(const NsaiBackwardSum &p, int head, long long row,
   return sum;
 }
 
-// What the items of the key's block have.
+// Sum over the items of the key's block.
 template <class Config>
 NSAI_DEVICE float4 selected_sum(const NsaiBackwardSum &p, int head, int s, int key, int column) {
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -83,17 +85,17 @@ NSAI_DEVICE float4 selected_sum(const NsaiBackwardSum &p, int head, int s, int k
 }
 
 struct BlockRange {
-  int first, last; // none: last < first
+  int first, last; // last < first: no block
 };
 
-// The blocks that cover token `key` of a sequence.
+// The compressed blocks that cover token `key` of a sequence.
 template <class Config> NSAI_DEVICE BlockRange covering_blocks(int kv_len, int key) {
   return BlockRange{ key < Config::kBlock ? 0 : (key - Config::kBlock) / Config::kStride + 1,
                      min(key / Config::kStride,
                          block_count<Config::kBlock, Config::kStride>(kv_len) - 1) };
 }
 
-// What phi linear or mlp passes on to it.
+// The key's gradient through phi linear or mlp.
 template <class Config>
 NSAI_DEVICE float4 rows_sum(const NsaiBackwardSum &p, int head, int s, int kv_len, int key,
                             int column) {
@@ -111,7 +113,7 @@ NSAI_DEVICE float4 rows_sum(const NsaiBackwardSum &p, int head, int s, int kv_le
   return sum;
 }
 
-// What phi mean passes on to the tokens that these blocks of sequence s cover.
+// The gradient through phi mean of the tokens that these blocks of sequence s cover.
 template <class Config>
 NSAI_DEVICE float4 mean_sum(const NsaiBackwardSum &p, int head, int s, const BlockRange &blocks,
                             int column) {
@@ -123,14 +125,14 @@ NSAI_DEVICE float4 mean_sum(const NsaiBackwardSum &p, int head, int s, const Blo
   return make_float4(sum.x * kInverse, sum.y * kInverse, sum.z * kInverse, sum.w * kInverse);
 }
 
-// A walk over rows of k and v.
+// A walk over consecutive rows of k and v.
 template <class Config> struct SumCursor {
   int s = -1; // sequence
   Sequence seq;
-  BlockRange blocks = { -1, -1 }; // that cover the token, of which `mean` is the sum
+  BlockRange blocks = { -1, -1 }; // blocks that cover the token; `mean` is their sum
   float4 mean;
 
-  // The token's number within its sequence; negative: no sequence has the row.
+  // Index of the token within its sequence; negative if the row belongs to no sequence.
   NSAI_DEVICE int key_of(const NsaiBackwardSum &p, int row) {
     if (s < 0 || row - seq.kv_begin >= seq.kv_len) {
       s = p.seq.cu_q ? find_sequence(p.seq.num_seqs, row, [&](int i) { return p.seq.cu_kv[i]; })
@@ -151,7 +153,7 @@ template <class Config> struct SumCursor {
   }
 };
 
-// The sum for row `row` of the outputs; false: no sequence has such a row.
+// The sum for row `row` of the outputs; returns false if the row belongs to no sequence.
 template <class Config>
 NSAI_DEVICE bool sum_row(const NsaiBackwardSum &p, SumCursor<Config> &at, int head, int row,
                          int column, float4 &sum) {

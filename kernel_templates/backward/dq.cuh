@@ -1,11 +1,14 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// dQ[t, h] = scale * sum over branches b and their keys i of dS_b[t, h, i] k_b[i], with the statistics of
-// backward_row_stats; rounded once, or added to what d_q holds.
+// backward_dq: dQ, from the statistics of backward_row_stats.
 //
-// q [T, Hq, Dk], d_o [T, Hq, Dv], k and v of each branch -> d_q [T, Hq, Dk]. Loop, grid, shared memory and
-// Config: backward/dq_mainloop.cuh.
+//   dQ[t, h] = scale * sum over branches b and their keys i of dS_b[t, h, i] k_b[i]
+//
+// The result is rounded once, or added to what d_q holds.
+//
+// q [T, Hq, Dk], d_o [T, Hq, Dv], k and v of each branch -> d_q [T, Hq, Dk]. Main loop, grid,
+// shared memory and Config: backward/dq_mainloop.cuh.
 #pragma once
 #include "backward/dq_mainloop.cuh"
 

@@ -1,41 +1,47 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The row-stationary half of the backward pass: a tile of query rows over the keys of every branch in
-// turn. backward_row_stats and backward_dq differ in what they make of the products:
+// The query-stationary half of the backward pass: a tile of query rows over the keys of each branch
+// in turn. backward_row_stats and backward_dq share it; they differ in what they do with the
+// products:
 //
 //   S = scale Q K^T      dU = dO V^T
-//   statistics: LSE, u = sum P dU, by online softmax as in the forward; no output is needed for it
+//   statistics: LSE, u = sum P dU, by online softmax as in the forward pass; needs no forward
+//   output
 //   d_q:        dQ += scale dS K with dS = g P (dU - u), in registers over all branches
 //
-// Grid     x = kv_heads * tiles, KV head major; tiles as in attend/mainloop_sm80.cuh.
-// CTA      kRows query rows of one KV head, token major: row r is head r % kGroupPadded of the
-//          group, token r / kGroupPadded of the tile. Every warp owns kRows / kWarps rows.
-// Keys     in tiles of kKeys: of window and compressed branch the range that the tile's tokens see, of
-//          the selected branch the union of their lists. Which keys a row sees are bits of a word; a
-//          warp leaves out tiles of which its rows see none.
-// Shared   Q [kRows, Dk] | dO [kRows, Dv] | kStages * (K [kKeys, Dk] | V [kKeys, Dv]) | int [2, kWarps].
-//          With two stages the next tile is on its way while one is computed.
-// Rows with t < 0 are padding: zeros in the products, and 0 as their gradients.
+// Grid: x = kv_heads * tiles, KV head major; tiles as in attend/mainloop_sm80.cuh.
 //
-// kWgmma   1: the warpgroup computes every tile of keys of the union at once (sm_90a).
+// CTA: kRows query rows of one KV head, token-major: row r is head r % kGroupPadded of the query
+// group and token r / kGroupPadded of the tile. Each warp owns kRows / kWarps rows. Rows with t < 0
+// are padding: zeros in the products, and gradients of 0.
 //
-// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kRows, kKeys (16, 32, 64), kWarps, kWgmma,
-//   kStages (1, 2), kThreads, kMinBlocks, kSharedBytes, kGate, kBlock (l), kStride (d), kWindow (w; 0:
-//   no such branch), kSelectBlock (l'), kSelectCount (n; 0: no such branch), kRanges (1: lists of ranges).
+// Keys: tiles of kKeys. In the window and compressed branch they cover the range that the tile's
+// tokens see, in the selected branch the merged lists of the tokens. The keys that a row sees are
+// bits of a word; a warp skips tiles of which its rows see none.
+//
+// Shared memory: Q [kRows, Dk] | dO [kRows, Dv] | kStages * (K [kKeys, Dk] | V [kKeys, Dv]) | int
+// [2, kWarps]. With two stages the next tile is copied while one is computed.
+//
+// kWgmma: 1: the warpgroup computes each key tile as a whole (sm_90a).
+//
+// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kRows, kKeys (16, 32, 64), kWarps,
+// kWgmma, kStages (1, 2), kThreads, kMinBlocks, kSharedBytes, kGate, kBlock (l), kStride (d),
+// kWindow (w; 0: no such branch), kSelectBlock (l'), kSelectCount (n; 0: no such branch), kRanges
+// (1: lists of ranges).
 #pragma once
 #include "backward/pipelines/dq_keys.cuh"
 #include "backward/products.cuh"
 #include "core/launch.cuh"
 #include "core/softmax.cuh"
 
-// ---- what is made of S and dU
+// ---- passes: what becomes of S and dU
 
-// LSE and u of every row.
+// LSE and u of each row.
 template <class Config> struct StatisticsPass {
   using F = DqTraits<Config>;
   SoftmaxRows rows[F::kM];
-  float inner[F::kM][2]; // sum of 2^(score - reference) dU, of this lane's columns
+  float inner[F::kM][2]; // sum of 2^(score - reference) dU over this lane's columns
 
   NSAI_DEVICE StatisticsPass() {}
 
@@ -94,7 +100,7 @@ template <class Config> struct StatisticsPass {
   }
 
   NSAI_DEVICE void finish(const NsaiBackwardQ &p, const RowTile<Config> &at) {
-    // The gates of branches that do not run.
+    // Gate gradients of branches that do not run are 0.
     const RowStatistics none = {};
 #pragma unroll
     for (int m = 0; m < F::kM; ++m)
@@ -109,7 +115,7 @@ template <class Config> struct StatisticsPass {
   }
 };
 
-// dQ, over all branches.
+// dQ over all branches.
 template <class Config> struct QueryPass {
   using F = DqTraits<Config>;
   using E = typename Config::Element;
@@ -178,7 +184,7 @@ template <class Config> struct QueryPass {
     }
   }
 
-  // S becomes P', P' becomes dS.
+  // probability: turns S into P'. score_gradient: turns P' into dS.
   NSAI_DEVICE void probability(const NsaiBackwardQ &p, float (&s)[4], int m) {
 #pragma unroll
     for (int c = 0; c < 4; ++c)
@@ -207,7 +213,7 @@ template <class Config> struct QueryPass {
   }
 };
 
-// ---- a branch
+// ---- one branch
 
 // Starts the copy of the keys from `first` on into a stage.
 template <class Config, class Walk>
@@ -232,7 +238,7 @@ NSAI_DEVICE void load_key_tile(const NsaiBackwardQ &p, const RowTile<Config> &at
       });
 }
 
-// Masked scores become -inf.
+// Masks scores to -inf.
 template <class Config, class Bits>
 NSAI_DEVICE void mask_keys(float (&s)[DqTraits<Config>::kN][4], const Bits (&bits)[2]) {
   const int column = 2 * (threadIdx.x & 3);
@@ -264,7 +270,7 @@ NSAI_DEVICE void run_branch(const NsaiBackwardQ &p, const RowTile<Config> &at, P
     copy_async_commit();
     copy_async_wait<1>();
     if constexpr (Config::kWgmma) shared_proxy_fence();
-    __syncthreads(); // this tile is there
+    __syncthreads(); // this tile has arrived
     typename F::Bits any = 0, all = ~(typename F::Bits)0;
 #pragma unroll
     for (int m = 0; m < F::kM; ++m) {
@@ -281,7 +287,7 @@ NSAI_DEVICE void run_branch(const NsaiBackwardQ &p, const RowTile<Config> &at, P
         start_rows<E, typename F::DO, typename F::V, Config::kHeadDimV>(du[0], sDO, sV);
         wgmma_commit();
         wgmma_wait<1>();
-        hold(s[0]); // dU is still on its way: the pass waits for it
+        hold(s[0]); // dU is still in flight: the pass waits for it
       } else {
         multiply_rows<E, typename F::Q, typename F::K, Config::kHeadDimQk>(s, sQ, warp_row, sK);
         multiply_rows<E, typename F::DO, typename F::V, Config::kHeadDimV>(du, sDO, warp_row, sV);
@@ -292,7 +298,7 @@ NSAI_DEVICE void run_branch(const NsaiBackwardQ &p, const RowTile<Config> &at, P
       }
       pass.step(p, s, du, sK);
     }
-    __syncthreads(); // everyone is done with it
+    __syncthreads(); // all warps have finished with it
     if (Config::kStages == 1 && next != kNoTile)
       load_key_tile<Config, Walk>(p, at, branch, key_row, next, walk.last_key(), 0);
     if (Config::kStages == 1) copy_async_commit();
@@ -327,14 +333,14 @@ template <class Config, class Pass> NSAI_DEVICE void run_rows(const NsaiBackward
   // ---- coordinates
   const int tiles = gridDim.x / p.kv_heads, number = blockIdx.x % tiles;
   RowTile<Config> at;
-  at.tile = find_query_tile<F::kTokens>(p.seq, tiles - 1 - number); // the longest first
+  at.tile = find_query_tile<F::kTokens>(p.seq, tiles - 1 - number); // longest first
   at.group = blockIdx.x / tiles;
   at.tokens = min(F::kTokens, at.tile.seq.q_len - at.tile.first_query);
   if (at.tokens <= 0 || at.tile.first_query < 0) return;
   at.position = at.tile.seq.position(at.tile.first_query);
   at.shared = shared_address(shared_bytes);
 
-  // ---- branches; the rows arrive with the first tile of keys
+  // ---- branches; the rows arrive with the first key tile
   Pass pass;
   load_row_tile<Config>(p, at);
   if (p.branches >> NSAI_BRANCH_COMPRESSED & 1) {
@@ -352,6 +358,6 @@ template <class Config, class Pass> NSAI_DEVICE void run_rows(const NsaiBackward
       ListWalk<Config> walk(at, p, (int *)(shared_bytes + F::kSNext));
       run_branch<Config>(p, at, pass, walk, NSAI_BRANCH_SELECTED, at.tile.seq.kv_begin);
     }
-  copy_async_wait<0>(); // a CTA does not end with copies on their way
+  copy_async_wait<0>(); // a CTA must not exit with cp.async in flight
   pass.finish(p, at);
 }

@@ -1,26 +1,30 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// dQ[t, h] = scale * sum over branches b and their keys i of dS_b[t, h, i] k_b[i], as backward_dq, by
-// warpgroups that share the keys of 128 rows (sm_90a); rounded once, or added to what d_q holds.
+// backward_dq_tma: dQ as in backward_dq, with warpgroups that share the keys of 128 rows (sm_90a).
 //
+//   dQ[t, h] = scale * sum over branches b and their keys i of dS_b[t, h, i] k_b[i]
 //   S = scale Q K^T      dU = dO V^T      dS = g 2^(S - LSE) (dU - u)      dQ += dS K
 //
-// q [T, Hq, Dk], d_o [T, Hq, Dv], k and v of each branch, RowStatistics [3, T, Hq] -> d_q [T, Hq, Dk].
+// The result is rounded once, or added to what d_q holds.
 //
-// Grid, shared memory and Config: backward/pipelines/dq.cuh; also Element, kGate. Two warpgroups of consumers
-// with 64 rows each, Q in registers up to Dk 128; one of which two warps ask for copies.
+// q [T, Hq, Dk], d_o [T, Hq, Dv], k and v of each branch, RowStatistics [3, T, Hq] -> d_q
+// [T, Hq, Dk].
 //
-// Of blocks within the window S and dU are multiplied once for both branches, where these read one pair
-// of K and V. A warpgroup passes by the stages that none of its tokens sees. The next stage's S stands
-// before this one's dQ, so that the exponentials have products beside them:
+// Grid, shared memory and Config: backward/pipelines/dq.cuh; also Element, kGate. Two consumer
+// warpgroups of 64 rows each, with Q in registers up to Dk 128, and one producer warpgroup of which
+// two warps issue copies.
+//
+// If window and selected branch share K and V, S and dU of blocks within the window are multiplied
+// once for both. A warpgroup skips stages that none of its tokens sees. S of the next stage is
+// issued before dQ of the current one, so that products overlap with the exponentials:
 //
 //   S(i) | dQ(i-1) dU(i) | S(i+1) | dQ(i) dU(i+1) ...
 //          2^S(i)          dS(i)
 #pragma once
 #include "backward/pipelines/dq.cuh"
 
-// S of 64 keys becomes P' of the lane's two rows, 0 where the token does not see the key.
+// Turns S of 64 keys into P' of the lane's two rows, 0 where the token does not see the key.
 template <class Config, int kN>
 NSAI_DEVICE void stage_probabilities(float (&s)[kN][4], const unsigned char *shared, int stage,
                                      bool partly, const RowStatistics (&x)[2], float scale_log2) {
@@ -43,8 +47,9 @@ NSAI_DEVICE void stage_probabilities(float (&s)[kN][4], const unsigned char *sha
   }
 }
 
-// Scores of a tile of the window that lists have keys of, too, and its dU become dS of both branches:
-// `x`, `y` what is known of the lane's rows in the one and the other.
+// For a window tile that also contains selected keys: turns scores, given their dU, into the sum of
+// dS of both branches. `x`, `y`: statistics of the lane's rows in the window and the selected
+// branch.
 template <class Config, int kN>
 NSAI_DEVICE void join_branches(float (&s)[kN][4], const float (&du)[kN][4],
                                const unsigned char *shared, int stage, const RowStatistics (&x)[2],
@@ -80,7 +85,7 @@ NSAI_DEVICE void store_rows(const NsaiBackwardQ &p, const DqTile &at,
     const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
     const int token = row / Config::kGroupPadded, head = row % Config::kGroupPadded;
     const bool exists = head < Config::kGroup && token < at.tokens;
-    const bool sees = at.position + token >= 0; // else its q and d_o may be anything
+    const bool sees = at.position + token >= 0; // false: its q and d_o may hold anything
     const long long to = (at.seq.q_begin + at.first_query + token) * p.d_q.view.token_stride +
                          (at.group * Config::kGroup + head) * p.d_q.view.head_stride;
     for_columns<Config::kHeadDimQk>(dq, r, p.scale, [&](int column, const float4 &x) {
@@ -91,7 +96,7 @@ NSAI_DEVICE void store_rows(const NsaiBackwardQ &p, const DqTile &at,
   }
 }
 
-// dQ of the warpgroup's rows: dq [64, Dk], zeros before.
+// Computes dQ of the warpgroup's rows: dq [64, Dk], zeros on entry.
 template <class Config, int kO>
 NSAI_DEVICE void multiply_stages(float (&dq)[kO][4], const NsaiBackwardQ &p,
                                  DqStageReader<Config> &reader) {
@@ -131,8 +136,8 @@ NSAI_DEVICE void multiply_stages(float (&dq)[kO][4], const NsaiBackwardQ &p,
     const bool window_selected =
         R::kCanJoin && ((const u32 *)(reader.shared + R::kSWindowSelected))[now] >> warp & 1;
     wgmma_wait<1>();
-    hold(s);               // dU and the dQ before are still on their way
-    if (window_selected) { // once dU is there
+    hold(s);               // dU and the previous dQ are still in flight
+    if (window_selected) { // waits for dU
     } else if (seen >> warp & 1) {
       const bool partly = ((const u32 *)(reader.shared + R::kSPartly))[now] >> warp & 1;
       if (partly)
@@ -161,7 +166,8 @@ NSAI_DEVICE void multiply_stages(float (&dq)[kO][4], const NsaiBackwardQ &p,
         for (int c = 0; c < 4; ++c) s[j][c] *= du[j][c] - x[c / 2].inner;
     }
     pack_all<E>(rDS, s);
-    // A stage that is held while another is waited for must not be the one that this would take.
+    // While this stage is held, waiting for the next must not need the stage itself: look at most
+    // kStages - 1 ahead.
     int next = reader.find(R::kStages - 1);
     if (next >= 0) {
       wgmma_fence();
@@ -193,11 +199,11 @@ NSAI_DEVICE void consume_rows(const NsaiBackwardQTma &p, const unsigned char *sh
   DqStageReader<Config> reader = { shared, base, {}, 0 };
   u32 phase = 0;
   for_dq_tiles<Config>(p, [&](const DqTile &at) {
-    barrier_wait(base + R::kRowsFull, phase); // by the producer of rows
+    barrier_wait(base + R::kRowsFull, phase); // filled by the row producer
     phase ^= 1;
     float dq[R::kColsQk / 8][4] = {}; // [64, Dk]
     multiply_stages<Config>(dq, p.rows, reader);
-    barrier_arrive(base + R::kRowsEmpty); // for it
+    barrier_arrive(base + R::kRowsEmpty); // released to it
     store_rows<Config>(p.rows, at, dq);
   });
 }

@@ -1,12 +1,15 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// backward_present_rows: out[r, :] = x[first_token + r, :], zeros for tokens behind the last sequence, whose rows may
-// hold anything: what the gradients of weights are sums over must be finite.
+// backward_present_rows: copies rows of tokens, with zeros for tokens behind the last sequence.
+// Such rows may hold anything, but weight gradients are sums over all rows and must stay finite.
 //
-//   x dtype [T, columns], any stride -> out dtype [rows, columns] contiguous, read by cuBLASLt
+//   out[r, :] = x[first_token + r, :]
+//   x dtype [T, columns], any row stride -> out dtype [rows, columns] contiguous, read by cuBLASLt
 //
-// Grid: x over all elements, one element a thread, columns fastest. No shared memory. Bound by HBM.
+// Grid: x covers all elements, one element per thread, columns fastest. No shared memory. Bound by
+// HBM.
+//
 // Config: kThreads, kMinBlocks.
 #pragma once
 #include "core/launch.cuh"

@@ -1,14 +1,14 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// What the kernels of the backward pass share: products of tiles in shared memory by mma.sync or by
-// wgmma (Config::kWgmma: one warpgroup), the copies that fill them, and how a gradient is stored.
+// What the kernels of the backward pass share: products of tiles in shared memory by mma.sync or
+// wgmma (Config::kWgmma: one warpgroup), the copies that fill the tiles, and stores of gradients.
 //
 // With the gate g, the probabilities P and u = dO . o_b of a row (include/nsa/backward.h):
 //
 //   P' = g P     dS = P' (dO V^T - u)     dQ += scale dS K     dK = scale dS^T Q     dV = P'^T dO
 //
-// so that dO needs no gated copy: a row has its LSE, g and u as RowStatistics.
+// With these, dO needs no copy per gate. LSE, g and u of a row are its RowStatistics.
 #pragma once
 #include "core/copy.cuh"
 #include "core/copy_rows.cuh"
@@ -22,19 +22,21 @@
 #include "params/attention.h"
 #include "params/backward.h"
 
-// Of a branch, a token and a query head. Of a row that sees no key: lse +inf, so that every
+// Statistics of a (branch, token, query head). A row that sees no key has lse +inf, so that every
 // probability is 0, and zeros.
 struct __align__(16) RowStatistics {
-  float lse;   // log2 of the sum of 2^(scale_log2 s); of gates that are never negative less log2 g
+  // log2 of the sum of 2^(scale_log2 s). If gates are never negative, minus log2 g.
+  float lse;
   float gate;  // g
   float inner; // u, the gradient of g
   float reserved;
 };
 
-// Whether the gates are logits: their sigmoid is never negative, and P' is one exponential.
+// Whether gates are logits: their sigmoid is never negative, so g joins lse and P' is one
+// exponential.
 template <class Config> constexpr bool kGateInLse = Config::kGate == 2;
 
-// Those of a row that sees keys; `lse` without the gate.
+// Statistics of a row that sees keys; `lse` does not include the gate.
 template <class Config>
 NSAI_DEVICE RowStatistics make_statistics(float lse, float gate, float inner) {
   return RowStatistics{ kGateInLse<Config> ? lse - log2_approx(gate) : lse, gate, inner, 0.0f };
@@ -49,12 +51,13 @@ NSAI_DEVICE float gated_probability(float s, float scale_log2, float lse, float 
 
 constexpr float kPlusInf = __builtin_bit_cast(float, 0x7f800000u);
 
-// Where those of a row lie in [branches, T, Hq].
+// Index of a row's statistics in [branches, T, Hq].
 NSAI_DEVICE long long statistics_at(int branch, int tokens, int token, int heads, int head) {
   return ((long long)branch * tokens + token) * heads + head;
 }
 
-// Fills T [kRows, kDim]: `at(row, from)` says where a row lies, or false: zeros.
+// Starts the copy of a tile T [kRows, kDim]. `at(row, from)` sets the address of a row, or returns
+// false for a row of zeros.
 template <class T, int kRows, int kDim, int kThreads, class At>
 NSAI_DEVICE void load_tile(u32 tile, At at) {
   using Lanes = CopyLanes<T, kThreads>;
@@ -69,11 +72,11 @@ NSAI_DEVICE void load_tile(u32 tile, At at) {
   }
 }
 
-// S = A B^T over kDim columns: s[m] are rows a_row + 16 m .. + 15 of the tile A, by the first 8 kN
-// rows of the tile B.
+// S = A B^T over kDim columns: s[m] are rows a_row + 16 m .. + 15 of tile A times the first 8 kN
+// rows of tile B.
 template <class E, class A, class B, int kDim, int kM, int kN>
 NSAI_DEVICE void multiply_rows(float (&s)[kM][kN][4], u32 sA, int a_row, u32 sB) {
-  static_assert(kN % 2 == 0, "16 rows of B at a time");
+  static_assert(kN % 2 == 0, "B is read 16 rows at a time");
   const int lane = recomputed(threadIdx.x) % 32;
   const u32 a = sA + A::offset(a_row + lane % 16, lane / 16);
   const u32 b = sB + B::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
@@ -101,11 +104,11 @@ NSAI_DEVICE void multiply_rows(float (&s)[kM][kN][4], u32 sA, int a_row, u32 sB)
   }
 }
 
-// acc += X B for the 16 rows of the tile B from `row` on: X as A fragments [16, 16] each.
+// acc += X B for the 16 rows of tile B from `row` on; X is given as A fragments [16, 16].
 template <class E, class B, int kM, int kO>
 NSAI_DEVICE void multiply_fragments(float (&acc)[kM][kO][4], const u32 (&x)[kM][4], u32 sB,
                                     int row) {
-  static_assert(kO % 2 == 0, "16 columns of B at a time");
+  static_assert(kO % 2 == 0, "B is read 16 columns at a time");
   const int lane = recomputed(threadIdx.x) % 32;
   const u32 b = sB + B::offset(lane % 16, lane / 16) + row * B::kPitch;
 #pragma unroll
@@ -120,11 +123,10 @@ NSAI_DEVICE void multiply_fragments(float (&acc)[kM][kO][4], const u32 (&x)[kM][
   }
 }
 
-// The same by one warpgroup: s [64, 8 kN] = A B^T of 64 rows of A, from sA on, and 8 kN of B. Starts the
-// products.
+// Issues s [64, 8 kN] = A B^T by one warpgroup: 64 rows of A from sA on, and 8 kN rows of B.
 template <class E, class A, class B, int kDim, int kN>
 NSAI_DEVICE void start_rows(float (&s)[kN][4], u32 sA, u32 sB) {
-  static_assert(A::kRows % 64 == 0 && B::kRows == 8 * kN, "whole tiles");
+  static_assert(A::kRows % 64 == 0 && B::kRows == 8 * kN, "tiles are whole");
   const u64 a = wgmma_k_major(sA), b = wgmma_k_major(sB);
 #pragma unroll
   for (int i = 0; i < padded_dim(kDim) / 16; ++i)
@@ -132,20 +134,20 @@ NSAI_DEVICE void start_rows(float (&s)[kN][4], u32 sA, u32 sB) {
                           i > 0);
 }
 
-// acc [64, 8 kO] += X B of all rows of B: X as A fragments. Starts the products.
+// Issues acc [64, 8 kO] += X B for all rows of B; X is given as A fragments.
 template <class E, class B, int kO, int kSteps>
 NSAI_DEVICE void start_fragments(float (&acc)[kO][4], const u32 (&x)[kSteps][4], u32 sB) {
-  static_assert(B::kRows == 16 * kSteps, "a whole tile");
+  static_assert(B::kRows == 16 * kSteps, "the tile is whole");
   const u64 b = wgmma_mn_major<B::kRows>(sB);
 #pragma unroll
   for (int k = 0; k < kSteps; ++k)
     wgmma_pv<E, 8 * kO, B::kRows>(&acc[0][0], x[k], b + wgmma_mn_step(k), 1);
 }
 
-// After the wait: nothing of it moves before.
+// Placed after the wait: the compiler moves no use of x above it.
 template <int kN> NSAI_DEVICE void hold(float (&x)[kN][4]) { wgmma_hold((float(&)[4 * kN]) x); }
 
-// Fragments of all n8 tiles, as A of further products.
+// Packs all n8 tiles into A fragments of the next products.
 template <class E, int kN> NSAI_DEVICE void pack_all(u32 (&x)[kN / 2][4], const float (&p)[kN][4]) {
 #pragma unroll
   for (int j = 0; j < kN / 2; ++j) softmax_pack<E>(x[j], p[2 * j], p[2 * j + 1]);
@@ -153,7 +155,7 @@ template <class E, int kN> NSAI_DEVICE void pack_all(u32 (&x)[kN / 2][4], const 
 
 // ---- stores
 
-// One element; `at` counts elements.
+// Stores one element; `at` counts elements.
 template <class E> NSAI_DEVICE void store_gradient(const NsaiGradient &out, long long at, float x) {
   if (out.is_float) {
     float *to = (float *)out.view.data + at;
@@ -165,7 +167,7 @@ template <class E> NSAI_DEVICE void store_gradient(const NsaiGradient &out, long
   }
 }
 
-// A branch's gate of a row.
+// The gate of a row and branch.
 template <class Config>
 NSAI_DEVICE float read_gate(const NsaiView &gate, int is_float, int branch, int token, int head) {
   NsaiEpilogue gates = {};
@@ -175,7 +177,8 @@ NSAI_DEVICE float read_gate(const NsaiView &gate, int is_float, int branch, int 
   return gate_value<Config>(gates, load_gate<Config>(gates, OutputRow{ token, head, true }));
 }
 
-// The gradient of a branch's gate: of weights it is u, of logits it passes through the sigmoid.
+// Stores the gradient of a branch's gate: u for weights; for logits it also passes through the
+// sigmoid.
 template <class Config>
 NSAI_DEVICE void store_gate(const NsaiGradient &out, int token, int head, int branch,
                             const RowStatistics &x) {
@@ -185,7 +188,7 @@ NSAI_DEVICE void store_gate(const NsaiGradient &out, int token, int head, int br
       out, token * out.view.token_stride + head * out.view.head_stride + branch, x.inner * slope);
 }
 
-// Four elements side by side; `at` is a multiple of 4. Floats may lie at any multiple of 4 bytes.
+// Stores four adjacent elements; `at` is a multiple of 4. Floats need only 4-byte alignment.
 template <class E>
 NSAI_DEVICE void store_gradients(const NsaiGradient &out, long long at, float4 x) {
   if (out.is_float) {
@@ -206,8 +209,8 @@ NSAI_DEVICE void store_gradients(const NsaiGradient &out, long long at, float4 x
   *to = make_uint2(E::pack(x.x, x.y), E::pack(x.z, x.w));
 }
 
-// Four columns at a time of row r (0: group, 1: group + 8) of acc [16, 8 * kN], C fragments, times
-// `scale`: store(column, float4). All 32 lanes take part.
+// Calls store(column, float4) for groups of four columns of row r (0: group, 1: group + 8) of acc
+// [16, 8 * kN], C fragments, times `scale`. All 32 lanes take part.
 template <int kDim, int kN, class Store>
 NSAI_DEVICE void for_columns(const float (&acc)[kN][4], int r, float scale, Store store) {
 #pragma unroll

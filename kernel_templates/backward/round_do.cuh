@@ -1,12 +1,15 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// backward_round_do: a d_o in f32 as the products take it, out[t, h, :] = d_o[t, h, :] in dtype.
+// backward_round_do: rounds d_o from f32 to the model's dtype for the products.
 //
-// d_o f32 [T, Hq, Dv], any strides -> out dtype [T, Hq, Dv] contiguous
+//   out[t, h, :] = d_o[t, h, :];   d_o f32 [T, Hq, Dv], any strides -> out dtype [T, Hq, Dv]
+//                                  contiguous
 //
-// Grid: x = ceil(T * Hq * Dv / 4 / kThreads), a thread for four columns. Bound by HBM. f32 tensors may lie
-// at any multiple of 4 bytes. Config: Element, kHeadDimV, kThreads, kMinBlocks. No shared memory.
+// Grid: x = ceil(T * Hq * Dv / 4 / kThreads), one thread per four columns. f32 tensors need only
+// 4-byte alignment. Bound by HBM. No shared memory.
+//
+// Config: Element, kHeadDimV, kThreads, kMinBlocks.
 #pragma once
 #include "core/launch.cuh"
 #include "core/types.cuh"
@@ -14,7 +17,7 @@
 
 template <class Config> NSAI_DEVICE void round_rows(const NsaiBackwardRound &p) {
   using E = typename Config::Element;
-  constexpr int kColumns = Config::kHeadDimV / 4; // threads of a row
+  constexpr int kColumns = Config::kHeadDimV / 4; // threads per row
   const long long index = (long long)blockIdx.x * Config::kThreads + threadIdx.x;
   const long long row = index / kColumns;
   if (row >= (long long)p.tokens * p.heads) return;

@@ -1,14 +1,15 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// What the backward pass needs to know of each row and branch: LSE, gate, and u = dO . o_b, the gradient
-// of a gate that is a weight; that of weights or logits is stored, too.
+// backward_row_stats: the statistics of each row and branch that the backward pass needs: LSE,
+// gate, and u = dO . o_b. For gates that are weights u is also their gradient. The kernel stores
+// the gate gradients too.
 //
-// u is summed as P dU, so that neither LSE nor outputs of the forward are needed, and no rounding of
-// o_b is in it.
+// u is computed as the sum of P dU, so the kernel needs neither LSE nor outputs of the forward
+// pass, and u contains no rounding of o_b.
 //
-// q [T, Hq, Dk], d_o [T, Hq, Dv], k and v of each branch -> RowStatistics [3, T, Hq], d_gate [T, Hq, 3].
-// Loop, grid, shared memory and Config: backward/dq_mainloop.cuh.
+// q [T, Hq, Dk], d_o [T, Hq, Dv], k and v of each branch -> RowStatistics [3, T, Hq], d_gate
+// [T, Hq, 3]. Main loop, grid, shared memory and Config: backward/dq_mainloop.cuh.
 #pragma once
 #include "backward/dq_mainloop.cuh"
 

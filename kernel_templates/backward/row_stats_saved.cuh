@@ -1,13 +1,16 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// What backward_row_stats finds out about rows, of the branches whose output and LSE the forward has
-// left: u = dO . o_b, as the gradient of the branch's gate, from the rounded o_b.
+// backward_row_stats_saved: the same statistics as backward_row_stats for branches whose output and
+// LSE the forward pass has saved: u = dO . o_b from the rounded o_b.
 //
-// d_o, o_branch [T, Hq, Dv], lse [T, Hq], gate [T, Hq, 3] -> RowStatistics [3, T, Hq], d_gate [T, Hq, 3]
+// d_o, o_branch [T, Hq, Dv], lse [T, Hq], gate [T, Hq, 3] -> RowStatistics [3, T, Hq], d_gate
+// [T, Hq, 3]
 //
-// Grid: x = ceil(T * Hq * kLanes / kThreads), kLanes lanes of a warp for each row, each 16 bytes of its
-// tensors. Bound by HBM. Config: Element, kHeadDimV, kGate, kThreads, kMinBlocks. No shared memory.
+// Grid: x = ceil(T * Hq * kLanes / kThreads); kLanes lanes of a warp share a row, and each takes
+// 16 bytes of its tensors. Bound by HBM. No shared memory.
+//
+// Config: Element, kHeadDimV, kGate, kThreads, kMinBlocks.
 #pragma once
 #include "backward/products.cuh"
 #include "core/launch.cuh"
@@ -15,14 +18,14 @@
 #include "params/attention.h"
 #include "params/backward.h"
 
-// The next power of two from the chunks of a row on.
+// The number of 16-byte chunks of a row, rounded up to a power of two.
 constexpr NSAI_DEVICE int lanes_of_row(int dim) {
   int lanes = 1;
   while (8 * lanes < dim) lanes *= 2;
   return lanes;
 }
 
-// The lane's part of the product of two rows.
+// The lane's share of the dot product of two rows.
 template <class E> NSAI_DEVICE float dot_chunks(const Chunk &a, const Chunk &b) {
   float sum = 0.0f;
 #pragma unroll
@@ -47,7 +50,7 @@ template <class Config> NSAI_DEVICE void save_row(const NsaiBackwardSaved &p) {
                             8 * lane);
   };
 
-  // ---- everything is on its way before anything is needed
+  // ---- issue all loads before the first use
   const Chunk d_o = load(p.d_o);
   Chunk o[NSAI_BRANCH_COUNT] = {};
   float lse[NSAI_BRANCH_COUNT] = {}, gate[NSAI_BRANCH_COUNT] = {};
@@ -68,7 +71,7 @@ template <class Config> NSAI_DEVICE void save_row(const NsaiBackwardSaved &p) {
 #pragma unroll
       for (int delta = kLanes / 2; delta; delta /= 2) inner += __shfl_xor_sync(~0u, inner, delta);
       if (!exists || lane) continue;
-      // A row without keys, whose gate and dO may be anything, has zeros.
+      // A row without keys gets zeros: its gate and dO may hold anything.
       x = lse[b] == kMinusInf ? RowStatistics{ kPlusInf, 0.0f, 0.0f, 0.0f }
                               : make_statistics<Config>(lse[b] * kLog2e, gate[b], inner);
       ((RowStatistics *)p.statistics)[statistics_at(b, p.seq.q_tokens, token, p.heads, head)] = x;

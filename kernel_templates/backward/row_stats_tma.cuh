@@ -1,27 +1,28 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// What the backward pass needs to know of each row and branch, as backward_row_stats, by warpgroups
-// that share the keys of 128 rows (sm_90a).
+// backward_row_stats_tma: the statistics of backward_row_stats, with warpgroups that share the keys
+// of 128 rows (sm_90a).
 //
 //   S = scale Q K^T      dU = dO V^T      LSE, u = sum P dU, by online softmax
 //
-// q [T, Hq, Dk], d_o [T, Hq, Dv], k and v of each branch -> RowStatistics [3, T, Hq], d_gate [T, Hq, 3].
+// q [T, Hq, Dk], d_o [T, Hq, Dv], k and v of each branch -> RowStatistics [3, T, Hq], d_gate
+// [T, Hq, 3].
 //
-// Grid, shared memory and Config: backward/pipelines/dq.cuh; also Element, kGate. A warpgroup passes by the
-// stages that none of its tokens sees. The exponentials run beside dU, and beside what the
-// other warpgroup multiplies.
+// Grid, shared memory and Config: backward/pipelines/dq.cuh; also Element, kGate. A warpgroup skips
+// stages that none of its tokens sees. The exponentials overlap with dU and with the other
+// warpgroup's products.
 #pragma once
 #include "backward/pipelines/dq.cuh"
 #include "core/softmax.cuh"
 
-// Of the lane's two rows and one branch.
+// Sums of one branch over the lane's two rows.
 struct BranchSums {
   SoftmaxRows rows;
-  float inner[2] = { 0.0f, 0.0f }; // sum of 2^(score - reference) dU, of this lane's columns
+  float inner[2] = { 0.0f, 0.0f }; // sum of 2^(score - reference) dU over this lane's columns
 };
 
-// Scores of keys that the row's token does not see become -inf.
+// Masks scores of keys that the row's token does not see to -inf.
 template <class Config, int kN>
 NSAI_DEVICE void mask_stage(float (&s)[kN][4], const unsigned char *shared, int stage) {
   using R = DqPipeline<Config>;
@@ -39,7 +40,7 @@ NSAI_DEVICE void mask_stage(float (&s)[kN][4], const unsigned char *shared, int 
   }
 }
 
-// Stores what is known of the rows, and the gradient of their gates. All 32 lanes take part.
+// Stores the statistics of the rows and the gradients of their gates. All 32 lanes take part.
 template <class Config>
 NSAI_DEVICE void store_known(const NsaiBackwardQ &p, const DqTile &at, int branch,
                              const BranchSums &sums) {
@@ -62,7 +63,7 @@ NSAI_DEVICE void store_known(const NsaiBackwardQ &p, const DqTile &at, int branc
   }
 }
 
-// The gates of branches that do not run.
+// Stores zero gradients for the gates of branches that do not run.
 template <class Config> NSAI_DEVICE void store_absent(const NsaiBackwardQ &p, const DqTile &at) {
   const RowStatistics none = {};
 #pragma unroll
@@ -78,7 +79,7 @@ template <class Config> NSAI_DEVICE void store_absent(const NsaiBackwardQ &p, co
   }
 }
 
-// A warpgroup and a tile of rows.
+// The work of a warpgroup on a tile of rows.
 template <class Config> struct StatisticsTile {
   using R = DqPipeline<Config>;
   using E = typename Config::Element;
@@ -86,8 +87,8 @@ template <class Config> struct StatisticsTile {
   const DqTile &at;
   DqStageReader<Config> &reader;
   u32 sDO;
-  int branch = -1; // at hand
-  u32 stored = 0;  // bit b: of branch b
+  int branch = -1; // current branch
+  u32 stored = 0;  // bit b: branch b is stored
   BranchSums sums;
   DqQuery<Config> query;
 
@@ -100,7 +101,7 @@ template <class Config> struct StatisticsTile {
   NSAI_DEVICE u32 stage_k(int stage) const {
     return reader.base + R::kSStage + warp_uniform(stage) * R::kStageBytes;
   }
-  // The products of a stage.
+  // Issues the products of a stage.
   NSAI_DEVICE void start(float (&s)[R::kN][4], float (&du)[R::kN][4], int stage) {
     wgmma_fence();
     query.start(s, stage_k(stage));
@@ -110,7 +111,7 @@ template <class Config> struct StatisticsTile {
     wgmma_commit();
   }
 
-  // Ends the branch at hand.
+  // Stores the current branch and begins the next one.
   NSAI_DEVICE void begin_branch(int next) {
     if (branch >= 0) {
       store_known<Config>(p, at, branch, sums);
@@ -120,7 +121,8 @@ template <class Config> struct StatisticsTile {
     sums = BranchSums();
   }
 
-  // P dU of a stage joins the sums: s are its scores, and its dU is still on its way.
+  // Turns a stage's scores s into probabilities and adds them to the sums, while its dU is in
+  // flight.
   NSAI_DEVICE void exponentiate(float (&s)[R::kN][4], int stage, bool partly) {
     float factor[2];
     if (partly) mask_stage<Config>(s, reader.shared, stage);
@@ -132,7 +134,7 @@ template <class Config> struct StatisticsTile {
     for (int j = 0; j < R::kN; ++j) softmax_exponentiate(sums.rows, s[j], p.scale_log2);
   }
 
-  // All stages of the tile.
+  // Processes all stages of the tile.
   NSAI_DEVICE void run() {
     const int warp = warp_uniform(threadIdx.x / 32);
     float s[R::kN][4], du[R::kN][4]; // [64, kKeys] each
@@ -143,7 +145,7 @@ template <class Config> struct StatisticsTile {
       start(s, du, now);
       if (of != branch) begin_branch(of);
       wgmma_wait<1>();
-      hold(s); // dU is still on its way
+      hold(s); // dU is still in flight
       if (seen >> warp & 1) {
         exponentiate(s, now, ((const u32 *)(reader.shared + R::kSPartly))[now] >> warp & 1);
       } else {
@@ -162,7 +164,8 @@ template <class Config> struct StatisticsTile {
     }
     begin_branch(-1);
 #pragma unroll 1
-    for (int b = 0; b < NSAI_BRANCH_COUNT; ++b) // of which the rows see no key
+    // Branches of which the rows see no key.
+    for (int b = 0; b < NSAI_BRANCH_COUNT; ++b)
       if (p.branches >> b & ~stored >> b & 1) store_known<Config>(p, at, b, sums);
   }
 };
@@ -173,13 +176,13 @@ NSAI_DEVICE void find_statistics(const NsaiBackwardQTma &p, const unsigned char 
   DqStageReader<Config> reader = { shared, base, {}, 0 };
   u32 phase = 0;
   for_dq_tiles<Config>(p, [&](const DqTile &at) {
-    barrier_wait(base + R::kRowsFull, phase); // by the producer of rows
+    barrier_wait(base + R::kRowsFull, phase); // filled by the row producer
     phase ^= 1;
     {
       StatisticsTile<Config> tile(p.rows, at, reader);
       tile.run();
     }
-    barrier_arrive(base + R::kRowsEmpty); // for it
+    barrier_arrive(base + R::kRowsEmpty); // released to it
     store_absent<Config>(p.rows, at);
   });
 }

@@ -1,14 +1,16 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// backward_store_gradient: a gradient that lies in the workspace goes to the caller's tensor, or is added to what it
-// holds, rounded once.
+// backward_store_gradient: stores a gradient from the workspace in the caller's tensor, or adds it
+// to what the tensor holds, rounded once.
 //
-//   x f32 [batch, rows, columns], columns contiguous, or absent: zeros -> out dtype or f32 [batch, rows,
-//   columns]; of tokens (first_token >= 0: row r is token first_token + r) those behind the last sequence
-//   are left alone
+//   x f32 [batch, rows, columns], columns contiguous, or absent: zeros
+//   -> out dtype or f32 [batch, rows, columns]. If rows are tokens (first_token >= 0: row r is
+//   token first_token + r), those behind the last sequence are left untouched
 //
-// Grid: x over all elements, one element a thread, columns fastest. No shared memory. Bound by memory.
+// Grid: x covers all elements, one element per thread, columns fastest. No shared memory. Bound by
+// memory.
+//
 // Config: Element, kThreads, kMinBlocks.
 #pragma once
 #include "backward/products.cuh"

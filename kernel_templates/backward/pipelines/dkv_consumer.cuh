@@ -1,13 +1,13 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The consumers of backward/pipelines/dkv.cuh: two warpgroups that multiply stages by their keys, and store dK and
-// dV.
+// The consumers of backward/pipelines/dkv.cuh: two warpgroups that multiply stages with their keys
+// and store dK and dV.
 #pragma once
 #include "backward/pipelines/dkv_stages.cuh"
 
-// S^T [16 keys, 8 rows] from row `first` on becomes P'. `rows`: LSE and u of the stage's. kMasked 0: every
-// row sees every key.
+// Turns S^T [16 keys, 8 rows], rows from `first` on, into P'. `rows`: address of the stage's (LSE,
+// u). kMasked 0: every row sees every key.
 template <class Config, bool kMasked>
 NSAI_DEVICE void stage_probability(float (&s)[4], u32 rows, u32 known, int first, int key,
                                    float scale_log2) {
@@ -32,7 +32,7 @@ NSAI_DEVICE void stage_probability(float (&s)[4], u32 rows, u32 known, int first
   }
 }
 
-// dU becomes dS.
+// Turns dU into dS.
 template <class Config>
 NSAI_DEVICE void stage_score_gradient(float (&du)[4], const float (&s)[4], u32 rows, int first) {
   const Chunk x = load_shared(rows + 8 * (first + 2 * (int)(threadIdx.x & 3)));
@@ -43,7 +43,7 @@ NSAI_DEVICE void stage_score_gradient(float (&du)[4], const float (&s)[4], u32 r
       du[2 * r + c] = s[2 * r + c] * (du[2 * r + c] - __uint_as_float(x.w[2 * c + 1]));
 }
 
-// dK and dV of the warpgroup's 64 keys, zeros before.
+// Computes dK and dV of the warpgroup's 64 keys; zeros on entry.
 template <class Config, int kK, int kV>
 NSAI_DEVICE void multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stages, u32 base,
                                float scale_log2) {
@@ -55,10 +55,10 @@ NSAI_DEVICE void multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stage
             sV = base + R::kSV + 64 * tile * kPanelPitch;
   float s[R::kN][4], du[R::kN][4]; // [64 keys, kRows]
   PipelineState<R::kStages> step;
-  int held = -1; // the stage whose products are still on their way
+  int held = -1; // stage whose products are still in flight
   auto release = [&](int stage) { barrier_arrive(base + R::kEmpty + 8 * stage); };
   int i = 0;
-  if (R::kTiles == 1 && group == 1) { // the other one's
+  if (R::kTiles == 1 && group == 1) { // the first stage belongs to the other warpgroup
     ++i;
     step.advance();
   }
@@ -70,12 +70,12 @@ NSAI_DEVICE void multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stage
     const u32 sQ = base + R::kSStage + now * R::kStageBytes, sDO = sQ + R::Q::kBytes;
     const u32 known = base + R::kSKnown + now * R::kKnownBytes;
     const u32 in_rows = known + (R::kKnownWarps > 1 ? 8 * R::kRows * tile : 0);
-    barrier_wait(base + R::kFull + 8 * now, step.phase); // by the producers
+    barrier_wait(base + R::kFull + 8 * now, step.phase); // filled by the producers
     step.advance();
     if (R::kTiles == 1) step.advance();
     const u32 all = warp_uniform(load_shared_word(known + R::kAll + 4 * tile));
-    if (!(all & kSomeSeen)) { // nobody sees the keys: at the ends of a range
-      if (held >= 0) {        // else it would be the one that a later stage takes
+    if (!(all & kSomeSeen)) { // no row sees the keys: at the ends of a range
+      if (held >= 0) {        // release it: the producers may wait for it
         wgmma_wait<0>();
         hold(dv);
         hold(dk);
@@ -88,7 +88,8 @@ NSAI_DEVICE void multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stage
     wgmma_fence();
     start_rows<E, typename R::K, typename R::Q, Config::kHeadDimQk>(s, sK, sQ);
     wgmma_commit();
-    wgmma_wait<1>(); // for the sums of the stage before: its P' and dS make room for dU
+    // Completes the previous stage's sums; the registers of its P' and dS make room for dU.
+    wgmma_wait<1>();
     hold(dv);
     hold(dk);
     if (held >= 0) release(held);
@@ -124,7 +125,7 @@ NSAI_DEVICE void multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stage
   hold(dk);
 }
 
-// Columns from `column` on of the partial sums of the warpgroup's keys.
+// Stores the partial sums of the warpgroup's keys, in columns from `column` on.
 template <class Config, int kDim, int kN>
 NSAI_DEVICE void store_sums(const KeyTile &tile, int first_key, int column,
                             const float (&acc)[kN][4], float scale) {
@@ -139,7 +140,8 @@ NSAI_DEVICE void store_sums(const KeyTile &tile, int first_key, int column,
   }
 }
 
-// The second warpgroup's sums onto the first one's, through the stages' memory.
+// leave_sums, take_sums: add the second warpgroup's sums to the first one's, in the memory of the
+// stages.
 template <int kN> NSAI_DEVICE void leave_sums(float4 *to, const float (&acc)[kN][4]) {
 #pragma unroll
   for (int j = 0; j < kN; ++j)
@@ -166,12 +168,12 @@ NSAI_DEVICE void consume_keys(const NsaiBackwardKv &p, const KeyTile &tile, unsi
   multiply_keys<Config>(dk, dv, ceil_div(tile.tokens, R::kTokens), base, p.scale_log2);
   if constexpr (R::kTiles == 1) {
     float4 *sSums = (float4 *)(shared + R::kSStage); // [kK + kV][128]
-    threads_sync(1, 256);                            // nobody reads the stages any more
+    threads_sync(1, 256); // both warpgroups have finished with the stages
     if (group == 1) {
       leave_sums(sSums, dk);
       leave_sums(sSums + 128 * kK, dv);
     }
-    threads_sync(1, 256); // they are there
+    threads_sync(1, 256); // the sums are written
     if (group == 1) return;
     take_sums(sSums, dk);
     take_sums(sSums + 128 * kK, dv);

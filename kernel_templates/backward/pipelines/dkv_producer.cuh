@@ -1,13 +1,13 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The producers of backward/pipelines/dkv.cuh: a warp that fills stages with rows of q and d_o, and one, or with
-// kJoins one for each tile of 64 keys, that says what is known of each row: its statistics, and which keys it
-// sees.
+// The producers of backward/pipelines/dkv.cuh: one warp fills the stages with rows of q and d_o.
+// Another one (with kJoins, one per tile of 64 keys) writes for each row its statistics and the
+// keys that it sees.
 #pragma once
 #include "backward/pipelines/dkv_stages.cuh"
 
-// Rows [0, present) of a stage of a tensor, zeros behind; visible to products on return.
+// Starts the copy of rows [0, present) of a stage of a tensor; rows behind them are zeros.
 template <class Config, int kDim, class Rows>
 NSAI_DEVICE void copy_rows(u32 to, const NsaiView &x, const Rows &rows, int head, int first,
                            int present) {
@@ -24,7 +24,8 @@ NSAI_DEVICE void copy_rows(u32 to, const NsaiView &x, const Rows &rows, int head
   }
 }
 
-// Boxes of the tokens of a stage: one where they lie side by side, else one for each.
+// Issues the TMA loads of a stage: one for tokens that are adjacent in memory, otherwise one per
+// token.
 template <class Config, int kDim, class Rows>
 NSAI_DEVICE void load_boxes(u32 to, const NsaiTensorMap &map, u32 barrier, const Rows &rows,
                             int head, int first) {
@@ -59,10 +60,10 @@ NSAI_DEVICE void produce_boxes(const NsaiBackwardKvTma &p, const KeyTile &tile, 
   for_stages<Config>(tile, [&](int first) {
     const u32 full = base + R::kFull + 8 * step.stage,
               sQ = base + R::kSStage + step.stage * R::kStageBytes, sDO = sQ + R::Q::kBytes;
-    barrier_wait(base + R::kEmpty + 8 * step.stage, step.phase ^ 1); // by its readers
+    barrier_wait(base + R::kEmpty + 8 * step.stage, step.phase ^ 1); // released by its readers
     if (first + R::kTokens <= tile.tokens) {
       if (threadIdx.x % 32 == 0) barrier_arrive_expecting(full, R::kStageBytes);
-      __syncwarp(); // the bytes to come are known
+      __syncwarp(); // the expected bytes are set
       load_boxes<Config, Config::kHeadDimQk>(sQ, p.q, full, rows, tile.head, first);
       load_boxes<Config, Config::kHeadDimV>(sDO, p.d_o, full, rows, tile.head, first);
       if (threadIdx.x % 32) barrier_arrive(full);
@@ -79,30 +80,32 @@ NSAI_DEVICE void produce_boxes(const NsaiBackwardKvTma &p, const KeyTile &tile, 
   });
 }
 
-// What is known of a lane's two rows of a stage.
+// Statistics and visible keys of a lane's two rows of a stage.
 struct KnownRows {
   float4 x[2]; // RowStatistics
   u32 seen[2];
 };
 
-// The window's statistics of a row become those of its sum with the selected branch, of keys that it sees
-// in both: P' + P'_sel = 2^(S - LSE), dS + dS_sel = (P' + P'_sel) (dU - u) with LSE and u of the sum.
+// For keys that a row sees in both the window and the selected branch, turns the window's
+// statistics into those of the sum: P' + P'_sel = 2^(S - LSE), dS + dS_sel = (P' + P'_sel)
+// (dU - u), with LSE and u of the sum.
 NSAI_DEVICE void join_statistics(float4 &x, const float4 &y) {
   const float low = fminf(x.x, y.x);
-  if (low == kPlusInf) return; // neither sees a key
+  if (low == kPlusInf) return; // neither branch sees a key
   const float a = exp2_approx(low - x.x), b = exp2_approx(low - y.x), sum = a + b;
   x.z = (a * x.z + b * y.z) / sum;
   x.x = low - log2_approx(sum);
 }
 
-// Which tokens of a stage have the block of tile t on their lists, and begin to see it within their
-// windows: those leave it to the window's kernel (NsaiInvert.near). sListed [kTokens], by a warp.
+// Finds the tokens of a stage that have the block of tile t on their lists and whose window
+// contains the block's first key. They leave the block to the window's kernel (NsaiInvert.near).
+// Writes sListed [kTokens]; one warp.
 template <class Config, class Rows>
 NSAI_DEVICE void find_listed(const NsaiBackwardKv &p, const KeyTile &tile, const Rows &rows,
                              int first, int t, unsigned char *sListed) {
   using R = DkvPipeline<Config>;
   const int lane = threadIdx.x % 32, wanted = (rows.first_key + 64 * t) / Config::kSelectBlock;
-  __syncwarp(); // those of the stage before have been read
+  __syncwarp(); // the previous stage's flags were read
   for (int i = lane; i < R::kTokens; i += 32) sListed[i] = 0;
   __syncwarp();
 #pragma unroll 2
@@ -141,7 +144,7 @@ NSAI_DEVICE void load_known(KnownRows &known, const NsaiBackwardKv &p, const Key
   }
 }
 
-// Of tile t of 64 keys: a word of kAll.
+// The word of kAll for tile t of 64 keys.
 template <class Config> NSAI_DEVICE u32 seen_of_tile(const KnownRows &known, int t) {
   bool some = false, all = true;
 #pragma unroll
@@ -153,7 +156,7 @@ template <class Config> NSAI_DEVICE u32 seen_of_tile(const KnownRows &known, int
   return (__any_sync(~0u, some) ? kSomeSeen : 0) | (__all_sync(~0u, all) ? 0 : kPartlySeen);
 }
 
-// By kKnownWarps warps; warp t > 0 for tile t alone.
+// The loop of kKnownWarps warps; warp t > 0 serves tile t only.
 template <class Config, class Rows>
 NSAI_DEVICE void produce_known(const NsaiBackwardKv &p, const KeyTile &tile, const Rows &rows,
                                unsigned char *shared, u32 base, int t) {
@@ -166,7 +169,7 @@ NSAI_DEVICE void produce_known(const NsaiBackwardKv &p, const KeyTile &tile, con
     u32 all[R::kTiles];
 #pragma unroll
     for (int i = 0; i < R::kTiles; ++i) all[i] = seen_of_tile<Config>(known, i);
-    barrier_wait(base + R::kEmpty + 8 * step.stage, step.phase ^ 1); // by its readers
+    barrier_wait(base + R::kEmpty + 8 * step.stage, step.phase ^ 1); // released by its readers
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = threadIdx.x % 32 + 32 * i;
@@ -185,7 +188,8 @@ NSAI_DEVICE void produce_known(const NsaiBackwardKv &p, const KeyTile &tile, con
   };
   bool any = false;
   for_stages<Config>(tile, [&](int first) {
-    if (any) store(); // the stage before: what is loaded now arrives while this one waits
+    // Stores the previous stage first: the loads of the current one overlap with the wait.
+    if (any) store();
     load_known<Config>(known, p, tile, rows, first, t, sListed);
     any = true;
   });

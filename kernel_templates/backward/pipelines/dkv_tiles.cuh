@@ -1,40 +1,42 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Tiles of keys of a branch, and the query rows that see them: what backward/dkv_mainloop.cuh and
-// backward/pipelines/dkv.cuh go through. Blocks of threads are numbered as backward_dkv_compressed,
-// backward_dkv_selected and backward_dkv_window say.
+// Tiles of keys of a branch and the query rows that see them, for backward/dkv_mainloop.cuh and
+// backward/pipelines/dkv.cuh. CTAs are numbered as described in backward_dkv_compressed,
+// backward_dkv_selected and backward_dkv_window.
 //
-// Config: kHeadDimQk, kHeadDimV, kKeys (of a tile), kBlock (l), kStride (d), kWindow (w), kSelectBlock (l').
+// Config: kHeadDimQk, kHeadDimV, kKeys (of a tile), kBlock (l), kStride (d), kWindow (w),
+// kSelectBlock (l').
 #pragma once
 #include "backward/products.cuh"
 #include "data/inverted_lists.cuh"
 #include "data/key_range.cuh"
 #include "data/sequence.cuh"
 
-// A tile of keys and its rows.
+// A tile of keys and its query rows.
 struct KeyTile {
   int head;          // KV head
-  long long key_row; // of k and v: the tile's first key
-  int keys;          // that exist; of a selected block, those of this tile of it
-  int tokens;        // that may see one of them
-  int rotation = 0;  // of which the first so many come last: neighbours read the same ones together
-  float *partial;    // [keys, Dk + Dv]
+  long long key_row; // row of k and v of the tile's first key
+  int keys;          // existing keys; for a selected block, those of this tile of it
+  int tokens;        // tokens that may see some of them
+  // The first `rotation` tokens come last: CTAs that run at the same time then read the same rows.
+  int rotation = 0;
+  float *partial; // [keys, Dk + Dv]
 };
 
-// Which keys of the tile a row sees: [begin, end) as halves of a word.
+// The keys of the tile that a row sees, [begin, end), packed into the halves of a word.
 NSAI_DEVICE u32 pack_seen(int begin, int end, int keys) {
   begin = max(begin, 0);
   end = min(end, keys);
   return begin < end ? (u32)begin | (u32)end << 16 : 0;
 }
 
-// Tokens that follow each other in a sequence: window and compressed branch.
+// Consecutive tokens of a sequence: window and compressed branch.
 template <class Config, class Keys, int kBranchOf> struct RangeRows {
   static constexpr int kBranch = kBranchOf;
   Sequence seq;
   int first_key;   // of the tile, within the sequence
-  int first_query; // the first token that may see one
+  int first_query; // first token that may see a key of the tile
   int keys;
 
   NSAI_DEVICE int token(int i) const { return seq.q_begin + first_query + i; }
@@ -45,11 +47,11 @@ template <class Config, class Keys, int kBranchOf> struct RangeRows {
   static NSAI_DEVICE bool next(int &) { return false; }
 };
 
-// Tokens of an item: the selected branch.
+// Tokens of an item: selected branch.
 template <class Config> struct ListRows {
   static constexpr int kBranch = NSAI_BRANCH_SELECTED;
   const u32 *entries; // [tokens]
-  int shift;          // token t sees the tile's key i when i <= t + shift
+  int shift;          // token t sees the tile's key i if i <= t + shift
   int keys;
 
   NSAI_DEVICE int token(int i) const { return entry_token(entries[i]); }
@@ -64,11 +66,12 @@ using WindowRows = RangeRows<Config, WindowKeys<Config>, NSAI_BRANCH_WINDOW>;
 
 template <class Config> constexpr int kPartialWidth = Config::kHeadDimQk + Config::kHeadDimV;
 
-// The tile of this block of threads; false: there is none.
+// Finds the tile of this CTA; returns false if there is none.
 template <class Config>
 NSAI_DEVICE bool find_rows(const NsaiBackwardKv &p, CompressedRows<Config> &rows, KeyTile &tile) {
-  const int number = blockIdx.x % p.tiles, head = blockIdx.x / p.tiles / p.splits,
-            split = p.splits - 1 - blockIdx.x / p.tiles % p.splits; // later tokens see more tiles
+  const int number = blockIdx.x % p.tiles, head = blockIdx.x / p.tiles / p.splits;
+  // Later tokens see more tiles: longest first.
+  const int split = p.splits - 1 - blockIdx.x / p.tiles % p.splits;
   const KeyTileAt at = find_block_tile<Config::kKeys, Config::kStride>(p.seq, number);
   const int blocks = block_count<Config::kBlock, Config::kStride>(at.seq.kv_len);
   rows.seq = at.seq;
@@ -81,7 +84,7 @@ NSAI_DEVICE bool find_rows(const NsaiBackwardKv &p, CompressedRows<Config> &rows
             until = (int)((long long)at.seq.q_len * (split + 1) / p.splits);
   rows.first_query = max(begin, from);
   tile.tokens = max(until - rows.first_query, 0);
-  const long long row = at.first_row + at.first_key; // of `partial`
+  const long long row = at.first_row + at.first_key; // row of `partial`
   tile.head = p.head_begin + head;
   tile.key_row = first_block_row<Config::kStride>(p.seq, at.s) + at.first_key;
   tile.partial =
@@ -97,13 +100,13 @@ NSAI_DEVICE bool find_rows(const NsaiBackwardKv &p, WindowRows<Config> &rows, Ke
   rows.first_key = at.first_key;
   tile.keys = rows.keys = min(Config::kKeys, at.seq.kv_len - at.first_key);
   if (tile.keys <= 0 || at.first_key < 0) return false;
-  // Query i stands at position(i): from the tile's first key to the last that its last one is seen from.
+  // Query i stands at position(i). The rows go from the tile's first key to the last query that
+  // sees its last key.
   const int shift = at.seq.position(0);
   rows.first_query = max(at.first_key - shift, 0);
   const int end = min(at.first_key + tile.keys - 1 + Config::kWindow - shift, at.seq.q_len);
   tile.tokens = max(end - rows.first_query, 0);
-  constexpr int kPeriod =
-      Config::kKeys + Config::kWindow; // as many tokens as a tile has, or one more
+  constexpr int kPeriod = Config::kKeys + Config::kWindow; // tokens of a tile, plus one
   tile.rotation = (kPeriod - rows.first_query % kPeriod) % kPeriod;
   if (tile.rotation >= tile.tokens) tile.rotation = 0;
   tile.head = p.head_begin + head;

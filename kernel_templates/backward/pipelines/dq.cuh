@@ -1,37 +1,41 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Tiles of query rows and the keys of every branch that they see, brought into shared memory by the
-// copy engine (sm_90a): what backward_dq_tma and backward_row_stats_tma read. Two warpgroups of 64
-// rows each share a tile of 128 and its keys.
+// Tiles of query rows and the keys of every branch that they see, loaded into shared memory by TMA
+// (sm_90a), for backward_dq_tma and backward_row_stats_tma. Two consumer warpgroups of 64 rows each
+// share a tile of 128 rows and its keys.
 //
-// Work     tiles of kTokens tokens of one KV head, head major, the longest first; a block of threads
-//          stays and takes every gridDim.x-th, back and forth, so that none gets the longer one each
-//          time.
-// Rows     Q [2][64, Dk], dO [2][64, Dv] of the tile at hand and RowStatistics [3][128] of the
-//          branches; row r is head r % kGroupPadded of token r / kGroupPadded. By one warp, as soon as
-//          the consumers are done with the tile before.
-// Keys     in a ring of kStages stages of kKeys keys on a fixed grid, by another warp, which runs
-//          ahead into the next tile. Of compressed and window branch the range that the tile's tokens
-//          see, of the selected branch the union of their lists. A stage holds
+// Tiles: kTokens tokens of one KV head, head-major, longest first. Persistent CTAs: each takes
+// every gridDim.x-th tile, and every other round of the grid runs backwards, so that no CTA gets
+// the longer tile each time.
+//
+// Rows: Q [2][64, Dk] and dO [2][64, Dv] of the current tile, and RowStatistics [3][128] of the
+// branches; row r is head r % kGroupPadded of token r / kGroupPadded. One warp loads them as soon
+// as the consumers have finished with the previous tile.
+//
+// Keys: kStages stages of kKeys keys on a fixed grid. Another warp fills them and runs ahead into
+// the next tile. In the compressed and window branch they cover the range that the tile's tokens
+// see, in the selected branch the merged lists of the tokens. A stage holds
 //
 //   K, V     [kKeys, Dk], [kKeys, Dv]: panels (core/tma.cuh)
 //   bits     u64 [kTokens]: the keys that each token sees
-//   seen     u32: bit w: a token of consumer warp w sees one of the keys; from kBranchShift on the
-//            branch; kLast: it is the tile's last stage
-//   partly   u32: bit w: not all of the keys are seen by all of the warp
-//   listed   u64 [kTokens], of a tile of the window: the keys that each token's list has of it
-//   both     u32: bit w: a token of the warp has such
+//   seen     u32. Bit w: a token of consumer warp w sees at least one key. From kBranchShift on:
+//            the branch. kLast: last stage of the tile
+//   partly   u32. Bit w: a token of warp w does not see all keys
+//   listed   u64 [kTokens], for a window tile: the keys of it that are on each token's list
+//   window_selected
+//            u32. Bit w: a token of warp w has such keys
 //
-// Where window and lists read one pair of K and V, blocks within the window so need no products of their
-// own (backward_dq_tma).
-// A tile whose rows see no key has one stage, which nobody sees and nothing was copied into.
-// Keys behind a sequence's end may be anything where another sequence follows; such tiles are copied row by
-// row, with zeros behind the end.
+// If window and selected branch share K and V, selected blocks within the window therefore need no
+// products of their own (backward_dq_tma). A tile whose rows see no key has a single stage that no
+// warp sees and that holds no copy.
 //
-// Config: kHeadDimQk, kHeadDimV, kGroup, kGroupPadded (4 .. 64), kKeys (64), kStages, kThreads, kMinBlocks,
-//   kSharedBytes, kBlock (l), kStride (d), kWindow (w; 0: no such branch), kSelectBlock (l'),
-//   kSelectCount (n; 0: no such branch), kRanges.
+// Rows of K and V behind a sequence's end may hold anything if another sequence follows; such key
+// tiles are copied row by row, with zeros behind the end.
+//
+// Config: kHeadDimQk, kHeadDimV, kGroup, kGroupPadded (4 .. 64), kKeys (64), kStages, kThreads,
+// kMinBlocks, kSharedBytes, kBlock (l), kStride (d), kWindow (w; 0: no such branch), kSelectBlock
+// (l'), kSelectCount (n; 0: no such branch), kRanges.
 #pragma once
 #include "backward/products.cuh"
 #include "core/barrier.cuh"
@@ -42,10 +46,10 @@
 #include "data/tile_position.cuh"
 
 template <class Config> struct DqPipeline {
-  static constexpr int kWarps = 8; // of consumers
+  static constexpr int kWarps = 8; // consumer warps
   static constexpr int kRows = 128, kKeys = Config::kKeys, kStages = Config::kStages;
-  static constexpr int kTokens = kRows / Config::kGroupPadded; // of a tile
-  static constexpr int kBoxTokens = 64 / Config::kGroupPadded; // of a warpgroup
+  static constexpr int kTokens = kRows / Config::kGroupPadded; // per tile
+  static constexpr int kBoxTokens = 64 / Config::kGroupPadded; // per warpgroup
   static constexpr int kN = kKeys / 8;                         // n8 tiles of S
   static constexpr int kColsQk = padded_dim(Config::kHeadDimQk),
                        kColsV = padded_dim(Config::kHeadDimV);
@@ -54,10 +58,11 @@ template <class Config> struct DqPipeline {
   using K = PanelTile<kKeys, kColsQk>;
   using V = PanelTile<kKeys, kColsV>;
 
-  // Of the launch's 168 registers a thread, what the producers' warpgroup gives to the consumers.
+  // The launch gives 168 registers to each thread; the producer warpgroup hands its surplus to the
+  // consumers.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
-  // Shared memory, offsets in bytes.
+  // Shared memory layout: offsets in bytes.
   static constexpr int kSQ = 0, kSDO = kSQ + 2 * Q::kBytes, kSStage = kSDO + 2 * DO::kBytes;
   static constexpr int kStageBytes = K::kBytes + V::kBytes;            // K, then V
   static constexpr int kSStatistics = kSStage + kStages * kStageBytes; // [3][kRows]
@@ -65,8 +70,8 @@ template <class Config> struct DqPipeline {
   static constexpr int kSListed = kSBits + 8 * kStages * kTokens;
   static constexpr int kSSeen = kSListed + 8 * kStages * kTokens, kSPartly = kSSeen + 4 * kStages,
                        kSWindowSelected = kSPartly + 4 * kStages;
-  static constexpr int kFull = (kSWindowSelected + 4 * kStages + 7) / 8 * 8; // barrier: can be read
-  static constexpr int kEmpty = kFull + 8 * kStages; // barrier: can be filled
+  static constexpr int kFull = (kSWindowSelected + 4 * kStages + 7) / 8 * 8; // barrier: filled
+  static constexpr int kEmpty = kFull + 8 * kStages; // barrier: stage is free
   static constexpr int kRowsFull = kEmpty + 8 * kStages, kRowsEmpty = kRowsFull + 8;
   static constexpr int kBytes = kRowsEmpty + 8;
 
@@ -74,14 +79,14 @@ template <class Config> struct DqPipeline {
   static constexpr int kBranchShift = 8;
   static constexpr u32 kLast = 1u << 31;
 
-  static_assert(kBytes == Config::kSharedBytes, "the host's formula for shared memory");
+  static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
   static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
-                "tensor maps take strides of 16 bytes");
+                "tensor maps need strides of whole 16 bytes");
   static_assert(Config::kGroupPadded >= 4 && Config::kGroupPadded <= 64,
-                "a lane for each token, and whole tokens of a warpgroup");
+                "each token has its own lane, and a warpgroup holds whole tokens");
   static_assert(kKeys == 64, "the keys of a stage are the bits of a word");
-  static_assert(kStages >= 3, "one is held while the next is read and another filled");
-  static_assert(Config::kThreads == 384, "two warpgroups of consumers and the producers'");
+  static_assert(kStages >= 3, "one stage is held, one is read and one is filled");
+  static_assert(Config::kThreads == 384, "two consumer warpgroups and one producer warpgroup");
 };
 
 // A tile of query rows.
@@ -91,10 +96,10 @@ struct DqTile {
   int first_query; // within the sequence
   int group;       // KV head
   int tokens;      // of the tile
-  int position;    // of its first token; rows before the sequence's first key have a negative one
+  int position;    // of the first token; negative before the sequence's first key
 };
 
-// Calls take(tile) for every tile of this block of threads.
+// Calls take(tile) for every tile of this CTA.
 template <class Config, class Take>
 NSAI_DEVICE void for_dq_tiles(const NsaiBackwardQTma &p, Take take) {
   using R = DqPipeline<Config>;
@@ -117,21 +122,21 @@ NSAI_DEVICE void for_dq_tiles(const NsaiBackwardQTma &p, Take take) {
   }
 }
 
-// One thread, before anyone else looks at a barrier.
+// Initialises the barriers. One thread, before any other uses them.
 template <class Config> NSAI_DEVICE void init_dq_pipeline(u32 base) {
   using R = DqPipeline<Config>;
   for (int s = 0; s < R::kStages; ++s) {
     barrier_init(base + R::kFull + 8 * s, 32);
-    barrier_init(base + R::kEmpty + 8 * s, 32 * R::kWarps); // racecheck follows all lanes' arrivals
+    barrier_init(base + R::kEmpty + 8 * s, 32 * R::kWarps); // all lanes arrive: racecheck needs it
   }
   barrier_init(base + R::kRowsFull, 32);
   barrier_init(base + R::kRowsEmpty, 32 * R::kWarps);
   barrier_init_fence();
 }
 
-// ---- rows, by one warp
+// ---- rows, by one producer warp
 
-// kKnown: with what is known of them.
+// kKnown: also loads the rows' statistics.
 template <class Config, bool kKnown>
 NSAI_DEVICE void produce_rows(const NsaiBackwardQTma &p, u32 base) {
   using R = DqPipeline<Config>;
@@ -140,7 +145,7 @@ NSAI_DEVICE void produce_rows(const NsaiBackwardQTma &p, u32 base) {
   u32 phase = 0;
   for_dq_tiles<Config>(p, [&](const DqTile &at) {
     const u32 full = base + R::kRowsFull;
-    barrier_wait(base + R::kRowsEmpty, phase ^ 1); // by all consumer warps
+    barrier_wait(base + R::kRowsEmpty, phase ^ 1); // released by all consumer warps
     phase ^= 1;
     const int first = at.seq.q_begin + at.first_query, head = at.group * Config::kGroup;
     const u32 bytes = kKnown ? __popc(rows.branches) * at.tokens * (16 * Config::kGroup) : 0;
@@ -155,7 +160,7 @@ NSAI_DEVICE void produce_rows(const NsaiBackwardQTma &p, u32 base) {
                                            head, token);
       }
     }
-    __syncwarp(); // the bytes to come are known
+    __syncwarp(); // the expected bytes are set
     if (kKnown && lane < at.tokens)
 #pragma unroll
       for (int b = 0; b < NSAI_BRANCH_COUNT; ++b)
@@ -168,10 +173,10 @@ NSAI_DEVICE void produce_rows(const NsaiBackwardQTma &p, u32 base) {
   });
 }
 
-// ---- keys, by another
+// ---- keys, by another producer warp
 
-// The keys of a tile of rows, branch by branch; a lane has one token.
-// kJoins: of one pair of K and V (p.joined) the window's tiles serve the lists, too.
+// The keys of a tile of rows, branch by branch; each lane has one token. kJoins: if the branches
+// share K and V (p.joined), the window's tiles serve the lists as well.
 template <class Config, bool kJoins> struct DqKeyWalk {
   using R = DqPipeline<Config>;
   using Cursor = ListCursor<Config>;
@@ -180,11 +185,11 @@ template <class Config, bool kJoins> struct DqKeyWalk {
   const NsaiBackwardQ &p;
   const DqTile &at;
   const bool joined;
-  int position;         // of the lane's token; negative: none
-  int branch_index = 0; // of the branches' order
+  int position;         // of the lane's token; negative: no token
+  int branch_index = 0; // index in the order of branches
   int branch = 0;
-  int first = kNever, end; // of the range, or the next keys of the lists
-  int window = kNever;     // the next of the window's tiles, where they join the lists'
+  int first = kNever, end; // next key of the range or of the lists
+  int window = kNever;     // next window tile that joins the lists
   int window_end;
   Cursor cursor;
 
@@ -205,7 +210,7 @@ template <class Config, bool kJoins> struct DqKeyWalk {
     if constexpr (kCanJoin) first = min(first, window);
   }
 
-  // Moves on to the next branch that has keys; first: kNever when there is none.
+  // Moves on to the next branch that has keys; sets `first` to kNever if there is none.
   NSAI_DEVICE void next_branch() {
     const int last = at.position + at.tokens - 1;
     first = kNever;
@@ -223,7 +228,7 @@ template <class Config, bool kJoins> struct DqKeyWalk {
         if (branch == NSAI_BRANCH_WINDOW) {
           using Keys = WindowKeys<Config>;
           open_range(Keys::visible(at.position), Keys::visible(last));
-          if (joined) { // its tiles come in the lists' turn
+          if (joined) { // its tiles come together with the lists
             window = first;
             window_end = end;
             first = kNever;
@@ -240,13 +245,13 @@ template <class Config, bool kJoins> struct DqKeyWalk {
     }
   }
 
-  // The branch that the tile at hand is of; one that joins the lists' is of the window.
+  // The branch of the current tile. A window tile that joins the lists belongs to the window.
   NSAI_DEVICE int branch_at_hand() const {
     return kCanJoin && first == window && first != kNever ? NSAI_BRANCH_WINDOW : branch;
   }
 
-  // The keys of the tile at hand that the lane's token sees; moves on. `listed`: those that its list has
-  // of a tile of the window.
+  // Returns the keys of the current tile that the lane's token sees, and moves on. `listed`: the
+  // keys of a window tile that are on its list.
   NSAI_DEVICE u64 take(u64 &listed) {
     u64 bits = 0;
     listed = 0;
@@ -274,14 +279,14 @@ template <class Config, bool kJoins> struct DqKeyWalk {
   }
 };
 
-// Consumer warps that hold rows of the lane's token.
+// Bits of the consumer warps that hold rows of the lane's token.
 template <class Config> NSAI_DEVICE u32 warps_of_lane() {
   constexpr int kWarpsOfToken = Config::kGroupPadded <= 16 ? 1 : Config::kGroupPadded / 16;
   return ((1u << kWarpsOfToken) - 1) << (threadIdx.x % 32 * Config::kGroupPadded / 16);
 }
 
-// Starts the copies of keys [first, first + kKeys) of a branch into stage s, and arrives: by a whole
-// warp, whose plain stores the arrival covers.
+// Starts the copies of keys [first, first + kKeys) of a branch into stage s and arrives on its full
+// barrier. Called by a whole warp; the arrival also covers the warp's plain stores.
 template <class Config>
 NSAI_DEVICE void fill_stage(const NsaiBackwardQTma &p, const DqTile &at, int branch, int first,
                             u32 base, int s) {
@@ -333,7 +338,7 @@ NSAI_DEVICE void produce_keys(const NsaiBackwardQTma &p, unsigned char *shared, 
       const u32 seen = __reduce_or_sync(~0u, bits | listed ? mine : 0);
       const u32 partly = __reduce_or_sync(~0u, ~bits ? mine : 0);
       const u32 window_selected = Walk::kCanJoin ? __reduce_or_sync(~0u, listed ? mine : 0) : 0;
-      barrier_wait(base + R::kEmpty + 8 * s, step.phase ^ 1); // by all consumer warps
+      barrier_wait(base + R::kEmpty + 8 * s, step.phase ^ 1); // released by all consumer warps
       if (exists) {
         ((u64 *)(shared + R::kSBits))[s * R::kTokens + lane] = bits;
         if (Walk::kCanJoin) ((u64 *)(shared + R::kSListed))[s * R::kTokens + lane] = listed;
@@ -354,8 +359,8 @@ NSAI_DEVICE void produce_keys(const NsaiBackwardQTma &p, unsigned char *shared, 
 
 // ---- consumers
 
-// Q of the warpgroup's 64 rows: in registers, as fragments, where there is room beside dQ; what is read
-// from shared memory for a product, Q and K, takes as long as the product itself.
+// Q of the warpgroup's 64 rows: in registers as fragments, if they fit beside dQ. A product that
+// reads Q and K from shared memory spends as long on the reads as on the product.
 template <class Config> struct DqQuery {
   using R = DqPipeline<Config>;
   static constexpr bool kHeld = R::kColsQk <= 128;
@@ -373,7 +378,7 @@ template <class Config> struct DqQuery {
     }
   }
 
-  // Starts S = Q K^T of a stage: s [64, kKeys].
+  // Issues S = Q K^T of a stage: s [64, kKeys].
   NSAI_DEVICE void start(float (&s)[R::kN][4], u32 sK) const {
     using E = typename Config::Element;
     if constexpr (kHeld) {
@@ -387,22 +392,23 @@ template <class Config> struct DqQuery {
   }
 };
 
-// The stages as one warpgroup goes through them: all of its threads agree.
+// How a warpgroup walks through the stages; uniform over its threads.
 template <class Config> struct DqStageReader {
   using R = DqPipeline<Config>;
   const unsigned char *shared;
   u32 base;
-  PipelineState<R::kStages> step; // the next one to look at
-  u32 seen = 0;                   // of the last one looked at
+  PipelineState<R::kStages> step; // next stage
+  u32 seen = 0;                   // flags of the last stage
 
   NSAI_DEVICE void release(int stage) { barrier_arrive(base + R::kEmpty + 8 * stage); }
 
-  // The next stage that the warpgroup's rows see, among the next `most` of the tile; -1: none.
+  // Returns the next stage that the warpgroup's rows see, among the next `most` stages of the tile;
+  // -1 if there is none.
   NSAI_DEVICE int find(int most) {
     const int group = warp_uniform(threadIdx.x / 128);
     for (; most > 0 && !(seen & R::kLast); --most) {
       const int s = warp_uniform(step.stage);
-      barrier_wait(base + R::kFull + 8 * s, step.phase); // by the producer
+      barrier_wait(base + R::kFull + 8 * s, step.phase); // filled by the producer
       seen = warp_uniform(((const u32 *)(shared + R::kSSeen))[s]);
       step.advance();
       if (seen >> (4 * group) & 15) return s;
@@ -412,8 +418,8 @@ template <class Config> struct DqStageReader {
   }
 };
 
-// The kernel: consume(shared, base) is what a consumer warp does.
-// kKnown: rows come with what is known of them. kJoins: DqKeyWalk.
+// The kernel body; consume(shared, base) is the loop of a consumer warp. kKnown: rows come with
+// their statistics. kJoins: see DqKeyWalk.
 template <class Config, bool kKnown, bool kJoins, class Consume>
 NSAI_DEVICE void run_dq_pipeline(const NsaiBackwardQTma &p, Consume consume) {
   using R = DqPipeline<Config>;
@@ -421,7 +427,7 @@ NSAI_DEVICE void run_dq_pipeline(const NsaiBackwardQTma &p, Consume consume) {
   const u32 base = shared_address(shared_bytes);
   if (threadIdx.x == 0) init_dq_pipeline<Config>(base);
   begin_kernel();
-  __syncthreads(); // barriers are there
+  __syncthreads(); // barriers are initialised
   const int warp = warp_uniform(threadIdx.x / 32);
   if (warp >= R::kWarps) {
     registers_drop<R::kProducerRegisters>();

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// A tile of query rows, and the keys that they see, tile by tile: what backward/dq_mainloop.cuh walks over,
-// where the grid, shared memory and Config are described.
+// A tile of query rows and the key tiles that its rows see, for backward/dq_mainloop.cuh, which
+// describes grid, shared memory and Config.
 #pragma once
 #include "backward/products.cuh"
 #include "data/key_range.cuh"
@@ -10,7 +10,7 @@
 #include "data/sequence.cuh"
 
 template <class Config> struct DqTraits {
-  static constexpr int kTokens = Config::kRows / Config::kGroupPadded; // of a tile
+  static constexpr int kTokens = Config::kRows / Config::kGroupPadded; // per tile
   static constexpr int kWarpRows = Config::kRows / Config::kWarps;
   static constexpr int kM = kWarpRows / 16;    // m16 tiles of a warp
   static constexpr int kN = Config::kKeys / 8; // n8 tiles of S
@@ -23,14 +23,14 @@ template <class Config> struct DqTraits {
   using Cursor = ListCursor<Config>;
   using Bits = typename Cursor::KeyBits;
 
-  // Shared memory, offsets in bytes.
+  // Shared memory layout: offsets in bytes.
   static constexpr int kSQ = 0, kSDO = kSQ + Q::kBytes, kSStage = kSDO + DO::kBytes;
   static constexpr int kStageBytes = K::kBytes + V::kBytes; // K, then V
   static constexpr int kSNext = kSStage + Config::kStages * kStageBytes;
   static constexpr int kBytes = kSNext + 8 * Config::kWarps;
-  static_assert(kBytes == Config::kSharedBytes, "the host's formula for shared memory");
+  static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
   static_assert(!Config::kWgmma || (Config::kRows == 64 && Config::kWarps == 4),
-                "a warpgroup has 64 rows");
+                "a warpgroup multiplies 64 rows");
   static_assert(kTokens >= 1 && kTokens * Config::kGroupPadded == Config::kRows,
                 "a tile holds whole tokens");
   static_assert(kM >= 1 && kM * 16 * Config::kWarps == Config::kRows,
@@ -46,8 +46,8 @@ template <class Config> struct RowTile {
   QueryTile tile;
   int group;    // KV head
   int tokens;   // of the tile
-  int position; // of its first token; rows before the sequence's first key have a negative one
-  u32 shared;   // memory
+  int position; // of the first token; negative before the sequence's first key
+  u32 shared;   // address of shared memory
 
   NSAI_DEVICE int row(int m, int r) const {
     return (int)(recomputed(threadIdx.x) / 32) * F::kWarpRows + m * 16 + r * 8 +
@@ -58,20 +58,21 @@ template <class Config> struct RowTile {
     return group * Config::kGroup + row % Config::kGroupPadded;
   }
   NSAI_DEVICE int q_row(int row) const { return tile.seq.q_begin + tile.first_query + token(row); }
-  // Whether there is such a row of q; and whether it stands at a position t >= 0.
+  // exists: q has such a row. present: it also stands at a position t >= 0.
   NSAI_DEVICE bool exists(int row) const {
     return row % Config::kGroupPadded < Config::kGroup && token(row) < tokens;
   }
   NSAI_DEVICE bool present(int row) const { return exists(row) && position + token(row) >= 0; }
 };
 
-// ---- the keys of a branch, tile by tile. `next()` is the first key of the tile at hand, or kNoTile,
-// the same for all threads; `take` moves on and gives the keys that this lane's rows see.
+// ---- walks over the key tiles of a branch. `next()` returns the first key of the current tile, or
+// kNoTile, uniformly for all threads. `take` returns the keys that this lane's rows see, and moves
+// on.
 
 template <class Config, class Keys> struct RangeWalk {
   using F = DqTraits<Config>;
   const RowTile<Config> &at;
-  int first, end; // keys yet to come
+  int first, end; // keys that remain
 
   NSAI_DEVICE RangeWalk(const RowTile<Config> &tile)
       : at(tile), first(Keys::visible(tile.position).begin),
@@ -98,7 +99,7 @@ template <class Config> struct ListWalk {
   using F = DqTraits<Config>;
   const RowTile<Config> &at;
   int first;
-  int *sNext; // [2, kWarps]: of this turn and the one before, so that one barrier is enough
+  int *sNext; // [2, kWarps]: double-buffered, so that one barrier suffices
   int buffer = 0;
   typename F::Cursor cursor[F::kM][2];
 
@@ -116,7 +117,7 @@ template <class Config> struct ListWalk {
       }
   }
 
-  // The first tile that any row of the block of threads has yet to see.
+  // First key of the next tile that any row of the CTA sees.
   NSAI_DEVICE int next() {
     int begin = F::Cursor::kNever;
 #pragma unroll
