@@ -1,39 +1,45 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// select_importance: how much of the compressed attention falls on each selection block, exact in fp32.
+// select_importance: the attention mass that the compressed branch puts on each selection block, in
+// fp32.
 //
 //   I[t, g, j] = sum over the group's heads h and compressed blocks i of w(i, j) * P[t, h, i]
 //   P[t, h, i] = 2^(scale_log2 * q[t, h] . kc[i, g]  -  lse[t, h] * log2(e))
 //                where i*d + l - 1 <= t, else 0
 //   w(i, j)    = strides of d that compressed block i and selection block j share
 //
-// With m = l/d and r = l'/d (m <= r), block j takes the keys j*r - (m-1) + x, x in [0, r+m-1), with
-// the weights min(x+1, m, r+m-1-x): a trapezoid. (m 2, r 4: keys 4j-1 .. 4j+3, weights 1 2 2 2 1.)
+// With m = l/d and r = l'/d (m <= r), block j covers the compressed keys j*r - (m-1) + x, x in
+// [0, r+m-1), with weights min(x+1, m, r+m-1-x): a trapezoid. (m 2, r 4: keys 4j-1 .. 4j+3, weights
+// 1 2 2 2 1.)
 //
-//   q [T, Hq, Dk], kc [rows, Hkv, Dk], lse f32 [T, Hq] (from attend_compressed)
+//   q [T, Hq, Dk], kc [rows, Hkv, Dk], lse f32 [T, Hq] (from the compressed branch)
 //   -> importance f32 [tokens, Hkv, blocks] (for select_topn)
 //
-// Written: every j <= t / l' of the tokens in [token_begin, token_end). With kProbe: the tokens
-// p.rows[0 .. num_rows), one CTA each, output row = index in the list, all p.columns, zeros where
-// there is no candidate. A token's bits are the same in both forms and in every chunk of tokens: its
-// sums run over the same keys in the same order wherever its rows lie, and keys it does not see add
-// exact zeros.
+// Output: every j <= t / l' of the tokens in [token_begin, token_end). With kProbe: the tokens
+// p.rows[0 .. num_rows), one CTA each, in output row = index in the list, all p.columns, with zeros
+// where there is no candidate. A token's result is bit-identical in both forms and in every chunk
+// of tokens: its sums run over the same keys in the same order wherever its rows lie, and keys that
+// it does not see add exact zeros.
 //
-// Grid      x = kv_heads * tiles, group-major, long tiles first; tiles of kTokens = kRows /
-//           kGroupPadded tokens, those that can hold a token of the chunk. kProbe: num_rows.
-// CTA       kWarps warps of two m16 tiles that share every K fragment; rows token-major over
-//           kGroupPadded heads: 32 / kGroupPadded tokens a warp, or half a token at more than 32 heads.
-// Registers Q (Dk / 2 a thread) and a 32x32 slice of scores. Shared: two K tiles, and head sums.
-// Bound     by mma.sync: 2.2 TFLOP of q k^T in 7.5 ms at 64k, D 128, G 16 on the H200.
+// Grid: x = kv_heads * tiles, group-major, long tiles first, over the tiles of kTokens = kRows /
+// kGroupPadded tokens that can hold a token of the chunk. kProbe: num_rows tiles.
+//
+// CTA: kWarps warps of two m16 tiles each, which share every K fragment. Rows are token-major over
+// kGroupPadded heads: 32 / kGroupPadded tokens per warp, or half a token with more than 32 heads.
+// Registers: Q (Dk / 2 per thread) and a 32x32 slice of scores. Shared memory: two key tiles and
+// the sums over heads.
+//
+// Bound by mma.sync: 2.2 TFLOP of Q K^T in 7.5 ms at 64k tokens, D 128, G 16 on the H200.
 //
 // Config: Element, kHeadDimQk, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads, kMinBlocks,
-// kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kProbe; data/source.cuh.
-// kSharedBytes = 2 * kKeys * pitch + 4 * kWarps * tokens * (((history + kKeys) | 1) + 4), where
-//   chunks  = padded_dim(Dk) / 8
-//   pitch   = 16 * (chunks % 8 ? chunks | 1 : chunks), the pitch of Tile<kKeys, padded_dim(Dk)>
-//   tokens  = max(1, 32 / kGroupPadded)
-//   history = kKeys % r == 0 && m <= 8 ? m - 1 : 0
+// kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kProbe; those of data/source.cuh.
+//
+//   kSharedBytes = 2 * kKeys * pitch + 4 * kWarps * tokens * (((history + kKeys) | 1) + 4), where
+//     chunks  = padded_dim(Dk) / 8
+//     pitch   = 16 * (chunks % 8 ? chunks | 1 : chunks), the pitch of Tile<kKeys, padded_dim(Dk)>
+//     tokens  = max(1, 32 / kGroupPadded)
+//     history = kKeys % r == 0 && m <= 8 ? m - 1 : 0
 #pragma once
 #include "core/copy.cuh"
 #include "core/launch.cuh"
@@ -47,12 +53,12 @@
 #include "select/importance_keys.cuh"
 
 static_assert(Config::kRows == 32 * Config::kWarps, "a warp has two m16 tiles of rows");
-static_assert(Config::kThreads == 32 * Config::kWarps, "every warp computes and copies");
+static_assert(Config::kThreads == 32 * Config::kWarps, "all warps compute and copy");
 static_assert(Config::kGroupPadded >= Config::kGroup &&
                   (Config::kGroupPadded & (Config::kGroupPadded - 1)) == 0,
               "rows are token-major over a power of two of heads");
 static_assert(Config::kGroupPadded <= Config::kRows && Config::kGroupPadded <= 64,
-              "a token lies in one CTA, in two warps at most");
+              "a token lies within one CTA and at most two warps");
 static_assert(Config::kKeys % 32 == 0, "scores are computed 32 keys at a time");
 static_assert(Config::kHeadDimQk % 8 == 0, "rows are copied 16 bytes at a time");
 static_assert(Config::kBlock % Config::kStride == 0 &&
@@ -60,31 +66,31 @@ static_assert(Config::kBlock % Config::kStride == 0 &&
                   Config::kBlock <= Config::kSelectBlock,
               "the weights are a trapezoid of strides");
 
-// ---- plan
+// ---- kernel traits
 
 template <class C> struct KernelTraits {
   static constexpr int kTokens = C::kRows / C::kGroupPadded;
   static constexpr int kWarpTokens = C::kGroupPadded > 32 ? 1 : 32 / C::kGroupPadded;
   static constexpr int kTokenWarps = C::kGroupPadded > 32 ? C::kGroupPadded / 32 : 1;
-  static constexpr int kSteps = padded_dim(C::kHeadDimQk) / 16; // of k16
+  static constexpr int kSteps = padded_dim(C::kHeadDimQk) / 16; // k16 steps
   static constexpr int kSliceTiles = 4;                         // n8 tiles in a slice of 32 keys
-  // Rows of one thread that belong to different tokens: its four rows lie 8 apart.
+  // Tokens among the four rows of a thread, which lie 8 rows apart.
   static constexpr int kSets = C::kGroupPadded >= 32 ? 1 : C::kGroupPadded == 16 ? 2 : 4;
   // Lanes that hold heads of one token, within a column of a fragment.
   static constexpr int kHeadLanes = C::kGroupPadded < 8 ? C::kGroupPadded : 8;
 
   static constexpr int kOverlap = C::kBlock / C::kStride;     // m
   static constexpr int kRatio = C::kSelectBlock / C::kStride; // r
-  static constexpr int kSupport = kRatio + kOverlap - 1; // keys that weigh in one selection block
-  // Where tiles end on block ends, a block needs only the last m-1 head sums of the tile before:
-  // they are kept in front of the tile's own. Else a block's sum is carried from tile to tile;
-  // since m <= r at most two are open at a time. 8: more history would not fit beside the keys at G
-  // 1 and Dk 256.
+  static constexpr int kSupport = kRatio + kOverlap - 1;      // keys of one selection block
+  // If key tiles end at block ends, a block needs only the last m-1 head sums of the previous tile:
+  // they are kept in front of the tile's own sums. Otherwise a block's partial sum is carried from
+  // tile to tile; since m <= r, at most two blocks are open at a time. The limit of 8: at G 1 and
+  // Dk 256 more history would not fit beside the keys.
   static constexpr bool kAligned = C::kKeys % kRatio == 0 && kOverlap <= 8;
   static constexpr int kHistory = kAligned ? kOverlap - 1 : 0;
   static constexpr int kSumPitch = (kHistory + C::kKeys) | 1; // odd: tokens fall on different banks
 
-  // Lanes that pool one token: as many as a tile has blocks, so that stores are whole runs.
+  // Lanes that pool one token: as many as a tile has blocks, so that stores are contiguous.
   static constexpr int kMaxBlocks =
       kAligned ? C::kKeys / kRatio : (C::kKeys + kOverlap - 2) / kRatio + 2;
   static constexpr int kPoolLanes = kMaxBlocks > 16  ? 32
@@ -98,18 +104,18 @@ template <class C> struct SharedStorage {
   using KeyTile = Tile<C::kKeys, padded_dim(C::kHeadDimQk)>;
   u8 keys[2][KeyTile::kBytes]; // [kKeys, Dk], this tile and the next
   float sums[C::kWarps][KernelTraits<C>::kWarpTokens]
-            [KernelTraits<C>::kSumPitch];                     // [history + kKeys] head sums of P
-  float carry[2][C::kWarps][KernelTraits<C>::kWarpTokens][2]; // by parity of tile, of block
+            [KernelTraits<C>::kSumPitch]; // [history + kKeys] sums of P over heads
+  float carry[2][C::kWarps][KernelTraits<C>::kWarpTokens][2]; // by tile parity, ..., block parity
 };
 static_assert(sizeof(SharedStorage<Config>) == Config::kSharedBytes,
-              "the host's table and the plan disagree");
+              "the host computes another size of shared memory");
 static_assert(sizeof(SharedStorage<Config>) <= 101376,
-              "99 KB is all that sm_86, sm_89 and sm_120 have");
+              "sm_86, sm_89 and sm_120 have 99 KB of shared memory");
 
 // ---- coordinates
 
-// The tokens of a CTA, as queries of one sequence: slot x holds query first + x, present in [begin,
-// end).
+// The tokens of a CTA, as queries of one sequence: slot x holds query first + x, which is present
+// if it lies in [begin, end).
 struct TokenTile {
   Sequence seq;
   int s;
@@ -131,7 +137,7 @@ NSAI_DEVICE TokenTile find_tokens(const Params &params, int index, int count) {
     return TokenTile{ seq, s, query, query, query + present, index - query };
   } else {
     constexpr int kTokens = KernelTraits<C>::kTokens;
-    // Token x lies in tile x / kTokens - 1 or later, whatever the sequences are.
+    // Token x lies in tile x / kTokens - 1 or later, whatever the sequence lengths are.
     int skipped = max(0, p.token_begin / kTokens - numbers_tiles_by_sequence(seqs));
     QueryTile tile = find_query_tile<kTokens>(seqs, skipped + count - 1 - index);
     int begin = max(tile.first_query, p.token_begin - tile.seq.q_begin);
@@ -141,12 +147,12 @@ NSAI_DEVICE TokenTile find_tokens(const Params &params, int index, int count) {
   }
 }
 
-// Compressed blocks that position t sees.
+// Number of compressed blocks that position t sees.
 template <class C> NSAI_DEVICE int visible_blocks(int t) {
   return block_count<C::kBlock, C::kStride>(t + 1);
 }
 
-// Selection blocks to be written for position t.
+// Number of selection blocks to write for position t.
 template <class C> NSAI_DEVICE int written_blocks(const NsaiImportance &p, int t) {
   if constexpr (C::kProbe) return p.columns;
   return t < 0 ? 0 : t / C::kSelectBlock + 1;
@@ -154,8 +160,8 @@ template <class C> NSAI_DEVICE int written_blocks(const NsaiImportance &p, int t
 
 // ---- steps
 
-// The four rows of a thread: Q fragments and -lse in base 2. Padding heads and absent tokens get
-// zeros and -inf: P = 0.
+// Loads the four rows of a thread: Q fragments, and -lse in base 2. Padding heads and absent tokens
+// get zeros and -inf, so that P = 0.
 template <class C>
 NSAI_DEVICE void load_queries(const NsaiImportance &p, const TokenTile &tokens, int group, int warp,
                               int lane, u32 (&rQ)[2][KernelTraits<C>::kSteps][4],
@@ -184,7 +190,7 @@ NSAI_DEVICE void load_queries(const NsaiImportance &p, const TokenTile &tokens, 
   }
 }
 
-// S = Q K^T of the warp's 32 rows and the 32 keys whose first row lies at `keys`.
+// S = Q K^T of the warp's 32 rows and the 32 keys that begin at shared address `keys`.
 template <class C>
 NSAI_DEVICE void scores(float (&rS)[2][KernelTraits<C>::kSliceTiles][4],
                         const u32 (&rQ)[2][KernelTraits<C>::kSteps][4], u32 keys, int lane) {
@@ -195,7 +201,7 @@ NSAI_DEVICE void scores(float (&rS)[2][KernelTraits<C>::kSliceTiles][4],
     for (int n = 0; n < KernelTraits<C>::kSliceTiles; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) rS[tile][n][i] = 0;
-  int key = lane / 16 * 8 + lane % 8, chunk = lane / 8 % 2; // of ldmatrix: n tile, then k half
+  int key = lane / 16 * 8 + lane % 8, chunk = lane / 8 % 2; // for ldmatrix: n tile, then k half
 #pragma unroll
   for (int k = 0; k < KernelTraits<C>::kSteps; ++k) {
 #pragma unroll
@@ -212,7 +218,7 @@ NSAI_DEVICE void scores(float (&rS)[2][KernelTraits<C>::kSliceTiles][4],
   }
 }
 
-// P of the keys that a row's token does not see becomes 0. `first` is the slice's first key.
+// Sets P of keys that a row's token does not see to 0. `first` is the slice's first key.
 template <class C>
 NSAI_DEVICE void mask(float (&rP)[2][KernelTraits<C>::kSliceTiles][4], const TokenTile &tokens,
                       int first, int warp, int lane) {
@@ -231,9 +237,10 @@ NSAI_DEVICE void mask(float (&rP)[2][KernelTraits<C>::kSliceTiles][4], const Tok
   }
 }
 
-// Sums P over the heads of each token and writes them to `sums` [kWarpTokens, kSumPitch], 32 keys.
-// A thread adds its own rows of a token, then lanes halve their values against each other until
-// each holds 8 / kHeadLanes keys: value x of a thread is key 8 * (x / 2) + 2 * (lane % 4) + x % 2.
+// Sums P over the heads of each token into `sums` [kWarpTokens, kSumPitch] for 32 keys. A thread
+// first adds its own rows of a token. Then pairs of lanes exchange halves of their values until
+// each lane holds 8 / kHeadLanes keys: value x of a thread is key 8 * (x / 2) + 2 * (lane % 4) + x
+// % 2.
 template <class C>
 NSAI_DEVICE void sum_heads(const float (&rP)[2][KernelTraits<C>::kSliceTiles][4], float *sums,
                            int lane) {
@@ -252,7 +259,7 @@ NSAI_DEVICE void sum_heads(const float (&rP)[2][KernelTraits<C>::kSliceTiles][4]
       else
         v[x] = (rP[0][n][e] + rP[0][n][2 + e]) + (rP[1][n][e] + rP[1][n][2 + e]);
     }
-    int first = 0; // value of the thread that v[0] is
+    int first = 0; // index of v[0] among the thread's values
 #pragma unroll
     for (int lanes = KernelTraits<C>::kHeadLanes / 2, width = kValues / 2; lanes > 0;
          lanes /= 2, width /= 2) {
@@ -274,7 +281,7 @@ NSAI_DEVICE void sum_heads(const float (&rP)[2][KernelTraits<C>::kSliceTiles][4]
   }
 }
 
-// The warps that share a token wait for each other's sums.
+// Synchronises the warps that share a token.
 template <class C> NSAI_DEVICE void sync_token() {
   if constexpr (KernelTraits<C>::kTokenWarps > 1)
     __syncthreads();
@@ -288,7 +295,7 @@ template <class C, class End, class Visit>
 NSAI_DEVICE void for_each_block(const TokenTile &tokens, int warp, int lane, int first, End end,
                                 Visit visit) {
   constexpr int kLanes = KernelTraits<C>::kPoolLanes;
-  if (warp % KernelTraits<C>::kTokenWarps != 0) return; // the token's first warp pools for all
+  if (warp % KernelTraits<C>::kTokenWarps != 0) return; // the token's first warp pools
   for (int token = lane / kLanes; token < KernelTraits<C>::kWarpTokens; token += 32 / kLanes) {
     int query =
         tokens.first + warp / KernelTraits<C>::kTokenWarps * KernelTraits<C>::kWarpTokens + token;
@@ -297,12 +304,12 @@ NSAI_DEVICE void for_each_block(const TokenTile &tokens, int warp, int lane, int
   }
 }
 
-// `begin` plus the part of block j whose head sums lie in the tile: start is the place in `row` of
-// the block's first key.
+// Returns `begin` plus the part of block j whose head sums lie in this tile; `start` is the index
+// in `row` of the block's first key.
 template <class C> NSAI_DEVICE float pool(const float *row, int start, float begin) {
   using P = KernelTraits<C>;
-  constexpr int kSecond =
-      P::kWarpTokens * P::kSumPitch; // from the first warp's sums of a token to the second's
+  // Distance from the first warp's sums of a token to the second warp's.
+  constexpr int kSecond = P::kWarpTokens * P::kSumPitch;
   constexpr int kUnroll = P::kSupport <= 16 ? P::kSupport : 4;
   int from = P::kAligned ? 0 : max(0, -start),
       to = P::kAligned ? P::kSupport : min(P::kSupport, C::kKeys - start);
@@ -325,7 +332,7 @@ template <class C, class Params> NSAI_DEVICE void importance(const Params &param
   SharedStorage<C> &shared = *(SharedStorage<C> *)shared_bytes;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-  // ---- coordinates ----
+  // ---- coordinates
   const int count = gridDim.x / p.kv_heads, group = blockIdx.x / count;
   const TokenTile tokens = find_tokens<C>(params, blockIdx.x % count, count);
   if (tokens.begin >= tokens.end) {
@@ -338,15 +345,15 @@ template <class C, class Params> NSAI_DEVICE void importance(const Params &param
   }
   const int visible_to_all = visible_blocks<C>(tokens.seq.position(tokens.begin));
   const int visible_to_any = visible_blocks<C>(tokens.seq.position(tokens.end - 1));
-  // m - 1 keys more than are visible: so a block that only the last visible ones touch is pooled
-  // too.
+  // m - 1 keys more than are visible, so that a block is pooled even if only the last visible keys
+  // touch it.
   const int tiles = visible_to_any ? ceil_div(visible_to_any + P::kOverlap - 1, C::kKeys) : 0;
 
   const auto keys = find_keys<C>(params, tokens.s, group);     // [N, Dk]
   float *gI = p.importance + group * p.importance_head_stride; // [rows, blocks] of this group
   float *sums = &shared.sums[warp][0][0];                      // [kWarpTokens, kSumPitch]
 
-  // ---- prologue ----
+  // ---- prologue
   if (tiles) keys.load(shared_address(shared.keys[0]), 0, visible_to_any);
   copy_async_commit();
   u32 rQ[2][P::kSteps][4]; // [32 rows, Dk]
@@ -357,11 +364,13 @@ template <class C, class Params> NSAI_DEVICE void importance(const Params &param
   for (int i = lane; i < P::kWarpTokens * 4; i += 32)
     shared.carry[i / 2 % 2][warp][i / 4][i % 2] = 0;
 
-  // ---- tiles of keys ----
+  // ---- key tiles
   for (int tile = 0; tile < tiles; ++tile) {
     const int first = tile * C::kKeys;
     copy_async_wait<0>();
-    __syncthreads(); // everyone's part of the tile has come; everyone is done with the other buffer
+    // All warps' copies of this tile have arrived, and all warps have finished with the other
+    // buffer.
+    __syncthreads();
     if (tile + 1 < tiles)
       keys.load(shared_address(shared.keys[(tile + 1) % 2]), first + C::kKeys, visible_to_any);
     copy_async_commit();
@@ -399,7 +408,7 @@ template <class C, class Params> NSAI_DEVICE void importance(const Params &param
         gI[(tokens.out_base + query) * p.importance_token_stride + j] = sum;
     });
     if constexpr (P::kHistory > 0) {
-      sync_token<C>(); // the pooling is done with the old history
+      sync_token<C>(); // all warps have pooled with the old history
       for (int i = lane; i < P::kWarpTokens * P::kHistory; i += 32) {
         float *row = sums + i / P::kHistory * P::kSumPitch + i % P::kHistory;
         row[0] = row[C::kKeys];
@@ -407,7 +416,7 @@ template <class C, class Params> NSAI_DEVICE void importance(const Params &param
     }
   }
 
-  // ---- blocks still open, and those that no key has reached ----
+  // ---- blocks that are still open, and those that no key has reached
   sync_token<C>();
   const int keys_seen = tiles * C::kKeys;
   auto written = [&](int query) {

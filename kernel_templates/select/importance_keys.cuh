@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The compressed keys of one sequence and KV head, from packed storage or a cache into select_importance's
-// tiles.
+// Copies the compressed keys of one sequence and KV head from packed tensors or a KV cache into
+// select_importance's tiles.
 //
-// Config: kHeadDimQk, kKeys, kThreads, kBlock (l), kStride (d); data/source.cuh.
+// Config: kHeadDimQk, kKeys, kThreads, kBlock (l), kStride (d); those of data/source.cuh.
 #pragma once
 #include "core/copy.cuh"
 #include "core/tile.cuh"
@@ -16,8 +16,8 @@
 
 template <class C> struct KeyCopy {
   using KeyTile = Tile<C::kKeys, padded_dim(C::kHeadDimQk)>;
-  // Lanes that copy one key, a power of two and not the number of chunks: a thread then keeps one
-  // column and its addresses need no divisions, and no registers to hold their results over the
+  // Lanes that copy one key: a power of two rather than the number of chunks. A thread thus keeps
+  // one column, and its addresses need no divisions and no registers for their results over the
   // loop.
   static constexpr int kLanes = C::kHeadDimQk > 128  ? 32
                                 : C::kHeadDimQk > 64 ? 16
@@ -27,14 +27,16 @@ template <class C> struct KeyCopy {
   static constexpr int kStep = C::kThreads / kLanes; // keys between two copies of a thread
   static NSAI_DEVICE int key() { return threadIdx.x / kLanes; }
   static NSAI_DEVICE int chunk() { return threadIdx.x % kLanes; }
-  // Chunk chunk() of key i of the tile; zeros, and nothing is read, where it is not present.
+  // Starts the copy of chunk chunk() of the tile's key i; zeros, without a read, if it is not
+  // present.
   static NSAI_DEVICE void copy(u32 to, int i, const u16 *from, bool present) {
     if (C::kKeys % kStep == 0 || i < C::kKeys)
       copy_async_16(to + KeyTile::offset(i, chunk()), from, present && chunk() * 8 < C::kHeadDimQk);
   }
 };
 
-// Keys first .. first + kKeys - 1 to shared memory; those from `end` on are zeros and are not read.
+// Starts the copy of keys [first, first + kKeys) to shared memory; those from `end` on become zeros
+// and are not read.
 template <class C>
 NSAI_DEVICE void load_keys(u32 to, const u16 *gK, long long token_stride, int first, int end) {
   using Copy = KeyCopy<C>;

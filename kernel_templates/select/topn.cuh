@@ -1,19 +1,18 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// select_topn: which n selection blocks a token attends to, by the rule and the search of
-// core/topn.cuh.
+// select_topn: selects n blocks for each token by the rule and the search of core/topn.cuh.
 //
-//   importance f32 [tokens of the chunk, Hkv, blocks] (importance) -> idx int32 [T, Hkv, n]
-//   (attend_selected)
+//   importance f32 [tokens of the chunk, Hkv, blocks] (select_importance)
+//   -> idx int32 [T, Hkv, n] (attend_selected_*)
 //
 // Grid: x = ceil((token_end - token_begin) * kv_heads / (kThreads / 32)), one warp per token and KV
-// head. Tokens after the last sequence are skipped; t < 0 gives -1 throughout. Loads are 128 bytes
-// a warp, kUnroll in flight. Bound by issue: about 10 instructions per 32 candidates, and 200 *
-// kSlots per merge.
+// head. Tokens behind the last sequence are skipped; t < 0 gives a list of -1. A warp loads
+// 128 bytes at once, kUnroll loads in flight. Bound by instruction issue: about 10 instructions per
+// 32 candidates, and 200 * kSlots per merge.
 //
-// Config: kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kThreads, kMinBlocks, kCached.
-// 1272 bytes of shared memory a warp, static.
+// Config: kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kThreads, kMinBlocks,
+// kCached. Static shared memory: 1272 bytes per warp.
 #pragma once
 #include "core/launch.cuh"
 #include "core/topn.cuh"
