@@ -1,17 +1,20 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// out[b, r, c] = act(x[b, r, c] + shift[b, c] + bias[b, c]) : between and after the products of phi
-// linear and mlp and of the gate MLP.
+// compress_bias_activation: bias and activation between and after the GEMMs of phi linear, phi mlp
+// and the gate MLP.
 //
-//   x     f32 [batch, rows, columns], rows contiguous, as cuBLASLt wrote it
+//   out[b, r, c] = act(x[b, r, c] + shift[b, c] + bias[b, c])
+//
+//   x     f32 [batch, rows, columns], rows contiguous, as written by cuBLASLt
 //   shift f32 [batch, columns] or absent: pe times the weights
 //   bias  dtype [batch, columns] or absent
 //   out   dtype or f32, any row and batch stride
-//   rest  dtype or absent: out + rest is the result to twice dtype's precision
+//   rest  dtype or absent: out + rest is the result to twice the precision of dtype
 //
-// Grid: x over all elements, one element a thread, columns fastest, so that loads and stores are
-// coalesced. No shared memory. Bound by memory; a few MB at most beside the products around it.
+// Grid: x covers all elements, one element per thread, columns fastest, so that loads and stores
+// are coalesced. No shared memory. Bound by memory; at most a few MB beside the GEMMs around it.
+//
 // Config: Element, kActivation (0 relu, 1 silu, 2 gelu, 3 none), kOutFloat, kBlocks (rows are
 // compressed storage), kBlock (l), kStride (d), kThreads, kMinBlocks.
 #pragma once
@@ -41,7 +44,7 @@ template <class Config> NSAI_DEVICE void bias_activation_body(const NsaiBiasActi
   } else {
     u32 rounded = Config::Element::pack(x, 0.0f);
     ((u16 *)p.out)[to] = (u16)rounded;
-    // Nothing is left of what became inf: inf - inf would make the sum NaN.
+    // A result that became inf has no rest: inf - inf would make the sum NaN.
     float left = x - Config::Element::low(rounded);
     if (p.rest)
       ((u16 *)p.rest)[to] = (u16)Config::Element::pack(fabsf(left) < 1e30f ? left : 0.0f, 0.0f);

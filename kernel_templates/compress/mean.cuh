@@ -1,21 +1,21 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// compress_mean: phi mean, K and V in one launch.
+// compress_mean: phi mean of K and V in one launch.
 //
-//   kc[row, g] = 1/l * sum over x in [0, l) of k[token + x, g]      token = kv_begin + i*d of block
-//   i = row - first row
+//   kc[row, g] = 1/l * sum over x in [0, l) of k[token + x, g]
+//                token = kv_begin + i*d of block i = row - first row
 //
 //   k [tokens, Hkv, Dk], v [tokens, Hkv, Dv] -> k_cmp [rows, Hkv, Dk], v_cmp [rows, Hkv, Dv]
-//   (read by attend_compressed, importance)
 //
-// The sum runs over x ascending in fp32, is multiplied by 1/l and rounded once: a block's bits
-// depend on its tokens alone. Rows that hold no block (i >= N(kv_len), and the gaps between
-// sequences) are not written.
+// The sum runs over ascending x in fp32, is multiplied by 1/l and rounded once: a block's bits
+// depend on its tokens only. Rows that hold no block (i >= N(kv_len), and gaps between sequences)
+// are not written.
 //
-// Grid: x = ceil(rows * kv_heads / kItems), kItems = kThreads / ((Dk + Dv) / 8) row-head pairs a
-// CTA; a thread sums 16 bytes of one pair's K or V. Threads that are left over idle. Bound by HBM:
-// adjacent rows lie in one CTA or the next, so that the l/d readers of a token meet in L1 and L2.
+// Grid: x = ceil(rows * kv_heads / kItems). A CTA takes kItems = kThreads / ((Dk + Dv) / 8) pairs
+// of a row and a head; a thread averages 16 bytes of one pair's K or V, and left-over threads idle.
+// Bound by HBM: adjacent rows lie in the same CTA or the next, so that the l/d reads of a token hit
+// L1 and L2.
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kThreads, kMinBlocks. No shared
 // memory.
@@ -28,13 +28,13 @@
 static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
               "rows are read 16 bytes at a time");
 static_assert(Config::kThreads >= (Config::kHeadDimQk + Config::kHeadDimV) / 8,
-              "a CTA holds one row-head pair at least");
+              "a CTA holds at least one row-head pair");
 
-// Loads in flight per thread: 8 * 16 bytes * 1024 threads is far above the 40 KB an SM needs to
-// cover HBM's latency.
+// Loads in flight per thread: 8 * 16 bytes * 1024 threads is far more than the 40 KB that an SM
+// needs to hide the latency of HBM.
 constexpr int kLoads = 8;
 
-// The mean of kBlock times 16 bytes, `stride` elements apart.
+// The mean of kBlock chunks of 16 bytes that lie `stride` elements apart.
 template <class C> NSAI_DEVICE Chunk mean(const u16 *from, long long stride) {
   float sum[8] = {};
 #pragma unroll kLoads
@@ -58,7 +58,7 @@ template <class C> NSAI_DEVICE void compress(const NsaiCompress &p) {
   constexpr int kChunksK = C::kHeadDimQk / 8, kChunks = kChunksK + C::kHeadDimV / 8;
   constexpr int kItems = C::kThreads / kChunks;
 
-  // ---- coordinates ----
+  // ---- coordinates
   const int item = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
   const u64 index = (u64)blockIdx.x * kItems + item;
   if (item >= kItems || index >= (u64)p.rows * p.kv_heads) return;
@@ -66,7 +66,7 @@ template <class C> NSAI_DEVICE void compress(const NsaiCompress &p) {
   const BlockRow block = find_block_row<C::kBlock, C::kStride>(p.seq, row);
   if (!block.exists) return;
 
-  // ---- mean ----
+  // ---- mean
   const bool is_k = chunk < kChunksK;
   const NsaiView &from = is_k ? p.k : p.v, &to = is_k ? p.k_cmp : p.v_cmp;
   const int column = (is_k ? chunk : chunk - kChunksK) * 8;
