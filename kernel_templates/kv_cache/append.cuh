@@ -1,21 +1,22 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// kv_cache_append: new tokens into a cache and, with phi mean, the compressed entries that end among them.
+// kv_cache_append: writes new tokens into a KV cache and, with phi mean, the compressed entries
+// that end with them.
 //
-//   cache[position(token)] = fresh[token]                                        every pair, K and V
+//   cache[position(token)] = new_kv[token]                                       each pair, K and V
 //   entries[i] = 1/l * sum over x in [0, l) of pair 0[i*d + x]     i*d + l - 1 = position(token)
 //
-// A block's earlier tokens are the call's own where the sequence's new tokens reach that far back, and
-// are read from `fresh` then, since another CTA writes them meanwhile; else the cache has them. The sum
-// runs as in compress_mean: a block has the same bits here and there.
+// The earlier tokens of a block may be new tokens of the same call. Those are read from new_kv,
+// because another CTA writes them to the cache at the same time; all others are read from the
+// cache. The sum runs as in compress_mean, so both give the same bits.
 //
-// Grid: x = T, one CTA a token; a thread moves 16 bytes of a head's row at a time. Tokens with t < 0 or t >=
-// max_kv_len, those behind all sequences and those with slot_mapping -1 write nothing. Bound by memory, or
-// latency.
+// Grid: x = T, one CTA per token; a thread moves 16 bytes of a head's row at a time. Tokens with t
+// < 0 or t >= max_kv_len, tokens behind all sequences and tokens with slot_mapping -1 write
+// nothing. Bound by memory or latency.
 //
-// Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kPageSize (P; 0: none), kRing (pair 2
-// lies in rings), kMean (entries are written), kThreads, kMinBlocks.
+// Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kPageSize (P; 0: no pages),
+// kRing (pair 2 lies in ring buffers), kMean (entries are written), kThreads, kMinBlocks.
 #pragma once
 #include "core/launch.cuh"
 #include "core/types.cuh"
@@ -24,17 +25,17 @@
 #include "params/attention.h"
 #include "params/kv_cache.h"
 
-// Of a mean in flight per thread; 16 spill where rows have no power of two of chunks.
+// Loads in flight per thread for a mean. 16 would spill if the chunks of a row are no power of two.
 constexpr int kLoads = 8;
 
-// A token of the call.
+// A new token.
 struct NewToken {
   Sequence seq;
   int s;
   int position;
 };
 
-// 16 bytes of K or V at one place of a head's row: which, and where.
+// 16 bytes of K or V within a head's row.
 template <class C> struct Piece {
   bool is_k;
   int head, column;
@@ -68,11 +69,11 @@ NSAI_DEVICE void copy_token(const NsaiAppend &p, const Rows &rows, int pair, int
   }
 }
 
-// The entry whose last token is `position`; all its tokens exist.
+// Writes the entry whose last token is at `position`; all of its tokens exist.
 template <class C, class Rows>
 NSAI_DEVICE void write_entry(const NsaiAppend &p, const Rows &rows, const NewToken &at) {
   const int first = at.position - (C::kBlock - 1);
-  const int old = at.seq.kv_len - at.seq.q_len; // tokens before the call's
+  const int old = at.seq.kv_len - at.seq.q_len; // tokens before the new ones
   const auto entries = find_rows<C::kPageSize / C::kStride>(p.batch, at.s, 0);
   for (int i = threadIdx.x; i < p.kv_heads * Piece<C>::kPerHead; i += C::kThreads) {
     const Piece<C> piece(i);
@@ -107,7 +108,7 @@ NSAI_DEVICE void write_entry(const NsaiAppend &p, const Rows &rows, const NewTok
 }
 
 template <class C> NSAI_DEVICE void append(const NsaiAppend &p) {
-  // ---- coordinates ----
+  // ---- coordinates
   const int token = blockIdx.x;
   const int s = find_cached_sequence(p.batch, token);
   const int room = find_room(p.batch, s);
@@ -118,7 +119,7 @@ template <class C> NSAI_DEVICE void append(const NsaiAppend &p) {
   const NewToken at = { seq, s, position };
   const auto rows = find_rows<C::kPageSize>(p.batch, s, 0);
 
-  // ---- the token itself ----
+  // ---- the token
 #pragma unroll
   for (int pair = 0; pair < 3; ++pair) {
     if (!(p.pairs >> pair & 1)) continue;
@@ -128,7 +129,7 @@ template <class C> NSAI_DEVICE void append(const NsaiAppend &p) {
       copy_token<C>(p, rows, pair, token, at.position);
   }
 
-  // ---- the block that ends with it ----
+  // ---- the compressed block that ends with it
   if constexpr (C::kMean) {
     if (at.position >= C::kBlock - 1 && (at.position + 1) % C::kStride == 0)
       write_entry<C>(p, rows, at);

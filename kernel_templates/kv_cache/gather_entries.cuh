@@ -1,18 +1,20 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// kv_cache_gather_entries: compress_gather_rows for the entries that an append completes, from the cache.
+// kv_cache_gather_entries: compress_gather_rows for the entries that an append completes, read from
+// the KV cache.
 //
-//   out[g, row, x*D + c]  = x[first token of row's entry + x, g, c], zero where the row holds none
+//   out[g, row, x*D + c]  = x[first token of the row's entry + x, g, c], zero if the row holds none
 //   out[g, rows, x*D + c] = pe[g, x, c]
 //
-//   x [pages, P, Hkv, D], pe [Hkv, l, D] or NULL (zeros) -> out [Hkv, rows + 1, l*D] contiguous (read by
-//   cuBLASLt)
+//   x [pages, P, Hkv, D], pe [Hkv, l, D] or NULL (zeros) -> out [Hkv, rows + 1, l*D] contiguous
+//   (read by cuBLASLt)
 //
-// Grid: x = (rows + 1) * kv_heads, heads outermost; a CTA writes one row, 16 bytes a thread and step.
-// Bound by HBM.
+// Grid: x = (rows + 1) * kv_heads, heads outermost; a CTA writes one row, 16 bytes per thread and
+// step. Bound by HBM.
 //
-// Config: Element, kHeadDim, kBlock (l), kStride (d), kPageSize (P; 0: none), kThreads, kMinBlocks.
+// Config: Element, kHeadDim, kBlock (l), kStride (d), kPageSize (P; 0: no pages), kThreads,
+// kMinBlocks.
 #pragma once
 #include "core/launch.cuh"
 #include "core/types.cuh"
@@ -26,7 +28,7 @@ template <class C> NSAI_DEVICE void gather(const NsaiGatherEntries &p) {
   constexpr int kChunks = C::kHeadDim / 8; // per token
   constexpr int kUnroll = 4;               // loads in flight per thread
 
-  // ---- coordinates ----
+  // ---- coordinates
   const int rows = p.rows + 1, head = blockIdx.x / rows, row = blockIdx.x % rows;
   const NewEntry entry = find_new_entry<C::kBlock, C::kStride>(p.batch, p.slot_mapping, row);
   const auto lists = find_rows<C::kPageSize>(p.batch, entry.s, 0);
@@ -36,7 +38,7 @@ template <class C> NSAI_DEVICE void gather(const NsaiGatherEntries &p) {
   Chunk *gOut =
       (Chunk *)p.out + ((long long)head * rows + row) * (C::kBlock * kChunks); // [l * D / 8]
 
-  // ---- copy ----
+  // ---- copy
 #pragma unroll kUnroll
   for (int i = threadIdx.x; i < C::kBlock * kChunks; i += C::kThreads) {
     const int x = i / kChunks, column = i % kChunks * 8, at = entry.first + x;

@@ -1,13 +1,16 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// kv_cache_scatter_entries: phi's results, K and V, from the rows of its products to where the cache has them.
+// kv_cache_scatter_entries: copies phi's results, K and V, from the rows of its GEMMs into the KV
+// cache.
 //
 //   k [rows, Hkv, Dk], v [rows, Hkv, Dv] contiguous -> entries [pages, P/d, Hkv, D]
 //
-// Grid: x = rows, one CTA each; rows that hold no entry write nothing. A thread moves 16 bytes at a time.
+// Grid: x = rows, one CTA each; rows that hold no entry write nothing. A thread moves 16 bytes at a
+// time.
 //
-// Config: kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kPageSize (P; 0: none), kThreads, kMinBlocks.
+// Config: kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kPageSize (P; 0: no pages), kThreads,
+// kMinBlocks.
 #pragma once
 #include "core/launch.cuh"
 #include "core/types.cuh"
