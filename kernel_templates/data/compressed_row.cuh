@@ -1,16 +1,17 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Which tokens a row of compressed storage stands for: the inverse of first_block_row.
+// Which tokens a row of compressed storage represents: the inverse of first_block_row().
 #pragma once
 #include "core/types.cuh"
 #include "data/sequence.cuh"
 
 struct BlockRow {
-  int s, block;    // sequence, and number of the block within it
-  long long token; // row of k, v where the block begins
-  bool exists;     // else the row holds no block: its sequence is too short, or it lies between two
-                   // sequences
+  int s, block;    // sequence, and index of the block within it
+  long long token; // row of k and v where the block begins
+  // false: the row holds no block, because its sequence is too short or the row lies between two
+  // sequences.
+  bool exists;
 };
 
 template <int kBlock, int kStride>

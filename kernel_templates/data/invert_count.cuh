@@ -1,15 +1,16 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// data_invert_count: the first of the three kernels that turn lists of blocks into lists of tokens.
+// data_invert_count: the first of three kernels that turn lists of blocks into inverted lists
+// (tokens per block).
 //
-//   counts[h, part, b] = tokens of the part whose list holds block b
+//   counts[h, part, b] = number of tokens of the part whose list holds block b
 //
 //   lists [T, heads, n]; parts are runs of part_tokens tokens of the chunk [token_begin, token_end)
 //
-// Grid: x = heads * parts, y = ceil(blocks / kCounters). A block of threads counts the blocks of its
-// range in shared memory; sums do not depend on the order of their terms. Bound by the read of the
-// lists.
+// Grid: x = heads * parts, y = ceil(blocks / kCounters). A CTA counts the blocks of its range in
+// shared memory; counts do not depend on the order of the atomics. Bound by reading the lists.
+//
 // Config: kSelectBlock (l'), kSelectCount (n), kCounters, kThreads, kMinBlocks, kSharedBytes (0).
 #pragma once
 #include "core/launch.cuh"
@@ -18,7 +19,7 @@
 #include "params/attention.h"
 
 template <class Config> NSAI_DEVICE void invert_count_part(const NsaiInvert &p) {
-  __shared__ int sCounts[Config::kCounters]; // of blocks first_number and up
+  __shared__ int sCounts[Config::kCounters]; // of the blocks from first_number on
   const int first_number = blockIdx.y * Config::kCounters;
   const int numbers = min(Config::kCounters, p.blocks - first_number);
   const int head = blockIdx.x / p.parts, part = blockIdx.x % p.parts;

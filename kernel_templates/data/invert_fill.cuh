@@ -1,27 +1,29 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// data_invert_fill: writes the inverted lists: per block its tokens, ascending, with the slot of each
-// (data/inverted_lists.cuh); and per token where in the lists its slots are.
+// data_invert_fill: writes the inverted lists: for each block its tokens in ascending order with
+// the slot of each (data/inverted_lists.cuh), and for each token the positions of its slots in
+// those lists.
 //
-// Grid: x = heads * parts, y = ceil(blocks / kCounters), as in data_invert_count. Each warp has a run of the
-// part's tokens: it counts them, learns what the warps before it have, and takes token after token, a
-// lane per slot: blocks of one list differ, so that no two lanes meet in a counter, and the order is
-// that of the tokens.
+// Grid: x = heads * parts, y = ceil(blocks / kCounters), as in data_invert_count. Each warp has a
+// run of the part's tokens. It first counts them, adds the counts of the warps before it, and then
+// processes token after token with one lane per slot: the blocks of one list differ, so no two
+// lanes share a counter, and entries keep the order of the tokens.
 //
-// Entries are written one by one; L2 makes lines of them, as long as few heads are under way at once
-// (runtime/variants/attend/selected_kv_stationary_run.c). A third of the time are those stores of 4 bytes, and a quarter the count: 1.6
-// ms for 67 million entries (H200).
-// Config: kSelectBlock (l'), kSelectCount (n), kCounters (even), kThreads, kMinBlocks,
-//   kSharedBytes ((kThreads / 16 + 4) * kCounters). A part has less than 2^16 tokens.
+// Entries are stored one by one. L2 merges them into lines as long as only a few heads are
+// processed at a time, which is the caller's task. A third of the time goes to these 4-byte stores
+// and a quarter to counting: 1.6 ms for 67 million entries (H200).
+//
+// Config: kSelectBlock (l'), kSelectCount (n), kCounters (even), kThreads, kMinBlocks, kSharedBytes
+// ((kThreads / 16 + 4) * kCounters). A part has fewer than 2^16 tokens.
 #pragma once
 #include "core/launch.cuh"
 #include "core/types.cuh"
 #include "data/inverted_lists.cuh"
 #include "params/attention.h"
 
-// The lists of kAhead tokens from `first` on, as numbers of blocks, or kNoEntryIndex, kNoToken. Element
-// [i][j] is slot 32 j + lane of token first + i.
+// Loads the lists of kAhead tokens from `first` on as block numbers, or kNoEntryIndex, kNoToken.
+// Element [i][j] is slot 32 j + lane of token first + i.
 template <class Config, int kAhead, int kPerLane>
 NSAI_DEVICE void load_numbers(int (&rNumber)[kAhead][kPerLane], TokenCursor<Config> &cursor,
                               const NsaiInvert &p, const int *gLists, int first, int end) {
@@ -51,25 +53,25 @@ NSAI_DEVICE void load_numbers(int (&rNumber)[kAhead][kPerLane], TokenCursor<Conf
 template <class Config> NSAI_DEVICE void invert_fill_part(const NsaiInvert &p) {
   constexpr int kWarps = Config::kThreads / 32;
   constexpr int kPerLane = ceil_div(Config::kSelectCount, 32);
-  constexpr int kAhead = kPerLane == 1 ? 8 : 1;  // tokens whose lists are read at once
-  extern __shared__ __align__(16) int sStarts[]; // [kCounters]: where the part begins in a list
+  constexpr int kAhead = kPerLane == 1 ? 8 : 1;  // tokens whose lists are loaded together
+  extern __shared__ __align__(16) int sStarts[]; // [kCounters]: begin of this part in each list
   u16 *sRanks = (u16 *)(sStarts + Config::kCounters); // [kWarps, kCounters]: entries so far
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const int head = p.head_begin + blockIdx.x / p.parts, part = blockIdx.x % p.parts;
   const int first_number = blockIdx.y * Config::kCounters;
   const int numbers = min(Config::kCounters, p.blocks - first_number);
-  const int each = ceil_div(p.part_tokens, kWarps); // tokens of a warp
+  const int each = ceil_div(p.part_tokens, kWarps); // tokens per warp
   const int part_begin = p.token_begin + part * p.part_tokens;
   const int part_end = min(part_begin + p.part_tokens, p.token_end);
   const int begin = min(part_begin + warp * each, part_end), end = min(begin + each, part_end);
   const int *gLists = p.lists + head * p.list_head_stride; // [T, n]
   const int *gCounts = p.counts + ((long long)head * p.parts + part) * p.blocks + first_number;
-  const int *gStarts = p.starts + (long long)head * p.blocks + first_number; // both [numbers]
+  const int *gStarts = p.starts + (long long)head * p.blocks + first_number; // [numbers]
   int *gEntryIndices = p.entry_indices + head * p.entry_capacity -
-                       (long long)p.token_begin * Config::kSelectCount; // [tokens, n], from token 0
+                       (long long)p.token_begin * Config::kSelectCount; // [tokens, n]
   unsigned *gEntries = p.entries + (long long)head * p.entry_capacity;  // [entry_capacity]
 
-  u16 *sRank = sRanks + warp * Config::kCounters; // this warp's
+  u16 *sRank = sRanks + warp * Config::kCounters; // of this warp
 
   for (int b = lane; b < Config::kCounters / 2; b += 32) ((u32 *)sRank)[b] = 0;
   __syncwarp();
@@ -80,7 +82,8 @@ template <class Config> NSAI_DEVICE void invert_fill_part(const NsaiInvert &p) {
     const int block = gLists[token * p.list_token_stride + i % Config::kSelectCount];
     cursor.move(p.seq, token);
     const int number = cursor.first_block + block - first_number;
-    if (cursor.sees(block, p.near) && number >= 0 && number < numbers) // a counter is half a word
+    // Two 16-bit counters per word.
+    if (cursor.sees(block, p.near) && number >= 0 && number < numbers)
       atomicAdd((u32 *)sRank + number / 2, number % 2 ? 0x10000u : 1u);
   }
   __syncthreads();
@@ -108,16 +111,16 @@ template <class Config> NSAI_DEVICE void invert_fill_part(const NsaiInvert &p) {
         const int slot = 32 * j + lane, number = rNumber[i][j] - first_number;
         int at = rNumber[i][j];
         if (at >= 0) {
-          if (number < 0 || number >= numbers) continue; // another range's
+          if (number < 0 || number >= numbers) continue; // in another CTA's range of blocks
           at = sStarts[number] + sRank[number]++;
           gEntries[at] = make_entry(first + i - p.token_begin, slot);
         } else if (blockIdx.y > 0) {
-          continue; // the first range's
+          continue; // left to the first range
         }
         if (first + i < end && slot < Config::kSelectCount)
           gEntryIndices[(long long)(first + i) * Config::kSelectCount + slot] = at;
       }
-      __syncwarp(); // a later token's counters
+      __syncwarp(); // before the next token updates the counters
     }
   }
 }

@@ -1,23 +1,25 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// data_invert_scan: where each part of each inverted list begins, and the work that the lists make.
+// data_invert_scan: computes where each part of each inverted list begins, and cuts the lists into
+// work items.
 //
 //   counts[h, part, b] -> sum of counts[h, earlier parts, b]
 //   starts[h, b]        = sum of the lengths of the lists of blocks before b
-//   item_starts[h, b]   = the same of their items; on request
-//   items[h, ..]        : every list in runs of at most kRows entries, of about equal length and, but
-//                         for the last, a multiple of kTileRows; blocks ascending
+//   item_starts[h, b]   = the same for their items, if wanted
+//   items[h, ..]        : each list in runs of at most kRows entries, of about equal length and,
+//                       except the last, a multiple of kTileRows; blocks ascending
 //
-// Grid: x = heads; a thread per block. Config: kSelectBlock (l'), kRows, kThreads (1024), kMinBlocks,
-//   kSharedBytes (0).
+// Grid: x = heads; one thread per block.
+//
+// Config: kSelectBlock (l'), kRows, kThreads (1024), kMinBlocks, kSharedBytes (0).
 #pragma once
 #include "core/launch.cuh"
 #include "core/types.cuh"
 #include "data/inverted_lists.cuh"
 #include "params/attention.h"
 
-constexpr int kTileRows = 64; // of a product: attend/selected_kv_stationary_sm90.cuh
+constexpr int kTileRows = 64; // rows of an attention tile (attend/selected_kv_stationary_sm90.cuh)
 
 struct Pair {
   int entries, items;
@@ -31,7 +33,7 @@ NSAI_DEVICE Pair shuffle_up(Pair x, int delta) {
   return Pair{ __shfl_up_sync(~0u, x.entries, delta), __shfl_up_sync(~0u, x.items, delta) };
 }
 
-// Sum over this thread and those before it.
+// Inclusive scan over the lanes of a warp.
 NSAI_DEVICE Pair warp_scan(Pair x) {
 #pragma unroll
   for (int delta = 1; delta < 32; delta *= 2) {
@@ -41,12 +43,12 @@ NSAI_DEVICE Pair warp_scan(Pair x) {
   return x;
 }
 
-// The same over the block of threads; *total: over all of them.
+// Inclusive scan over the CTA; *total: sum over all threads.
 template <int kThreads> NSAI_DEVICE Pair block_scan(Pair x, Pair *total) {
   __shared__ Pair sWarps[kThreads / 32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   x = warp_scan(x);
-  __syncthreads(); // sWarps of the call before has been read
+  __syncthreads(); // all threads have read sWarps of the previous call
   if (lane == 31) sWarps[warp] = x;
   __syncthreads();
   if (warp == 0) {
@@ -59,12 +61,12 @@ template <int kThreads> NSAI_DEVICE Pair block_scan(Pair x, Pair *total) {
   return warp ? x + sWarps[warp - 1] : x;
 }
 
-// Turns the counts of block `b` into the sums before them; returns the length of its list.
+// Replaces the counts of block `b` by the sums before them; returns the length of its list.
 NSAI_DEVICE int scan_parts(const NsaiInvert &p, int *gCounts, int b) {
   int length = 0;
   int part = 0;
   for (; part + 8 <= p.parts; part += 8) {
-    int rCount[8]; // loads that do not wait for each other
+    int rCount[8]; // independent loads
 #pragma unroll
     for (int i = 0; i < 8; ++i) rCount[i] = gCounts[(long long)(part + i) * p.blocks + b];
 #pragma unroll
@@ -82,7 +84,7 @@ NSAI_DEVICE int scan_parts(const NsaiInvert &p, int *gCounts, int b) {
   return length;
 }
 
-// The items of block `b`, whose list lies at [start, start + length).
+// Writes the items of block `b`, whose list is [start, start + length).
 template <class Config>
 NSAI_DEVICE void write_items(const NsaiSequences &seqs, NsaiKvItem *gItems, int count, int b,
                              int start, int length) {
@@ -93,8 +95,9 @@ NSAI_DEVICE void write_items(const NsaiSequences &seqs, NsaiKvItem *gItems, int 
                           [&](int i) { return first_block_number<Config::kSelectBlock>(seqs, i); })
           : 0;
   const Sequence seq = load_sequence(seqs, s);
-  const int first_key = (b - first_block_number<Config::kSelectBlock>(seqs, s)) *
-                        Config::kSelectBlock; // of the block, within the sequence
+  // First key of the block within the sequence.
+  const int first_key =
+      (b - first_block_number<Config::kSelectBlock>(seqs, s)) * Config::kSelectBlock;
   NsaiKvItem item = {};
   item.kv_row = seq.kv_begin + first_key;
   item.keys = min(Config::kSelectBlock, seq.kv_len - first_key);
@@ -112,7 +115,7 @@ template <class Config> NSAI_DEVICE void invert_scan_head(const NsaiInvert &p) {
   int *gCounts = p.counts + (long long)head * p.parts * p.blocks;   // [parts, blocks]
   int *gStarts = p.starts + (long long)head * p.blocks;             // [blocks]
   NsaiKvItem *gItems = p.items + (long long)head * p.item_capacity; // [item_capacity]
-  Pair before = { 0, 0 };                                           // of earlier rounds
+  Pair before = { 0, 0 };                                           // sums of earlier rounds
   for (int first = 0; first < p.blocks; first += Config::kThreads) {
     const int b = first + threadIdx.x;
     const int length = b < p.blocks ? scan_parts(p, gCounts, b) : 0;

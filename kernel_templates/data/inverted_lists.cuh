@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The lists of blocks [T, heads, n] as the KV-stationary kernels see them: selection blocks of all
-// sequences under one number each. Sequence s owns the numbers from cu_kv[s] / l' + s on, which is
-// room enough (data/sequence.cuh); numbers that are left over have no block.
+// The inverted lists of blocks [T, heads, n] for KV-stationary kernels. The selection blocks of all
+// sequences share one numbering: sequence s owns the numbers from cu_kv[s] / l' + s on, which
+// leaves enough room (see data/sequence.cuh). Left-over numbers have no block.
 #pragma once
 #include "core/types.cuh"
 #include "data/sequence.cuh"
@@ -19,7 +19,8 @@ NSAI_DEVICE u32 make_entry(int token, int slot) {
 NSAI_DEVICE int entry_token(u32 entry) { return (int)(entry & ((1u << kEntryTokenBits) - 1)); }
 NSAI_DEVICE int entry_slot(u32 entry) { return (int)(entry >> kEntryTokenBits); }
 
-// In the place of a list position: the token does not see the slot's block, or there is no such token.
+// Stored instead of an entry index: the token does not see the slot's block, or the token does not
+// exist.
 constexpr int kNoEntryIndex = -1;
 constexpr int kNoToken = -2;
 
@@ -27,13 +28,13 @@ template <int kSelectBlock> NSAI_DEVICE int first_block_number(const NsaiSequenc
   return seqs.cu_q ? seqs.cu_kv[s] / kSelectBlock + s : 0;
 }
 
-// Walks over tokens in ascending order and knows where each stands; looks a sequence up only where
-// the last one has ended.
+// Walks over tokens in ascending order and tracks the position of each. Looks up a sequence only
+// when the previous one has ended.
 template <class Config> struct TokenCursor {
-  int begin = 0, end = 0; // tokens of the sequence at hand
+  int begin = 0, end = 0; // tokens of the current sequence
   int shift;              // position t = token + shift
-  int first_block;        // its number
-  int position;           // of the token; negative where it sees no key
+  int first_block;        // block number of the sequence's first block
+  int position;           // of the token; negative if it sees no key
   bool exists;            // false behind the last sequence
 
   NSAI_DEVICE void move(const NsaiSequences &seqs, int token) {
@@ -50,8 +51,8 @@ template <class Config> struct TokenCursor {
     position = exists ? token + shift : -1;
   }
 
-  // Whether the token at hand attends to block `block` of its list; blocks that begin less than `near`
-  // keys before it do not count.
+  // Whether the current token attends to block `block` of its list. Blocks that begin less than
+  // `near` keys before the token do not count.
   NSAI_DEVICE bool sees(int block, int near) const {
     return block >= 0 && position >= 0 && block <= position / Config::kSelectBlock &&
            position - block * Config::kSelectBlock >= near;

@@ -1,17 +1,17 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Which keys a query sees, for flash attention over contiguous key ranges (attend/mainloop_sm80.cuh,
-// attend/mainloop_sm90.cuh), and the mask that follows. A policy `Keys` has
+// The keys that a query sees, for attention over contiguous key ranges (attend/mainloop_sm80.cuh,
+// attend/mainloop_sm90.cuh), and the corresponding mask. A policy `Keys` has
 //
 //   KeyRange visible(int position)
-//       in units of rows of the sequence's k and v; both bounds ascend with the position
+//       in rows of the sequence's k and v; both bounds increase with the position
 //   int first_row(const NsaiSequences &seqs, const QueryTile &tile)
-//       row of k and v that is the sequence's key 0
+//       row of k and v of the sequence's key 0
 //   constexpr int kFirstIndex
-//       its index in a cache: data/cache_rows.cuh
+//       index of key 0 in a KV cache (data/cache_rows.cuh)
 //   constexpr bool kLongestFirst
-//       later tiles have more keys: start with them
+//       later tiles have more keys and should start first
 #pragma once
 #include "core/types.cuh"
 #include "data/cache_rows.cuh"
@@ -24,10 +24,10 @@ struct KeyRange {
 
 // Compressed branch: blocks i with i * d + l - 1 <= t.
 template <class Config> struct CompressedKeys {
-  static_assert(Config::kBlock % Config::kStride == 0, "d divides l");
+  static_assert(Config::kBlock % Config::kStride == 0, "the stride divides the block");
   static constexpr bool kLongestFirst = true;
   static constexpr int kFirstIndex = entry_index<Config::kBlock, Config::kStride>(0);
-  // The blocks that are whole at position t: as many as a sequence of t + 1 tokens has.
+  // The blocks that are complete at position t: as many as a sequence of t + 1 tokens has.
   static NSAI_DEVICE KeyRange visible(int t) {
     return KeyRange{ 0, block_count<Config::kBlock, Config::kStride>(t + 1) };
   }
@@ -38,8 +38,8 @@ template <class Config> struct CompressedKeys {
 
 // Window branch: tokens p with t - w < p <= t.
 template <class Config> struct WindowKeys {
-  static_assert(Config::kWindow >= 1, "a window of 0 switches the branch off");
-  static constexpr bool kLongestFirst = false; // all tiles but the first are equal
+  static_assert(Config::kWindow >= 1, "a window of 0 means that the branch is absent");
+  static constexpr bool kLongestFirst = false; // all tiles but the first few are equal
   static constexpr int kFirstIndex = 0;
   static NSAI_DEVICE KeyRange visible(int t) {
     return KeyRange{ max(t - Config::kWindow + 1, 0), max(t + 1, 0) };
@@ -59,8 +59,8 @@ struct DenseKeys {
   }
 };
 
-// Scores s [16, 8 * kN], C fragments, of row r (0: group, 1: group + 8) outside `seen` become -inf.
-// Column 0 is key `first`.
+// Masks scores s [16, 8 * kN], C fragments, of row r (0: group, 1: group + 8) to -inf outside
+// `seen`. Column 0 is key `first`.
 template <int kN> NSAI_DEVICE void mask_row(float (&s)[kN][4], int r, KeyRange seen, int first) {
   int lane_first = first + 2 * (threadIdx.x & 3);
   int begin = seen.begin - lane_first, end = seen.end - lane_first;

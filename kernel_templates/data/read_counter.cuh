@@ -1,8 +1,9 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// What a decode step reads of the cache, counted where it is copied: nsa_io.reads. A kernel that does
-// not count (Config::kCountReads 0) has an empty counter, of which nothing is left.
+// Counts what a decode step reads from the KV cache, where it is copied, for the caller's counters
+// (include/nsa/kv_cache.h). In kernels that do not count (Config::kCountReads 0) the counter is
+// empty and costs nothing.
 #pragma once
 #include "core/types.cuh"
 #include "params/kv_cache.h"
@@ -11,15 +12,15 @@
 template <bool kCounts> struct ReadCounter {
   u32 tokens = 0, bytes = 0;
 
-  // Of a row of kDim elements, present or not, the thread copies chunk `lane_chunk` and every
-  // kLanes-th behind it. Tokens are counted by the lane that has a row's first chunk.
+  // Counts a row of kDim elements, if present, of which the thread copies chunk `lane_chunk` and
+  // every kLanes-th chunk after it. The lane with a row's first chunk counts the token.
   template <int kDim, int kLanes, bool kToken> NSAI_DEVICE void add(int lane_chunk, bool present) {
     if (!present) return;
     bytes += (kDim / 8 - lane_chunk + kLanes - 1) / kLanes * 16;
     if (kToken && lane_chunk == 0) ++tokens;
   }
 
-  // Adds the warp's shares to gKvReads [tokens, bytes]; NULL: nobody asks. All lanes take part.
+  // Adds the warp's shares to gKvReads [tokens, bytes]; NULL: not wanted. All lanes take part.
   NSAI_DEVICE void store(u64 *gKvReads) const {
     const u32 all_tokens = __reduce_add_sync(~0u, tokens),
               all_bytes = __reduce_add_sync(~0u, bytes);

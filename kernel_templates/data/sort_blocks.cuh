@@ -1,15 +1,18 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// data_sort_blocks: a caller's block indices into the ascending lists that attend_selected reads.
+// data_sort_blocks: sorts a caller's block indices into the ascending lists that the selected
+// branch reads.
 //
-//   in  [T, heads, n] any order; negative ones and those after the current block t / l' are skipped
+//   in  [T, heads, n] in any order; negative indices and those after the current block t / l' are
+//       skipped
 //   out [T, heads, n] ascending, each block once, then -1
 //
-// Grid: x = ceil(T * heads / (kThreads / 32)); a warp per list, in registers. Bound by launch and
+// Grid: x = ceil(T * heads / (kThreads / 32)); one warp per list, in registers. Bound by launch and
 // latency: n ints in, n out.
+//
 // Config: kSelectBlock (l'), kSelectCount (n), kThreads (a multiple of 32; 128), kMinBlocks (1),
-//   kSharedBytes (0), kCached.
+// kSharedBytes (0), kCached.
 #pragma once
 #include "core/launch.cuh"
 #include "core/sort.cuh"
@@ -46,12 +49,12 @@ template <class Config, class Params> NSAI_DEVICE void sort_block_list(const Par
 
   int *gOut = p.out + list * kCount; // [n]
   int written = 0;                   // warp-uniform
-  u32 before = kNone;                // the element before this round's first
+  u32 before = kNone;                // last element of the previous round
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j) {
     u32 left = __shfl_up_sync(~0u, rBlock[j], 1);
     if (lane == 0) left = before;
-    bool first = rBlock[j] != kNone && rBlock[j] != left; // of its value
+    bool first = rBlock[j] != kNone && rBlock[j] != left; // first occurrence of its value
     u32 firsts = __ballot_sync(~0u, first);
     if (first) gOut[written + __popc(firsts & ((1u << lane) - 1))] = (int)rBlock[j];
     written += __popc(firsts);

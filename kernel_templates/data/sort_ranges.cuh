@@ -1,16 +1,18 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// data_sort_ranges: a caller's token ranges into the ascending lists that attend_selected reads.
+// data_sort_ranges: sorts and merges a caller's token ranges into the ascending lists that the
+// selected branch reads.
 //
-//   in  [T, heads, n, 2] half-open (start, end) in any order; clipped to [0, t + 1), empty where
-//                        end <= start
-//   out [T, heads, n, 2] ascending, those that overlapped or touched united, then (-1, -1)
+//   in  [T, heads, n, 2] half-open (start, end) in any order; clipped to [0, t + 1), empty if end
+//       <= start
+//   out [T, heads, n, 2] ascending, overlapping and adjacent ranges merged, then (-1, -1)
 //
-// Grid: x = ceil(T * heads / (kThreads / 32)); a warp per list, in registers. Bound by launch and
+// Grid: x = ceil(T * heads / (kThreads / 32)); one warp per list, in registers. Bound by launch and
 // latency: 2n ints in, 2n out.
-// Config: kSelectCount (n), kThreads (a multiple of 32; 128), kMinBlocks (1),
-//   kSharedBytes (0), kCached.
+//
+// Config: kSelectCount (n), kThreads (a multiple of 32; 128), kMinBlocks (1), kSharedBytes (0),
+// kCached.
 #pragma once
 #include "core/launch.cuh"
 #include "core/sort.cuh"
@@ -24,7 +26,7 @@ static_assert(Config::kSelectCount > 0, "a selection has ranges");
 static_assert(Config::kThreads % 32 == 0, "a warp sorts a list");
 static_assert(Config::kSharedBytes == 0, "lists are sorted in registers");
 
-// The largest x of this lane and those below it.
+// Maximum of x over this lane and all lanes below it.
 NSAI_DEVICE int max_so_far(int x) {
   int lane = threadIdx.x & 31;
 #pragma unroll
@@ -57,10 +59,10 @@ template <class Config, class Params> NSAI_DEVICE void sort_range_list(const Par
   }
   sort_warp(rRange);
 
-  // A range begins a new union where it starts beyond all ends before it; the one that begins the
-  // next union also writes where the last ended.
+  // A range begins a new merged range if it starts beyond all ends before it. The lane that begins
+  // the next merged range also writes the end of the previous one.
   int *gOut = p.out + list * (2 * kCount); // [n, 2]
-  int written = 0, reach = -1;             // warp-uniform: unions begun, the largest end so far
+  int written = 0, reach = -1;             // warp-uniform: merged ranges begun, largest end so far
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j) {
     int start = (int)(rRange[j] >> 32);

@@ -1,13 +1,13 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Where kernels that serve both find queries, keys and values: in packed tensors, or, with
-// Config::kCached, in a KV cache (data/cache_rows.cuh). Such a kernel takes the packed form's struct X
-// alone, or inside an NsaiCachedX, which adds the cache; its code reads either through the functions
-// below, which are overloaded for both.
+// Queries, keys and values of kernels that serve both packed tensors and, with Config::kCached, a
+// KV cache (data/cache_rows.cuh). Such a kernel takes the parameter struct X of the packed form, or
+// an NsaiCachedX that contains an X and adds the cache. Its code reads either one through the
+// functions below, which are overloaded for both.
 //
-// Config::kCached; kPageRows, with kCached: rows of a page of the tensors that the kernel reads, tokens
-// or compressed entries, or 0 where these lie in rows or rings.
+// Config: kCached; with kCached also kPageRows: rows of a page of the tensors that the kernel reads
+// (tokens or compressed entries), or 0 if these lie in rows or ring buffers.
 #pragma once
 #include "core/types.cuh"
 #include "data/cache_rows.cuh"
@@ -20,8 +20,8 @@ template <class Packed, class Cached> struct ParamsOf<true, Packed, Cached> {
   using Type = Cached;
 };
 
-// X itself, which has `seq`, or the X inside of an NsaiCachedX, which has `batch`; and that of them
-// which says how tokens fall into sequences.
+// packed_of: X itself, which has a member `seq`, or the X inside an NsaiCachedX, which has a member
+// `batch`. sequences_of: the member that says how tokens belong to sequences.
 template <class P> NSAI_DEVICE auto packed_of(const P &p) -> decltype(p.seq, (p)) { return p; }
 template <class P> NSAI_DEVICE auto packed_of(const P &p) -> decltype((p.packed)) {
   return p.packed;
@@ -31,7 +31,7 @@ template <class P> NSAI_DEVICE auto sequences_of(const P &p) -> decltype((p.batc
   return p.batch;
 }
 
-// ---- sequences of a cache, by the names that packed ones have in data/sequence.cuh
+// ---- sequences of a cache, by the names that data/sequence.cuh uses for packed tensors
 
 NSAI_DEVICE Sequence load_sequence(const NsaiCacheBatch &batch, int s) {
   return load_cached_sequence(batch, s);
@@ -41,7 +41,7 @@ NSAI_DEVICE int find_row_sequence(const NsaiCacheBatch &batch, int row) {
   return find_cached_sequence(batch, row);
 }
 
-// Tiles are numbered as those of several packed sequences are, whether the batch has cu_q or not.
+// Tiles are numbered like those of several packed sequences, whether the batch has cu_q or not.
 template <int kTokens>
 NSAI_DEVICE QueryTile find_query_tile(const NsaiCacheBatch &batch, int tile) {
   auto first_tile = [&](int s) {
@@ -56,9 +56,9 @@ NSAI_DEVICE bool numbers_tiles_by_sequence(const NsaiSequences &seqs) { return s
 
 // ---- rows of a cache
 
-// `kRows` rows from index `first` on, of which this thread takes every kStep-th from `row` on. Those from
-// `left` on count as the last one before, which exists, so that no list of pages is read beyond its end.
-// All pages are looked up before the first row is copied.
+// `kRows` consecutive rows from index `first` on, of which this thread takes every kStep-th from
+// `row` on. Rows from `left` on repeat the last existing row, so that no block table is read beyond
+// its end. All pages are looked up before the first row is copied.
 template <int kPageRows, int kRows, int kStep> struct CachedRun {
   static constexpr int kCount = ceil_div(kRows, kStep);
   const CachedRows<kPageRows> &rows;
@@ -70,11 +70,11 @@ template <int kPageRows, int kRows, int kStep> struct CachedRun {
     for (int i = 0; i < kCount; ++i) page[i] = rows.page(index(i));
   }
   NSAI_DEVICE int index(int i) const { return first + min(row + i * kStep, left - 1); }
-  // Where the thread's row i begins, from head 0's first row of the tensor on.
+  // Offset of the thread's row i from head 0's first row of the tensor.
   NSAI_DEVICE long long offset(const NsaiCacheTensor &x, int i) const {
     return row_offset(x, page[i], rows.slot(index(i)));
   }
 };
 
-// Something of K, and the same of V.
+// A pair of values for K and V.
 template <class Side> struct Sides { Side k, v; };

@@ -1,34 +1,35 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// What kernels over the union of adjacent tokens' keys have in common, whether these come by cp.async
-// (attend/selected_sm80.cuh) or through tensor maps (attend/selected_pipeline.cuh): rows and the ring's stages.
+// What kernels over the merged lists of adjacent tokens share, whether they load keys by cp.async
+// (attend/selected_sm80.cuh) or by TMA (attend/selected_pipeline.cuh): the position of a tile and
+// its rows.
 //
 // Config: kHeadDimQk, kGroup, kGroupPadded.
 #pragma once
-#include "core/pipeline.cuh"
 #include "core/epilogue.cuh"
+#include "core/pipeline.cuh"
 #include "core/types.cuh"
 #include "data/sequence.cuh"
 #include "params/attention.h"
 
-// Where a tile lies.
+// The position of a tile.
 struct TilePosition {
   Sequence seq;
-  int first_query; // of the tile, within the sequence
+  int first_query; // first query of the tile, within the sequence
   int group;       // KV head
   NSAI_DEVICE bool empty() const { return first_query < 0 || first_query >= seq.q_len; }
 };
 
-// Row `row` of a tile's rows, token-major over the padded heads.
+// Where row `row` of a tile belongs; rows are token-major over the padded heads.
 template <class Config> NSAI_DEVICE OutputRow find_output_row(const TilePosition &at, int row) {
   int query = at.first_query + row / Config::kGroupPadded, head = row % Config::kGroupPadded;
   return OutputRow{ at.seq.q_begin + query, at.group * Config::kGroup + head,
                     head < Config::kGroup && query < at.seq.q_len };
 }
 
-// A fragments of Q, straight from global memory, two columns a load; the lane holds rows `row` and
-// `row + 8`. Padding is zero.
+// Loads A fragments of Q directly from global memory, two columns per load; the lane holds rows
+// `row` and `row + 8`. Padding is zero.
 template <class Config, int kSteps>
 NSAI_DEVICE void load_query(u32 (&rQ)[kSteps][4], const NsaiView &q, const TilePosition &at,
                             int row) {
