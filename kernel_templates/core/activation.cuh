@@ -1,11 +1,11 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The activations between layers, and their slopes: 0 relu, 1 silu, 2 gelu, 3 none.
+// Activations between layers and their derivatives: 0 relu, 1 silu, 2 gelu, 3 none.
 #pragma once
 #include "core/types.cuh"
 
-// The exact (erf) form of gelu, as SEMANTICS asks for; the tanh form differs by up to 5e-4.
+// gelu is the exact (erf) form; the tanh approximation differs by up to 5e-4.
 template <int kActivation> NSAI_DEVICE float activate(float x) {
   if constexpr (kActivation == 0) return fmaxf(x, 0.0f);
   if constexpr (kActivation == 1) return x / (1.0f + __expf(-x));
@@ -13,7 +13,8 @@ template <int kActivation> NSAI_DEVICE float activate(float x) {
   return x;
 }
 
-// relu has the slope 0 at 0. Where exp(-x) is inf, silu's sigmoid is 0, and so is the slope.
+// The derivative of relu at 0 is 0. For silu, if exp(-x) is inf, the sigmoid is 0 and so is the
+// derivative.
 template <int kActivation> NSAI_DEVICE float activation_slope(float x) {
   if constexpr (kActivation == 0) return x > 0.0f ? 1.0f : 0.0f;
   if constexpr (kActivation == 1) {

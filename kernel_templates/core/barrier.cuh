@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// mbarrier (sm_80 and up; counting bytes: sm_90), one instruction per function. A barrier is 8 bytes
-// of shared memory.
+// mbarrier (sm_80 and later; transaction bytes: sm_90), one instruction per function. A barrier is
+// 8 bytes of shared memory.
 #pragma once
 #include "core/types.cuh"
 
@@ -21,7 +21,7 @@ NSAI_DEVICE void barrier_arrive_after_copies(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives, and the phase ends only when as many bytes of bulk copies have come as well.
+// Arrives, and the phase completes only after `bytes` bytes of bulk copies have also arrived.
 NSAI_DEVICE void barrier_arrive_expecting(u32 barrier, u32 bytes) {
   asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;}" ::"r"(
                    barrier),
@@ -29,12 +29,13 @@ NSAI_DEVICE void barrier_arrive_expecting(u32 barrier, u32 bytes) {
                : "memory");
 }
 
-// Barriers that were initialised become visible to the copies of the asynchronous proxy (sm_90).
+// Makes initialised barriers visible to copies of the asynchronous proxy (sm_90).
 NSAI_DEVICE void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// On sm_90 and up the hardware may let the thread sleep for a moment before it answers no.
+// Whether the given phase has completed. On sm_90 and later the hardware may suspend the thread for
+// a short time before it answers no.
 NSAI_DEVICE bool barrier_test(u32 barrier, u32 phase) {
   u32 done;
 #if __CUDA_ARCH__ >= 900
@@ -53,7 +54,7 @@ NSAI_DEVICE bool barrier_test(u32 barrier, u32 phase) {
   return done;
 }
 
-// Whether the phase of `parity` has completed: it never sleeps.
+// Whether the given phase has completed, without ever suspending the thread.
 NSAI_DEVICE bool barrier_passed(u32 barrier, u32 phase) {
   u32 done;
   asm volatile(
@@ -64,14 +65,15 @@ NSAI_DEVICE bool barrier_passed(u32 barrier, u32 phase) {
   return done;
 }
 
-// Spins until the phase of `parity` has completed.
+// Spins until the given phase has completed.
 NSAI_DEVICE void barrier_wait(u32 barrier, u32 phase) {
   while (!barrier_test(barrier, phase)) {}
 }
 
-// A number in shared memory that one thread writes and others wait for: what the writer, or its warp
-// before __syncwarp(), has read and written before, is done for whoever has seen it. (racecheck, which
-// follows barriers alone, takes the two for a race.)
+// A counter in shared memory that one thread publishes and others poll. All reads and writes of the
+// publishing thread before publish(), and those of its warp before a __syncwarp(), are complete for
+// a thread that has seen the new value. (racecheck follows barriers only and reports a race between
+// the two.)
 NSAI_DEVICE void publish(u32 address, int number) {
   asm volatile("st.release.cta.shared.s32 [%0], %1;" ::"r"(address), "r"(number) : "memory");
 }
@@ -81,7 +83,8 @@ NSAI_DEVICE int published(u32 address) {
   return number;
 }
 
-// As __syncthreads(), which is that of barrier 0, of kThreads threads of the block: whole warps.
+// __syncthreads() for kThreads threads of the CTA (whole warps) on named barrier kBarrier;
+// __syncthreads() itself uses barrier 0.
 template <int kBarrier, int kThreads> NSAI_DEVICE void sync_some() {
   asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
 }

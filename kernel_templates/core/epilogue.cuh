@@ -1,27 +1,27 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The end of every attention kernel (NsaiEpilogue): normalise O, apply the branch's gate, add the
-// sum of the branches before, store.
+// The epilogue of every attention kernel (NsaiEpilogue): normalises O, applies the branch's gate,
+// adds the gated sum of the earlier branches and stores the result.
 //
 //   O_b = acc / l           -> o_branch
 //   LSE = (m + log2 l) ln 2 -> lse
-//   gate * O_b + partial    -> o, else partial in 16 bits and a unit for each row
+//   gate * O_b + partial    -> o, or partial in 16 bits with a unit per row
 //
-// Uses Config::Element, kHeadDimV, kGroup, kGate (0: none, 1: weights, 2: logits).
+// Config: Element, kHeadDimV, kGroup, kGate (0: none, 1: weights, 2: logits).
 #pragma once
 #include "core/softmax.cuh"
 #include "core/types.cuh"
 #include "params/attention.h"
 
-// Where a row of a tile belongs. Rows that are padding are not present and store nothing.
+// Where a row of a tile belongs. Padding rows are not present and store nothing.
 struct OutputRow {
   int token; // row of o, lse, gates
   int head;  // of Hq
   bool present;
 };
 
-// A row's gate as it lies in memory: what may be loaded long before it is needed.
+// A row's gate as stored. Can be loaded long before it is needed.
 template <class Config> NSAI_DEVICE u32 load_gate(const NsaiEpilogue &out, const OutputRow &row) {
   if (Config::kGate == 0 || !row.present) return 0;
   long long at =
@@ -39,20 +39,20 @@ template <class Config> NSAI_DEVICE float gate_value(const NsaiEpilogue &out, u3
   return gate_value<Config>((bool)out.gate_float, gate);
 }
 
-// 1 / the sum of a row's probabilities; 0 of an empty one.
+// 1 / the sum of a row's probabilities; 0 for an empty row.
 NSAI_DEVICE float inverse_of(float total) { return total > 0.0f ? __fdividef(1.0f, total) : 0.0f; }
 
-// LSE of a row, where out.lse is given; one thread.
+// Stores the LSE of a row; out.lse must be given. One thread.
 NSAI_DEVICE void store_lse(const NsaiEpilogue &out, const OutputRow &row, float reference,
                            float total) {
   out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] =
       softmax_lse(reference, total);
 }
 
-// Of two n8 tiles a lane holds two columns each, of its quad's row. Pairs of lanes exchange halves,
-// so that each ends with four adjacent columns of one tile, those from column_of_lane() on: 8-byte
-// stores of 16-bit elements and 16-byte stores of floats, and a quad fills whole 32-byte sectors.
-// All 32 lanes take part.
+// Each lane holds two columns of two n8 tiles, in its quad's row. Pairs of lanes exchange halves,
+// so that each gets four adjacent columns of one tile, beginning with column_of_lane(). This gives
+// 8-byte stores of 16-bit elements and 16-byte stores of floats, and a quad fills whole 32-byte
+// sectors. All 32 lanes take part.
 NSAI_DEVICE float4 gather_four(float a0, float a1, float b0, float b1) {
   bool odd = threadIdx.x & 1;
   float x0 = __shfl_xor_sync(~0u, odd ? a0 : b0, 1);
@@ -60,16 +60,17 @@ NSAI_DEVICE float4 gather_four(float a0, float a1, float b0, float b1) {
   return odd ? make_float4(x0, x1, b0, b1) : make_float4(a0, a1, x0, x1);
 }
 
-// First of the lane's four columns, within the 16 of two n8 tiles.
+// First of the lane's four columns within the 16 columns of two n8 tiles.
 NSAI_DEVICE int column_of_lane() { return (threadIdx.x & 1) * 8 + (threadIdx.x & 2) * 2; }
 
-// Whether the lane's columns of tile pair j exist: all do but, where kDim % 16 == 8, the last 8.
+// Whether the lane's columns of tile pair j exist: all except the last 8 if kDim % 16 == 8.
 template <int kDim> NSAI_DEVICE bool has_columns(int j) {
   return 16 * j + 16 <= kDim || column_of_lane() < 8;
 }
 
-// Row r (0: group, 1: group + 8) of acc [16, 8 * kN], C fragments, times `scale` and rounded. All 32
-// lanes take part; they exchange pairs of elements as gather_four() does floats.
+// Stores row r (0: group, 1: group + 8) of acc [16, 8 * kN], C fragments, times `scale` and
+// rounded. All 32 lanes take part; they exchange pairs of elements like gather_four() exchanges
+// floats.
 template <class Config, int kN>
 NSAI_DEVICE void store_elements(const NsaiView &view, const OutputRow &row,
                                 const float (&acc)[kN][4], int r, float scale) {
@@ -88,17 +89,17 @@ NSAI_DEVICE void store_elements(const NsaiView &view, const OutputRow &row,
 
 // ---- the partial sum
 //
-// Values of a row in fp16, as multiples of a unit: the power of two that brings the greatest of them
-// to 2^14 .. 2^15. So nothing overflows, whatever the values, and what is above 2^-29 of the greatest
-// is kept to 11 bits, three more than bf16 has. Where one is inf or NaN, it stays that; the others of
-// a row with an inf keep what fp16 holds of them.
+// A row is stored in fp16 as multiples of a unit, the power of two that brings its largest
+// magnitude to 2^14 .. 2^15. Nothing overflows, whatever the values are, and values above 2^-29 of
+// the largest keep 11 bits, three more than bf16 has. inf and NaN are kept; the other values of a
+// row with an inf keep what fp16 holds of them.
 
 struct PartialUnit {
   float unit, inverse;
 };
 
-// `highest`: the greatest magnitude of the row, not below 0. The unit is a normal number, as is its
-// inverse: the exponent of `highest` is bounded from both sides. Of inf it is 1.
+// `highest`: the largest magnitude of the row, >= 0. The unit and its inverse are normal numbers,
+// because the exponent of `highest` is clamped on both sides. For inf the unit is 1.
 NSAI_DEVICE PartialUnit partial_unit(float highest) {
   int exponent = max((int)(__float_as_uint(highest) >> 23), 15);
   if (exponent == 255) exponent = 127 + 14;
@@ -124,7 +125,8 @@ NSAI_DEVICE float greatest_of(float highest, const float4 &x) {
   return fmaxf(highest, fmaxf(fabsf(x.z), fabsf(x.w)));
 }
 
-// The same row of acc onto the sum of the branches before, which is rounded into o or goes on.
+// Adds row r of acc to the sum of the earlier branches and stores the result: rounded in o, or as a
+// partial sum.
 template <class Config, int kN>
 NSAI_DEVICE void store_sum(const NsaiEpilogue &out, int kv_heads, const OutputRow &row,
                            const float (&acc)[kN][4], int r, float scale) {
@@ -142,7 +144,7 @@ NSAI_DEVICE void store_sum(const NsaiEpilogue &out, int kv_heads, const OutputRo
   u16 *to = (u16 *)out.o.data + row.token * out.o.token_stride + row.head * out.o.head_stride +
             column_of_lane();
   float4 x[kN / 2];
-  float highest = 0.0f; // columns that pad are 0
+  float highest = 0.0f; // padding columns are 0
 #pragma unroll
   for (int j = 0; j < kN / 2; ++j) {
     x[j] = add_partial(before[j], unit, scale,
@@ -163,8 +165,8 @@ NSAI_DEVICE void store_sum(const NsaiEpilogue &out, int kv_heads, const OutputRo
   if (row.present && !out.o.data && threadIdx.x % 4 == 0) out.partial_units[at] = mine.unit;
 }
 
-// What row r of acc, unnormalised, is to be multiplied by for the sum. Stores what is wanted of the
-// branch by itself. All 32 lanes take part.
+// Returns the factor for adding row r of the unnormalised acc to the sum, and stores lse and
+// o_branch if wanted. All 32 lanes take part.
 template <class Config, int kN>
 NSAI_DEVICE float finish_row(const NsaiEpilogue &out, const OutputRow &row,
                              const float (&acc)[kN][4], const SoftmaxRows &rows, int r, u32 gate) {
@@ -172,11 +174,11 @@ NSAI_DEVICE float finish_row(const NsaiEpilogue &out, const OutputRow &row,
   float inverse = inverse_of(total);
   if (out.lse && row.present && threadIdx.x % 4 == 0) store_lse(out, row, rows.reference[r], total);
   if (out.o_branch.data) store_elements<Config>(out.o_branch, row, acc, r, inverse);
-  // An empty row may be a padding row, whose gate may be anything.
+  // An empty row may be a padding row, whose gate may hold anything.
   return total == 0.0f ? 0.0f : gate_value<Config>(out, gate) * inverse;
 }
 
-// Row r of acc times `scale` into the sum.
+// Stores row r of acc times `scale` in o or adds it to the partial sum.
 template <class Config, int kN>
 NSAI_DEVICE void store_gated(const NsaiEpilogue &out, int kv_heads, const OutputRow &row,
                              const float (&acc)[kN][4], int r, float scale) {
@@ -187,8 +189,8 @@ NSAI_DEVICE void store_gated(const NsaiEpilogue &out, int kv_heads, const Output
 }
 
 // Stores the 16 rows of a warp's tile: acc [16, 8 * kN] unnormalised, C fragments, kN =
-// padded_dim(Dv) / 8; place[r] is where row `group + 8 * r` of this lane belongs, gate[r] its gate.
-// All 32 lanes take part.
+// padded_dim(Dv) / 8. output_row[r] says where row `group + 8 * r` of this lane belongs, gate[r] is
+// its gate. All 32 lanes take part.
 template <class Config, int kN>
 NSAI_DEVICE void store_output(const NsaiEpilogue &out, int kv_heads, const float (&acc)[kN][4],
                               const SoftmaxRows &rows, const OutputRow (&output_row)[2],
@@ -210,7 +212,7 @@ NSAI_DEVICE void store_output(const NsaiEpilogue &out, int kv_heads, const float
   store_output<Config>(out, kv_heads, acc, rows, output_row, gate);
 }
 
-// ---- four columns that a thread has as a whole
+// ---- four columns held by one thread
 
 NSAI_DEVICE u16 *find_row(const NsaiView &view, const OutputRow &row) {
   return (u16 *)view.data + row.token * view.token_stride + row.head * view.head_stride;
@@ -220,8 +222,8 @@ template <class Config> NSAI_DEVICE void store_four(u16 *to, const float4 &x) {
   *(uint2 *)to = make_uint2(Config::Element::pack(x.x, x.y), Config::Element::pack(x.z, x.w));
 }
 
-// O_b of a row's columns from `column` on, given O relative to the reference; stores what is wanted of the
-// branch by itself.
+// Returns the normalised O_b of a row's columns from `column` on, given O relative to the
+// reference; stores lse and o_branch if wanted.
 template <class Config>
 NSAI_DEVICE float4 finish_four(const NsaiEpilogue &out, const OutputRow &row, int column,
                                float reference, float total, const float4 &o) {
@@ -232,9 +234,10 @@ NSAI_DEVICE float4 finish_four(const NsaiEpilogue &out, const OutputRow &row, in
   return x;
 }
 
-// ---- rows that a warp, or kLanes lanes of it, has as a whole
+// ---- rows held by a warp, or by kLanes of its lanes
 
-// The lane's columns j of a row are the four from row_column(j) on; whether they exist.
+// row_column: the lane's columns j of a row are the four from here on. has_row_column: whether they
+// exist.
 template <int kLanes = 32> NSAI_DEVICE int row_column(int j) {
   return 4 * (kLanes * j + threadIdx.x % kLanes);
 }
@@ -252,7 +255,7 @@ NSAI_DEVICE void store_row_elements(const NsaiView &view, const OutputRow &row,
       store_four<Config>(to + row_column<kLanes>(j), x[j]);
 }
 
-// Stores a row: x = O_b, normalised, zeros where `total`, the sum of its probabilities relative to
+// Stores a row: x = O_b, normalised; zeros if `total`, the sum of its probabilities relative to
 // 2^reference, is 0. All 32 lanes take part.
 template <class Config, int kJ>
 NSAI_DEVICE void store_row_output(const NsaiEpilogue &out, int kv_heads, const OutputRow &row,

@@ -1,40 +1,40 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Kernels that overlap (sm_90 and up): a kernel of a run may begin before the one right before it in
-// the stream has ended, and use the multiprocessors that this one leaves. Two rules, of every kernel:
+// Programmatic dependent launch (sm_90 and later): a kernel may begin before the previous kernel in
+// the stream has ended, and use the SMs that it no longer occupies. Every kernel obeys two rules:
 //
-//   - every block of threads waits for the kernel before, whatever it has to do or not: so a kernel
-//     that has ended has all those before it ended;
-//   - it lets the next one begin only when it has waited. So when a kernel begins, all kernels have
-//     ended but the one right before it.
+//   - Each CTA waits for the previous kernel, whether it has work or not. When a kernel has ended,
+//   all earlier kernels have therefore ended too.
+//   - It lets the next kernel begin only after it has waited itself. When a kernel begins, all
+//   earlier kernels except the previous one have therefore ended.
 //
-// Before it has waited, a kernel may read and write what the one right before it neither writes nor
-// reads, and nothing else. Launched without overlap (runtime/driver/launch.h), it does not wait for
-// anything.
+// Before it has waited, a kernel may read only what the previous kernel does not write, and may
+// write only what it neither reads nor writes. Launched without overlap (runtime/driver/launch.h),
+// a kernel does not wait.
 //
-// Measured on an H200, forward of 64/4 heads, D 128, in a long run: 1k tokens 0.144 -> 0.130 ms, 4k
-// 0.802 -> 0.785; 64k the same. Two thirds of it come from what begins before it
-// waits (NsaiAttend.early). Tried without gain: consumers of attend_selected_sm90 that read their
-// queries before the producers have waited (0).
+// Measured on an H200, forward pass with 64/4 heads, D 128, in a long run: 1k tokens 0.144 ->
+// 0.130 ms, 4k 0.802 -> 0.785 ms, 64k unchanged. Two thirds of it come from work that precedes the
+// wait (NsaiAttend.early). Tried without gain: consumers of attend_selected_sm90 that read their
+// queries before the producers have waited.
 #pragma once
 #include "core/types.cuh"
 
-// Until the kernel before has ended; its writes are visible to the threads that have waited.
+// Waits until the previous kernel has ended; its writes are then visible to the waiting threads.
 NSAI_DEVICE void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// The kernel behind may begin once a thread of every block has said so, or ended.
+// Lets the next kernel begin, once a thread of every CTA has called this or exited.
 NSAI_DEVICE void let_next_kernel_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// Both, at the start of a kernel that reads first what the one before has written.
+// Both, for kernels that first read what the previous kernel has written.
 NSAI_DEVICE void begin_kernel() {
   wait_for_kernel_before();
   let_next_kernel_begin();

@@ -1,16 +1,18 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Tensor-core instructions of sm_80 and up, one per function.
+// Tensor core instructions of sm_80 and later, one per function.
 //
 // Fragments of mma.m16n8k16 (lane = 4 * group + pair):
-//   A 16x16: a[0] row group, cols 2*pair..+1   a[1] row group+8   a[2], a[3] the same, cols +8
-//   B 16x8 : b[0] rows 2*pair..+1, col group   b[1] rows +8
-//   C 16x8 : c[0], c[1] row group, cols 2*pair..+1   c[2], c[3] row group+8
+//   A 16x16: a[0] row group, columns 2*pair, +1; a[1] row group + 8; a[2], a[3] the same, columns +
+//   8
+//   B 16x8 : b[0] rows 2*pair, +1, column group; b[1] rows + 8
+//   C 16x8 : c[0], c[1] row group, columns 2*pair, +1; c[2], c[3] row group + 8
 #pragma once
 #include "core/types.cuh"
 
-// Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
+// Loads four 8x8 matrices of 16-bit elements; lane i provides the address of row i % 8 of matrix i
+// / 8.
 NSAI_DEVICE void ldmatrix_x4(u32 (&r)[4], u32 shared_address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -25,7 +27,7 @@ NSAI_DEVICE void ldmatrix_x4_trans(u32 (&r)[4], u32 shared_address) {
                : "memory");
 }
 
-// The inverse of ldmatrix_x4 (sm_90 and up): C fragments to rows, 16 bytes of each.
+// The inverse of ldmatrix_x4 (sm_90 and later): stores C fragments as rows of 16 bytes.
 NSAI_DEVICE void stmatrix_x4(u32 shared_address, const u32 (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                    shared_address),

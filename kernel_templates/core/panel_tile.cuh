@@ -1,17 +1,18 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Tiles in shared memory that a product reads: rows for ldmatrix (core/tile.cuh), or panels for wgmma.
+// Tiles in shared memory as operands of products: rows for ldmatrix (core/tile.cuh), or panels for
+// wgmma.
 #pragma once
 #include "core/tile.cuh"
 #include "core/tma.cuh"
 #include "core/types.cuh"
 
-// A tile as wgmma reads it: panels of 64 columns (core/tma.cuh), at a multiple of 1024 bytes.
+// A tile as wgmma reads it: panels of 64 columns (core/tma.cuh), 1024-byte aligned.
 template <int kRowsOf, int kCols> struct PanelTile {
   static constexpr int kRows = kRowsOf;
   static constexpr int kChunks = kCols / 8;  // 16-byte chunks that hold data, per row
-  static constexpr int kPitch = kPanelPitch; // bytes from row to row
+  static constexpr int kPitch = kPanelPitch; // bytes per row of a panel
   static constexpr int kBytes = panels(kCols) * kRows * kPanelPitch;
   static NSAI_DEVICE u32 offset(int row, int chunk) {
     return (u32)(chunk / 8 * kRows * kPanelPitch) + panel_offset(row, chunk);

@@ -1,11 +1,11 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Where a producer or a consumer stands in a pipeline of kStages buffers.
+// The position of a producer or a consumer in a pipeline of kStages buffers.
 //
-// Every stage has two barriers (core/barrier.cuh): `full`, on which consumers wait for the data, and
-// `empty`, on which the producer waits before it writes again. A barrier's phase alternates with
-// every round through the stages; whoever waits passes the phase of its own round.
+// Each stage has two barriers (core/barrier.cuh): consumers wait on `full` for the data, and the
+// producer waits on `empty` before it overwrites them. The phase of a barrier alternates with each
+// round through the stages; a waiting thread passes the phase of its own round.
 #pragma once
 #include "core/types.cuh"
 
@@ -17,7 +17,7 @@ template <int kStages> struct PipelineState {
     stage = 0;
     phase ^= 1;
   }
-  // As advance(), `count` times.
+  // advance(), `count` times.
   NSAI_DEVICE void advance(int count) {
     phase ^= (stage + count) / kStages & 1;
     stage = (stage + count) % kStages;

@@ -1,20 +1,20 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Tiles of 16-bit elements in shared memory, laid out so that ldmatrix is free of bank conflicts
-// for every head dim.
+// Tiles of 16-bit elements in shared memory with a layout that makes ldmatrix free of bank
+// conflicts for every head dim.
 //
-// A tile has kRows rows of kCols elements, kCols a multiple of 16 (head dims that are not are
-// padded with zeros). Where a row is a multiple of 128 bytes, chunk c of row r lies at chunk c ^ (r
-// % 8); else rows are padded to an odd number of 16-byte chunks. Either way eight consecutive rows
-// hit eight different 16-byte banks.
+// A tile has kRows rows of kCols elements; kCols is a multiple of 16 (other head dims are padded
+// with zeros). If a row is a multiple of 128 bytes, chunk c of row r lies at chunk c ^ (r % 8).
+// Otherwise rows are padded to an odd number of 16-byte chunks. In both cases eight consecutive
+// rows touch eight different groups of banks.
 #pragma once
 #include "core/copy.cuh"
 #include "core/types.cuh"
 
 template <int kRows, int kCols> struct Tile {
   static_assert(kCols % 16 == 0, "ldmatrix takes 16 columns at a time");
-  static constexpr int kChunks = kCols / 8; // 16-byte chunks that hold data, per row
+  static constexpr int kChunks = kCols / 8; // 16-byte chunks with data, per row
   static constexpr bool kSwizzled = kChunks % 8 == 0;
   static constexpr int kPitch = (kSwizzled ? kChunks : (kChunks | 1)) * 16; // bytes
   static constexpr int kBytes = kRows * kPitch;
@@ -24,14 +24,14 @@ template <int kRows, int kCols> struct Tile {
     return (u32)(row * kPitch + ((kSwizzled ? (chunk & ~7) | ((chunk ^ row) & 7) : chunk) << 4));
   }
 
-  // The address `chunks` (even, a constant) further along a row, from `address` of its chunk 0 or
-  // 1; the tile begins at a multiple of 128 bytes. One instruction, where the offset() of every
-  // chunk would be hoisted out of the key loop into a register of its own.
+  // The address `chunks` (even, constant) further along a row, given the `address` of its chunk 0
+  // or 1; the tile must be aligned to 128 bytes. This is one instruction, whereas calls of offset()
+  // would be hoisted out of the key loop into one register per chunk.
   static NSAI_DEVICE u32 along(u32 address, int chunks) {
     if constexpr (!kSwizzled) return address + (u32)(chunks << 4);
     return (address ^ (u32)((chunks & 7) << 4)) + (u32)((chunks & ~7) << 4);
   }
 };
 
-// Columns of a tile that holds head dim `d`.
+// Columns of a tile for head dim `d`.
 constexpr NSAI_DEVICE int padded_dim(int d) { return (d + 15) / 16 * 16; }

@@ -1,44 +1,46 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The kFree best of some keys in shared memory, by some warps of a block, with few waits and jumps: what runs
-// once is bound by these. Keys are those of core/topn.cuh, all different, 0 where there is
-// none.
+// Finds the kFree best of some keys in shared memory, by several warps of a CTA, with few waits and
+// jumps: these bound code that runs once. Keys are those of core/topn.cuh, all different; 0 means
+// no key.
 //
-// Only those keys are ranked whose order is not below that of the kFree-th greatest of 32 groups' greatest:
-// kFree groups have one that is not. A key's rank is how many are greater.
+// The keys are divided into 32 groups. Only keys whose order is at least that of the kFree-th
+// greatest group maximum are ranked: kFree groups contain such a key. A key's rank is the number of
+// greater keys.
 //
-// Team, who searches: kThreads, `thread` among these, sync() of all of them.
+// The threads that search are described by `Searchers`: kThreads, `thread` (index among them), and
+// sync() for all of them.
 #pragma once
 #include "core/copy.cuh"
 #include "core/topn.cuh"
 #include "core/types.cuh"
 
-// What the team's threads tell each other: 0 at first.
+// What the threads exchange; all zero at first.
 template <int kFree, int kFew> struct FewBest {
-  static_assert(0 < kFree && kFree <= 32, "as many as groups");
+  static_assert(0 < kFree && kFree <= 32, "at most as many as there are groups");
   u64 few[kFew];
-  __align__(16) u32 groups[32]; // greatest orders, of every 32nd key
-  u64 best[kFree];              // descending
-  int found;                    // of the few
+  __align__(16) u32 groups[32]; // maximum orders of every 32nd key
+  u64 best[kFree];              // in descending order
+  int found;                    // number of keys in `few`
 };
 
-// By one warp, and before all know it.
+// Clears x. One warp, before the other threads use it.
 template <int kFree, int kFew> NSAI_DEVICE void clear_best(FewBest<kFree, kFew> &x, int lane) {
   x.groups[lane] = 0, x.few[lane] = 0;
   if (lane < kFree) x.best[lane] = 0;
   if (lane == 0) x.found = 0;
 }
 
-// Of keys [kThreads / 2], the thread's: two of them rank a key.
+// This thread's key of keys [kThreads / 2]; two threads rank one key.
 struct RankedKey {
   u64 key;
-  int rank;    // how many are greater
-  bool counts; // the first of its threads, and a key
+  int rank;    // number of greater keys
+  bool counts; // first of its threads, and a key
 };
 template <class Searchers>
 NSAI_DEVICE RankedKey rank_key(const Searchers &searchers, const u64 *keys) {
-  constexpr int kPairs = Searchers::kThreads / 8; // of a thread
+  constexpr int kPairs = Searchers::kThreads / 8; // pairs of keys per thread
   const int part = searchers.thread % 2;
   const u64 mine = keys[searchers.thread / 2];
   int rank = 0;
@@ -51,13 +53,13 @@ NSAI_DEVICE RankedKey rank_key(const Searchers &searchers, const u64 *keys) {
   return RankedKey{ mine, rank, mine && part == 0 };
 }
 
-// The kFree best of keys [count], of kMost at most, into x.best.
+// Finds the kFree best of keys [count], count <= kMost, and writes them to x.best.
 template <int kMost, class Searchers, int kFree, int kFew>
 NSAI_DEVICE void find_best(const Searchers &searchers, FewBest<kFree, kFew> &x, const u64 *keys,
                            int count) {
   constexpr int kThreads = Searchers::kThreads;
   const int thread = searchers.thread;
-  // Straight on, whatever the count: a jump costs more than it leaves out. (A guess.)
+  // Straight-line code whatever the count: a jump costs more than it saves. (A guess.)
   constexpr int kEach = ceil_div(kMost, kThreads);
   u64 key[kEach];
   u32 top = 0;
@@ -68,10 +70,10 @@ NSAI_DEVICE void find_best(const Searchers &searchers, FewBest<kFree, kFew> &x, 
     top = max(top, order_in(key[i]));
   }
   atomicMax(&x.groups[thread % 32], top);
-  searchers.sync(); // all groups' greatest are there
+  searchers.sync(); // all groups' maxima are written
   const u32 group = x.groups[thread % 32];
-  u32 chain
-      [4] = {}; // orders are below 2^31, so that the sign of a difference tells which is greater
+  // Orders are below 2^31, so the sign of a difference says which one is greater.
+  u32 chain[4] = {};
 #pragma unroll
   for (int g = 0; g < 32; g += 4) {
     const Chunk other = load_shared(shared_address(&x.groups[g]));
@@ -80,7 +82,8 @@ NSAI_DEVICE void find_best(const Searchers &searchers, FewBest<kFree, kFew> &x, 
   }
   const u32 above = (chain[0] + chain[1]) + (chain[2] + chain[3]);
   const u32 least = __reduce_min_sync(kAllLanes, above < kFree ? max(group, 1) : ~0u);
-  // Every warp takes its places at once: of single threads' counting the compiler makes much more.
+  // Each warp reserves its slots at once: the compiler turns per-thread atomics into much more
+  // code.
   u32 passing[kEach];
   int slots = 0;
 #pragma unroll
@@ -98,12 +101,12 @@ NSAI_DEVICE void find_best(const Searchers &searchers, FewBest<kFree, kFew> &x, 
     if (passing[i] >> lane & 1 && at < kFew) x.few[at] = key[i];
     slot += __popc(passing[i]);
   }
-  searchers.sync(); // the few are there
+  searchers.sync(); // the few keys are written
   const int few = x.found;
-  if (few <= 32) { // as nearly always: kParts threads a key
+  if (few <= 32) { // nearly always: kParts threads per key
     constexpr int kParts = kThreads / 32;
     const int part = thread % kParts;
-    const u64 mine = x.few[thread / kParts]; // 0 behind the few
+    const u64 mine = x.few[thread / kParts]; // 0 behind the last key
     int rank = 0;
 #pragma unroll
     for (int i = 0; i < 32 / kParts; ++i) rank += x.few[part + i * kParts] > mine;
@@ -121,5 +124,5 @@ NSAI_DEVICE void find_best(const Searchers &searchers, FewBest<kFree, kFew> &x, 
       if (mine && rank < kFree) x.best[rank] = mine;
     }
   }
-  searchers.sync(); // the best are there
+  searchers.sync(); // the best keys are written
 }

@@ -1,12 +1,12 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The kFree best of some keys that key_at(i) finds, by one warp, in little code: what runs once is bound by
-// instructions that have to be fetched. kFree <= 32. Keys are those of core/topn.cuh, 0 where there is
-// none.
+// Finds the kFree best of the keys that key_at(i) returns, by one warp and in little code: code
+// that runs once is bound by instruction fetch. kFree <= 32. Keys are those of core/topn.cuh; 0
+// means no key.
 //
-// The greatest of each lane bound from below what can win. As a rule 32 or fewer are left, which are
-// ranked; else the kFree-th greatest is found one after the other.
+// The maxima of the lanes give a lower bound for the winners. Usually at most 32 keys exceed it;
+// these are ranked. Otherwise the kFree-th greatest key is found by repeated maximum searches.
 #pragma once
 #include "core/topn.cuh"
 
@@ -19,9 +19,9 @@ NSAI_DEVICE u64 warp_greatest(u64 x) {
   return x;
 }
 
-constexpr int kLoads = 128; // keys on their way at once
+constexpr int kLoads = 128; // keys in flight
 
-// The lane's keys of [begin, begin + kLoads), 0 from `count` on.
+// Loads the lane's keys of [begin, begin + kLoads), 0 from `count` on.
 template <class KeyAt>
 NSAI_DEVICE void load_keys(u64 (&key)[kLoads / 32], const KeyAt &key_at, int begin, int count,
                            int lane) {
@@ -32,19 +32,20 @@ NSAI_DEVICE void load_keys(u64 (&key)[kLoads / 32], const KeyAt &key_at, int beg
   }
 }
 
-// One of the kFree greatest, in their order among the keys, or 0 where there are fewer; places from kFree on
-// are of none.
+// One of the kFree greatest keys and its index in their original order. key is 0 if there are
+// fewer; slots from kFree on are unused.
 struct BestKey {
   u64 key;
   int slot;
 };
 
-// Of `count` keys, one a lane. `queue` [32] is the warp's, in shared memory at 16 bytes.
+// Returns one key per lane, out of `count` keys. `queue` [32] in shared memory belongs to this warp
+// and is 16-byte aligned.
 template <int kFree, class KeyAt>
 NSAI_DEVICE BestKey warp_best(const KeyAt &key_at, int count, u64 *queue, int lane) {
-  static_assert(1 <= kFree && kFree <= 32, "a key a lane");
+  static_assert(1 <= kFree && kFree <= 32, "each lane holds one key");
   const u32 before = (1u << lane) - 1;
-  u32 greatest = 0, *orders = (u32 *)queue; // [32], of the lanes' greatest
+  u32 greatest = 0, *orders = (u32 *)queue; // [32], the lanes' maxima
 #pragma unroll 1
   for (int begin = 0; begin < count; begin += kLoads) {
     u64 key[kLoads / 32];
@@ -53,17 +54,17 @@ NSAI_DEVICE BestKey warp_best(const KeyAt &key_at, int count, u64 *queue, int la
     for (int i = 0; i < kLoads / 32; ++i) greatest = max(greatest, order_in(key[i]));
   }
   orders[lane] = greatest;
-  __syncwarp(); // all orders are there
+  __syncwarp(); // all maxima are written
   int above = 0;
 #pragma unroll 4
   for (int i = 0; i < 32; i += 4) {
     const uint4 x = *(const uint4 *)(orders + i);
     above += (x.x > greatest) + (x.y > greatest) + (x.z > greatest) + (x.w > greatest);
   }
-  // An order that kFree lanes' greatest have; 0 where fewer lanes have a key.
-  const u32 reached =
-      __reduce_min_sync(kAllLanes, above < kFree ? greatest : ~0u); // and all are read
-  // What is chosen is not below `least`; 1: whatever is a key.
+  // An order that the maxima of kFree lanes reach; 0 if fewer lanes have a key. The reduction also
+  // waits until all lanes have read the maxima.
+  const u32 reached = __reduce_min_sync(kAllLanes, above < kFree ? greatest : ~0u);
+  // Lower bound for chosen keys; 1 admits every key.
   u64 least = reached ? (u64)reached << 32 : 1;
   int found = 0;
 #pragma unroll 1
@@ -94,7 +95,7 @@ NSAI_DEVICE BestKey warp_best(const KeyAt &key_at, int count, u64 *queue, int la
       below = warp_greatest(x);
     }
     least = below;
-    __syncwarp(); // the queue is written anew
+    __syncwarp(); // the queue is overwritten
   }
   __syncwarp(); // the queue is written
   const u64 key = lane < found ? queue[lane] : 0;
@@ -102,7 +103,7 @@ NSAI_DEVICE BestKey warp_best(const KeyAt &key_at, int count, u64 *queue, int la
 #pragma unroll 8
   for (int i = 0; i < found; ++i) rank += queue[i] > key;
   const bool chosen = key != 0 && rank < kFree;
-  const u32 all = __ballot_sync(kAllLanes, chosen); // and the queue is read
+  const u32 all = __ballot_sync(kAllLanes, chosen); // all lanes have read the queue
   __syncwarp();
   return BestKey{ chosen ? key : 0,
                   chosen ? __popc(all & before) : __popc(all) + __popc(~all & before) };

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Fixed-width names and the two element types. NVRTC gets no header of CUDA's: conversions are
-// written here.
+// Fixed-width type names and the two element types. NVRTC gets no CUDA headers, so the conversions
+// are written here.
 #pragma once
 
 typedef unsigned char u8;
@@ -12,15 +12,15 @@ typedef unsigned long long u64;
 
 #define NSAI_DEVICE __device__ __forceinline__
 
-// Natural-log and base-2 conversions.
+// Conversions between natural logarithm and base 2.
 constexpr float kLn2 = 0.693147180559945309f;
 constexpr float kLog2e = 1.442695040888963407f;
 constexpr float kMinusInf = __builtin_bit_cast(float, 0xff800000u);
 
-// The element types as tags: Config::Element is one of them.
+// The element types as tags; Config::Element is one of them.
 struct Bf16 {
-  static constexpr int kPrecision = 8; // bits of a significand, the implicit one among them
-  // Two floats to packed bf16, `lo` in the low half, round to nearest even.
+  static constexpr int kPrecision = 8; // bits of the significand, including the implicit one
+  // Packs two floats into bf16, `lo` in the low half, rounding to nearest even.
   static NSAI_DEVICE u32 pack(float lo, float hi) {
     u32 r;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
@@ -49,12 +49,12 @@ struct Fp16 {
   }
 };
 
-// 16 bytes: the unit of every global and asynchronous copy.
+// 16 bytes: the unit of all global and asynchronous copies.
 struct __align__(16) Chunk {
   u32 w[4];
 };
 
-// 2^x, about 2 ulp, 0 for -inf.
+// 2^x with an error of about 2 ulp; 0 for -inf.
 NSAI_DEVICE float exp2_approx(float x) {
   float r;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -69,9 +69,9 @@ NSAI_DEVICE float log2_approx(float x) {
 
 constexpr NSAI_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// x, of which the compiler does not know that it is the same in every turn of a loop, or how it changes
-// from turn to turn: what depends on it is computed where it is used and holds no register from
-// before the loop. For loops that have none to spare.
+// Returns x but hides from the compiler that it is loop-invariant, or how it changes between
+// iterations. Values derived from it are computed where they are used, instead of occupying
+// registers from before the loop. For loops that have no registers to spare.
 NSAI_DEVICE int recomputed(int x) {
   asm volatile("" : "+r"(x));
   return x;

@@ -1,22 +1,23 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Products of a warpgroup (sm_90a): wgmma.m64nNk16 with fp32 accumulators, its fences, and the
-// division of registers between warpgroups.
+// Warpgroup products (sm_90a): wgmma.m64nNk16 with fp32 accumulators, its fences, and the
+// distribution of registers between warpgroups.
 //
 //   D [64, N] += A [64, 16] B [16, N]      A in shared memory or registers, B in shared memory
 //
-// Accumulators: warp w of the warpgroup holds rows 16 w .. 16 w + 15, of which lane 4 * group + pair
-// holds rows group and group + 8; d[4 j], d[4 j + 1] are columns 8 j + 2 * pair and the next of row
-// group, d[4 j + 2], d[4 j + 3] of row group + 8: C fragments of mma.m16n8k16, tile by tile, as A in
-// registers is its A fragment (core/mma.cuh).
+// Accumulators: warp w of the warpgroup holds rows 16 w .. 16 w + 15; lane 4 * group + pair holds
+// rows group and group + 8 of them. d[4 j], d[4 j + 1] are columns 8 j + 2 * pair and the next one
+// of row group; d[4 j + 2], d[4 j + 3] belong to row group + 8. These are C fragments of
+// mma.m16n8k16, tile by tile; A in registers is its A fragment (core/mma.cuh).
 //
-// Operands in shared memory are panels of 64 columns with the 128-byte swizzle (core/tma.cuh).
-// Either the 16 (k) lie along a row (K-major: Q, and K in Q K^T), or the rows are the k (MN-major: V
+// Operands in shared memory are panels of 64 columns with the 128-byte swizzle (core/tma.cuh). The
+// k dimension lies either along a row (K-major: Q, and K in Q K^T) or across the rows (MN-major: V
 // in P V).
 //
-// Between issue and wait nothing may touch the accumulators; wgmma_hold() after the wait keeps the
-// compiler from moving anything across it. Every batch that follows a loop needs wgmma_fence().
+// Between issue and wait no instruction may touch the accumulators; wgmma_hold() after the wait
+// keeps the compiler from moving accesses across it. Each batch that follows a loop needs
+// wgmma_fence().
 #pragma once
 #include "core/tma.cuh"
 #include "core/types.cuh"
@@ -24,7 +25,7 @@
 NSAI_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 NSAI_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until at most kPending of the newest groups are under way.
+// Waits until at most kPending of the newest groups are in flight.
 template <int kPending> NSAI_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
@@ -34,8 +35,9 @@ template <int kCount> NSAI_DEVICE void wgmma_hold(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Warps of one warpgroup take part in all of these together. Raising waits until others have
-// dropped; all sums are of what the launch got: 3 warpgroups 168 each, and so on. kCount % 8 == 0.
+// All warps of one warpgroup execute these together. registers_raise() waits until other warpgroups
+// have dropped theirs. The sum must not exceed what the launch gave: 168 per thread for 3
+// warpgroups, and so on. kCount % 8 == 0.
 template <int kCount> NSAI_DEVICE void registers_raise() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
@@ -43,7 +45,8 @@ template <int kCount> NSAI_DEVICE void registers_drop() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
-// Named barriers 1 .. 15 (0 is __syncthreads) among `threads` threads; arriving does not wait.
+// Named barriers 1 .. 15 (0 is __syncthreads()) among `threads` threads; threads_arrive() does not
+// wait.
 NSAI_DEVICE void threads_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -51,33 +54,33 @@ NSAI_DEVICE void threads_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// What all lanes agree on, told to the compiler: descriptors made of it stay in uniform registers,
-// without two moves before every product.
+// Tells the compiler that x is warp-uniform: descriptors computed from it stay in uniform registers
+// and need no two moves before every product.
 NSAI_DEVICE int warp_uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
 // ---- descriptors of operands with the 128-byte swizzle
 
-// `leading` and `stride` in bytes: of K-major operands `leading` is not looked at and `stride` leads
-// from 8 rows to the next 8; of MN-major ones `leading` leads from panel to panel.
+// `leading` and `stride` in bytes. K-major: `leading` is ignored and `stride` leads from 8 rows to
+// the next 8. MN-major: `leading` leads from panel to panel.
 NSAI_DEVICE u64 wgmma_operand(u32 address, u32 leading, u32 stride) {
   return (u64)((address & 0x3ffff) >> 4) | (u64)(leading >> 4) << 16 | (u64)(stride >> 4) << 32 |
          1ull << 62;
 }
 
-// Rows of a K-major tile from `address` on, 16 columns from step 0 on.
+// K-major tile: rows from `address` on, the 16 columns of step 0.
 NSAI_DEVICE u64 wgmma_k_major(u32 address) { return wgmma_operand(address, 16, 8 * kPanelPitch); }
 
-// To be added for columns 16 * step: kRows rows in a panel.
+// Offset of columns 16 * step in a panel of kRows rows.
 template <int kRows> constexpr NSAI_DEVICE u64 wgmma_k_step(int step) {
   return (u64)((step / 4 * kRows * kPanelPitch + step % 4 * 32) >> 4);
 }
 
-// Columns of an MN-major tile of kRows rows from `address` on, rows from step 0 on.
+// MN-major tile of kRows rows: columns from `address` on, the rows of step 0.
 template <int kRows> NSAI_DEVICE u64 wgmma_mn_major(u32 address) {
   return wgmma_operand(address, kRows * kPanelPitch, 8 * kPanelPitch);
 }
 
-// To be added for rows 16 * step.
+// Offset of rows 16 * step.
 constexpr NSAI_DEVICE u64 wgmma_mn_step(int step) { return (u64)(step * 16 * kPanelPitch >> 4); }
 
 // ---- products
@@ -175,11 +178,11 @@ NSAI_WGMMA(Fp16, "f16", 128, NSAI_NAMES_64, NSAI_OUT_64, "%64", "%65", "%66", "%
 #undef NSAI_NAMES_56
 #undef NSAI_NAMES_64
 
-// The widest product that fits into `columns` (a multiple of 16).
+// The widest product within `columns` (a multiple of 16).
 constexpr NSAI_DEVICE int wgmma_width(int columns) { return columns < 128 ? columns : 128; }
 
-// D [64, kColumns] += A B with B [16, kColumns], kColumns any multiple of 16 up to 256, in one
-// product or two. B MN-major of kRows rows (columns lie over panels).
+// D [64, kColumns] += A B with B [16, kColumns] in one or two products; kColumns is a multiple of
+// 16 up to 256. B is MN-major with kRows rows (columns spread over panels).
 template <class Element, int kColumns, int kRows, int kFirst = 0>
 NSAI_DEVICE void wgmma_pv(float *d, const u32 (&a)[4], u64 b, int accumulate) {
   if constexpr (kFirst < kColumns) {
