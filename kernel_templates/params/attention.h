@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the host hands to the kernels that work on packed tensors; over a cache kv_cache.h, for
- * the gradients backward.h. These are the only headers that both sides include: plain C, without a
- * system's header, so that NVRTC takes them. Sizes are asserted at the end, on both sides.
+ * Parameter structs that the host passes to kernels on packed tensors. kv_cache.h has those for KV
+ * caches, backward.h those for gradients. Host and kernels share only these headers: plain C
+ * without system headers, so that NVRTC accepts them. Both sides assert the sizes at the end.
  *
  * Conventions: strides count elements; pointers are device addresses; NULL means "not wanted" or
  * "absent". Letters as in include/nsa/attention.h: T query tokens, Hq, Hkv, G = Hq / Hkv, Dk, Dv,
@@ -19,60 +19,63 @@ typedef struct NsaiView {
   long long head_stride;
 } NsaiView;
 
-/* What the copy engine of sm_90 knows of such a tensor: runtime/driver/tensor_map.h makes it. */
+/* A TMA tensor map of such a tensor; runtime/driver/tensor_map.h creates it. */
 typedef struct __attribute__((aligned(64))) NsaiTensorMap {
   unsigned long long opaque[16];
 } NsaiTensorMap;
 
-/* How tokens fall into sequences. cu_q NULL: one sequence of q_tokens queries over kv_tokens keys.
- */
+/* How tokens belong to sequences. cu_q NULL: one sequence of q_tokens queries over kv_tokens
+ * keys. */
 typedef struct NsaiSequences {
-  const int *cu_q;      /* [num_seqs + 1] */
-  const int *cu_kv;     /* [num_seqs + 1]; equals cu_q where the caller gave none */
-  const int *cu_blocks; /* [num_seqs + 1] rows of compressed storage; NULL: sequence s begins at row
-                           cu_kv[s] / d */
+  const int *cu_q;  /* [num_seqs + 1] */
+  const int *cu_kv; /* [num_seqs + 1]; equals cu_q if the caller gave none */
+  /* [num_seqs + 1], rows of compressed storage; NULL: sequence s begins at row cu_kv[s] / d. */
+  const int *cu_blocks;
   int num_seqs;
   int q_tokens;  /* rows of q */
   int kv_tokens; /* rows of k */
-  int max_kv_len; /* the plan's: longer sequences are cut, so that no row of importance is outgrown */
+  /* The plan's longest sequence; longer ones are cut, so that no row of importance overflows. */
+  int max_kv_len;
 } NsaiSequences;
 
-/* The branches, as NSA_CMP, NSA_SEL, NSA_WIN. */
+/* The branches, in the order of NSA_CMP, NSA_SEL, NSA_WIN. */
 enum { NSAI_BRANCH_COMPRESSED, NSAI_BRANCH_SELECTED, NSAI_BRANCH_WINDOW, NSAI_BRANCH_COUNT };
 
-/* What an attention kernel does with its branch's normalised output O_b, see core/epilogue.cuh:
- *   o_branch = O_b;  lse = log sum exp;  sum = gate_b * O_b (+ partial when add_partial);
- *   o = sum, rounded once, when o.data; else partial = sum. */
+/* What an attention kernel does with its branch's normalised output O_b (core/epilogue.cuh):
+ *   o_branch = O_b;  lse = log sum exp;  sum = gate_b * O_b (+ partial if add_partial);
+ *   o = sum, rounded once, if o.data is given; otherwise partial = sum. */
 typedef struct NsaiEpilogue {
   NsaiView o;        /* dtype [T, Hq, Dv] */
   NsaiView o_branch; /* dtype [T, Hq, Dv] */
   float *lse;        /* f32 [T, Hq], natural log, -inf for an empty row */
   long long lse_token_stride;
   long long lse_head_stride;
-  void *partial;        /* fp16 [T, Hq, Dv] contiguous: the gated sum so far, in units of its row */
+  void *partial;        /* fp16 [T, Hq, Dv] contiguous: gated sum so far, in units of its row */
   float *partial_units; /* f32 [T, Hq] contiguous: powers of two */
-  NsaiView gate;        /* [T, Hq, 3]: this branch's column is gate_branch */
+  NsaiView gate;        /* [T, Hq, 3], of which this branch uses column gate_branch */
   int gate_branch;
   int gate_float; /* 1: the gates are f32, 0: dtype */
   int add_partial;
   int reserved;
 } NsaiEpilogue;
 
-/* attend_compressed, attend_window, dense: flash attention over contiguous key ranges. */
+/* attend_compressed_*, attend_window_*, attend_dense_*: attention over contiguous key ranges. */
 typedef struct NsaiAttend {
   NsaiSequences seq;
   NsaiView q; /* dtype [T, Hq, Dk] */
-  NsaiView k; /* dtype [rows, Hkv, Dk]: raw tokens, or compressed blocks */
+  NsaiView k; /* dtype [rows, Hkv, Dk]: raw tokens or compressed blocks */
   NsaiView v; /* dtype [rows, Hkv, Dv] */
   NsaiEpilogue out;
   float scale_log2; /* softmax scale * log2(e) */
   int kv_heads;
-  int tiles; /* of query tokens, times Hkv: blocks with one each; persistent kernels have fewer */
-  int early; /* 1: of what the kernel right before does, the partial sum alone matters here, so that the
-                rest need not wait for it: core/launch.cuh */
+  /* Tiles of query tokens, times Hkv. One CTA per tile; persistent kernels have fewer CTAs. */
+  int tiles;
+  /* 1: of the previous kernel's results, this one reads only the partial sum, so that everything
+   * else may begin before that kernel has ended (core/launch.cuh). */
+  int early;
 } NsaiAttend;
 
-/* attend_compressed_sm90, attend_window_sm90, attend_dense_sm90: the same through tensor maps. */
+/* attend_compressed_sm90, attend_window_sm90, attend_dense_sm90: the same with tensor maps. */
 typedef struct NsaiAttendTma {
   NsaiTensorMap q; /* boxes of kGroupPadded heads, 64 rows */
   NsaiTensorMap k; /* boxes of one head, kKeys tokens */
@@ -80,27 +83,28 @@ typedef struct NsaiAttendTma {
   NsaiAttend attend;
 } NsaiAttendTma;
 
-/* attend_compressed_topn_sm90: the compressed branch, and of each token the top-n by the importance that
- * follows from its scores. */
+/* attend_compressed_topn_sm90: the compressed branch, and for each token the top-n blocks by the
+ * importance that follows from its scores. */
 typedef struct NsaiCompressedTopn {
-  NsaiAttendTma attend; /* k, v: boxes of 128 spread tokens, see tma_load_interleaved() */
-  int *idx;             /* [T, Hkv, n] ascending, then -1; NULL: no lists are wanted */
+  NsaiAttendTma attend; /* k, v: boxes of 128 interleaved tokens, tma_load_interleaved() */
+  int *idx;             /* [T, Hkv, n] ascending, then -1; NULL: no selection */
   long long idx_token_stride;
   long long idx_head_stride;
-  void *scratch; /* workspace: scratch_bytes for each block of threads of the grid */
+  void *scratch; /* workspace: scratch_bytes per CTA */
   long long scratch_bytes;
   long long reserved[3];
 } NsaiCompressedTopn;
 
-/* attend_selected: attention over each token's own sorted list of disjoint key ranges. */
+/* attend_selected_sm80: attention over each token's own sorted list of disjoint key ranges. */
 typedef struct NsaiAttendSelected {
   NsaiSequences seq;
   NsaiView q;
   NsaiView k;
   NsaiView v;
   NsaiEpilogue out;
-  const int *lists; /* blocks: [T, Hkv, n] ascending, then -1. ranges: [T, Hkv, n, 2] ascending,
-                       disjoint, end > start, end <= t + 1, then -1, -1 */
+  /* Blocks: [T, Hkv, n] ascending, then -1. Ranges: [T, Hkv, n, 2] ascending, disjoint, end >
+   * start, end <= t + 1, then -1, -1. */
+  const int *lists;
   long long list_token_stride; /* ints */
   long long list_head_stride;  /* ints; 0: shared by all KV heads */
   float scale_log2;
@@ -109,8 +113,8 @@ typedef struct NsaiAttendSelected {
   int reserved;
 } NsaiAttendSelected;
 
-/* attend_selected_sm90_mma, attend_selected_sm90: the same with keys through tensor maps, by blocks of
- * threads that stay and take one tile after the other. */
+/* attend_selected_sm90_mma, attend_selected_sm90: the same with keys loaded by TMA, in persistent
+ * CTAs. */
 typedef struct NsaiAttendSelectedTma {
   NsaiTensorMap k; /* boxes of one head, kKeys tokens */
   NsaiTensorMap v;
@@ -118,31 +122,32 @@ typedef struct NsaiAttendSelectedTma {
   int reserved[10];
 } NsaiAttendSelectedTma;
 
-/* attend_selected_window_sm90: the window's branch and the selected one by one kernel, or
- * one of them where a run has no more. */
+/* attend_selected_window_sm90: the window branch and the selected branch in one kernel, or only one
+ * of them if the call has no other. */
 enum { NSAI_FUSED_WINDOW, NSAI_FUSED_SELECTED, NSAI_FUSED_BRANCHES };
 typedef struct NsaiSelectedWindow {
-  NsaiAttendSelectedTma selected; /* seq, q, scale and tiles of both; its `out` means nothing */
-  NsaiTensorMap window_k_map;     /* as selected.k, of the window's */
+  NsaiAttendSelectedTma selected; /* seq, q, scale and tiles of both; `out` is unused */
+  NsaiTensorMap window_k_map;     /* like selected.k, for the window */
   NsaiTensorMap window_v_map;
   NsaiView window_k, window_v;
-  NsaiEpilogue out[NSAI_FUSED_BRANCHES]; /* as for two kernels, the window's first */
-  int first_branch, end_branch; /* those that run; of the others nothing else means anything */
+  NsaiEpilogue out[NSAI_FUSED_BRANCHES]; /* as for two kernels, the window first */
+  /* The branches that run; the fields of the other branch are unused. */
+  int first_branch, end_branch;
   int reserved[2];
 } NsaiSelectedWindow;
 
-/* A run of one block's inverted list: data/inverted_lists.cuh. Tokens count from row 0 of q. */
+/* A part of one block's inverted list (data/inverted_lists.cuh). Tokens count from row 0 of q. */
 typedef struct NsaiKvItem {
-  int kv_row; /* of k and v where the block begins */
-  int keys;   /* of the block, 1 .. l'; fewer at the end of its sequence */
-  int shift;  /* token t of the list sees key i of the block when i <= t + shift */
-  int begin;  /* of the run, among the head's entries */
+  int kv_row; /* row of k and v where the block begins */
+  int keys;   /* keys of the block, 1 .. l'; fewer at its sequence's end */
+  int shift;  /* token t of the list sees key i of the block if i <= t + shift */
+  int begin;  /* first entry, among the head's entries */
   int count;
   int reserved[3];
 } NsaiKvItem;
 
-/* data_invert_count, data_invert_scan, data_invert_fill: lists of blocks into lists of tokens, for the tokens
- * [token_begin, token_end). `heads`: Hkv, or 1 where all share one list. */
+/* data_invert_count, data_invert_scan, data_invert_fill: turn lists of blocks into lists of tokens,
+ * for the tokens [token_begin, token_end). `heads`: Hkv, or 1 if all heads share one list. */
 typedef struct NsaiInvert {
   NsaiSequences seq;
   const int *lists; /* as in NsaiAttendSelected */
@@ -151,23 +156,24 @@ typedef struct NsaiInvert {
   int *counts;        /* [heads, parts, blocks] */
   int *starts;        /* [heads, blocks] */
   unsigned *entries;  /* [heads, entry_capacity] */
-  int *entry_indices; /* [heads, tokens of the chunk, n]: among the entries of the head */
+  int *entry_indices; /* [heads, tokens of the chunk, n]: index among the head's entries */
   NsaiKvItem *items;  /* [heads, item_capacity] */
   int *item_counts;   /* [heads] */
   long long entry_capacity;
   int item_capacity;
   int heads;
   int token_begin, token_end;
-  int part_tokens, parts; /* tokens that are counted together, and how many such parts there are */
-  int blocks;             /* numbers of blocks */
+  int part_tokens, parts; /* tokens that are counted together; number of such parts */
+  int blocks;             /* block numbers */
   int head_begin;         /* data_invert_fill: the first head of this launch */
   int *item_starts;       /* [heads, blocks]: each block's first item; NULL: not wanted */
-  int near; /* entries of blocks that begin less than so many keys before their token are left out */
+  /* Entries of blocks that begin less than `near` keys before their token are left out. */
+  int near;
   int reserved;
 } NsaiInvert;
 
-/* attend_selected_kv_stationary_sm90: each item's rows of Q over its block, for the query heads [head_begin,
- * head_begin + heads) and the tokens from token_begin on. */
+/* attend_selected_kv_stationary_sm90: each item's rows of Q over its block, for the query heads
+ * [head_begin, head_begin + heads) and the tokens from token_begin on. */
 typedef struct NsaiAttendKv {
   NsaiView q;
   NsaiView k;
@@ -176,17 +182,17 @@ typedef struct NsaiAttendKv {
   const int *item_counts;
   const unsigned *entries;
   void *partial;      /* dtype [heads, chunk_tokens, n, Dv]: O of one block, normalised */
-  float *partial_lse; /* f32 [heads, entry_capacity], as entries, in powers of two */
+  float *partial_lse; /* f32 [heads, entry_capacity], ordered as entries, base 2 */
   long long entry_capacity;
   int item_capacity;
-  int shared_lists; /* 1: all KV heads have the same */
+  int shared_lists; /* 1: all KV heads share one list */
   int token_begin, chunk_tokens;
   int head_begin, heads;
   float scale_log2;
   int reserved;
 } NsaiAttendKv;
 
-/* attend_selected_combine: the partial results of a token's blocks into its output. */
+/* attend_selected_combine: combines the partial results of a token's blocks into its output. */
 typedef struct NsaiCombine {
   const int *entry_indices; /* as in NsaiInvert */
   const void *partial;      /* as in NsaiAttendKv */
@@ -199,8 +205,8 @@ typedef struct NsaiCombine {
   int kv_heads;
 } NsaiCombine;
 
-/* importance: I[t, g, j] of the tokens [token_begin, token_end), or of the tokens listed in `rows`.
- */
+/* select_importance: I[t, g, j] of the tokens [token_begin, token_end), or of the tokens in
+ * `rows`. */
 typedef struct NsaiImportance {
   NsaiSequences seq;
   NsaiView q;
@@ -208,7 +214,7 @@ typedef struct NsaiImportance {
   const float *lse; /* f32 [T, Hq] of the compressed branch, natural log */
   long long lse_token_stride;
   long long lse_head_stride;
-  float *importance; /* f32 [token - token_begin or index in rows, Hkv, >= blocks] */
+  float *importance; /* f32 [token - token_begin, or index in rows; Hkv; >= blocks] */
   long long importance_token_stride;
   long long importance_head_stride;
   const int *rows; /* Config::kProbe: token rows */
@@ -216,14 +222,14 @@ typedef struct NsaiImportance {
   int token_begin, token_end;
   float scale_log2;
   int kv_heads;
-  int columns; /* Config::kProbe: columns of `importance`; those beyond the candidates are set to 0
-                */
+  /* Config::kProbe: columns of `importance`; those beyond the candidates are set to 0. */
+  int columns;
 } NsaiImportance;
 
-/* select: top-n by importance, with forced blocks. */
+/* select_topn: top-n by importance, with forced blocks. */
 typedef struct NsaiSelect {
   NsaiSequences seq;
-  const float *importance; /* as above, tokens [token_begin, token_end) */
+  const float *importance; /* as in NsaiImportance, tokens [token_begin, token_end) */
   long long importance_token_stride;
   long long importance_head_stride;
   int *idx; /* [T, Hkv, n] ascending, then -1 */
@@ -234,7 +240,8 @@ typedef struct NsaiSelect {
   int reserved;
 } NsaiSelect;
 
-/* data_sort_blocks, data_sort_ranges: a caller's selection into the sorted lists attend_selected reads. */
+/* data_sort_blocks, data_sort_ranges: sort a caller's selection into the lists that the selected
+ * branch reads. */
 typedef struct NsaiSortSelection {
   NsaiSequences seq;
   const int *in; /* blocks [T, heads, n] or ranges [T, heads, n, 2] */
@@ -255,7 +262,8 @@ typedef struct NsaiCompress {
   int kv_heads;
 } NsaiCompress;
 
-/* compress_gather_rows: vec(x) of every compressed block, zero beyond the true count, and vec(pe). */
+/* compress_gather_rows: vec(x) of each compressed block, zero beyond the true count, and
+ * vec(pe). */
 typedef struct NsaiGatherRows {
   NsaiSequences seq;
   NsaiView x;                /* raw K or V */
@@ -267,15 +275,15 @@ typedef struct NsaiGatherRows {
   int kv_heads;
 } NsaiGatherRows;
 
-/* compress_bias_activation: out = act(x + shift + bias), from the fp32 products of cuBLASLt to where the
- * result is stored. */
+/* compress_bias_activation: out = act(x + shift + bias), applied to the fp32 results of
+ * cuBLASLt. */
 typedef struct NsaiBiasActivation {
   NsaiSequences seq;  /* Config::kBlocks */
   const float *x;     /* f32 [batch, rows, columns] */
   const float *shift; /* f32 [batch, columns], x_batch_stride apart; NULL: zeros */
   const void *bias;   /* dtype [batch, columns]; NULL: zeros */
-  void *out;  /* Config::kOutFloat ? f32 : dtype, [batch, rows, columns]; may be x when f32 */
-  void *rest; /* dtype, as out: what rounding left of the result; NULL: not wanted */
+  void *out;          /* Config::kOutFloat ? f32 : dtype, [batch, rows, columns]; f32 may be x */
+  void *rest;         /* dtype, like out: rounding error of the result; NULL: not wanted */
   long long x_batch_stride; /* elements, as the next three */
   long long bias_batch_stride;
   long long out_batch_stride;
@@ -284,15 +292,15 @@ typedef struct NsaiBiasActivation {
   int reserved;
 } NsaiBiasActivation;
 
-/* attend_causal_softmax: rows of fp32 scores into dtype probabilities, for dense_gemm. */
+/* attend_causal_softmax: turns rows of fp32 scores into probabilities in dtype, for dense_gemm. */
 typedef struct NsaiCausalSoftmax {
   const float *scores; /* f32 [heads, rows, keys], natural units before scaling */
   void *probs;         /* dtype [heads, rows, keys] */
-  float *lse;          /* f32 [T, Hq] from the first row and head of this call; NULL */
+  float *lse;          /* f32 [T, Hq] from this call's first row and head on; NULL */
   long long lse_token_stride;
   long long lse_head_stride;
   float scale_log2;
-  int heads, rows, keys; /* keys: leading dimension of both */
+  int heads, rows, keys; /* keys: leading dimension of scores and probs */
   int first_position;    /* position t of row 0: row r sees keys 0 .. first_position + r */
   int reserved;
 } NsaiCausalSoftmax;

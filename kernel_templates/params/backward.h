@@ -17,7 +17,7 @@ typedef struct NsaiGradient {
 
 /* backward_row_stats, backward_dq: a tile of query rows over the keys of every branch. */
 typedef struct NsaiBackwardQ {
-  NsaiSequences seq; /* as compressed storage sees them */
+  NsaiSequences seq; /* with cu_blocks of the compressed storage */
   NsaiView q;        /* dtype [T, Hq, Dk] */
   NsaiView d_o;      /* dtype [T, Hq, Dv] */
   NsaiView k[3];     /* of each branch: dtype [rows, Hkv, Dk] */
@@ -32,23 +32,23 @@ typedef struct NsaiBackwardQ {
   float scale, scale_log2;
   int kv_heads;
   int gate_float;    /* 1: the gates are f32, 0: dtype */
-  unsigned branches; /* bit b: branch b is looked at */
-  unsigned absent;   /* bit b: branch b does not run, and its gates' gradients become 0 here */
+  unsigned branches; /* bit b: branch b is processed */
+  /* Bit b: branch b does not run, and this kernel sets the gradients of its gates to 0. */
+  unsigned absent;
 } NsaiBackwardQ;
 
-/* backward_row_stats_tma, backward_dq_tma: the same with keys through tensor maps, by blocks of threads
- * that stay. */
+/* backward_row_stats_tma, backward_dq_tma: the same with keys loaded by TMA, in persistent CTAs. */
 typedef struct NsaiBackwardQTma {
   NsaiTensorMap k[3]; /* of each branch: boxes of one head, kKeys tokens */
   NsaiTensorMap v[3];
   NsaiTensorMap q; /* boxes of kGroupPadded heads, 64 rows */
   NsaiTensorMap d_o;
   NsaiBackwardQ rows;
-  int tiles;  /* of query tokens, times Hkv */
-  int joined; /* 1: window and selected branch run and have one pair of k and v */
+  int tiles;  /* tiles of query tokens, times Hkv */
+  int joined; /* 1: window and selected branch both run and share k and v */
 } NsaiBackwardQTma;
 
-/* backward_row_stats_saved: the statistics of branches whose o_branch and lse are given. */
+/* backward_row_stats_saved: statistics of branches whose o_branch and lse were saved. */
 typedef struct NsaiBackwardSaved {
   NsaiSequences seq;
   NsaiView d_o;         /* dtype [T, Hq, Dv] */
@@ -64,10 +64,10 @@ typedef struct NsaiBackwardSaved {
   unsigned absent; /* as in NsaiBackwardQ */
 } NsaiBackwardSaved;
 
-/* backward_dkv_compressed, backward_dkv_selected, backward_dkv_ranges, backward_dkv_window: a tile of keys over the query
- * rows that see them, for the KV heads [head_begin, head_begin + heads). */
+/* backward_dkv_compressed, backward_dkv_selected, backward_dkv_ranges, backward_dkv_window: a tile
+ * of keys over the query rows that see them, for the KV heads [head_begin, head_begin + heads). */
 typedef struct NsaiBackwardKv {
-  NsaiSequences seq; /* as compressed storage sees them */
+  NsaiSequences seq; /* with cu_blocks of the compressed storage */
   NsaiView q, d_o;
   NsaiView k, v;
   const void *statistics;  /* RowStatistics [3, T, Hq] */
@@ -77,37 +77,42 @@ typedef struct NsaiBackwardKv {
   const int *lists; /* backward_dkv_ranges: [T, Hkv, n, 2], as in NsaiAttendSelected */
   long long list_token_stride;
   long long list_head_stride; /* 0: shared by all KV heads */
-  float *partial; /* f32 [heads, rows, Dk + Dv]; rows: of k and v, or l' of each item; of
-                     backward_dkv_compressed and backward_dkv_ranges [heads, splits, rows, ...] */
+  /* f32 [heads, rows, Dk + Dv], where rows are those of k and v, or l' of each item. With splits
+   * (backward_dkv_compressed, backward_dkv_ranges) [heads, splits, rows, ...]. */
+  float *partial;
   long long entry_capacity;
-  long long rows; /* of `partial`, for one head (and split), where it has any of k and v */
+  long long rows; /* of `partial` per head (and split), if they follow k and v */
   int item_capacity;
-  int shared_lists; /* 1: all KV heads have the same */
+  int shared_lists; /* 1: all KV heads share one list */
   int head_begin, heads, kv_heads;
-  int tiles; /* of keys; backward_dkv_selected: of a block */
-  int splits; /* runs that a tile's query rows are cut into: backward_dkv_compressed, backward_dkv_ranges */
+  int tiles; /* tiles of keys; backward_dkv_selected: per block */
+  /* Splits of a tile's query rows: backward_dkv_compressed, backward_dkv_ranges. */
+  int splits;
   float scale, scale_log2;
-  int joined; /* backward_dkv_window_tma: 1: it does the selected branch of blocks that begin within the
-                 window, too, which has the same k and v; lists: of blocks */
+  /* backward_dkv_window_tma: 1: the kernel also computes the selected branch of blocks that
+   * begin within the window, which shares k and v; `lists` holds blocks. */
+  int joined;
 } NsaiBackwardKv;
 
-/* backward_dkv_compressed_tma, backward_dkv_selected_tma, backward_dkv_window_tma: the same through tensor maps. */
+/* backward_dkv_compressed_tma, backward_dkv_selected_tma, backward_dkv_window_tma: the same with
+ * TMA. */
 typedef struct NsaiBackwardKvTma {
-  NsaiTensorMap q; /* boxes of G heads of box_tokens tokens */
+  NsaiTensorMap q; /* boxes of G heads of tma_box tokens */
   NsaiTensorMap d_o;
   NsaiTensorMap k; /* boxes of one head, kKeys tokens */
   NsaiTensorMap v;
   NsaiBackwardKv kv;
 } NsaiBackwardKvTma;
 
-/* backward_dkv_sum: the gradients of one pair of K and V, from what NsaiBackwardKv left, in a fixed order. */
+/* backward_dkv_sum: dK and dV of one pair of K and V from the partial sums of NsaiBackwardKv, in a
+ * fixed order. */
 typedef struct NsaiBackwardSum {
-  NsaiSequences seq; /* as compressed storage sees them */
+  NsaiSequences seq; /* with cu_blocks of the compressed storage */
   NsaiGradient d_k, d_v;
-  const float *compressed; /* f32 [heads, splits, compressed_rows, Dk + Dv]; NULL: no part of it */
-  const float *selected;   /* f32 [heads, item_capacity, l', Dk + Dv]; NULL */
-  const float *window;     /* f32 [heads, window_rows, Dk + Dv]; NULL */
-  const float *k_rows;     /* f32 [heads, compressed_rows + 1, l, Dk]: of phi linear, mlp; NULL */
+  const float *compressed; /* f32 [heads, splits, compressed_rows, Dk + Dv]; NULL: absent */
+  const float *selected;   /* f32 [heads, item_capacity, l', Dk + Dv]; NULL: absent */
+  const float *window;     /* f32 [heads, window_rows, Dk + Dv]; NULL: absent */
+  const float *k_rows;     /* f32 [heads, compressed_rows + 1, l, Dk], phi linear and mlp; NULL */
   const float *v_rows;     /* f32 [heads, compressed_rows + 1, l, Dv]; NULL */
   const int *item_starts;  /* [heads or 1, blocks]: a block's first item */
   const int *item_counts;  /* [heads or 1] */
@@ -116,19 +121,21 @@ typedef struct NsaiBackwardSum {
   int splits;
   int rows; /* of d_k and d_v */
   int head_begin, heads;
-  int is_external;  /* 1: d_k and d_v are those of the compressed blocks themselves */
-  int range_splits; /* of ranges: `selected` is [heads, range_splits, window_rows, Dk + Dv] */
+  int is_external; /* 1: d_k and d_v are those of the compressed blocks */
+  /* Ranges: `selected` is [heads, range_splits, window_rows, Dk + Dv]. */
+  int range_splits;
   int reserved;
 } NsaiBackwardSum;
 
-/* backward_round_do: a d_o in f32 to the model's dtype. */
+/* backward_round_do: rounds d_o from f32 to the model's dtype. */
 typedef struct NsaiBackwardRound {
   NsaiView d_o; /* f32 [T, Hq, Dv] */
   void *out;    /* dtype [T, Hq, Dv] contiguous */
   int tokens, heads;
 } NsaiBackwardRound;
 
-/* backward_activation: the gradient of a layer's result through its activation, in f32 and as an operand. */
+/* backward_activation: the gradient of a layer's result through its activation, in f32 and as a
+ * GEMM operand. */
 typedef struct NsaiActivationBack {
   NsaiSequences seq;  /* which rows exist; no cu_blocks */
   float *d_y;         /* f32 [batch, parts, rows, columns]; the first part receives the result */
@@ -141,34 +148,34 @@ typedef struct NsaiActivationBack {
   long long x_batch_stride;
   long long bias_batch_stride;
   long long out_batch_stride, hidden_batch_stride;
-  long long out_row_stride; /* of both */
+  long long out_row_stride; /* of out and hidden */
   int batch, rows, columns;
   int parts;
 } NsaiActivationBack;
 
-/* backward_column_sums: sums of rows, by parts of part_rows. */
+/* backward_column_sums: sums over rows, by parts of part_rows rows. */
 typedef struct NsaiColumnSums {
   const float *x;                         /* f32 [batch, rows, columns] */
   long long x_batch_stride, x_row_stride; /* elements */
   float *sums;                            /* f32 [batch, parts, columns] */
-  void *row; /* dtype [batch, columns]: the sums, where there is one part; NULL: not wanted */
+  void *row; /* dtype [batch, columns]: the sums if there is one part; NULL: not wanted */
   long long row_batch_stride;
   int batch, rows, columns;
   int part_rows, parts;
   int reserved;
 } NsaiColumnSums;
 
-/* backward_store_gradient: from the workspace to the caller's tensor. */
+/* backward_store_gradient: stores a gradient from the workspace in the caller's tensor. */
 typedef struct NsaiStoreGradient {
   NsaiSequences seq;
   const float *x;   /* f32 [batch, rows, columns]; NULL: zeros */
-  NsaiGradient out; /* token_stride: from row to row, head_stride: from batch to batch */
+  NsaiGradient out; /* token_stride: between rows; head_stride: between batches */
   long long x_batch_stride;
   int batch, rows, columns;
-  int first_token; /* -1: rows are no tokens */
+  int first_token; /* -1: rows are not tokens */
 } NsaiStoreGradient;
 
-/* backward_present_rows: rows of tokens, zeros for those behind the last sequence. */
+/* backward_present_rows: rows of tokens, with zeros for those behind the last sequence. */
 typedef struct NsaiPresentRows {
   NsaiSequences seq;
   const void *x; /* dtype [T, columns] */

@@ -1,15 +1,16 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the host hands to the kernels that read or write a KV cache; conventions: params/attention.h.
+ * Parameter structs that the host passes to the kernels that read or write a KV cache; conventions:
+ * params/attention.h.
  */
 #ifndef NSAI_PARAMS_KV_CACHE_H
 #define NSAI_PARAMS_KV_CACHE_H
 
 #include "params/attention.h"
 
-/* K, V or compressed entries of a cache: [pages, rows of a page, Hkv, dim]; of rings and of caches
- * without pages [rows, tokens, Hkv, dim]. The last stride is 1. */
+/* K, V or compressed entries of a cache: [pages, rows of a page, Hkv, dim]. Ring buffers and caches
+ * without pages: [rows, tokens, Hkv, dim]. The last stride is 1. */
 typedef struct NsaiCacheTensor {
   void *data;
   long long page_stride;
@@ -17,33 +18,34 @@ typedef struct NsaiCacheTensor {
   long long head_stride;
 } NsaiCacheTensor;
 
-/* One pair of a cache. */
+/* K and V of one pair of a cache. */
 typedef struct NsaiCachePair {
   NsaiCacheTensor k, v;
-  int ring; /* tokens of a row where the pair lies in rings; 0: it does not */
+  int ring; /* tokens of a row if the pair lies in ring buffers; otherwise 0 */
   int reserved;
 } NsaiCachePair;
 
-/* How new tokens fall into the sequences of a cache, and where these lie: data/cache_rows.cuh. */
+/* How new tokens belong to the sequences of a cache, and where the sequences lie
+ * (data/cache_rows.cuh). */
 typedef struct NsaiCacheBatch {
-  const int *cu_q;        /* [num_seqs + 1]; NULL: every sequence has q_each new tokens */
-  const int *kv_len;      /* [num_seqs]: tokens, the new ones included; 0: a padded row */
-  const int *pages;       /* the lists of pages, one sequence behind the other; NULL: no pages */
-  const int *page_starts; /* [num_seqs + 1]: where each begins; NULL: page_list_stride apart */
-  const int *slots;       /* [num_seqs]: rows of rings and caches without pages; NULL: row s */
+  const int *cu_q;        /* [num_seqs + 1]; NULL: each sequence has q_each new tokens */
+  const int *kv_len;      /* [num_seqs]: tokens including the new ones; 0: a padded row */
+  const int *pages;       /* block tables, one sequence after the other; NULL: no pages */
+  const int *page_starts; /* [num_seqs + 1], begins of the tables; NULL: page_list_stride apart */
+  const int *slots; /* [num_seqs]: rows of ring buffers and of caches without pages; NULL: row s */
   long long page_list_stride; /* ints */
   int num_seqs;
   int q_tokens; /* rows of q, or new tokens */
   int q_each;
-  int max_kv_len; /* as in NsaiSequences, and what a row of a table has pages for */
+  int max_kv_len; /* as in NsaiSequences; a block table has pages for as many tokens */
   int page_size;  /* tokens */
   int reserved;
 } NsaiCacheBatch;
 
-/* The same over a cache; the packed struct's seq, k and v mean nothing, as in all of these. */
+/* Structs that add a cache to a packed struct. The packed struct's seq, k and v are unused. */
 typedef struct NsaiCachedAttend {
   NsaiCacheBatch batch;
-  NsaiCachePair pair; /* attend_compressed: the compressed entries */
+  NsaiCachePair pair; /* attend_compressed_sm80: the compressed entries */
   NsaiAttend packed;
 } NsaiCachedAttend;
 
@@ -59,16 +61,18 @@ typedef struct NsaiCachedImportance {
   NsaiImportance packed;
 } NsaiCachedImportance;
 
-/* Partial results of one decode kernel, f32: of every (unit, part, row) the unnormalised O and the
- * reference and sum of its softmax; a sum of 0 says that O was not written. */
+/* Partial results of a split-KV decode kernel, f32: for each (work item, split, row) the
+ * unnormalised O and the reference and sum of its softmax; a sum of 0 means that O was not
+ * written. */
 typedef struct NsaiDecodeSplits {
-  float *o;     /* [units, parts, rows, Dv] */
-  float *stats; /* [units, parts, rows, 2] */
+  float *o;     /* [work items, splits, rows, Dv] */
+  float *stats; /* [work items, splits, rows, 2] */
   int splits;
-  int min_granules; /* decode_split_kv_compressed: fewest quanta of keys that a team takes, where there are as many */
+  /* decode_split_kv_compressed: fewest granules of keys per consumer group, if there are enough. */
+  int min_granules;
 } NsaiDecodeSplits;
 
-/* Counters of what was read, i64 [num_seqs, Hkv, branches, 2]: tokens, bytes. */
+/* Counters of reads from the cache, i64 [num_seqs, Hkv, branches, 2]: tokens, bytes. */
 typedef struct NsaiKvReads {
   void *data; /* NULL: not counted */
   long long sequence_stride;
@@ -76,61 +80,62 @@ typedef struct NsaiKvReads {
   long long branch_stride;
 } NsaiKvReads;
 
-/* decode_split_kv_compressed, decode_split_kv_select, decode_split_kv_attend, decode_split_kv_combine: decode/work.cuh. */
+/* decode_split_kv_*, decode_single_cta, decode_pipelined, decode_cluster (decode/work.cuh). */
 typedef struct NsaiDecode {
   NsaiCacheBatch batch;
   NsaiView q;
   NsaiCachePair entries;  /* compressed */
-  NsaiCachePair selected; /* raw tokens, as that branch has them */
+  NsaiCachePair selected; /* raw tokens of the selected branch */
   NsaiCachePair window;
-  NsaiEpilogue out[3];   /* of each branch: lse, o_branch and the gate; o lies in the first */
-  NsaiDecodeSplits scan; /* units: (tile of tokens, KV head), rows: kScanRows */
+  NsaiEpilogue out[3];   /* per branch: lse, o_branch and gate; o is in the first */
+  NsaiDecodeSplits scan; /* work items: (tile of tokens, KV head); rows: kScanRows */
   NsaiDecodeSplits
-      attend;     /* units: (token, KV head), rows: kGroup; parts of the window come first */
-  float *pooled;  /* f32 [scan's units, kScanRows / 16, pooled_blocks, 16], log2 */
-  float *carries; /* f32 [scan's units, scan.parts, teams, kScanRows], log2 */
+      /* Work items: (token, KV head); rows: kGroup; the splits of the window come first. */
+      attend;
+  float *pooled;  /* f32 [scan's work items, kScanRows / 16, pooled_blocks, 16], log2 */
+  float *carries; /* f32 [scan's work items, scan.splits, consumer groups, kScanRows], log2 */
   int *idx;       /* [T, Hkv, n] ascending, then -1; or ranges [T, Hkv, n, 2] */
   long long idx_token_stride;
   long long idx_head_stride;
   float scale_log2;
   int kv_heads;
-  int tiles;     /* of tokens, of decode_split_kv_compressed */
-  int seq_tiles; /* of a sequence; 0: they follow from cu_q */
+  int tiles;     /* tiles of tokens in decode_split_kv_compressed */
+  int seq_tiles; /* tiles per sequence; 0: they follow from cu_q */
   int pooled_blocks;
-  int window_splits; /* of attend.parts */
-  int branches;      /* bit b: branch b counts */
-  int row_warps;     /* decode_split_kv_combine: 1, 2, 4 or 8 warps share a row's parts */
-  int probes;        /* the compressed branch's lse is wanted even where it does not count */
+  int window_splits; /* splits of `attend` that belong to the window */
+  int branches;      /* bit b: branch b is part of the sum */
+  int row_warps;     /* decode_split_kv_combine: 1, 2, 4 or 8 warps share a row's splits */
+  int probes;        /* the compressed branch's lse is wanted even if it is not part of the sum */
   int reserved;
   NsaiKvReads kv_reads; /* Config::kCountReads */
 } NsaiDecode;
 
-/* kv_cache_append: new tokens, and the compressed entries that they complete. */
+/* kv_cache_append: writes new tokens and the compressed entries that they complete. */
 typedef struct NsaiAppend {
   NsaiCacheBatch batch;
   const long long *slot_mapping; /* [T]; -1: the token is not written; NULL: all are */
-  NsaiCachePair cache[3];        /* of which the model reads some: pairs */
-  NsaiView k[3], v[3];           /* the new tokens of each */
+  NsaiCachePair cache[3];        /* the pairs that the model reads, see `pairs` */
+  NsaiView k[3], v[3];           /* the new tokens of each pair */
   NsaiCachePair entries;
   int kv_heads;
   int pairs; /* bit i: pair i is written */
 } NsaiAppend;
 
-/* kv_cache_gather_entries: vec(x) of every entry that an append completes, zero in the rows that are left over, and
- * vec(pe). */
+/* kv_cache_gather_entries: vec(x) of each entry that an append completes, zero in left-over rows,
+ * and vec(pe). */
 typedef struct NsaiGatherEntries {
   NsaiCacheBatch batch;
   const long long *slot_mapping; /* as in NsaiAppend */
-  NsaiCacheTensor x;             /* raw K or V, appended */
+  NsaiCacheTensor x;             /* raw K or V, including the new tokens */
   const void *pe;                /* as in NsaiGatherRows, up to `rows` */
   long long pe_head_stride;
   long long pe_token_stride;
   void *out;
-  int rows; /* of products: data/new_entries.cuh */
+  int rows; /* GEMM rows: data/new_entries.cuh */
   int kv_heads;
 } NsaiGatherEntries;
 
-/* kv_cache_scatter_entries: phi's rows into the cache. */
+/* kv_cache_scatter_entries: copies phi's rows into the cache. */
 typedef struct NsaiScatterEntries {
   NsaiCacheBatch batch;
   const long long *slot_mapping;
