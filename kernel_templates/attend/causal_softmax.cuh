@@ -80,7 +80,7 @@ template <class C> NSAI_DEVICE void softmax(const NsaiCausalSoftmax &p) {
   constexpr int kWarps = C::kThreads / 32;
   __shared__ Partial partials[kWarps];
 
-  // ---- coordinates ----
+  // ---- coordinates
   const int row = blockIdx.x, head = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int visible = max(0, min(p.keys, p.first_position + row + 1));
   const bool whole = p.keys % 8 == 0;
@@ -88,7 +88,7 @@ template <class C> NSAI_DEVICE void softmax(const NsaiCausalSoftmax &p) {
   const float *gS = p.scores + first; // [keys]
   u16 *gP = (u16 *)p.probs + first;   // [keys]
 
-  // ---- top and sum ----
+  // ---- top and sum
   Partial mine = { kLowest, 0 };
   for (int column = threadIdx.x * 8; column < visible; column += C::kThreads * 8) {
     float x[8];
@@ -105,7 +105,7 @@ template <class C> NSAI_DEVICE void softmax(const NsaiCausalSoftmax &p) {
   __syncthreads(); // all warps' partial results are written
   const Partial all = join_warp(lane < kWarps ? partials[lane] : Partial{ kLowest, 0 });
 
-  // ---- probabilities ----
+  // ---- probabilities
   const float inverse = all.sum > 0 ? 1 / all.sum : 0;
   for (int column = threadIdx.x * 8; column < p.keys; column += C::kThreads * 8) {
     float x[8];
