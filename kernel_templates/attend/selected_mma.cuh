@@ -98,6 +98,7 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const unsigned char *share
   using S = KernelTraits<Config>;
   u32 base = shared_address(shared);
   asm volatile("" : "+r"(base)); // keeps it in a register instead of recomputing it for every stage
+  const Barriers<S::kStages> barriers = { base + S::kBarriers };
   PipelineState<S::kStages> step;
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
@@ -125,7 +126,7 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const unsigned char *share
 
     for (bool last = false; !last; step.advance()) {
       const int s = step.stage;
-      barrier_wait(base + S::kFull + 8 * s, step.phase); // filled by the producers
+      barriers.consumer_wait(s, step.phase);
       const u32 seen = stage_word<Config>(shared, S::kSSeen, s);
       last = seen & S::kLast;
       if (seen >> warp & 1) {
@@ -142,7 +143,7 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const unsigned char *share
           accumulate<Config>(rO, rS, sV + offset);
         }
       }
-      barrier_arrive(base + S::kEmpty + 8 * s); // released to the producers
+      barriers.consumer_release(s);
     }
 
     const TilePosition at = find_tile_position<Config>(p, tile);

@@ -80,9 +80,9 @@ template <class Config> struct SelectedPipeline {
   static constexpr int kSBits = kSV + kStages * kVBytes;             // u64 [kTokens]
   static constexpr int kSSeen = kSBits + 8 * kStages * kTokens;      // u32 [kProducers]
   static constexpr int kSPartly = kSSeen + 4 * kStages * kProducers; // u32 [kProducers]
-  static constexpr int kFull = kSPartly + 4 * kStages * kProducers;  // barrier: stage is filled
-  static constexpr int kEmpty = kFull + 8 * kStages;                 // barrier: stage is free
-  static constexpr int kSLeast = kEmpty + 8 * kStages; // int [2, kProducers], not per stage
+  static constexpr int kBarriers = kSPartly + 4 * kStages * kProducers;
+  static constexpr int kSLeast =
+      kBarriers + Barriers<kStages>::kBytes; // int [2, kProducers], not per stage
   static constexpr int kEnd = (kSLeast + 8 * kProducers + 15) / 16 * 16;
   static constexpr u32 kLast = 1u << 31; // flag in kSSeen
 
@@ -127,12 +127,9 @@ template <class Config> NSAI_DEVICE KeyRange window_of_tile(const TilePosition &
 // Initialises the barriers. One thread, before any other uses them.
 template <class Config> NSAI_DEVICE void init_pipeline(u32 base) {
   using R = SelectedPipeline<Config>;
-  for (int s = 0; s < R::kStages; ++s) {
-    // All lanes arrive. One lane per warp would suffice and is no faster, but racecheck does not
-    // follow that.
-    barrier_init(base + R::kFull + 8 * s, 32 * R::kProducers);
-    barrier_init(base + R::kEmpty + 8 * s, 32 * R::kWarps);
-  }
+  // All lanes arrive. One lane per warp would suffice and is no faster, but racecheck does not
+  // follow that.
+  Barriers<R::kStages>{ base + R::kBarriers }.init(32 * R::kProducers, 32 * R::kWarps);
   barrier_init_fence();
 }
 
@@ -161,7 +158,7 @@ NSAI_DEVICE void fill_stage(const NsaiTensorMap &k_map, const NsaiTensorMap &v_m
                             const NsaiView &k, const NsaiView &v, const KeyLocation &at, u32 base,
                             int s, int first) {
   using R = SelectedPipeline<Config>;
-  const u32 full = base + R::kFull + 8 * s;
+  const u32 full = Barriers<R::kStages>{ base + R::kBarriers }.full(s);
   const u32 sK = base + R::kSK + s * R::kKBytes; // [kKeys, Dk]
   const u32 sV = base + R::kSV + s * R::kVBytes; // [kKeys, Dv]
   const int row = at.row + first;
@@ -189,12 +186,13 @@ NSAI_DEVICE void produce_window(const NsaiSelectedWindow &p, const KeyLocation &
   using R = SelectedPipeline<Config>;
   const u32 base = shared_address(shared);
   const int s = step.stage;
-  barrier_wait(base + R::kEmpty + 8 * s, step.phase ^ 1); // released by all consumer warps
+  const Barriers<R::kStages> barriers = { base + R::kBarriers };
+  barriers.producer_acquire(step);
   if (producer == 0)
     fill_stage<Config>(p.window_k_map, p.window_v_map, p.window_k, p.window_v, keys, base, s,
                        first);
   else
-    barrier_arrive(base + R::kFull + 8 * s);
+    barriers.producer_commit(s);
   step.advance();
 }
 
@@ -208,6 +206,7 @@ NSAI_DEVICE void produce_selected(const Params &params, unsigned char *shared, i
   const NsaiAttendSelected &p = selected.attend;
   const int lane = threadIdx.x % 32;
   const u32 base = shared_address(shared);
+  const Barriers<R::kStages> barriers = { base + R::kBarriers };
   int buffer = 0; // index of sLeast
   PipelineState<R::kStages> step;
 
@@ -272,9 +271,8 @@ NSAI_DEVICE void produce_selected(const Params &params, unsigned char *shared, i
       begin = next();
       last = begin == Cursor::kNever;
 
-      // On a fresh barrier the wait for the phase before the first one returns at once.
       const int s = step.stage;
-      barrier_wait(base + R::kEmpty + 8 * s, step.phase ^ 1);    // released by all consumer warps
+      barriers.producer_acquire(step);
       u64 *sBits = (u64 *)(shared + R::kSBits) + s * R::kTokens; // [kTokens]
 #pragma unroll
       for (int j = 0; j < R::kLists; ++j)
@@ -288,7 +286,7 @@ NSAI_DEVICE void produce_selected(const Params &params, unsigned char *shared, i
       if (producer == 0 && any) {
         fill_stage<Config>(selected.k, selected.v, p.k, p.v, keys, base, s, first);
       } else {
-        barrier_arrive(base + R::kFull + 8 * s);
+        barriers.producer_commit(s);
       }
     }
   }

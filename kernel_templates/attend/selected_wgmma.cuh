@@ -47,11 +47,9 @@ NSAI_DEVICE void multiply_selected(float (&rO)[kO][4], SoftmaxRows &rows, const 
   using S = KernelTraits<Config>;
   const int warp = warp_uniform(threadIdx.x / 32), group = warp / 4;
   const u32 base = shared_address(shared);
-  auto release = [&](int stage) { // to the producers
-    barrier_arrive(base + S::kEmpty + 8 * stage);
-  };
+  const Barriers<S::kStages> barriers = { base + S::kBarriers };
   int s = warp_uniform(step.stage);
-  barrier_wait(base + S::kFull + 8 * s, step.phase); // filled by the producers
+  barriers.consumer_wait(s, step.phase);
   u32 seen = stage_word<Config>(shared, S::kSSeen, s);
   for (;;) {
     const int now = s;
@@ -74,16 +72,16 @@ NSAI_DEVICE void multiply_selected(float (&rO)[kO][4], SoftmaxRows &rows, const 
       }
       multiply_pv<Config>(rO, rP, base + S::kSV + now * S::kVBytes);
       // Poll the next stage while P V runs.
-      const bool ready = !last && barrier_test(base + S::kFull + 8 * s, step.phase);
+      const bool ready = !last && barrier_test(barriers.full(s), step.phase);
       wgmma_wait<0>();
       hold(rO);
-      release(now);
+      barriers.consumer_release(now);
       if (last) break;
-      if (!ready) barrier_wait(base + S::kFull + 8 * s, step.phase); // filled by the producers
+      if (!ready) barriers.consumer_wait(s, step.phase);
     } else { // no token of the warpgroup sees these keys
-      release(now);
+      barriers.consumer_release(now);
       if (last) break;
-      barrier_wait(base + S::kFull + 8 * s, step.phase); // filled by the producers
+      barriers.consumer_wait(s, step.phase);
     }
     seen = stage_word<Config>(shared, S::kSSeen, s);
   }

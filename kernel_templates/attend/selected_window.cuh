@@ -71,10 +71,9 @@ NSAI_DEVICE void multiply_window(float (&rO)[kO][4], SoftmaxRows &softmax,
   const int row = 64 * warp_uniform(threadIdx.x / 128); // first row of the warpgroup
   const int end = row / Config::kGroupPadded <= rows.last ? rows.seen(row + 63).end : 0;
   int first = rows.seen(0).begin; // first key of the stage
-  // wait: until the producers have filled the stage. release: to the producers. A stage of which no
-  // token of the warpgroup sees a key is released untouched.
-  auto wait = [&]() { barrier_wait(base + R::kFull + 8 * step.stage, step.phase); };
-  auto release = [&](int stage) { barrier_arrive(base + R::kEmpty + 8 * stage); };
+  // A stage of which no token of the warpgroup sees a key is released untouched.
+  const Barriers<R::kStages> barriers = { base + R::kBarriers };
+  auto wait = [&]() { barriers.consumer_wait(step.stage, step.phase); };
   auto before = [&]() { return (step.stage ? step.stage : Config::kStages) - 1; };
   auto stage_k = [&]() { return base + R::kSK + warp_uniform(step.stage) * R::kKBytes; };
   auto stage_v = [&]() { return base + R::kSV + warp_uniform(before()) * R::kVBytes; };
@@ -84,7 +83,7 @@ NSAI_DEVICE void multiply_window(float (&rO)[kO][4], SoftmaxRows &softmax,
     float factor[2];
     {
       float rS[Stages::kFirstPadded / 8][4]; // [64, kFirstPadded]
-      wait();                                // filled by the producers
+      wait();
       multiply_qk<Config, kHeldSteps>(rS, rQ, sQ, stage_k());
       wgmma_wait<0>();
       hold(rS);
@@ -94,7 +93,7 @@ NSAI_DEVICE void multiply_window(float (&rO)[kO][4], SoftmaxRows &softmax,
     float rS[R::kKeys / 8][4]; // [64, kKeys]
 #pragma unroll 1
     for (first += Stages::kFirst, step.advance(); first < end; first += R::kKeys, step.advance()) {
-      wait(); // filled by the producers
+      wait();
       multiply_qk<Config, kHeldSteps>(rS, rQ, sQ, stage_k());
       multiply_pv<Config>(rO, rP, stage_v());
       wgmma_wait<1>(); // Q K^T is complete
@@ -102,23 +101,23 @@ NSAI_DEVICE void multiply_window(float (&rO)[kO][4], SoftmaxRows &softmax,
       const bool grows = window_softmax<R::kKeys>(rS, softmax, factor, rows, first, scale_log2);
       wgmma_wait<0>(); // P V is complete
       hold(rO);
-      release(before()); // to the producers
+      barriers.consumer_release(before());
       if (grows) softmax_rescale(rO, factor);
       pack_probabilities<Config>(rP, rS);
     }
     multiply_pv<Config>(rO, rP, stage_v());
     wgmma_wait<0>();
     hold(rO);
-    release(before());
+    barriers.consumer_release(before());
   } else if (first < rows.seen(kLastRow).end) {
     wait();
-    release(step.stage);
+    barriers.consumer_release(step.stage);
     first += Stages::kFirst;
     step.advance();
   }
 #pragma unroll 1
   for (; first < rows.seen(kLastRow).end; first += R::kKeys, step.advance()) {
     wait();
-    release(step.stage);
+    barriers.consumer_release(step.stage);
   }
 }
