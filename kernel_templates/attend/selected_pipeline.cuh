@@ -81,8 +81,7 @@ template <class Config> struct SelectedPipeline {
   static constexpr int kSSeen = kSBits + 8 * kStages * kTokens;      // u32 [kProducers]
   static constexpr int kSPartly = kSSeen + 4 * kStages * kProducers; // u32 [kProducers]
   static constexpr int kBarriers = kSPartly + 4 * kStages * kProducers;
-  static constexpr int kSLeast =
-      kBarriers + Barriers<kStages>::kBytes; // int [2, kProducers], not per stage
+  static constexpr int kSLeast = kBarriers + Barriers<kStages>::kBytes; // int [2, kProducers]
   static constexpr int kEnd = (kSLeast + 8 * kProducers + 15) / 16 * 16;
   static constexpr u32 kLast = 1u << 31; // flag in kSSeen
 

@@ -91,9 +91,8 @@ template <class Config> struct KernelTraits {
   static constexpr int kSQ = 0; // [kWarps] QTile, or empty
   static constexpr int kSK = kSQ + (kQueryInRegisters ? 0 : kWarps * QTile::kBytes); // KTile
   static constexpr int kSV = kSK + kStages * KTile::kBytes;                          // VTile
-  static constexpr int kFull = kSV + kStages * VTile::kBytes;            // barrier: stage is filled
-  static constexpr int kEmpty = kFull + 8 * kStages;                     // barrier: stage is free
-  static constexpr int kSBits = kEmpty + 8 * kStages;                    // u32 [kTokens, kParts]
+  static constexpr int kBarriers = kSV + kStages * VTile::kBytes;
+  static constexpr int kSBits = kBarriers + Barriers<kStages>::kBytes;   // u32 [kTokens, kParts]
   static constexpr int kSMore = kSBits + 4 * kStages * kTokens * kParts; // int: more
   static constexpr int kSPosition = kSMore + 4 * kStages;                // TilePosition
   static constexpr int kBytes = (kSPosition + (int)sizeof(TilePosition) + 15) / 16 * 16;
@@ -205,6 +204,7 @@ NSAI_DEVICE void produce(const Params &params, const TilePosition &at, unsigned 
     cursors[j].open(gList, at.seq.position(query), token < S::kTokens && query < at.seq.q_len);
   }
 
+  const Barriers<S::kStages> barriers = { base + S::kBarriers };
   PipelineState<S::kStages> step;
   for (;; step.advance()) {
     int least = cursors[0].begin;
@@ -213,8 +213,7 @@ NSAI_DEVICE void produce(const Params &params, const TilePosition &at, unsigned 
     const int begin = __reduce_min_sync(~0u, least);
     const bool more = begin != ListCursor<Config>::kNever;
 
-    // On a fresh barrier the wait for the phase before the first one returns at once.
-    barrier_wait(base + S::kEmpty + 8 * step.stage, step.phase ^ 1); // released by all consumers
+    barriers.producer_acquire(step);
     if (more) {
       const int first = begin / S::kKeys * S::kKeys;
       sides.k.template copy<Config, Config::kHeadDimQk>(base + S::kSK +
@@ -235,10 +234,9 @@ NSAI_DEVICE void produce(const Params &params, const TilePosition &at, unsigned 
       }
     }
     if (lane == 0) ((int *)(shared + S::kSMore))[step.stage] = more;
-    const u32 full = base + S::kFull + 8 * step.stage;
-    barrier_arrive_after_copies(full); // each lane, for its own copies
+    barrier_arrive_after_copies(barriers.full(step.stage)); // each lane, for its own copies
     __syncwarp();
-    if (lane == 0) barrier_arrive(full); // for the warp's plain stores
+    if (lane == 0) barriers.producer_commit(step.stage); // for the warp's plain stores
     if (!more) break;
   }
   copy_async_commit();
@@ -358,8 +356,9 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const TilePosition &at, in
   float rO[S::kColsV / 8][4] = {}; // [16, Dv]
   SoftmaxRows rows;
 
+  const Barriers<S::kStages> barriers = { base + S::kBarriers };
   for (PipelineState<S::kStages> step;; step.advance()) {
-    barrier_wait(base + S::kFull + 8 * step.stage, step.phase); // filled by the producer
+    barriers.consumer_wait(step.stage, step.phase);
     if (!((const int *)(shared + S::kSMore))[step.stage]) break;
     const u32 sK = base + S::kSK + step.stage * S::KTile::kBytes; // [kKeys, Dk]
     const u32 sV = base + S::kSV + step.stage * S::VTile::kBytes; // [kKeys, Dv]
@@ -378,7 +377,7 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const TilePosition &at, in
     }
     // Each lane arrives for its own reads. One lane after __syncwarp would also be correct and is
     // no faster (H200), but racecheck does not follow that.
-    barrier_arrive(base + S::kEmpty + 8 * step.stage); // released to the producer
+    barriers.consumer_release(step.stage);
   }
   const OutputRow output_row[2] = { find_output_row<Config>(at, row),
                                     find_output_row<Config>(at, row + 8) };
@@ -397,12 +396,8 @@ template <class Config, class Params> NSAI_DEVICE void attend_selected(const Par
     const int tiles = gridDim.x / p.kv_heads;
     const QueryTile tile = find_query_tile<S::kTokens>(sequences_of(params), blockIdx.x % tiles);
     at = TilePosition{ tile.seq, tile.first_query, (int)blockIdx.x / tiles };
-    for (int s = 0; s < S::kStages; ++s) {
-      // Arrivals on a full barrier: the producer's lanes for their copies, and lane 0 for plain
-      // stores.
-      barrier_init(shared_address(shared) + S::kFull + 8 * s, 32 + 1);
-      barrier_init(shared_address(shared) + S::kEmpty + 8 * s, 32 * S::kWarps);
-    }
+    // Arrivals of the producer: its lanes for their copies, and lane 0 for plain stores.
+    Barriers<S::kStages>{ shared_address(shared) + S::kBarriers }.init(32 + 1, 32 * S::kWarps);
   }
   __syncthreads();
   if (at.first_query < 0 || at.first_query >= at.seq.q_len) return; // an empty tile

@@ -56,7 +56,7 @@ NSAI_DEVICE void multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stage
   float s[R::kN][4], du[R::kN][4]; // [64 keys, kRows]
   PipelineState<R::kStages> step;
   int held = -1; // stage whose products are still in flight
-  auto release = [&](int stage) { barrier_arrive(base + R::kEmpty + 8 * stage); };
+  const Barriers<R::kStages> barriers = { base + R::kBarriers };
   int i = 0;
   if (R::kTiles == 1 && group == 1) { // the first stage belongs to the other warpgroup
     ++i;
@@ -70,7 +70,7 @@ NSAI_DEVICE void multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stage
     const u32 sQ = base + R::kSStage + now * R::kStageBytes, sDO = sQ + R::Q::kBytes;
     const u32 known = base + R::kSKnown + now * R::kKnownBytes;
     const u32 in_rows = known + (R::kKnownWarps > 1 ? 8 * R::kRows * tile : 0);
-    barrier_wait(base + R::kFull + 8 * now, step.phase); // filled by the producers
+    barriers.consumer_wait(now, step.phase);
     step.advance();
     if (R::kTiles == 1) step.advance();
     const u32 all = warp_uniform(load_shared_word(known + R::kAll + 4 * tile));
@@ -79,10 +79,10 @@ NSAI_DEVICE void multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stage
         wgmma_wait<0>();
         hold(dv);
         hold(dk);
-        release(held);
+        barriers.consumer_release(held);
         held = -1;
       }
-      release(now);
+      barriers.consumer_release(now);
       continue;
     }
     wgmma_fence();
@@ -92,7 +92,7 @@ NSAI_DEVICE void multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stage
     wgmma_wait<1>();
     hold(dv);
     hold(dk);
-    if (held >= 0) release(held);
+    if (held >= 0) barriers.consumer_release(held);
     held = now;
     wgmma_fence();
     start_rows<E, typename R::V, typename R::DO, Config::kHeadDimV>(du, sV, sDO);

@@ -56,11 +56,12 @@ NSAI_DEVICE void produce_boxes(const NsaiBackwardKvTma &p, const KeyTile &tile, 
     tma_load_panels<Config::kHeadDimV>(base + R::kSV, p.v, full, Config::kKeys,
                                        box_head(kv.v, tile.head), (int)tile.key_row);
   }
+  const Barriers<R::kStages> barriers = { base + R::kBarriers };
   PipelineState<R::kStages> step;
   for_stages<Config>(tile, [&](int first) {
-    const u32 full = base + R::kFull + 8 * step.stage,
+    const u32 full = barriers.full(step.stage),
               sQ = base + R::kSStage + step.stage * R::kStageBytes, sDO = sQ + R::Q::kBytes;
-    barrier_wait(base + R::kEmpty + 8 * step.stage, step.phase ^ 1); // released by its readers
+    barriers.producer_acquire(step);
     if (first + R::kTokens <= tile.tokens) {
       if (threadIdx.x % 32 == 0) barrier_arrive_expecting(full, R::kStageBytes);
       __syncwarp(); // the expected bytes are set
@@ -162,6 +163,7 @@ NSAI_DEVICE void produce_known(const NsaiBackwardKv &p, const KeyTile &tile, con
                                unsigned char *shared, u32 base, int t) {
   using R = DkvPipeline<Config>;
   unsigned char *sListed = shared + R::kSListed + t * R::kTokens; // [kTokens]
+  const Barriers<R::kStages> barriers = { base + R::kBarriers };
   PipelineState<R::kStages> step;
   KnownRows known;
   auto store = [&]() {
@@ -169,7 +171,7 @@ NSAI_DEVICE void produce_known(const NsaiBackwardKv &p, const KeyTile &tile, con
     u32 all[R::kTiles];
 #pragma unroll
     for (int i = 0; i < R::kTiles; ++i) all[i] = seen_of_tile<Config>(known, i);
-    barrier_wait(base + R::kEmpty + 8 * step.stage, step.phase ^ 1); // released by its readers
+    barriers.producer_acquire(step);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = threadIdx.x % 32 + 32 * i;
@@ -183,7 +185,7 @@ NSAI_DEVICE void produce_known(const NsaiBackwardKv &p, const KeyTile &tile, con
     if (threadIdx.x % 32 == 0 && t == 0)
 #pragma unroll
       for (int i = 0; i < R::kTiles; ++i) store_shared_word(to + R::kAll + 4 * i, all[i]);
-    barrier_arrive(base + R::kFull + 8 * step.stage);
+    barriers.producer_commit(step.stage);
     step.advance();
   };
   bool any = false;

@@ -10,6 +10,7 @@
 #include "backward/pipelines/dkv_tiles.cuh"
 #include "backward/products.cuh"
 #include "core/barrier.cuh"
+#include "core/pipeline.cuh"
 #include "data/tile_position.cuh"
 
 template <class Config> struct DkvPipeline {
@@ -36,9 +37,8 @@ template <class Config> struct DkvPipeline {
   static constexpr int kGates = 8 * kRows * kKnownWarps, kSeen = kGates + 4 * kRows,
                        kAll = kSeen + 4 * kRows;
   static constexpr int kKnownBytes = kAll + 16;
-  static constexpr int kFull = kSKnown + kStages * kKnownBytes; // barrier: stage is filled
-  static constexpr int kEmpty = kFull + 8 * kStages;            // barrier: stage is free
-  static constexpr int kKeysFull = kEmpty + 8 * kStages;        // barrier: K and V have arrived
+  static constexpr int kBarriers = kSKnown + kStages * kKnownBytes;
+  static constexpr int kKeysFull = kBarriers + Barriers<kStages>::kBytes; // K and V have arrived
   static constexpr int kSListed = kKeysFull + 8; // u8 [kKnownWarps][kTokens], with kJoins
   static constexpr int kBytes = kSListed + (Config::kJoins ? kKnownWarps * kTokens : 0);
   static constexpr int kSumBytes = 64 * (kColsQk + kColsV) * 4; // per warpgroup
@@ -61,10 +61,7 @@ constexpr u32 kSomeSeen = 1, kPartlySeen = 2;
 
 template <class Config> NSAI_DEVICE void init_dkv_pipeline(u32 base) {
   using R = DkvPipeline<Config>;
-  for (int s = 0; s < R::kStages; ++s) {
-    barrier_init(base + R::kFull + 8 * s, 32 + 32 * R::kKnownWarps); // all producer warps
-    barrier_init(base + R::kEmpty + 8 * s, 128 * R::kTiles);
-  }
+  Barriers<R::kStages>{ base + R::kBarriers }.init(32 + 32 * R::kKnownWarps, 128 * R::kTiles);
   barrier_init(base + R::kKeysFull, 1);
   barrier_init_fence();
 }
