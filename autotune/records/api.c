@@ -14,7 +14,7 @@ static nsa_status refuse_cpu(void) {
   return nsai_fail(NSA_E_NO_DEVICE, "runtime.device is cpu: the reference has no variants");
 }
 
-size_t nsa_cache_export(nsa_ctx *ctx, char *buf, size_t size) {
+size_t nsa_records_export(nsa_ctx *ctx, char *buf, size_t size) {
   nsai_writer text = nsai_writer_open(buf, size);
   if (nsai_context_check(ctx) != NSA_OK) return text.used;
   if (!nsai_context_records(ctx)) {
@@ -28,7 +28,7 @@ size_t nsa_cache_export(nsa_ctx *ctx, char *buf, size_t size) {
   return text.used;
 }
 
-nsa_status nsa_cache_import(nsa_ctx *ctx, const char *text, size_t size) {
+nsa_status nsa_records_import(nsa_ctx *ctx, const char *text, size_t size) {
   nsai_import import = { 0 };
   NSAI_TRY(nsai_context_check(ctx));
   if (!text) return nsai_fail(NSA_E_ARG, "text is NULL");
@@ -40,13 +40,13 @@ nsa_status nsa_cache_import(nsa_ctx *ctx, const char *text, size_t size) {
   return NSA_OK;
 }
 
-nsa_status nsa_cache_reload(nsa_ctx *ctx) {
+nsa_status nsa_records_reload(nsa_ctx *ctx) {
   NSAI_TRY(nsai_context_check(ctx));
   if (nsai_context_records(ctx)) nsai_records_reload(nsai_context_records(ctx));
   return NSA_OK;
 }
 
-nsa_status nsa_cache_digest(nsa_ctx *ctx, uint8_t out[16]) {
+nsa_status nsa_records_digest(nsa_ctx *ctx, uint8_t out[16]) {
   NSAI_TRY(nsai_context_check(ctx));
   if (!out) return nsai_fail(NSA_E_ARG, "out is NULL");
   memset(out, 0, 16);

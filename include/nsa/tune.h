@@ -84,7 +84,7 @@ typedef struct nsa_tune_options {
  * Every candidate's results are compared with the CPU device's before its time counts; one that the
  * device refuses to launch is left out. Winners must beat the heuristic's choice by more than the
  * noise and `tuning.min_gain`. Plans made afterwards by this context, and by others after
- * nsa_cache_reload, choose from the records.
+ * nsa_records_reload, choose from the records.
  *
  * Takes device memory for the tensors of the longest length. Compiles on several threads, times
  * alone: nothing else should run on the device. Blocking; one at a time per context. The budget ends
@@ -101,10 +101,10 @@ NSA_API nsa_status nsa_tune(nsa_ctx *ctx, const nsa_problem *problems, size_t co
 
 /* ---- records: for several processes, machines of one kind ---- */
 
-/* Writes all records of this context's tiers as one YAML text that nsa_cache_import takes, with a
+/* Writes all records of this context's tiers as one YAML text that nsa_records_import takes, with a
  * checksum in its last line. snprintf's rule; "" and 0 on failure, with the reason in
  * nsa_last_error. Thread-safe. */
-NSA_API size_t nsa_cache_export(nsa_ctx *ctx, char *buf, size_t size);
+NSA_API size_t nsa_records_export(nsa_ctx *ctx, char *buf, size_t size);
 
 /* Adds the records of such a text, all or nothing; those of other devices are kept for them. Where a
  * newer record of another driver or library stands here, that one stays.
@@ -113,15 +113,15 @@ NSA_API size_t nsa_cache_export(nsa_ctx *ctx, char *buf, size_t size);
  *
  * NSA_E_CACHE (what is wrong, with its line), NSA_E_NO_DEVICE (the CPU device), NSA_E_ARG,
  * NSA_E_NOMEM, NSA_E_FORKED. Thread-safe. */
-NSA_API nsa_status nsa_cache_import(nsa_ctx *ctx, const char *text, size_t size);
+NSA_API nsa_status nsa_records_import(nsa_ctx *ctx, const char *text, size_t size);
 
 /* Reads the records anew: after another process has tuned, behind a barrier of ranks. Plans that
  * exist stay as they are. NSA_E_NOMEM, NSA_E_FORKED. Thread-safe. */
-NSA_API nsa_status nsa_cache_reload(nsa_ctx *ctx);
+NSA_API nsa_status nsa_records_reload(nsa_ctx *ctx);
 
 /* A digest of what the records choose, equal on all ranks that choose alike: 16 bytes; all zero on the
  * CPU device. NSA_E_ARG, NSA_E_NOMEM, NSA_E_FORKED. Thread-safe. */
-NSA_API nsa_status nsa_cache_digest(nsa_ctx *ctx, uint8_t out[16]);
+NSA_API nsa_status nsa_records_digest(nsa_ctx *ctx, uint8_t out[16]);
 
 #ifdef __cplusplus
 }

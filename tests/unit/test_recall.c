@@ -494,18 +494,18 @@ static void test_rules(void **state) {
 /* ---- between processes ---- */
 
 static void digest_of(const tuning *w, uint8_t out[16]) {
-  machine_expect("digest", nsa_cache_digest(w->ctx, out), NSA_OK, NULL);
+  machine_expect("digest", nsa_records_digest(w->ctx, out), NSA_OK, NULL);
 }
 
 /* An export, the caller's to free. */
 static char *export(const tuning *w) {
-  size_t size = nsa_cache_export(w->ctx, NULL, 0);
+  size_t size = nsa_records_export(w->ctx, NULL, 0);
   char *text = malloc(size + 1), small[8];
   assert_non_null(text);
   assert_true(size > sizeof small);
-  assert_int_equal(nsa_cache_export(w->ctx, text, size + 1), size);
+  assert_int_equal(nsa_records_export(w->ctx, text, size + 1), size);
   assert_int_equal(strlen(text), size);
-  assert_int_equal(nsa_cache_export(w->ctx, small, sizeof small), size); /* cut, and ended */
+  assert_int_equal(nsa_records_export(w->ctx, small, sizeof small), size); /* cut, and ended */
   assert_int_equal(strlen(small), sizeof small - 1);
   assert_memory_equal(small, text, sizeof small - 1);
   return text;
@@ -553,7 +553,7 @@ static void test_reload(void **state) {
   expect_window(&b, 1000, LOW, "");
   digest_of(&b, after);
   assert_memory_equal(before, after, 16);
-  machine_expect("reload", nsa_cache_reload(b.ctx), NSA_OK, NULL);
+  machine_expect("reload", nsa_records_reload(b.ctx), NSA_OK, NULL);
   expect_window(&b, 1000, LOW, WINDOW(32, 32));
   digest_of(&b, after);
   assert_memory_not_equal(before, after, 16);
@@ -571,11 +571,11 @@ static void test_import(void **state) {
   digest_of(&a, one);
   char *text = export(&a);
   size_t size = strlen(text);
-  machine_expect("import", nsa_cache_import(b.ctx, text, 0), NSA_OK, NULL);
+  machine_expect("import", nsa_records_import(b.ctx, text, 0), NSA_OK, NULL);
   expect_window(&b, 1000, LOW, WINDOW(32, 32)); /* without a reload */
   digest_of(&b, other);
   assert_memory_equal(one, other, 16);
-  machine_expect("again", nsa_cache_import(b.ctx, text, size), NSA_OK, NULL);
+  machine_expect("again", nsa_records_import(b.ctx, text, size), NSA_OK, NULL);
   digest_of(&b, other);
   assert_memory_equal(one, other, 16);
   char *back = export(&b);
@@ -587,16 +587,16 @@ static void test_import(void **state) {
   for (size_t keep_bytes = 0; keep_bytes < size; keep_bytes += 1 + size / 40) {
     char *cut = strndup(text, keep_bytes);
     if (keep_bytes) /* size 0 means up to the NUL */
-      machine_expect("cut", nsa_cache_import(b.ctx, cut, keep_bytes), NSA_E_CACHE, NULL);
-    machine_expect("cut", nsa_cache_import(b.ctx, cut, 0), NSA_E_CACHE, NULL);
+      machine_expect("cut", nsa_records_import(b.ctx, cut, keep_bytes), NSA_E_CACHE, NULL);
+    machine_expect("cut", nsa_records_import(b.ctx, cut, 0), NSA_E_CACHE, NULL);
     free(cut);
   }
   char *keys = strstr(text, "keys=64");
   assert_non_null(keys);
   keys[5] = '3';
-  machine_expect("changed", nsa_cache_import(b.ctx, text, 0), NSA_E_CACHE, "checksum");
-  machine_expect("junk", nsa_cache_import(b.ctx, "nonsense", 0), NSA_E_CACHE, NULL);
-  machine_expect("a model", nsa_cache_import(b.ctx, b.yaml, 0), NSA_E_CACHE, NULL);
+  machine_expect("changed", nsa_records_import(b.ctx, text, 0), NSA_E_CACHE, "checksum");
+  machine_expect("junk", nsa_records_import(b.ctx, "nonsense", 0), NSA_E_CACHE, NULL);
+  machine_expect("a model", nsa_records_import(b.ctx, b.yaml, 0), NSA_E_CACHE, NULL);
   digest_of(&b, other); /* all or nothing */
   assert_memory_equal(one, other, 16);
   free(text);
@@ -610,15 +610,15 @@ static void test_arguments(void **state) {
   static const uint8_t zero[16];
   char text[64] = "x";
   enter(&w, NULL);
-  machine_expect("ctx", nsa_cache_import(NULL, "", 0), NSA_E_ARG, NULL);
-  machine_expect("ctx", nsa_cache_reload(NULL), NSA_E_ARG, NULL);
-  machine_expect("ctx", nsa_cache_digest(NULL, digest), NSA_E_ARG, NULL);
+  machine_expect("ctx", nsa_records_import(NULL, "", 0), NSA_E_ARG, NULL);
+  machine_expect("ctx", nsa_records_reload(NULL), NSA_E_ARG, NULL);
+  machine_expect("ctx", nsa_records_digest(NULL, digest), NSA_E_ARG, NULL);
   machine_expect("ctx", nsa_tune(NULL, NULL, 0, NULL), NSA_E_ARG, NULL);
-  assert_int_equal(nsa_cache_export(NULL, text, sizeof text), 0);
+  assert_int_equal(nsa_records_export(NULL, text, sizeof text), 0);
   assert_string_equal(text, "");
-  assert_int_equal(nsa_cache_export(NULL, NULL, 0), 0);
-  machine_expect("text", nsa_cache_import(w.ctx, NULL, 0), NSA_E_ARG, "text is NULL");
-  machine_expect("out", nsa_cache_digest(w.ctx, NULL), NSA_E_ARG, "out is NULL");
+  assert_int_equal(nsa_records_export(NULL, NULL, 0), 0);
+  machine_expect("text", nsa_records_import(w.ctx, NULL, 0), NSA_E_ARG, "text is NULL");
+  machine_expect("out", nsa_records_digest(w.ctx, NULL), NSA_E_ARG, "out is NULL");
   leave(&w);
 
   nsa_options options = NSA_OPTIONS_INIT;
@@ -626,12 +626,13 @@ static void test_arguments(void **state) {
   machine_yaml(&(machine_request){ 0 }, w.yaml, sizeof w.yaml);
   options.yaml_text = w.yaml;
   machine_expect("cpu", nsa_create(NULL, &options, &cpu), NSA_OK, NULL);
-  assert_int_equal(nsa_cache_export(cpu, text, sizeof text), 0);
+  assert_int_equal(nsa_records_export(cpu, text, sizeof text), 0);
   assert_string_equal(text, "");
   assert_non_null(strstr(nsa_last_error(), "runtime.device is cpu"));
-  machine_expect("import", nsa_cache_import(cpu, "", 0), NSA_E_NO_DEVICE, "runtime.device is cpu");
-  machine_expect("reload", nsa_cache_reload(cpu), NSA_OK, NULL);
-  machine_expect("digest", nsa_cache_digest(cpu, digest), NSA_OK, NULL);
+  machine_expect("import", nsa_records_import(cpu, "", 0), NSA_E_NO_DEVICE,
+                 "runtime.device is cpu");
+  machine_expect("reload", nsa_records_reload(cpu), NSA_OK, NULL);
+  machine_expect("digest", nsa_records_digest(cpu, digest), NSA_OK, NULL);
   assert_memory_equal(digest, zero, 16);
   nsa_destroy(cpu);
 }
@@ -645,7 +646,7 @@ static int import_standard_input(const char *dir, const char *yaml) {
   snprintf(w.yaml, sizeof w.yaml, "%s", yaml);
   enter(&w, NULL);
   size_t size = fread(text, 1, sizeof text - 1, stdin);
-  if (nsa_cache_import(w.ctx, text, size) || nsa_cache_digest(w.ctx, digest)) return 1;
+  if (nsa_records_import(w.ctx, text, size) || nsa_records_digest(w.ctx, digest)) return 1;
   for (int i = 0; i < 16; i++) printf("%02x", digest[i]);
   nsa_destroy(w.ctx);
   return 0;

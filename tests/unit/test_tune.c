@@ -257,7 +257,7 @@ static void test_wrong_heuristic(void **state) {
     nsa_problem p = machine_problem(i ? NSA_OP_FORWARD : NSA_OP_DENSE, 1024, 0);
     uint8_t before[16], after[16];
     tuning_enter(&w, "");
-    machine_expect("digest", nsa_cache_digest(w.ctx, before), NSA_OK, NULL);
+    machine_expect("digest", nsa_records_digest(w.ctx, before), NSA_OK, NULL);
     o.level = NSA_TUNE_QUICK;
     machine_expect("wrong", tuning_tune(&w, &o, &p, 1), NSA_E_VERIFY,
                    "the heuristic's own choice computes wrong results for ");
@@ -266,7 +266,7 @@ static void test_wrong_heuristic(void **state) {
     assert_true(nsai_tune_next(&w.results, &span));
     assert_int_equal(nsai_tune_count(&span, NSA_TUNE_CHOSEN), 0);
     assert_int_equal(nsai_tune_count(&span, NSA_TUNE_TIMED), 0);
-    machine_expect("digest", nsa_cache_digest(w.ctx, after), NSA_OK, NULL);
+    machine_expect("digest", nsa_records_digest(w.ctx, after), NSA_OK, NULL);
     assert_memory_equal(before, after, 16);
     tuning_leave(&w);
   }

@@ -46,7 +46,7 @@ static void test_final_clocks(void **state) {
   dense_enter(&w, "");
   dense_slowdown = 1.3;
   dense_tune(&w, NSA_TUNE_QUICK, 0);
-  assert_true(nsa_cache_export(w.ctx, text, sizeof text) < sizeof text);
+  assert_true(nsa_records_export(w.ctx, text, sizeof text) < sizeof text);
   for (const char *at = text; (at = strstr(at, "state: ok, ms: ")) != NULL; timed++) {
     at += strlen("state: ok, ms: ");
     assert_true(fabs(strtod(at, NULL) - 13) < 1e-3);
