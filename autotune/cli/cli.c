@@ -51,15 +51,14 @@ static int exit_code(nsa_status status) {
 }
 
 int nsai_cli_fail(nsa_status status) {
-  const char *text = nsa_last_error(), *trace = strstr(text, "\n  at ");
   const char *level = getenv("NSA_LOG_LEVEL");
-  bool whole = !trace || (level && !strcmp(level, "trace"));
-  size_t length = whole ? strlen(text) : (size_t)(trace - text);
-  /* Diagnostics of a configuration begin with their own "file:line:column: error:". */
+  /* Diagnostics of a configuration have their own "file:line:column: error:". */
   if (status == NSA_E_CONFIG)
-    fprintf(stderr, "%.*s\n", (int)length, text);
+    fprintf(stderr, "%s\n", nsa_last_error());
   else
-    nsai_cli_error("%.*s", (int)length, text);
+    nsai_cli_error("%s", nsa_last_error());
+  if (level && !strcmp(level, "trace") && *nsa_last_trace())
+    fprintf(stderr, "%s\n", nsa_last_trace());
   return exit_code(status);
 }
 

@@ -99,11 +99,15 @@ NSA_API const char *nsa_status_name(nsa_status status);
 /* One sentence on what a status means in general. Static storage. Thread-safe. */
 NSA_API const char *nsa_status_text(nsa_status status);
 
-/* The detail of this thread's last failed call: what was wrong, where, and the remedy; then the
- * trace of internal frames, a line each. Valid until this thread's next call into the library, so
+/* The detail of this thread's last failed call: what was wrong, where, and the remedy. Mostly one
+ * sentence; diagnostics of a configuration and compiler logs have several lines. Valid until this thread's next call into the library, so
  * read it right after the failure: a call that succeeds may have met and overcome a failure of its
  * own, and leaves the sentence here. "" when nothing has failed yet. Never NULL. */
 NSA_API const char *nsa_last_error(void);
+
+/* The internal frames that this failure passed, innermost first, a line "at file:line function" each:
+ * for reports of a bug. Valid as nsa_last_error's text. "" when there are none. Never NULL. */
+NSA_API const char *nsa_last_trace(void);
 
 /* The version of the library that is loaded, as NSA_VERSION. */
 NSA_API uint32_t nsa_version(void);

@@ -38,17 +38,11 @@ typedef struct facts {
 
 /* ---- gathering ---- */
 
-/* The sentence without the trace of internal frames. */
-static void keep_error(char *out, size_t size) {
-  const char *text = nsa_last_error(), *trace = strstr(text, "\n  at ");
-  snprintf(out, size, "%.*s", trace ? (int)(trace - text) : (int)strlen(text), text);
-}
-
 /* The search is repeated for its record when opening failed before the table could keep it. */
 static void keep_search(library_facts *f, const nsai_library_spec *spec,
                         const nsai_library_query *query) {
   nsai_library located;
-  keep_error(f->error, sizeof f->error);
+  snprintf(f->error, sizeof f->error, "%s", nsa_last_error());
   if (nsai_library_locate(spec, query, &f->tried, &located) == NSA_OK) f->library = located;
 }
 
@@ -106,7 +100,7 @@ static void gather_device(const nsai_report_inputs *in, const nsai_driver *drive
       nsai_device copy = f->device; /* the description stays, the context goes back */
       nsai_device_fini(&copy);
     } else {
-      keep_error(f->device_error, sizeof f->device_error);
+      snprintf(f->device_error, sizeof f->device_error, "%s", nsa_last_error());
     }
   }
 }

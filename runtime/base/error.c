@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Status names and the thread-local error text. The text is a plain thread-local array: a failed
- * create has no context to hold it, and running out of memory must still be reportable.
+ * Status names and the thread-local error text and trace. Both are plain thread-local arrays: a failed
+ * create has no context to hold them, and running out of memory must still be reportable.
  */
 #include "base/error.h"
 
@@ -13,8 +13,12 @@
  * lines; longer texts are cut. */
 #define ERROR_TEXT_BYTES 16384
 
+/* Some forty frames; calls nest about ten deep. */
+#define TRACE_BYTES 4096
+
 static _Thread_local char error_text[ERROR_TEXT_BYTES];
-static _Thread_local int foreign_code; /* the foreign code that belongs to it */
+static _Thread_local char trace_text[TRACE_BYTES]; /* frames, innermost first */
+static _Thread_local int foreign_code;             /* behind the failure */
 
 const char *nsa_status_name(nsa_status status) {
   switch (status) {
@@ -38,6 +42,15 @@ const char *nsa_status_text(nsa_status status) {
 
 const char *nsa_last_error(void) { return error_text; }
 
+const char *nsa_last_trace(void) { return trace_text; }
+
+/* A failure begins: neither trace nor code of the one before is its own. */
+static nsa_status begin(nsa_status status, int code) {
+  trace_text[0] = '\0';
+  foreign_code = code;
+  return status;
+}
+
 int nsai_last_foreign(void) { return foreign_code; }
 
 nsa_status nsai_fail(nsa_status status, const char *format, ...) {
@@ -45,8 +58,7 @@ nsa_status nsai_fail(nsa_status status, const char *format, ...) {
   va_start(args, format);
   vsnprintf(error_text, sizeof error_text, format, args);
   va_end(args);
-  foreign_code = 0;
-  return status;
+  return begin(status, 0);
 }
 
 nsa_status nsai_fail_foreign(nsa_status status, int code, const char *format, ...) {
@@ -54,14 +66,12 @@ nsa_status nsai_fail_foreign(nsa_status status, int code, const char *format, ..
   va_start(args, format);
   vsnprintf(error_text, sizeof error_text, format, args);
   va_end(args);
-  foreign_code = code;
-  return status;
+  return begin(status, code);
 }
 
 nsa_status nsai_fail_text(nsa_status status, const char *text) {
-  foreign_code = 0;
   if (text != error_text) snprintf(error_text, sizeof error_text, "%s", text);
-  return status;
+  return begin(status, 0);
 }
 
 nsa_status nsai_fail_nomem(const char *what, size_t bytes) {
@@ -70,8 +80,8 @@ nsa_status nsai_fail_nomem(const char *what, size_t bytes) {
 
 nsa_status nsai_trace(nsa_status status, const char *file, int line, const char *function) {
   const char *base = strrchr(file, '/');
-  size_t used = strlen(error_text);
-  snprintf(error_text + used, sizeof error_text - used, "\n  at %s:%d %s", base ? base + 1 : file,
-           line, function);
+  size_t used = strlen(trace_text);
+  snprintf(trace_text + used, sizeof trace_text - used, "%sat %s:%d %s", used ? "\n" : "",
+           base ? base + 1 : file, line, function);
   return status;
 }

@@ -1,11 +1,11 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Errors inside the library: the thread-local text behind nsa_last_error and the two propagation
- * macros.
+ * Errors inside the library: the thread-local text and trace behind nsa_last_error and
+ * nsa_last_trace, and the two propagation macros.
  *
- * A failing function sets the text once, with nsai_fail, where the cause is known. Each caller
- * above it adds one trace line through NSAI_TRY or NSAI_TRY_TO.
+ * A failing function sets the text once, with nsai_fail, at the place that knows the cause, and so
+ * empties the trace; frames above add one line of trace each through NSAI_TRY or NSAI_TRY_TO.
  */
 #ifndef NSAI_BASE_ERROR_H
 #define NSAI_BASE_ERROR_H
@@ -25,8 +25,7 @@
  * "...")` reads well. */
 nsa_status nsai_fail(nsa_status status, const char *format, ...) NSAI_PRINTF(2, 3) NSAI_COLD;
 
-/* Appends one trace line "  at file:line function" to this thread's error text; returns `status`.
- */
+/* Appends one line "at file:line function" to this thread's trace; returns `status`. */
 nsa_status nsai_trace(nsa_status status, const char *file, int line,
                       const char *function) NSAI_COLD;
 

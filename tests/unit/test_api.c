@@ -373,6 +373,24 @@ static void test_threads(void **state) {
   }
 }
 
+/* The sentence and the frames apart; a new failure begins a new trace. */
+static void test_trace(void **state) {
+  machine m;
+  machine_init(&m, &(machine_request){ 0 });
+  nsa_problem problem = NSA_PROBLEM_INIT;
+  nsa_plan *plan;
+  problem.max_tokens = -5;
+  assert_int_equal(nsa_plan_create(m.ctx, &problem, NULL, NULL, &plan), NSA_E_ARG);
+  assert_null(strchr(nsa_last_error(), '\n'));
+  assert_int_equal(strncmp(nsa_last_trace(), "at problem.c:", 13), 0);
+  assert_non_null(strstr(nsa_last_trace(), "\nat plan.c:"));
+  assert_non_null(strstr(nsa_last_trace(), " nsa_plan_create"));
+  assert_int_equal(nsa_plan_create(m.ctx, &problem, NULL, NULL, NULL), NSA_E_ARG);
+  assert_string_equal(nsa_last_error(), "out is NULL");
+  assert_string_equal(nsa_last_trace(), "");
+  machine_free(&m);
+}
+
 static void test_bad_plans(void **state) {
   machine m;
   machine_init(&m, &(machine_request){ 0 });
@@ -411,7 +429,7 @@ int main(void) {
     cmocka_unit_test(test_texts),       cmocka_unit_test(test_names),
     cmocka_unit_test(test_log),         cmocka_unit_test(test_fork),
     cmocka_unit_test(test_order),       cmocka_unit_test(test_threads),
-    cmocka_unit_test(test_bad_plans),
+    cmocka_unit_test(test_bad_plans),   cmocka_unit_test(test_trace),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

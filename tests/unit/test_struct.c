@@ -236,7 +236,7 @@ static void test_helper(void **state) {
     assert_true((read == at) == (size == 16));
   }
   assert_int_equal(nsai_struct_in(&type, NULL, room, &read), NSA_E_ARG);
-  assert_non_null(strstr(nsa_last_error(), "thing is NULL"));
+  assert_string_equal(nsa_last_error(), "thing is NULL");
 }
 
 int main(void) {
