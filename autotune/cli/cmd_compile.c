@@ -69,7 +69,7 @@ static const struct argp_option options[] = {
   { "op", OPT_OP, "OP", 0,
     "forward, dense, prefill, decode, append or backward; without it the first two", 0 },
   { "selection", OPT_SELECTION, "KIND", 0,
-    "Selection of all but dense and append: own, blocks or ranges (own)", 0 },
+    "Selection of all but dense and append: topn, blocks or ranges (topn)", 0 },
   { "max-kv-len", OPT_MAX_KV_LEN, "N", 0,
     "Longest sequence; without it the file's. What shorter ones choose is compiled, too", 0 },
   { "probe-rows", OPT_PROBE_ROWS, "N", 0,
@@ -134,7 +134,7 @@ static void parse_seed(arguments *a, const char *text, struct argp_state *state)
 }
 
 static error_t parse(int key, char *value, struct argp_state *state) {
-  static const char *const selections[] = { "own", "blocks", "ranges", NULL };
+  static const char *const selections[] = { "topn", "blocks", "ranges", NULL };
   arguments *a = state->input;
   switch (key) {
   case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
@@ -148,7 +148,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     break;
   case OPT_OP: a->op = NSA_OP_FORWARD + parse_word("--op", value, nsai_cli_ops, state); break;
   case OPT_SELECTION:
-    a->selection = NSA_SELECT_OWN + parse_word("--selection", value, selections, state);
+    a->selection = NSA_SELECT_TOPN + parse_word("--selection", value, selections, state);
     break;
   case OPT_MAX_KV_LEN: a->max_kv_len = parse_count("--max-kv-len", value, INT64_MAX, state); break;
   case OPT_PROBE_ROWS:
@@ -193,7 +193,7 @@ static nsa_problem problem_of(const arguments *a, const nsai_config *config, int
   bool has_rows = op == NSA_OP_FORWARD || op == NSA_OP_PREFILL || op == NSA_OP_DECODE;
   bool selects = has_rows || op == NSA_OP_BACKWARD;
   p.op = op;
-  p.selection = selects ? a->selection : NSA_SELECT_OWN;
+  p.selection = selects ? a->selection : NSA_SELECT_TOPN;
   p.max_kv_len = max_kv_len;
   p.max_probe_rows = has_rows ? a->probe_rows : 0;
   p.max_tokens = config->serving.max_tokens ? config->serving.max_tokens : DEFAULT_TOKENS;
@@ -209,7 +209,7 @@ static nsa_problem problem_of(const arguments *a, const nsai_config *config, int
  * select_dense_below. */
 static int list_lengths(const arguments *a, const nsai_problem *longest,
                         int64_t lengths[MAX_LENGTHS]) {
-  bool selects = longest->op == NSA_OP_FORWARD && longest->selection == NSA_SELECT_OWN;
+  bool selects = longest->op == NSA_OP_FORWARD && longest->selection == NSA_SELECT_TOPN;
   const int64_t most = longest->max_kv_len, below = selects ? longest->select_dense_below : 0;
   int count = 0;
   lengths[count++] = most;
@@ -334,7 +334,7 @@ static nsa_status check_stored(const job *j, const nsa_ctx *ctx, nsai_cli_progre
   for (size_t i = 0; i < j->count; i++) {
     nsa_caps caps = NSA_CAPS_INIT;
     NSAI_TRY_TO(done, nsa_query(next, &j->problems[i], &caps));
-    if (caps.needs_compile > missing) missing = caps.needs_compile;
+    if (caps.missing_kernels > missing) missing = caps.missing_kernels;
   }
   if (missing && nsai_cache_tier(ctx->cache, 0, &tier))
     status = nsai_fail(NSA_E_CACHE,

@@ -121,7 +121,7 @@ static nsa_status open_report(report *r) {
   for (int i = 0; i < REPORT_OPS; i++) {
     nsai_problem p = { .model = r->config->model,
                        .op = NSA_OP_FORWARD + i,
-                       .selection = NSA_SELECT_OWN };
+                       .selection = NSA_SELECT_TOPN };
     nsai_writer key = nsai_writer_open(r->model[i], sizeof r->model[i]);
     nsai_problem_add_model(&key, &p);
   }

@@ -240,14 +240,14 @@ static nsa_status write_problem(nsa_ctx *ctx, int32_t op, bool json, const char 
     member(out, comma, "problem", name);
     member(out, ", ", "variants", caps.variants);
     member(out, ", ", "explanation", text);
-    nsai_write(out, ", \"supported\": %s, \"workspace_bytes\": %llu, \"needs_compile\": %d}",
+    nsai_write(out, ", \"supported\": %s, \"workspace_bytes\": %llu, \"missing_kernels\": %d}",
                caps.supported ? "true" : "false", (unsigned long long)caps.workspace_bytes,
-               caps.needs_compile);
+               caps.missing_kernels);
   } else {
     nsai_write(out, "%s", text);
-    if (caps.needs_compile)
-      nsai_write(out, "  %d kernel%s in no cache and would be compiled\n", caps.needs_compile,
-                 caps.needs_compile == 1 ? " is" : "s are");
+    if (caps.missing_kernels)
+      nsai_write(out, "  %d kernel%s in no cache and would be compiled\n", caps.missing_kernels,
+                 caps.missing_kernels == 1 ? " is" : "s are");
   }
   free(text);
   return NSA_OK;

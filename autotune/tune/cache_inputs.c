@@ -43,7 +43,7 @@ static nsa_status plan_append(tuner *t, const nsai_problem *problem, nsai_trial_
   const nsai_decisions none = { .why = "the tuner" };
   nsai_problem p = *problem;
   p.op = NSA_OP_APPEND;
-  p.selection = NSA_SELECT_OWN;
+  p.selection = NSA_SELECT_TOPN;
   p.max_seqs = 1;
   p.max_tokens = nsai_smaller(p.max_kv_len, NSAI_VERIFY_CACHE_PROMPT);
   p.max_q_len = (int32_t)p.max_tokens;

@@ -382,7 +382,7 @@ nsa_status nsai_tune_compile(tuner *t, tune_task *task) {
   nsai_problem probed = task->problem;
   compile_pool p = { .t = t, .problem = &probed };
   int count = 0;
-  if (probed.op == NSA_OP_FORWARD && probed.selection == NSA_SELECT_OWN) probed.max_probe_rows = 1;
+  if (probed.op == NSA_OP_FORWARD && probed.selection == NSA_SELECT_TOPN) probed.max_probe_rows = 1;
   nsa_status status = NSA_OK;
   for (int i = 0; i < task->stage_count; i++) count += task->candidates[i].count;
   p.item = calloc((size_t)count + 1, sizeof(measured_candidate *));

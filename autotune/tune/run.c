@@ -67,7 +67,7 @@ static nsa_status run_forward(tuner *t, const tune_task *task) {
   nsai_trial_run trial = { 0 };
   nsai_verify_case c = t->c;
   nsa_status status = NSA_OK;
-  bool chooses = p.model.select_count && p.selection == NSA_SELECT_OWN;
+  bool chooses = p.model.select_count && p.selection == NSA_SELECT_TOPN;
   if (!chooses && !c.saved) return NSA_OK;
   p.op = NSA_OP_FORWARD;
   p.overlap = task->fill == NSAI_VERIFY_FILL_CORRELATED ? NSA_OVERLAP_HIGH : NSA_OVERLAP_LOW;

@@ -76,7 +76,7 @@ static nsai_problem verified_problem(const nsai_problem *problem) {
     p.model.heads = p.model.heads / p.model.kv_heads * MOST_GROUPS;
     p.model.kv_heads = MOST_GROUPS;
   }
-  if (p.op == NSA_OP_FORWARD && p.selection == NSA_SELECT_OWN && m->select_count)
+  if (p.op == NSA_OP_FORWARD && p.selection == NSA_SELECT_TOPN && m->select_count)
     p.max_probe_rows = (int32_t)(tokens < NSAI_VERIFY_MAX_PROBES ? tokens : NSAI_VERIFY_MAX_PROBES);
   return p;
 }

@@ -86,7 +86,7 @@ static nsa_status add_baselines(tuner *t, const tune_task *task, entrant *e, int
   nsai_problem dense = task->problem;
   nsai_decisions decisions;
   dense.op = NSA_OP_DENSE;
-  dense.selection = NSA_SELECT_OWN;
+  dense.selection = NSA_SELECT_TOPN;
   dense.max_probe_rows = 0;
   nsai_records_decide(t->ctx, &dense, &decisions);
   NSAI_TRY(nsai_tune_plan(t, &dense, &decisions, &e[*count].plan));

@@ -261,7 +261,7 @@ static nsa_status ask_reference(nsai_verify_cache_setup *w, int32_t selection, b
   nsa_status status = NSA_OK;
   io.o = w->want_o;
   for (int b = 0; b < NSA_BRANCHES; b++) io.lse[b] = w->want_lse[b];
-  if (g->select_count) io.block_idx = selection == NSA_SELECT_OWN ? w->topn : w->on;
+  if (g->select_count) io.block_idx = selection == NSA_SELECT_TOPN ? w->topn : w->on;
   if (probes) {
     NSAI_TRY_TO(done, alloc_host(NSA_I32, 1, (int64_t[]){ w->tokens }, &rows));
     for (int64_t i = 0; i < w->tokens; i++) ((int32_t *)rows.data)[i] = (int32_t)i;
@@ -281,12 +281,12 @@ static nsa_status make_expected(nsai_verify_cache_setup *w) {
   for (int b = 0; b < NSA_BRANCHES; b++)
     if (has_branch(g, b))
       NSAI_TRY(alloc_host(NSA_F32, 2, (int64_t[]){ w->tokens, g->heads }, &w->want_lse[b]));
-  if (!g->select_count) return ask_reference(w, NSA_SELECT_OWN, false);
+  if (!g->select_count) return ask_reference(w, NSA_SELECT_TOPN, false);
   NSAI_TRY(alloc_host(NSA_I32, 3, lists, &w->topn));
   NSAI_TRY(alloc_host(NSA_I32, 3, lists, &w->on));
   NSAI_TRY(
       alloc_host(NSA_F32, 3, (int64_t[]){ w->tokens, g->kv_heads, w->blocks }, &w->importance));
-  NSAI_TRY(ask_reference(w, NSA_SELECT_OWN, true));
+  NSAI_TRY(ask_reference(w, NSA_SELECT_TOPN, true));
   memcpy(w->on.data, w->topn.data, nsai_verify_tensor_bytes(&w->topn));
   return NSA_OK;
 }

@@ -56,7 +56,7 @@ void nsai_verify_case_init(nsai_verify_case *c) {
                            .dtype = NSA_BF16,
                            .phi = NSAI_PHI_MEAN,
                            .gate = NSAI_GATE_LOGITS };
-  c->selection = NSA_SELECT_OWN;
+  c->selection = NSA_SELECT_TOPN;
   c->num_seqs = 1;
   c->q_len[0] = c->kv_len[0] = 200;
   c->seed = 1;
@@ -138,7 +138,7 @@ static int parse_named(const char *name, const char *value, nsai_verify_case *c,
   }
   if (!strcmp(name, "sel")) {
     found = find_name(value, select_names, 3);
-    c->selection = NSA_SELECT_OWN + found;
+    c->selection = NSA_SELECT_TOPN + found;
     c->index_shared = strstr(value, ".shared") != NULL;
     return found < 0 ? -1 : 0;
   }
@@ -274,7 +274,7 @@ static void print_options(FILE *out, const nsai_verify_case *c) {
   else if (c->gate_f32)
     fprintf(out, ".f32");
   fprintf(out, ":kv=%s", g->per_branch ? "branches" : "shared");
-  fprintf(out, ":sel=%s%s", select_names[c->selection - NSA_SELECT_OWN],
+  fprintf(out, ":sel=%s%s", select_names[c->selection - NSA_SELECT_TOPN],
           c->index_shared ? ".shared" : "");
 }
 

@@ -21,7 +21,7 @@
 const char *nsai_verify_slot_name(int slot) {
   static const char *const names[NSAI_VERIFY_SLOTS] = { "cu_q",
                                                         "cu_kv",
-                                                        "cu_blocks",
+                                                        "cu_cmp",
                                                         "q",
                                                         "k[0]",
                                                         "k[1]",
@@ -247,10 +247,10 @@ static void declare_indices(nsai_verify_tensors *d) {
     declare(d, NSAI_VERIFY_RANGES, NSA_I32, 3, (int64_t[3]){ t, n, 2 });
   if (c->selection == NSA_SELECT_RANGES && !c->index_shared)
     declare(d, NSAI_VERIFY_RANGES, NSA_I32, 4, (int64_t[4]){ t, g->kv_heads, n, 2 });
-  /* selected by the forward */
-  if (c->selection == NSA_SELECT_OWN && c->kind == NSAI_VERIFY_BACKWARD)
+  if (c->selection == NSA_SELECT_TOPN &&
+      c->kind == NSAI_VERIFY_BACKWARD) /* chosen by the forward */
     declare3(d, NSAI_VERIFY_INDEX_IN, NSA_I32, shape, 1);
-  if (c->selection != NSA_SELECT_OWN || c->kind == NSAI_VERIFY_BACKWARD ||
+  if (c->selection != NSA_SELECT_TOPN || c->kind == NSAI_VERIFY_BACKWARD ||
       !(nsai_verify_branches(c) >> NSA_SEL & 1))
     return;
   declare3(d, NSAI_VERIFY_INDEX, NSA_I32, shape, 1);
@@ -265,8 +265,8 @@ static void declare_compressed(nsai_verify_tensors *d) {
   int in = g->phi == NSAI_PHI_EXTERNAL;
   int64_t rows = d->blocks + (d->c->no_batch ? 0 : d->c->slack / g->stride);
   uint32_t run = nsai_verify_branches(d->c);
-  int own = d->c->selection == NSA_SELECT_OWN && (run >> NSA_SEL & 1);
-  /* Compressed blocks are made only if something needs them; a backward pass makes its own. */
+  int own = d->c->selection == NSA_SELECT_TOPN && (run >> NSA_SEL & 1);
+  /* Where nothing needs compressed blocks, nobody makes them; a backward pass makes its own. */
   if (!in && d->c->kind == NSAI_VERIFY_BACKWARD && !(d->c->saved && (run & 1))) return;
   in |= d->c->kind == NSAI_VERIFY_BACKWARD;
   if (!in && !(run >> NSA_CMP & 1) && !own) return;
@@ -471,7 +471,7 @@ void nsai_verify_tensors_io(const nsai_verify_tensors *d, int where, nsa_batch *
   batch->num_seqs = d->c->num_seqs;
   batch->cu_q = VIEW(NSAI_VERIFY_CU_Q);
   batch->cu_kv = VIEW(NSAI_VERIFY_CU_KV);
-  batch->cu_blocks = VIEW(NSAI_VERIFY_CU_BLOCKS);
+  batch->cu_cmp = VIEW(NSAI_VERIFY_CU_BLOCKS);
   io->softmax_scale = d->c->softmax_scale;
   io->q = VIEW(NSAI_VERIFY_Q);
   io->o = VIEW(NSAI_VERIFY_O);

@@ -148,8 +148,8 @@ static void fill_saved(nsai_verify_tensors *d, int threads) {
                        .ndim = 3,
                        .dtype = NSA_F32 };
   io.o.data = calloc((size_t)(d->token_capacity * row + 1), sizeof(float));
-  int32_t selection = d->c->selection == NSA_SELECT_OWN ? NSA_SELECT_BLOCKS : d->c->selection;
-  /* If memory is exhausted the inputs stay NaN, which every comparison detects. */
+  int32_t selection = d->c->selection == NSA_SELECT_TOPN ? NSA_SELECT_BLOCKS : d->c->selection;
+  /* Without memory the inputs stay NaN, which no comparison overlooks. */
   if (io.o.data)
     (void)nsai_reference_forward(g, selection, d->c->branches, nsai_verify_tensors_batch(d, &batch),
                                  &io, threads);
@@ -221,7 +221,7 @@ void nsai_verify_tensors_fill(nsai_verify_tensors *d, int threads, const int64_t
     nsai_verify_fill_normal(&in, STREAM_SLOT + NSAI_VERIFY_D_O, 1, &d_o);
   }
   if (nsai_verify_tensors_has(d, NSAI_VERIFY_INDEX_IN)) {
-    if (d->c->selection == NSA_SELECT_OWN)
+    if (d->c->selection == NSA_SELECT_TOPN)
       fill_chosen(d, threads);
     else
       fill_blocks(d);

@@ -109,7 +109,7 @@ static nsa_status run(nsai_verify_cache *w, const nsa_plan *plan, const nsa_exec
   const nsai_model *g = w->options.model;
   nsa_batch batch = nsai_verify_cache_batch(w, 0);
   nsa_io io = w->io;
-  io.reads =
+  io.kv_reads =
       packed(b->reads, NSA_I64, 4, (int64_t[]){ w->options.batch, g->kv_heads, NSA_BRANCHES, 2 });
   if (b->blocks)
     io.block_idx =

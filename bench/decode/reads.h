@@ -1,9 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The amount of K and V that a decode step reads: counted on the device (nsa_io.reads), and
- * computed from the lengths. Totals over all sequences and KV heads; a token of the compressed
- * branch is an entry.
+ * What a decode step reads of K and V: as the device's counters have it (nsa_io.kv_reads), and as it follows
+ * from the lengths. All sequences and KV heads together; a token of the compressed branch is an entry.
  */
 #ifndef BENCH_DECODE_READS_H
 #define BENCH_DECODE_READS_H

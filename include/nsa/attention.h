@@ -44,7 +44,7 @@ enum {
 #define NSA_MAX_DECODE_LEN 16
 
 enum {
-  NSA_SELECT_OWN = 1,    /* the library selects by the compressed branch's importance */
+  NSA_SELECT_TOPN = 1,   /* the library selects by the compressed branch's importance */
   NSA_SELECT_BLOCKS = 2, /* the caller gives block indices in io.block_idx */
   NSA_SELECT_RANGES = 3  /* the caller gives token ranges in io.ranges */
 };
@@ -66,7 +66,7 @@ typedef struct nsa_problem {
                             is given, else serving.max_kv_tokens, else max_tokens; not with a cache */
   int64_t max_kv_len; /* KV tokens of one sequence; 0: serving.max_kv_len, at most max_kv_tokens */
   int32_t max_seqs;   /* sequences of one run; 0: serving.max_seqs, and 1 where that is 0, too */
-  int32_t selection;  /* NSA_SELECT_*; 0: NSA_SELECT_OWN */
+  int32_t selection;  /* NSA_SELECT_*; 0: NSA_SELECT_TOPN */
   int32_t
       overlap; /* NSA_OVERLAP_*, 0: NSA_OVERLAP_LOW: part of the problem and its string, for the choice of variants; every
                       variant is right for any input */
@@ -86,7 +86,7 @@ typedef struct nsa_caps {
   uint32_t struct_size;
   int32_t supported;        /* 1: there are kernels for it; whether they compile here, shows when
                                they are */
-  int32_t needs_compile;    /* kernels that neither memory nor disk tier has */
+  int32_t missing_kernels;  /* kernels that neither memory nor disk tier has */
   uint32_t workspace_align; /* bytes */
   uint64_t workspace_bytes; /* device memory a run needs; an f32 d_o adds to it */
   char variants[512]; /* "stage=variant stage=variant ...": can be pinned under `variants.force`, a
@@ -170,13 +170,13 @@ typedef struct nsa_exec {
  * results mean nothing. */
 typedef struct nsa_batch {
   uint32_t struct_size;
-  int32_t num_seqs; /* 0: 1 */
-  nsa_tensor cu_q;  /* i32 [num_seqs + 1], ascending from 0: query tokens of sequence s are cu_q[s]
+  int32_t num_seqs;  /* 0: 1 */
+  nsa_tensor cu_q;   /* i32 [num_seqs + 1], ascending from 0: query tokens of sequence s are cu_q[s]
                        .. cu_q[s+1]-1; with a cache, absent: T / num_seqs of each */
-  nsa_tensor cu_kv; /* i32 [num_seqs + 1], the same for KV tokens; absent: cu_q */
-  nsa_tensor cu_blocks; /* i32 [num_seqs + 1], the same for compressed blocks; needed when
+  nsa_tensor cu_kv;  /* i32 [num_seqs + 1], the same for KV tokens; absent: cu_q */
+  nsa_tensor cu_cmp; /* i32 [num_seqs + 1], the same for compressed blocks; needed when
                            io.kv.k_cmp is given and num_seqs > 1 */
-  /* With a cache only, and then without cu_kv and cu_blocks: */
+  /* With a cache only, and then without cu_kv and cu_cmp: */
   nsa_tensor kv_len;       /* i32 [num_seqs]: tokens of each sequence, the new ones included */
   nsa_tensor block_table;  /* i32 [num_seqs, any]: the pages of each sequence, in order; or: */
   nsa_tensor page_indptr;  /* i32 [num_seqs + 1], ascending from 0: where its pages begin */
@@ -224,7 +224,7 @@ typedef struct nsa_gate {
 } nsa_gate;
 
 /* The tensors of a run. Outputs other than `o` are optional. None may share memory with another tensor
- * of the call, nor two elements of one, but for `reads`: strides by which they do are refused, and those by which
+ * of the call, nor two elements of one, but for `kv_reads`: strides by which they do are refused, and those by which
  * an output's dimensions do not nest, in whatever order. */
 typedef struct nsa_io {
   uint32_t struct_size;
@@ -237,7 +237,7 @@ typedef struct nsa_io {
   nsa_gate gate;        /* not read by NSA_OP_DENSE */
   nsa_tensor block_idx; /* i32 [T, Hkv, n] or [T, n] (shared by all KV heads). NSA_SELECT_BLOCKS:
                            in, any order, -1 and future blocks skipped, repeats count once.
-                           NSA_SELECT_OWN: optional out [T, Hkv, n], ascending, then -1 */
+                           NSA_SELECT_TOPN: optional out [T, Hkv, n], ascending, then -1 */
   nsa_tensor
       ranges; /* NSA_SELECT_RANGES: in, i32 [T, Hkv, n, 2] or [T, n, 2], half-open token ranges */
   nsa_tensor importance; /* of nsa_select: in, f32 [T, Hkv, >= ceil(max_kv_len / l')], rows in token
@@ -248,7 +248,8 @@ typedef struct nsa_io {
   nsa_tensor probe_rows; /* i32 [R], R <= max_probe_rows: token rows whose importance is wanted */
   nsa_tensor probe_importance; /* out: f32 [R, Hkv, >= ceil(max_kv_len / l')], 0 for blocks that are
                                   no candidates */
-  nsa_tensor reads; /* in, out: i64 [num_seqs, Hkv, 3, 2], counters of what nsa_decode reads of the
+  nsa_tensor
+      kv_reads; /* in, out: i64 [num_seqs, Hkv, 3, 2], counters of what nsa_decode reads of the
                        cache, see kv_cache.h; only with runtime.count_reads */
 } nsa_io;
 #define NSA_IO_INIT NSA_INIT(nsa_io)

@@ -77,7 +77,7 @@ typedef struct nsa_grads {
  * plan   of NSA_OP_BACKWARD.
  * exec   its `branches` as in the forward: the others' gates and their K and V get gradients of 0.
  * batch  as in the forward; NULL: one sequence.
- * io     the inputs of the forward, and what it chose: with NSA_SELECT_OWN, block_idx is an input here,
+ * io     the inputs of the forward, and what it chose: with NSA_SELECT_TOPN, block_idx is an input here,
  *        [T, Hkv, n] as the forward wrote it; blocks or ranges of the caller are given as they were.
  *        Optional are what the forward wrote to o_branch and lse, of a branch both or neither, and, where
  *        phi is not external, to k_cmp and v_cmp: on a GPU it is not computed again. The CPU device does

@@ -137,10 +137,10 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
  *        max_kv_len, since every selection block of every token is ranked (nsa_plan_caps, nsa_explain).
  * batch  kv_len and, with pages, their lists are required; cu_q and slots may be absent.
  * io     as nsa_forward has it, but that io.kv is the cache (k_cmp and v_cmp are read) and that
- *        io.phi and io.new_kv are not read. io.reads is optional where the configuration has `runtime.count_reads:
+ *        io.phi and io.new_kv are not read. io.kv_reads is optional where the configuration has `runtime.count_reads:
  *        true`, and refused elsewhere.
  *
- * Counters. io.reads is i64 [num_seqs, Hkv, NSA_BRANCHES, 2] and lies where the cache does: of each
+ * Counters. io.kv_reads is i64 [num_seqs, Hkv, NSA_BRANCHES, 2] and lies where the cache does: of each
  * sequence, KV head and branch the tokens (of NSA_CMP compressed entries) whose K was read, then the bytes
  * of K and V. They are counted where the kernels load them, and added to what is there: the caller sets zeros
  * where a count begins, and one captured graph goes on counting. Plans that count leave out the kernels that do

@@ -19,7 +19,7 @@ GROWS(nsa_problem, max_probe_rows);
 GROWS(nsa_caps, variants);
 GROWS(nsa_exec, stream);
 GROWS(nsa_batch, slot_mapping);
-GROWS(nsa_io, reads);
+GROWS(nsa_io, kv_reads);
 GROWS(nsa_grads, d_gate);
 GROWS(nsa_tune_options, user);
 GROWS(nsa_tune_event, note);

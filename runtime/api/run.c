@@ -171,7 +171,7 @@ static nsa_status compress(nsai_run *run) {
 
 static nsa_status select_blocks(nsai_run *run) {
   const nsa_tensor *importance = &run->io->importance;
-  if (run->plan->problem.selection != NSA_SELECT_OWN)
+  if (run->plan->problem.selection != NSA_SELECT_TOPN)
     return nsai_fail(
         NSA_E_ARG,
         "the plan was made for a selection that the caller brings: there is no top-n in it");

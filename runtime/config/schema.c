@@ -232,7 +232,7 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
   [NSAI_KEY_COUNT_READS] = { "runtime.count_reads", NSAI_TYPE_BOOL, AT(runtime.count_reads), 0, 0,
                              0, NULL, "false",
                              "a diagnostic: decode kernels that count what they read of K and V "
-                             "(io.reads), a little slower" },
+                             "(io.kv_reads), a little slower" },
   [NSAI_KEY_DUMP_DIR] = { "runtime.dump_dir", NSAI_TYPE_PATH, AT(runtime.dump_dir), 0, 0, 0, NULL,
                           "null", "folder that receives generated sources; null: none" },
   [NSAI_KEY_TEMPLATES_DIR] = { "runtime.templates_dir", NSAI_TYPE_PATH, AT(runtime.templates_dir),

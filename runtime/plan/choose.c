@@ -23,8 +23,8 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   case NSAI_STAGE_COMPRESS: return m->phi != NSAI_PHI_EXTERNAL && !nsai_problem_is_cached(p);
   case NSAI_STAGE_ATTEND_COMPRESSED: return true;
   case NSAI_STAGE_IMPORTANCE:
-    return p->max_probe_rows || (m->select_count && p->selection == NSA_SELECT_OWN);
-  case NSAI_STAGE_SELECT: return m->select_count && p->selection == NSA_SELECT_OWN;
+    return p->max_probe_rows || (m->select_count && p->selection == NSA_SELECT_TOPN);
+  case NSAI_STAGE_SELECT: return m->select_count && p->selection == NSA_SELECT_TOPN;
   case NSAI_STAGE_ATTEND_SELECTED: return m->select_count > 0;
   case NSAI_STAGE_ATTEND_WINDOW: return m->window > 0;
   case NSAI_STAGE_DENSE:

@@ -24,7 +24,7 @@ static void fill_caps(const nsa_ctx *ctx, const nsai_choice *choice,
   nsa_caps caps = NSA_CAPS_INIT;
   nsai_writer text = nsai_writer_open(caps.variants, sizeof caps.variants);
   caps.supported = 1;
-  caps.needs_compile = missing;
+  caps.missing_kernels = missing;
   caps.workspace_bytes = ctx->cpu ? 0 : workspace->total;
   caps.workspace_align = NSAI_WORKSPACE_ALIGN;
   if (ctx->cpu) nsai_write(&text, "all=reference");
@@ -140,8 +140,8 @@ static void write_saved(const nsai_problem *p, nsai_writer *text) {
              "  runtime.recompute: %s; kept from the forward beside its inputs, bytes a token: "
              "block_idx %lld%s; o_branch and lse %lld with never, 0 with always, of the branches "
              "that are given with auto\n",
-             names[p->recompute], (long long)(p->selection == NSA_SELECT_OWN ? lists : 0),
-             p->selection == NSA_SELECT_OWN ? "" : ", the caller's selection", (long long)outputs);
+             names[p->recompute], (long long)(p->selection == NSA_SELECT_TOPN ? lists : 0),
+             p->selection == NSA_SELECT_TOPN ? "" : ", the caller's selection", (long long)outputs);
   nsai_write(text, "  a d_o in f32 takes %llu bytes more of workspace\n",
              (unsigned long long)nsai_d_o_bytes(m, p->max_tokens));
 }

@@ -126,7 +126,7 @@ static nsa_status resolve_cached(const nsai_config *config, const nsa_problem *p
         "problem.max_kv_tokens is %lld, but %s reads a cache of any size: leave it 0 and "
         "give max_kv_len",
         (long long)problem->max_kv_tokens, nsai_op_name(out->op));
-  bool given = out->selection != NSA_SELECT_OWN;
+  bool given = out->selection != NSA_SELECT_TOPN;
   if (out->op == NSA_OP_APPEND && (given || problem->max_probe_rows))
     return nsai_fail(NSA_E_ARG, "problem.%s is %lld, but NSA_OP_APPEND selects nothing: leave it 0",
                      given ? "selection" : "max_probe_rows",
@@ -142,7 +142,7 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
   *out = (nsai_problem){
     .model = *m,
     .op = problem->op ? problem->op : NSA_OP_FORWARD,
-    .selection = problem->selection ? problem->selection : NSA_SELECT_OWN,
+    .selection = problem->selection ? problem->selection : NSA_SELECT_TOPN,
     .overlap = problem->overlap ? problem->overlap : NSA_OVERLAP_LOW,
     .max_seqs = (int32_t)or_serving(problem->max_seqs, config->serving.max_seqs),
     .max_tokens = problem->max_tokens ? problem->max_tokens : config->serving.max_tokens,
@@ -152,7 +152,7 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
   if (!out->max_seqs) out->max_seqs = 1;
   out->count_reads = config->runtime.count_reads && out->op == NSA_OP_DECODE;
   NSAI_TRY(check_choice("op", out->op, NSA_OP_FORWARD, NSA_OP_BACKWARD));
-  NSAI_TRY(check_choice("selection", out->selection, NSA_SELECT_OWN, NSA_SELECT_RANGES));
+  NSAI_TRY(check_choice("selection", out->selection, NSA_SELECT_TOPN, NSA_SELECT_RANGES));
   NSAI_TRY(check_choice("overlap", out->overlap, NSA_OVERLAP_LOW, NSA_OVERLAP_HIGH));
   NSAI_TRY(check_capacity("max_seqs", "max_seqs", out->max_seqs, NSAI_MAX_SEQS));
   if (nsai_problem_is_cached(out)) {
@@ -170,7 +170,7 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
     return nsai_fail(NSA_E_ARG,
                      "problem.max_probe_rows is %d, but %s has no importance: leave it 0",
                      out->max_probe_rows, nsai_op_name(out->op));
-  if (out->selection != NSA_SELECT_OWN && !m->select_count)
+  if (out->selection != NSA_SELECT_TOPN && !m->select_count)
     return nsai_fail(
         NSA_E_ARG,
         "problem.selection is %d, but model.select.count is 0: the selected branch is off",
@@ -216,7 +216,7 @@ void nsai_problem_add_model(nsai_writer *text, const nsai_problem *p) {
   if (m->gate == NSAI_GATE_MLP)
     nsai_write(text, ",%d,%d,%s", m->gate_channels, m->gate_hidden,
                activation_name(m->gate_activation));
-  nsai_write(text, ":sel=%s", selections[p->selection - NSA_SELECT_OWN]);
+  nsai_write(text, ":sel=%s", selections[p->selection - NSA_SELECT_TOPN]);
 }
 
 void nsai_problem_add_string(nsai_writer *text, const nsai_problem *p) {
@@ -235,6 +235,6 @@ void nsai_problem_add_string(nsai_writer *text, const nsai_problem *p) {
 }
 
 bool nsai_problem_selects_all(const nsai_problem *p) {
-  return p->op == NSA_OP_FORWARD && p->selection == NSA_SELECT_OWN && p->model.select_count &&
+  return p->op == NSA_OP_FORWARD && p->selection == NSA_SELECT_TOPN && p->model.select_count &&
          p->max_kv_len <= p->select_dense_below;
 }

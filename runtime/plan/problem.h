@@ -50,7 +50,7 @@ static inline bool nsai_problem_is_cached(const nsai_problem *problem) {
  * plans follow the heuristics. */
 static inline bool nsai_problem_is_tunable(const nsai_problem *problem) {
   if (problem->op == NSA_OP_APPEND) return false;
-  return problem->selection == NSA_SELECT_OWN || !nsai_problem_is_cached(problem);
+  return problem->selection == NSA_SELECT_TOPN || !nsai_problem_is_cached(problem);
 }
 
 /* Whether the three branches run over packed K and V. */

@@ -54,7 +54,7 @@ static void reserve_selection(nsai_workspace *out, const nsai_problem *p,
                               const nsai_choice *choice) {
   const nsai_model *m = &p->model;
   int64_t lists = p->max_tokens * m->kv_heads * m->select_count * 4;
-  if (p->selection == NSA_SELECT_OWN) {
+  if (p->selection == NSA_SELECT_TOPN) {
     if (!nsai_is_fused(choice, NSAI_STAGE_IMPORTANCE)) reserve_importance(out, p);
     out->idx = take(out, lists);
   } else {
@@ -83,7 +83,7 @@ static void reserve_backward(nsai_workspace *out, const nsai_problem *p) {
 static void reserve_step(nsai_workspace *out, const nsai_problem *p) {
   const nsai_model *m = &p->model;
   const int64_t lists = p->max_tokens * m->kv_heads * m->select_count * 4;
-  if (p->selection == NSA_SELECT_OWN)
+  if (p->selection == NSA_SELECT_TOPN)
     out->idx = lists ? take(out, lists) : out->idx;
   else
     out->lists = take(out, p->selection == NSA_SELECT_RANGES ? 2 * lists : lists);

@@ -159,8 +159,8 @@ nsa_status nsai_reference_backward(const nsai_model *model, int32_t selection, u
   nsai_ref_back back = { .problem = &problem, .grads = grads };
   nsa_status status;
   NSAI_TRY_TO(done, nsai_ref_problem_init(&problem, model, batch, io, threads));
-  /* Use the blocks that the forward selected. */
-  problem.selection = selection == NSA_SELECT_OWN ? NSA_SELECT_BLOCKS : selection;
+  /* What the forward chose is given now. */
+  problem.selection = selection == NSA_SELECT_TOPN ? NSA_SELECT_BLOCKS : selection;
   problem.gated = true;
   nsai_ref_problem_run(&problem, branches);
   NSAI_TRY_TO(done, execute(&back));

@@ -158,7 +158,7 @@ static nsa_status forward(const nsai_model *model, int32_t selection, uint32_t b
   problem->selection = selection;
   nsai_ref_problem_run(problem, branches);
   bool wanted = problem->run[NSA_SEL] || (!self->rows && io->block_idx.data);
-  problem->select = selection == NSA_SELECT_OWN && model->select_count > 0 && wanted;
+  problem->select = selection == NSA_SELECT_TOPN && model->select_count > 0 && wanted;
   problem->gated = self->rows ? self->rows->o != NULL : io->o.data != NULL;
   NSAI_TRY(run_and_release(self));
   return NSA_OK;

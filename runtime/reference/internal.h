@@ -320,7 +320,7 @@ typedef struct nsai_ref_reads {
   int64_t sequence, head, rows, dim;
 } nsai_ref_reads;
 
-/* Adds them to io->reads where that is present. Threads may count at once. */
+/* Adds them to io->kv_reads where that is present. Threads may count at once. */
 void nsai_ref_count_reads(const nsai_ref_problem *problem, const nsai_ref_reads *reads);
 
 /* Adds them to io->reads if it is present. Threads may count concurrently. */

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * io.reads: counts what a decode step reads of the cache, at the place where rows are widened.
+ * io.kv_reads: what a decode step reads of the cache, counted where its rows are widened.
  */
 #include "reference/internal.h"
 #include "reference/tensor.h"
@@ -11,7 +11,7 @@ static void add(int64_t *counter, int64_t count) {
 }
 
 void nsai_ref_count_reads(const nsai_ref_problem *problem, const nsai_ref_reads *reads) {
-  const nsa_tensor *t = &problem->io->reads;
+  const nsa_tensor *t = &problem->io->kv_reads;
   if (!t->data) return;
   int64_t *at = (int64_t *)t->data + nsai_ref_offset2(t, reads->sequence, reads->head) +
                 reads->branch * t->stride[2];

@@ -24,8 +24,8 @@ static int64_t count_blocks(const nsai_model *model, const nsa_batch *batch, con
   int64_t count = nsai_block_count(model, sequences->kv[s + 1] - sequences->kv[s]);
   if (model->phi != NSAI_PHI_EXTERNAL) return count;
   int64_t begin = sequences->stored[s];
-  int64_t end = batch && batch->cu_blocks.data ? nsai_ref_load_i32(&batch->cu_blocks, s + 1)
-                                               : io->kv.k_cmp.shape[0];
+  int64_t end = batch && batch->cu_cmp.data ? nsai_ref_load_i32(&batch->cu_cmp, s + 1)
+                                            : io->kv.k_cmp.shape[0];
   return end - begin < count ? nsai_larger(end - begin, 0) : count;
 }
 
@@ -62,8 +62,8 @@ nsa_status nsai_ref_sequences_init(nsai_ref_sequences *sequences, const nsai_mod
       sequences->kv[s + 1] = single_kv_len(io);
     else
       sequences->kv[s + 1] = cu_kv ? nsai_ref_load_i32(cu_kv, s + 1) : q_end;
-    sequences->stored[s] = batch && batch->cu_blocks.data ? nsai_ref_load_i32(&batch->cu_blocks, s)
-                                                          : sequences->blocks[s];
+    sequences->stored[s] =
+        batch && batch->cu_cmp.data ? nsai_ref_load_i32(&batch->cu_cmp, s) : sequences->blocks[s];
     add_blocks(sequences, s, count_blocks(model, batch, io, sequences, s));
   }
   return NSA_OK;

@@ -235,7 +235,7 @@ static nsa_status check_batch(const cached *c) {
     return nsai_fail(NSA_E_ARG, "batch.num_seqs is %d, expected at least 1, or 0 for 1",
                      b->num_seqs);
   NSAI_TRY(refuse(&b->cu_kv, "cu_kv", "batch.kv_len says how long the cache's sequences are"));
-  NSAI_TRY(refuse(&b->cu_blocks, "cu_blocks", "the cache's compressed entries lie in its pages"));
+  NSAI_TRY(refuse(&b->cu_cmp, "cu_cmp", "the cache's compressed entries lie in its pages"));
   NSAI_TRY(check_capacities(c));
   nsai_tensor_spec kv_len = { "batch.kv_len", 1, { b->num_seqs }, NSAI_DTYPE_I32 };
   NSAI_TRY(nsai_check_tensor(c->check, &b->kv_len, &kv_len));

@@ -86,10 +86,10 @@ static nsa_status check_batch(const nsai_check *check, const nsa_batch *batch,
   int64_t count = (int64_t)batch->num_seqs + 1;
   nsai_tensor_spec q = { "batch.cu_q", 1, { count }, NSAI_DTYPE_I32 },
                    kv = { "batch.cu_kv", 1, { count }, NSAI_DTYPE_I32 };
-  nsai_tensor_spec blocks = { "batch.cu_blocks", 1, { count }, NSAI_DTYPE_I32 };
+  nsai_tensor_spec blocks = { "batch.cu_cmp", 1, { count }, NSAI_DTYPE_I32 };
   NSAI_TRY(nsai_check_tensor(check, &batch->cu_q, &q));
   NSAI_TRY(nsai_check_optional_tensor(check, &batch->cu_kv, &kv));
-  return nsai_check_optional_tensor(check, &batch->cu_blocks, &blocks);
+  return nsai_check_optional_tensor(check, &batch->cu_cmp, &blocks);
 }
 
 /* Whether sequence s has room for its compressed blocks in the caller's tensors. */
@@ -97,13 +97,13 @@ static nsa_status check_room(const nsai_check *check, const nsa_batch *batch,
                              const nsai_run_sizes *sizes) {
   const nsai_model *m = &check->problem->model;
   const int32_t *kv = nsai_present(&batch->cu_kv) ? batch->cu_kv.data : batch->cu_q.data;
-  const int32_t *blocks = batch->cu_blocks.data; /* one sequence may do without */
+  const int32_t *blocks = batch->cu_cmp.data; /* one sequence may do without */
   for (int32_t s = 0; s < batch->num_seqs; s++) {
     int64_t room = blocks ? blocks[s + 1] - blocks[s] : sizes->cmp_rows;
     int64_t needed = nsai_block_count(m, kv[s + 1] - kv[s]);
     if (room < needed)
       return nsai_fail(NSA_E_ARG,
-                       "io.kv.k_cmp has %lld rows for sequence %d (batch.cu_blocks), its %d tokens "
+                       "io.kv.k_cmp has %lld rows for sequence %d (batch.cu_cmp), its %d tokens "
                        "have %lld compression blocks",
                        (long long)room, s, kv[s + 1] - kv[s], (long long)needed);
   }
@@ -116,14 +116,14 @@ static nsa_status check_offsets(const nsai_check *check, const nsa_batch *batch,
   int64_t kv_len = check->problem->max_kv_len;
   nsai_offset_limits q = { "batch.cu_q", q_rows, INT32_MAX, NULL },
                      kv = { "batch.cu_kv", kv_rows, kv_len, "max_kv_len" };
-  nsai_offset_limits blocks = { "batch.cu_blocks", sizes->cmp_rows, INT32_MAX, NULL };
+  nsai_offset_limits blocks = { "batch.cu_cmp", sizes->cmp_rows, INT32_MAX, NULL };
   if (!nsai_present(&batch->cu_kv)) /* cu_q stands for both */
     q = (nsai_offset_limits){ "batch.cu_q", q_rows < kv_rows ? q_rows : kv_rows, kv_len,
                               "max_kv_len" };
   NSAI_TRY(nsai_check_offsets(&batch->cu_q, batch->num_seqs, &q));
   NSAI_TRY(nsai_check_offsets(&batch->cu_kv, batch->num_seqs, &kv));
   if (!sizes->cmp_rows) return NSA_OK;
-  NSAI_TRY(nsai_check_offsets(&batch->cu_blocks, batch->num_seqs, &blocks));
+  NSAI_TRY(nsai_check_offsets(&batch->cu_cmp, batch->num_seqs, &blocks));
   return check->problem->model.phi == NSAI_PHI_EXTERNAL ? NSA_OK : check_room(check, batch, sizes);
 }
 
@@ -171,10 +171,10 @@ static nsa_status check_compressed(const nsai_check *check, const nsa_batch *bat
     NSAI_TRY(nsai_check_tensor_memory(check, &io->kv.k_cmp, k.name));
     NSAI_TRY(nsai_check_tensor_memory(check, &io->kv.v_cmp, v.name));
   }
-  if (batch && batch->num_seqs > 1 && !nsai_present(&batch->cu_blocks))
+  if (batch && batch->num_seqs > 1 && !nsai_present(&batch->cu_cmp))
     return nsai_fail(
         NSA_E_ARG,
-        "batch.cu_blocks is missing: with io.kv.k_cmp and %d sequences it says where each "
+        "batch.cu_cmp is missing: with io.kv.k_cmp and %d sequences it says where each "
         "sequence's blocks begin",
         batch->num_seqs);
   if (sizes->cmp_rows > check->problem->max_kv_tokens)
@@ -299,7 +299,7 @@ static nsa_status check_selection(const nsai_check *check, const nsa_io *io, int
   };
   nsai_tensor_spec all = { "io.block_idx", 2, { tokens, m->select_count }, NSAI_DTYPE_I32 };
   if (check->problem->selection ==
-      NSA_SELECT_OWN) /* what the forward chose is its backward's input */
+      NSA_SELECT_TOPN) /* what the forward chose is its backward's input */
     return check->problem->op == NSA_OP_BACKWARD ? nsai_check_tensor(check, &io->block_idx, &each)
                                                  : check_output(check, &io->block_idx, &each);
   return nsai_check_tensor(check, &io->block_idx, io->block_idx.ndim == 2 ? &all : &each);
@@ -374,18 +374,18 @@ static nsa_status check_attention(const nsai_check *check, const nsa_io *io,
 /* Counters of what a decode step reads. */
 static nsa_status check_reads(const nsai_check *check, const nsa_io *io, int32_t num_seqs) {
   const nsai_problem *p = check->problem;
-  if (!nsai_present(&io->reads)) return NSA_OK;
+  if (!nsai_present(&io->kv_reads)) return NSA_OK;
   if (p->op != NSA_OP_DECODE)
     return nsai_fail(NSA_E_ARG,
-                     "io.reads is given, but %s counts nothing, nsa_decode does: leave it out",
+                     "io.kv_reads is given, but %s counts nothing, nsa_decode does: leave it out",
                      nsai_op_name(p->op));
   if (!p->count_reads)
-    return nsai_fail(NSA_E_ARG, "io.reads is given, but the plan does not count: set "
+    return nsai_fail(NSA_E_ARG, "io.kv_reads is given, but the plan does not count: set "
                                 "runtime.count_reads to true, or leave it out");
   nsai_tensor_spec reads = {
-    "io.reads", 4, { num_seqs, p->model.kv_heads, NSA_BRANCHES, 2 }, NSAI_DTYPE_I64
+    "io.kv_reads", 4, { num_seqs, p->model.kv_heads, NSA_BRANCHES, 2 }, NSAI_DTYPE_I64
   };
-  return nsai_check_tensor(check, &io->reads, &reads); /* sums may lie on each other */
+  return nsai_check_tensor(check, &io->kv_reads, &reads); /* sums may lie on each other */
 }
 
 static nsa_status check_io(const nsa_io *io) {

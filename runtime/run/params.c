@@ -49,8 +49,8 @@ NsaiView nsai_compressed_view(const nsai_run *run, int side) {
 
 NsaiSequences nsai_compressed_sequences(const nsai_run *run) {
   NsaiSequences s = nsai_run_sequences(run);
-  if (run->batch && nsai_present(&run->io->kv.k_cmp) && nsai_present(&run->batch->cu_blocks))
-    s.cu_blocks = run->batch->cu_blocks.data;
+  if (run->batch && nsai_present(&run->io->kv.k_cmp) && nsai_present(&run->batch->cu_cmp))
+    s.cu_blocks = run->batch->cu_cmp.data;
   return s;
 }
 
@@ -241,7 +241,7 @@ NsaiAttend nsai_attend_params(const nsai_run *run, int branch, const nsai_kernel
 
 bool nsai_run_selects(const nsai_run *run) {
   const nsai_problem *p = &run->plan->problem;
-  if (!p->model.select_count || p->selection != NSA_SELECT_OWN) return false;
+  if (!p->model.select_count || p->selection != NSA_SELECT_TOPN) return false;
   const nsai_variant *attend = run->plan->choice.variant[NSAI_STAGE_ATTEND_SELECTED];
   bool branch = nsai_run_has(run, NSA_SEL) && !(attend && attend->reads_no_lists);
   return branch || nsai_present(&run->io->block_idx);

@@ -12,7 +12,7 @@ Each page is one result of the Test Anything Protocol:
   include roots. `*` and `{a,b}` stand for what they mean in a shell; a part in capitals (FAMILY, X) is
   a placeholder, and the folder before it exists.
 - A name of the API or the library in backticks (`nsa_forward`, `NSA_JIT`, `nsai_tuning`) occurs in the
-  sources, and a member (`io.reads`, `problem.overlap`) in the public headers.
+  sources, and a member (`io.kv_reads`, `problem.overlap`) in the public headers.
 - The page is no longer than LONGEST allows, generated parts left out.
 """
 

@@ -35,7 +35,7 @@ class Problem(C.Structure):
 
 
 class Caps(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("supported", C.c_int32), ("needs_compile", C.c_int32),
+    _fields_ = [("struct_size", C.c_uint32), ("supported", C.c_int32), ("missing_kernels", C.c_int32),
                 ("workspace_align", C.c_uint32), ("workspace_bytes", C.c_uint64), ("variants", C.c_char * 512)]
 
 
@@ -46,7 +46,7 @@ class Exec(C.Structure):
 
 class Batch(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("num_seqs", C.c_int32), ("cu_q", Tensor), ("cu_kv", Tensor),
-                ("cu_blocks", Tensor), ("cache", Tensor * 6)]
+                ("cu_cmp", Tensor), ("cache", Tensor * 6)]
 
 
 class Kv(C.Structure):
@@ -66,7 +66,7 @@ class Io(C.Structure):
                 ("kv", Kv), ("new_kv", Kv), ("phi", Phi), ("gate", Gate), ("block_idx", Tensor), ("ranges", Tensor),
                 ("importance", Tensor),
                 ("o_branch", Tensor * 3), ("lse", Tensor * 3), ("probe_rows", Tensor),
-                ("probe_importance", Tensor), ("reads", Tensor)]
+                ("probe_importance", Tensor), ("kv_reads", Tensor)]
 
 
 class Grads(C.Structure):

@@ -86,7 +86,7 @@ static void make_batch(subject *x) {
   if (!cached || x->s->wants & CU_Q) b->cu_q = TENSOR("cu_q", NSA_I32, x->seqs + 1);
   if (!cached) {
     b->cu_kv = TENSOR("cu_kv", NSA_I32, x->seqs + 1);
-    b->cu_blocks = TENSOR("cu_blocks", NSA_I32, x->seqs + 1);
+    b->cu_cmp = TENSOR("cu_cmp", NSA_I32, x->seqs + 1);
     return;
   }
   b->kv_len = TENSOR("kv_len", NSA_I32, x->seqs);
@@ -222,7 +222,7 @@ static void make_io(subject *x) {
     io->probe_importance = TENSOR("probe", NSA_F32, s->probe_rows, m->kv_heads, blocks);
   }
   if (x->ctx->config->runtime.count_reads)
-    io->reads = TENSOR("reads", NSA_I64, x->seqs, m->kv_heads, NSA_BRANCHES, 2);
+    io->kv_reads = TENSOR("kv_reads", NSA_I64, x->seqs, m->kv_heads, NSA_BRANCHES, 2);
 }
 
 /* The gradient of a tensor, if that is present. */
@@ -409,7 +409,7 @@ static void print_forced(const char *config, const scenario *s) {
     const nsai_variant *v = *row;
     char setting[128];
     nsai_problem problem = { .op = s->op ? s->op : NSA_OP_FORWARD,
-                             .selection = s->selection ? s->selection : NSA_SELECT_OWN };
+                             .selection = s->selection ? s->selection : NSA_SELECT_TOPN };
     problem.model.select_count = problem.model.window = 1;
     if (!nsai_stage_needed(&problem, v->stage)) continue;
     snprintf(setting, sizeof setting, "variants.force.%s=%s", nsai_stage_name(v->stage), v->name);

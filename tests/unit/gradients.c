@@ -60,6 +60,6 @@ nsa_grads make_grads(toy *t, int32_t dtype) {
 
 void choose(toy *t) {
   machine_expect("forward",
-                 nsai_reference_forward(&t->model, NSA_SELECT_OWN, 0, &t->batch, &t->io, 2), NSA_OK,
-                 NULL);
+                 nsai_reference_forward(&t->model, NSA_SELECT_TOPN, 0, &t->batch, &t->io, 2),
+                 NSA_OK, NULL);
 }

@@ -113,13 +113,13 @@ void kv_oracle(kv_fixture *w) {
   for (int s = 0; s < w->seqs; s++)
     blocks[s] = (int32_t)nsai_block_count(&g, toy_ints(&t->batch.cu_q)[s + 1] -
                                                   toy_ints(&t->batch.cu_q)[s]);
-  t->batch.cu_blocks = toy_offsets(t, w->seqs, blocks);
-  int64_t rows = toy_ints(&t->batch.cu_blocks)[w->seqs];
+  t->batch.cu_cmp = toy_offsets(t, w->seqs, blocks);
+  int64_t rows = toy_ints(&t->batch.cu_cmp)[w->seqs];
   t->io.kv.k_cmp = toy_tensor(t, g.dtype, 3, rows, g.kv_heads, g.head_dim_qk);
   t->io.kv.v_cmp = toy_tensor(t, g.dtype, 3, rows, g.kv_heads, g.head_dim_v);
   machine_expect("compress", nsai_reference_compress(&g, &t->batch, &t->io, 2), NSA_OK, NULL);
   g.phi = NSAI_PHI_EXTERNAL; /* the keys as stored */
-  machine_expect("forward", nsai_reference_forward(&g, NSA_SELECT_OWN, 0, &t->batch, &t->io, 2),
+  machine_expect("forward", nsai_reference_forward(&g, NSA_SELECT_TOPN, 0, &t->batch, &t->io, 2),
                  NSA_OK, NULL);
   w->want = t->io;
 }

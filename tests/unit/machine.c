@@ -145,7 +145,7 @@ static void make_compressed(machine *m, const machine_request *r) {
   static const int32_t blocks[] = { 3, 4 }; /* (17 - 8) / 4 + 1, (23 - 8) / 4 + 1 */
   toy *t = &m->toy;
   if (r->phi != NSAI_PHI_EXTERNAL) return;
-  t->batch.cu_blocks = toy_offsets(t, 2, blocks);
+  t->batch.cu_cmp = toy_offsets(t, 2, blocks);
   t->io.kv.k_cmp = toy_tensor(t, t->model.dtype, 3, 7, t->model.kv_heads, 24);
   t->io.kv.v_cmp = toy_tensor(t, t->model.dtype, 3, 7, t->model.kv_heads, 16);
   toy_randomize(t, &t->io.kv.k_cmp);

@@ -35,7 +35,7 @@ static double loss(toy *t, int32_t selection, uint32_t branches, const nsa_tenso
     head[i] = (int32_t)(i % heads);
   }
   nsai_reference_rows rows = { .count = count, .token = token, .head = head, .o = o };
-  selection = selection == NSA_SELECT_OWN ? NSA_SELECT_BLOCKS : selection;
+  selection = selection == NSA_SELECT_TOPN ? NSA_SELECT_BLOCKS : selection;
   machine_expect("rows",
                  nsai_reference_forward_rows(&t->model, selection, branches, &t->batch, &t->io,
                                              &rows, 2),
@@ -126,7 +126,7 @@ static void check_variant(const variant *v) {
   if (v->request.phi == NSAI_PHI_EXTERNAL && v->request.per_branch)
     m.toy.io.kv.k[0] = m.toy.io.kv.v[0] = (nsa_tensor){ 0 }; /* not read */
   choose(&m.toy);
-  check_gradients(&m.toy, NSA_SELECT_OWN, (uint32_t)v->branches);
+  check_gradients(&m.toy, NSA_SELECT_TOPN, (uint32_t)v->branches);
   machine_free(&m);
 }
 
@@ -154,7 +154,7 @@ static void test_shapes(void **state) {
   static const int32_t q_len[] = { 5, 9, 0, 21 }, kv_len[] = { 20, 4, 3, 37 };
   for (int i = 0; i < 5; i++) {
     nsai_model g = toy_model(i == 1 ? NSAI_PHI_LINEAR : NSAI_PHI_MEAN);
-    int32_t selection = i == 4 ? NSA_SELECT_RANGES : NSA_SELECT_OWN;
+    int32_t selection = i == 4 ? NSA_SELECT_RANGES : NSA_SELECT_TOPN;
     toy t;
     if (i == 1) g.heads = g.kv_heads = 3;
     if (i == 2) g.window = 0;

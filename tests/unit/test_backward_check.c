@@ -197,7 +197,7 @@ static void expect_no_queries(const char *override) {
   t->batch.cu_kv = t->batch.cu_q;
   t->batch.cu_kv.data = (void *)(uintptr_t)keys;
   t->batch.cu_q.shape[0] = t->batch.cu_kv.shape[0] = 2;
-  if (t->batch.cu_blocks.data) t->batch.cu_blocks.shape[0] = 2;
+  if (t->batch.cu_cmp.data) t->batch.cu_cmp.shape[0] = 2;
   fake_cuda_state *record = machine_record();
   accept(&m, "good", &g);
   int scans = 0, sums = 0;

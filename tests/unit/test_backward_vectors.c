@@ -116,7 +116,7 @@ static nsa_tensor compressed_gradient(const vector_case *c, const nsa_io *io,
   grads.d_o = *d_o;
   grads.d_kv.k_cmp = external.kv.k_cmp;
   grads.d_kv.k_cmp.data = vector_bytes(count_of(&external.kv.k_cmp), 4);
-  assert_int_equal(nsai_reference_backward(&g, NSA_SELECT_OWN, 0, &c->batch, &external, &grads, 2),
+  assert_int_equal(nsai_reference_backward(&g, NSA_SELECT_TOPN, 0, &c->batch, &external, &grads, 2),
                    NSA_OK);
   free(external.kv.k_cmp.data);
   free(external.kv.v_cmp.data);
@@ -175,7 +175,8 @@ static void test_case(void **state) {
   check_complete(&g, &c);
   nsa_io io = c.io;
   io.block_idx = vector_file_packed(&c.file, "idx");
-  assert_int_equal(nsai_reference_backward(&c.model, NSA_SELECT_OWN, 0, &c.batch, &io, &g.grads, 2),
+  assert_int_equal(nsai_reference_backward(&c.model, NSA_SELECT_TOPN, 0, &c.batch, &io, &g.grads,
+                                           2),
                    NSA_OK);
   for (int i = 0; i < g.count; i++)
     compare(&c, &g.all[i], terms_norm(&c, g.all[i].name, &io, &g.grads.d_o));

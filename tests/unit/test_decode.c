@@ -68,7 +68,7 @@ static nsa_plan *plan_for(decode_run *r, int32_t op, int32_t selection, int32_t 
   return plan;
 }
 
-static nsa_plan *plan_of(decode_run *r, int32_t op) { return plan_for(r, op, NSA_SELECT_OWN, 0); }
+static nsa_plan *plan_of(decode_run *r, int32_t op) { return plan_for(r, op, NSA_SELECT_TOPN, 0); }
 
 static void begin_with(decode_run *r, const char *override, nsai_phi_kind phi) {
   memset(r, 0, sizeof *r);
@@ -189,7 +189,7 @@ static void test_lists(void **state) {
   expect_launches(NAMES("decode_split_kv_compressed", "data_sort_ranges", "decode_split_kv_attend",
                         "decode_split_kv_combine"));
   nsa_plan_destroy(r.decode);
-  r.decode = plan_for(&r, NSA_OP_DECODE, NSA_SELECT_OWN, 2);
+  r.decode = plan_for(&r, NSA_OP_DECODE, NSA_SELECT_TOPN, 2);
   r.io.ranges = (nsa_tensor){ 0 };
   r.io.probe_rows = toy_tensor(&r.memory, NSA_I32, 1, 2, 0, 0);
   r.io.probe_importance = toy_tensor(&r.memory, NSA_F32, 3, 2, 2, 4);

@@ -43,7 +43,7 @@ static void test_results(void **state) {
   static const int32_t q_lens[] = { 1, 4, 16 };
   for (int i = 0; i < 5 * 4 * 3 * 4; i++) {
     nsai_problem p = { .op = NSA_OP_DECODE,
-                       .selection = NSA_SELECT_OWN,
+                       .selection = NSA_SELECT_TOPN,
                        .max_kv_len = lengths[i % 5],
                        .max_seqs = seqs[i / 5 % 4],
                        .max_q_len = q_lens[i / 20 % 3] };
@@ -60,7 +60,7 @@ static void test_results(void **state) {
 /* Sequences of up to 4 tokens have a tile each; as many as tokens allow, where few of them can be long. */
 static void test_tiles(void **state) {
   nsai_problem p = { .op = NSA_OP_DECODE,
-                     .selection = NSA_SELECT_OWN,
+                     .selection = NSA_SELECT_TOPN,
                      .max_kv_len = 65536,
                      .max_tokens = 128,
                      .max_seqs = 32,
@@ -112,7 +112,7 @@ static nsai_decode_split split_of(int32_t seqs, int32_t q_len, int32_t selection
  * ranges. */
 static void test_attend(void **state) {
   const uint32_t all = 7, selected = 1u << NSA_SEL, window = 1u << NSA_WIN;
-  nsai_decode_split s = split_of(32, 4, NSA_SELECT_OWN, all);
+  nsai_decode_split s = split_of(32, 4, NSA_SELECT_TOPN, all);
   assert_int_equal(s.tiles, 32);
   assert_int_equal(s.selected_splits, 3); /* of 396 at once, 128 each */
   assert_int_equal(s.window_splits, 1);
@@ -121,22 +121,22 @@ static void test_attend(void **state) {
   assert_int_equal(s.attend_items, s.selected_splits * s.tiles);
   assert_in_range(s.window_splits, 2,
                   s.selected_splits); /* no part waits long for one with the window */
-  s = split_of(32, 4, NSA_SELECT_OWN, selected);
+  s = split_of(32, 4, NSA_SELECT_TOPN, selected);
   assert_int_equal(s.window_splits, 0);
   assert_int_equal(s.attend_items, s.selected_splits * s.tiles);
-  s = split_of(32, 4, NSA_SELECT_OWN, window);
+  s = split_of(32, 4, NSA_SELECT_TOPN, window);
   assert_int_equal(s.selected_splits, 0);
   assert_int_equal(s.attend_items, s.window_splits * s.tiles);
   s = split_of(8, 4, NSA_SELECT_RANGES, all);
   assert_int_equal(s.attend_items, s.selected_splits * 4 * s.tiles + s.window_splits * s.tiles);
-  s = split_of(8, 1, NSA_SELECT_OWN, all);
+  s = split_of(8, 1, NSA_SELECT_TOPN, all);
   assert_int_equal(s.attend_items, (s.selected_splits + s.window_splits) * s.tiles);
 }
 
 /* One sequence, 64 heads to its KV head, whose rows four warps have: decode_split_kv_compressed's threads count for nothing. */
 static void test_attend_groups(void **state) {
   nsai_problem p = { .op = NSA_OP_DECODE,
-                     .selection = NSA_SELECT_OWN,
+                     .selection = NSA_SELECT_TOPN,
                      .max_kv_len = 65536,
                      .max_tokens = 1,
                      .max_seqs = 1 };
@@ -183,7 +183,7 @@ static const nsai_model model = { .heads = 64,
 /* A decode of so many sequences of up to 64k tokens, `q_len` new ones each, over pages of 64. */
 static nsai_problem decode_of(int32_t seqs, int32_t q_len) {
   return (nsai_problem){ .op = NSA_OP_DECODE,
-                         .selection = NSA_SELECT_OWN,
+                         .selection = NSA_SELECT_TOPN,
                          .model = model,
                          .max_kv_len = 65536,
                          .max_tokens = (int64_t)seqs * q_len,

@@ -145,7 +145,7 @@ static void expect_sequence(const kv_fixture *w, int32_t s) {
   const nsai_model *g = &w->model;
   const nsa_kv *all = &w->toy.io.kv;
   int64_t first = toy_ints(&w->toy.batch.cu_q)[s], size = w->options.page_size;
-  int64_t block = toy_ints(&w->toy.batch.cu_blocks)[s], slot = w->options.slots ? KV_SEQS - s : s;
+  int64_t block = toy_ints(&w->toy.batch.cu_cmp)[s], slot = w->options.slots ? KV_SEQS - s : s;
   for (int64_t t = 0; t < w->len[s]; t++) {
     int64_t ring[2] = { slot, t % KV_RING }, at[2] = { slot, t };
     if (size > 0) at[0] = w->page[s][t / size], at[1] = t % size;

@@ -264,8 +264,8 @@ static void test_what_does_not_belong(void **state) {
     c.batch.cu_kv = good.kv_len;
     refuse(&c, runs[i], "cu_kv", "batch.cu_kv is given, but batch.kv_len says");
     c.batch = good;
-    c.batch.cu_blocks = good.kv_len;
-    refuse(&c, runs[i], "cu_blocks", "batch.cu_blocks is given");
+    c.batch.cu_cmp = good.kv_len;
+    refuse(&c, runs[i], "cu_cmp", "batch.cu_cmp is given");
     c.batch = good;
     c.batch.page_indptr = good.kv_len;
     refuse(&c, runs[i], "two kinds of lists",

@@ -124,7 +124,7 @@ static void test_none(void **state) {
   asked.max_tokens = 7;
   p = resolve(config, &asked);
   assert_int_equal(p.max_seqs, 1);
-  assert_int_equal(p.selection, NSA_SELECT_OWN);
+  assert_int_equal(p.selection, NSA_SELECT_TOPN);
   assert_int_equal(p.overlap, NSA_OVERLAP_LOW);
   nsai_config_destroy(config);
 }
@@ -284,15 +284,15 @@ static bool selects_all(const char *model, int64_t kv_len, int32_t selection, in
 
 /* 4 blocks of 64 tokens: exact up to 256, whatever is asked for. */
 static void test_selects_all(void **state) {
-  assert_true(selects_all(MODEL "}", 256, NSA_SELECT_OWN, NSA_OP_FORWARD));
-  assert_false(selects_all(MODEL "}", 257, NSA_SELECT_OWN, NSA_OP_FORWARD));
+  assert_true(selects_all(MODEL "}", 256, NSA_SELECT_TOPN, NSA_OP_FORWARD));
+  assert_false(selects_all(MODEL "}", 257, NSA_SELECT_TOPN, NSA_OP_FORWARD));
   assert_false(selects_all(MODEL "}", 256, NSA_SELECT_BLOCKS, NSA_OP_FORWARD));
-  assert_false(selects_all(MODEL "}", 256, NSA_SELECT_OWN, NSA_OP_DENSE));
+  assert_false(selects_all(MODEL "}", 256, NSA_SELECT_TOPN, NSA_OP_DENSE));
 #define BELOW(n) MODEL "}\nthresholds: {select_dense_below: " #n "}"
-  assert_false(selects_all(BELOW(100000), 257, NSA_SELECT_OWN, NSA_OP_FORWARD));
-  assert_true(selects_all(BELOW(100), 100, NSA_SELECT_OWN, NSA_OP_FORWARD));
-  assert_false(selects_all(BELOW(100), 101, NSA_SELECT_OWN, NSA_OP_FORWARD));
-  assert_false(selects_all(BELOW(0), 1, NSA_SELECT_OWN, NSA_OP_FORWARD));
+  assert_false(selects_all(BELOW(100000), 257, NSA_SELECT_TOPN, NSA_OP_FORWARD));
+  assert_true(selects_all(BELOW(100), 100, NSA_SELECT_TOPN, NSA_OP_FORWARD));
+  assert_false(selects_all(BELOW(100), 101, NSA_SELECT_TOPN, NSA_OP_FORWARD));
+  assert_false(selects_all(BELOW(0), 1, NSA_SELECT_TOPN, NSA_OP_FORWARD));
 }
 
 int main(void) {

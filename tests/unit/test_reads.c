@@ -119,7 +119,7 @@ static void test_counts(void **state) {
     kv_call c;
     counters got = { 0 };
     begin(&w, &c, &cases[i / 6], i % 2 ? drafts : one, places[i / 2 % 3]);
-    c.io.reads = reads_of(&got);
+    c.io.kv_reads = reads_of(&got);
     run(&c, all);
     expect_counts(&c, &got, all, 1);
     run(&c, all);
@@ -127,7 +127,7 @@ static void test_counts(void **state) {
     got = (counters){ 0 };
     run(&c, 1u << NSA_SEL | 1u << NSA_WIN);
     expect_counts(&c, &got, 1u << NSA_SEL | 1u << NSA_WIN, 1);
-    c.io.reads = (nsa_tensor){ 0 };
+    c.io.kv_reads = (nsa_tensor){ 0 };
     run(&c, all); /* counts for nobody */
     expect_counts(&c, &got, 1u << NSA_SEL | 1u << NSA_WIN, 1);
     end(&w, &c);
@@ -148,34 +148,34 @@ static void test_refusals(void **state) {
   kv_fixture w;
   kv_call c;
   begin(&w, &c, &counting, one, none);
-  const nsa_tensor good = c.io.reads = reads_of(&got);
-  c.io.reads.shape[0]--;
-  refuse(&c, "io.reads has shape[0] = 2, expected [3, 2, 3, 2]");
-  c.io.reads = good;
-  c.io.reads.shape[2]++;
-  refuse(&c, "io.reads has shape[2]");
-  c.io.reads = good;
-  c.io.reads.ndim = 3;
-  refuse(&c, "io.reads has 3 dimensions");
-  c.io.reads = good;
-  c.io.reads.dtype = NSA_I32;
-  refuse(&c, "io.reads has dtype i32, expected i64");
-  c.io.reads = good;
-  c.io.reads.stride[3] = 2;
-  refuse(&c, "io.reads has stride[3]");
-  c.io.reads = good;
+  const nsa_tensor good = c.io.kv_reads = reads_of(&got);
+  c.io.kv_reads.shape[0]--;
+  refuse(&c, "io.kv_reads has shape[0] = 2, expected [3, 2, 3, 2]");
+  c.io.kv_reads = good;
+  c.io.kv_reads.shape[2]++;
+  refuse(&c, "io.kv_reads has shape[2]");
+  c.io.kv_reads = good;
+  c.io.kv_reads.ndim = 3;
+  refuse(&c, "io.kv_reads has 3 dimensions");
+  c.io.kv_reads = good;
+  c.io.kv_reads.dtype = NSA_I32;
+  refuse(&c, "io.kv_reads has dtype i32, expected i64");
+  c.io.kv_reads = good;
+  c.io.kv_reads.stride[3] = 2;
+  refuse(&c, "io.kv_reads has stride[3]");
+  c.io.kv_reads = good;
   machine_expect("prefill", nsa_prefill(w.prefill, &w.exec, &c.batch, &c.io), NSA_E_ARG,
-                 "io.reads is given, but NSA_OP_PREFILL counts nothing");
+                 "io.kv_reads is given, but NSA_OP_PREFILL counts nothing");
   end(&w, &c);
   begin(&w, &c, &plain, one, none);
-  c.io.reads = good;
-  refuse(&c, "io.reads is given, but the plan does not count: set runtime.count_reads");
+  c.io.kv_reads = good;
+  refuse(&c, "io.kv_reads is given, but the plan does not count: set runtime.count_reads");
   end(&w, &c);
   machine m;
   machine_init(&m, &(machine_request){ .override = COUNTS });
-  m.toy.io.reads = good;
+  m.toy.io.kv_reads = good;
   machine_expect("forward", nsa_forward(m.plan, &m.exec, &m.toy.batch, &m.toy.io), NSA_E_ARG,
-                 "io.reads is given, but NSA_OP_FORWARD counts nothing");
+                 "io.kv_reads is given, but NSA_OP_FORWARD counts nothing");
   machine_free(&m);
   for (size_t i = 0; i < sizeof got / sizeof got.at[0][0][0][0]; i++)
     assert_int_equal((&got.at[0][0][0][0])[i], 0);

@@ -18,7 +18,7 @@
 #include <cmocka.h>
 
 static void run_io(const toy *t, const nsa_batch *batch, const nsa_io *io) {
-  assert_int_equal(nsai_reference_forward(&t->model, NSA_SELECT_OWN, 0, batch, io, 2), NSA_OK);
+  assert_int_equal(nsai_reference_forward(&t->model, NSA_SELECT_TOPN, 0, batch, io, 2), NSA_OK);
 }
 
 static void one(toy *t, const nsai_model *g, int32_t q_len, int32_t kv_len) {
@@ -195,11 +195,11 @@ static void test_threads(void **state) {
   toy t;
   toy_init(&t, &g, 3, q_len, kv_len);
   const int threads[] = { 1, 2, 5, 0, 1000 };
-  assert_int_equal(nsai_reference_forward(&g, NSA_SELECT_OWN, 0, &t.batch, &t.io, 1), NSA_OK);
+  assert_int_equal(nsai_reference_forward(&g, NSA_SELECT_TOPN, 0, &t.batch, &t.io, 1), NSA_OK);
   for (int i = 0; i < 5; i++) {
     nsa_io io = t.io;
     toy_outputs(&t, &io, t.tokens);
-    assert_int_equal(nsai_reference_forward(&g, NSA_SELECT_OWN, 0, &t.batch, &io, threads[i]),
+    assert_int_equal(nsai_reference_forward(&g, NSA_SELECT_TOPN, 0, &t.batch, &io, threads[i]),
                      NSA_OK);
     toy_same_outputs("threads", &t.io, &io, t.tokens);
   }
@@ -376,7 +376,7 @@ static void test_branch_absent(void **state) {
     nsa_io masked = t.io, absent = t.io;
     toy_outputs(&t, &masked, t.tokens);
     toy_outputs(&t, &absent, t.tokens);
-    assert_int_equal(nsai_reference_forward(&g, NSA_SELECT_OWN, 7u & ~(1u << b), &t.batch, &masked,
+    assert_int_equal(nsai_reference_forward(&g, NSA_SELECT_TOPN, 7u & ~(1u << b), &t.batch, &masked,
                                             2),
                      NSA_OK);
     toy_same("mask", &t.io.o, &masked.o, t.tokens);
@@ -388,7 +388,7 @@ static void test_branch_absent(void **state) {
     if (b != NSA_CMP) {
       if (b == NSA_SEL) off.select_count = off.select_init = off.select_local = 0;
       if (b == NSA_WIN) off.window = 0;
-      assert_int_equal(nsai_reference_forward(&off, NSA_SELECT_OWN, 0, &t.batch, &absent, 2),
+      assert_int_equal(nsai_reference_forward(&off, NSA_SELECT_TOPN, 0, &t.batch, &absent, 2),
                        NSA_OK);
       toy_same("off", &t.io.o, &absent.o, t.tokens);
     }
@@ -445,7 +445,7 @@ static void test_rounding(void **state) {
     token[i] = at / g.heads;
     head[i] = (int32_t)(at % g.heads);
   }
-  assert_int_equal(nsai_reference_forward_rows(&g, NSA_SELECT_OWN, 0, &t.batch, &t.io, &rows, 2),
+  assert_int_equal(nsai_reference_forward_rows(&g, NSA_SELECT_TOPN, 0, &t.batch, &t.io, &rows, 2),
                    NSA_OK);
   for (int64_t i = 0; i < count; i++) {
     int64_t at = token[i] * g.heads + head[i];
@@ -473,7 +473,7 @@ static void test_external(void **state) {
   const int32_t q_len[] = { 50, 4, 3 }, kv_len[] = { 61, 5, 33 }, blocks[] = { 16, 2, 9 };
   toy t;
   toy_init(&t, &g, 3, q_len, kv_len);
-  t.batch.cu_blocks = toy_offsets(&t, 3, blocks); /* true counts: 14, 0, 7 */
+  t.batch.cu_cmp = toy_offsets(&t, 3, blocks); /* true counts: 14, 0, 7 */
   run_io(&t, &t.batch, &t.io);
   nsa_io io = t.io;
   toy_outputs(&t, &io, t.tokens);
@@ -481,7 +481,7 @@ static void test_external(void **state) {
   io.kv.v_cmp = toy_tensor(&t, NSA_F32, 3, 27, g.kv_heads, g.head_dim_v);
   assert_int_equal(nsai_reference_compress(&g, &t.batch, &io, 2), NSA_OK);
   assert_true(isnan(toy_floats(&io.kv.k_cmp)[14 * io.kv.k_cmp.stride[0]])); /* left alone */
-  assert_int_equal(nsai_reference_forward(&external, NSA_SELECT_OWN, 0, &t.batch, &io, 2), NSA_OK);
+  assert_int_equal(nsai_reference_forward(&external, NSA_SELECT_TOPN, 0, &t.batch, &io, 2), NSA_OK);
   toy_same("selection", &t.io.block_idx, &io.block_idx, t.tokens);
   for (int64_t i = 0; i < toy_count(&io.o); i++)
     assert_true(fabsf(toy_floats(&io.o)[i] - toy_floats(&t.io.o)[i]) < 1e-4f);
@@ -508,7 +508,7 @@ static void test_pairs(void **state) {
     io.kv.k[b] = io.kv.k[0];
     io.kv.v[b] = io.kv.v[0];
   }
-  assert_int_equal(nsai_reference_forward(&pairs, NSA_SELECT_OWN, 0, &t.batch, &io, 2), NSA_OK);
+  assert_int_equal(nsai_reference_forward(&pairs, NSA_SELECT_TOPN, 0, &t.batch, &io, 2), NSA_OK);
   toy_same_outputs("pairs", &t.io, &io, t.tokens);
   toy_free(&t);
 }
@@ -537,7 +537,7 @@ static void test_gate_forms(void **state) {
           nsai_float_from_bf16(((uint16_t *)io.gate.w2.data)[e]);
   }
   run_io(&t, &t.batch, &t.io);
-  assert_int_equal(nsai_reference_forward(&layer, NSA_SELECT_OWN, 0, &t.batch, &io, 2), NSA_OK);
+  assert_int_equal(nsai_reference_forward(&layer, NSA_SELECT_TOPN, 0, &t.batch, &io, 2), NSA_OK);
   toy_same_outputs("gates", &t.io, &io, t.tokens);
   toy_free(&t);
 }

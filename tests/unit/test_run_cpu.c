@@ -28,7 +28,8 @@ static void expect_forward(const machine_request *request, uint32_t branches) {
   m.exec.branches = branches;
   machine_expect("nsa_forward", nsa_forward(m.plan, &m.exec, &t->batch, &t->io), NSA_OK, NULL);
   machine_expect("reference",
-                 nsai_reference_forward(&t->model, NSA_SELECT_OWN, branches, &t->batch, &direct, 2),
+                 nsai_reference_forward(&t->model, NSA_SELECT_TOPN, branches, &t->batch, &direct,
+                                        2),
                  NSA_OK, NULL);
   toy_same("o", &t->io.o, &direct.o, t->tokens);
   toy_same("block_idx", &t->io.block_idx, &direct.block_idx, t->tokens);
@@ -91,7 +92,7 @@ static void test_stages(void **state) {
   nsa_io *io = &t->io;
   static const int32_t blocks[] = { 3, 4 };
   nsa_tensor k[2], v[2];
-  t->batch.cu_blocks = toy_offsets(t, 2, blocks);
+  t->batch.cu_cmp = toy_offsets(t, 2, blocks);
   for (int i = 0; i < 2; i++) {
     k[i] = toy_tensor(t, NSA_F32, 3, 7, 2, 24);
     v[i] = toy_tensor(t, NSA_F32, 3, 7, 2, 16);

@@ -122,7 +122,7 @@ static int list_fields(machine *m, field *out) {
     { "io.probe_importance", &io->probe_importance, false, false, 0 },
     { "batch.cu_q", &batch->cu_q, false, false, 0 },
     { "batch.cu_kv", &batch->cu_kv, true, false, 0 },
-    { "batch.cu_blocks", &batch->cu_blocks, false, false, 0 },
+    { "batch.cu_cmp", &batch->cu_cmp, false, false, 0 },
   };
   int count = 0;
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -266,11 +266,11 @@ static void test_offsets(void **state) {
   }
   /* Compressed blocks: too few rows of one sequence would be written beyond. */
   static const int32_t few[] = { 3, 3 };
-  m.toy.batch.cu_blocks = toy_offsets(&m.toy, 2, few);
+  m.toy.batch.cu_cmp = toy_offsets(&m.toy, 2, few);
   m.toy.io.kv.k_cmp = toy_tensor(&m.toy, NSA_F32, 3, 6, 2, 24);
   m.toy.io.kv.v_cmp = toy_tensor(&m.toy, NSA_F32, 3, 6, 2, 16);
-  refuse(&m, nsa_forward, "batch.cu_blocks", "too few");
-  refuse(&m, nsa_compress, "batch.cu_blocks", "too few");
+  refuse(&m, nsa_forward, "batch.cu_cmp", "too few");
+  refuse(&m, nsa_compress, "batch.cu_cmp", "too few");
   machine_free(&m);
 }
 
@@ -368,7 +368,7 @@ static void test_pairs(void **state) {
     t->io.kv.k_cmp = toy_tensor(t, t->model.dtype, 3, 7, 2, 24);
     refuse(&m, nsa_forward, "io.kv.v_cmp", "missing");
     t->io.kv.v_cmp = toy_tensor(t, t->model.dtype, 3, 7, 2, 16);
-    refuse(&m, nsa_forward, "batch.cu_blocks", "missing");
+    refuse(&m, nsa_forward, "batch.cu_cmp", "missing");
     machine_expect("too few rows", nsa_forward(m.plan, &m.exec, NULL, &t->io), NSA_E_ARG,
                    "40 tokens have 9 compression blocks");
     machine_free(&m);
@@ -395,8 +395,8 @@ static void test_external(void **state) {
   for (int gpu = 0; gpu < 2; gpu++) {
     machine m;
     machine_init(&m, &(machine_request){ .gpu = gpu, .phi = NSAI_PHI_EXTERNAL });
-    m.toy.batch.cu_blocks.data = NULL;
-    refuse(&m, nsa_forward, "batch.cu_blocks", "missing");
+    m.toy.batch.cu_cmp.data = NULL;
+    refuse(&m, nsa_forward, "batch.cu_cmp", "missing");
     machine_expect("compress", nsa_compress(m.plan, &m.exec, &m.toy.batch, &m.toy.io), NSA_E_ARG,
                    "external");
     machine_free(&m);

@@ -265,7 +265,7 @@ static void check_model(int32_t group, int32_t dk, int32_t dv, const char *dtype
     asked.op = i == 4 ? NSA_OP_DENSE : NSA_OP_FORWARD;
     asked.max_tokens = i == 1 ? 64 : 65536;
     asked.max_seqs = 1;
-    asked.selection = i == 2 ? NSA_SELECT_BLOCKS : i == 3 ? NSA_SELECT_RANGES : NSA_SELECT_OWN;
+    asked.selection = i == 2 ? NSA_SELECT_BLOCKS : i == 3 ? NSA_SELECT_RANGES : NSA_SELECT_TOPN;
     asked.max_probe_rows = i == 1;
     if (nsai_problem_resolve(config, &asked, &p) != NSA_OK) fail_msg("%s", nsa_last_error());
     check_variants(config, &p);

@@ -114,7 +114,7 @@ static void check_kernels(const nsai_problem *p, const nsai_choice *c) {
     return;
   }
   const nsai_model *m = &p->model;
-  bool own = m->select_count && p->selection == NSA_SELECT_OWN;
+  bool own = m->select_count && p->selection == NSA_SELECT_TOPN;
   bool products = m->phi == NSAI_PHI_LINEAR || m->phi == NSAI_PHI_MLP;
   assert_true(has(c, "compress_mean") == (m->phi == NSAI_PHI_MEAN));
   assert_true(has(c, "compress_gather_rows") == products);
@@ -128,7 +128,7 @@ static void check_kernels(const nsai_problem *p, const nsai_choice *c) {
   assert_true(has_slot(c, NSAI_STAGE_IMPORTANCE, 1) == (p->max_probe_rows > 0));
   assert_true(has(c, "select_topn") == own);
   assert_true((has(c, "data_sort_blocks") || has(c, "data_sort_ranges")) ==
-              (p->selection != NSA_SELECT_OWN));
+              (p->selection != NSA_SELECT_TOPN));
   assert_true(has_slot(c, NSAI_STAGE_ATTEND_SELECTED, 0) == (m->select_count > 0));
   assert_true(has_slot(c, NSAI_STAGE_ATTEND_WINDOW, 0) ==
               (m->window > 0 && !nsai_is_fused(c, NSAI_STAGE_ATTEND_WINDOW)));
@@ -165,7 +165,7 @@ static void check_config(const nsai_config *config) {
     static const int64_t tokens[] = { 100, 100000, 2000000000 };
     asked.max_tokens = tokens[i % 3];
     asked.max_seqs = i % 2 ? 1 : 7;
-    asked.selection = config->model.select_count ? i / 3 % 3 : NSA_SELECT_OWN;
+    asked.selection = config->model.select_count ? i / 3 % 3 : NSA_SELECT_TOPN;
     asked.max_probe_rows = i % 2 ? 0 : 5;
     asked.overlap = 1 + i % 2;
     check_problem(config, &asked);
@@ -345,7 +345,7 @@ static void test_same_code(void **state) {
   static char story[65536];
   char k[UNIT_BYTES], v[UNIT_BYTES];
   nsai_choice c;
-  nsai_problem any = { .op = NSA_OP_FORWARD, .selection = NSA_SELECT_OWN };
+  nsai_problem any = { .op = NSA_OP_FORWARD, .selection = NSA_SELECT_TOPN };
   nsa_problem asked = NSA_PROBLEM_INIT;
   asked.max_tokens = 5000;
   asked.max_seqs = 1;

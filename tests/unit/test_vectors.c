@@ -77,7 +77,8 @@ static void check_whole(vector_case *c) {
   int32_t tokens = (int32_t)(c->seqs * c->queries), *probes = vector_bytes(tokens, sizeof *probes);
   for (int32_t i = 0; i < tokens; i++) probes[i] = i;
   io.probe_rows = vector_lengths(probes, tokens);
-  assert_int_equal(nsai_reference_forward(&c->model, NSA_SELECT_OWN, 0, &c->batch, &io, 2), NSA_OK);
+  assert_int_equal(nsai_reference_forward(&c->model, NSA_SELECT_TOPN, 0, &c->batch, &io, 2),
+                   NSA_OK);
   compare_tensor(c, "o", &io.o);
   for (int b = 0; b < NSA_BRANCHES; b++) {
     snprintf(name, sizeof name, "o_%s", branch_names[b]);
@@ -185,7 +186,7 @@ static void check_cached(vector_case *c) {
   io.lse[0] = output_like(c, "lse_cmp");
   io.block_idx = output_like(c, "idx");
   batch.cu_q = c->batch.cu_q;
-  assert_int_equal(nsai_reference_cached(g, &cache, NSA_SELECT_OWN, 0, &batch, &io, 2), NSA_OK);
+  assert_int_equal(nsai_reference_cached(g, &cache, NSA_SELECT_TOPN, 0, &batch, &io, 2), NSA_OK);
   compare_tensor(c, "o", &io.o);
   compare_tensor(c, "lse_cmp", &io.lse[0]);
   nsa_tensor idx = vector_file_packed(&c->file, "idx");
@@ -205,7 +206,7 @@ static void test_case(void **state) {
   vector_case c;
   vector_case_load(&c, *state);
   check_whole(&c);
-  check_rows(&c, NSA_SELECT_OWN);
+  check_rows(&c, NSA_SELECT_TOPN);
   check_rows(&c, NSA_SELECT_BLOCKS);
   check_importance(&c);
   check_cached(&c);

@@ -123,7 +123,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   if (strcmp(t->arch, "sm_90a"))
     nsai_refuse(reasons, "needs wgmma and the registers' division of sm_90a, the target is %s",
                 t->arch);
-  if (p->selection != NSA_SELECT_OWN || !p->model.select_count) {
+  if (p->selection != NSA_SELECT_TOPN || !p->model.select_count) {
     nsai_refuse(reasons, "the library makes no selection here");
     return;
   }

@@ -10,7 +10,7 @@ void nsai_selected_add_lists(const nsai_problem *p, nsai_kernel_spec kernel[]) {
   nsai_constant_add(spec, "kSelectBlock", p->model.select_block);
   nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kRanges", p->selection == NSA_SELECT_RANGES);
-  if (p->selection != NSA_SELECT_OWN) nsai_sort_specify(p, &kernel[NSAI_SELECTED_SORT]);
+  if (p->selection != NSA_SELECT_TOPN) nsai_sort_specify(p, &kernel[NSAI_SELECTED_SORT]);
 }
 
 NsaiAttendSelected nsai_selected_params(const nsai_run *run, const nsai_kernel *kernel) {
@@ -27,7 +27,7 @@ NsaiAttendSelected nsai_selected_params(const nsai_run *run, const nsai_kernel *
 
 nsa_status nsai_selected_find_lists(const nsai_run *run, const nsai_form *form,
                                     NsaiAttendSelected *p) {
-  if (run->plan->problem.selection != NSA_SELECT_OWN)
+  if (run->plan->problem.selection != NSA_SELECT_TOPN)
     return nsai_sort_enqueue(run, &form->kernel[NSAI_SELECTED_SORT], p);
   nsa_tensor idx = nsai_index_tensor(run);
   p->lists = idx.data;

@@ -14,7 +14,7 @@ enum { DENSE, KERNELS };
 static void refuse_lists(const nsai_problem *p, nsai_reasons *reasons) {
   if (nsai_problem_is_cached(p))
     nsai_legal_packed(p, reasons);
-  else if (p->selection != NSA_SELECT_OWN)
+  else if (p->selection != NSA_SELECT_TOPN)
     nsai_refuse(reasons, "the caller brings the selection: it may leave blocks out");
   else if (!nsai_problem_selects_all(p))
     nsai_refuse(reasons,

@@ -151,7 +151,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
                 "model.select leaves %d blocks to the search, and it takes %d at most: take "
                 "decode_split_kv",
                 nsai_free_blocks(m), MOST_FREE);
-  if (p->selection != NSA_SELECT_OWN)
+  if (p->selection != NSA_SELECT_TOPN)
     nsai_refuse(reasons,
                 "problem.selection is a caller's, which it does not sort: take decode_split_kv");
   if (p->max_probe_rows)

@@ -25,7 +25,7 @@ static void set_outputs(const nsai_run *run, NsaiDecode *p) {
 }
 
 static NsaiKvReads reads_of(const nsai_run *run) {
-  const nsa_tensor *t = &run->io->reads;
+  const nsa_tensor *t = &run->io->kv_reads;
   return (NsaiKvReads){ t->data, t->stride[0], t->stride[1], t->stride[2] };
 }
 

@@ -118,7 +118,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   if (p->max_q_len > 1)
     nsai_refuse(reasons, "problem.max_q_len is %d, and it takes one new token a sequence",
                 p->max_q_len);
-  if (p->selection != NSA_SELECT_OWN || p->max_probe_rows)
+  if (p->selection != NSA_SELECT_TOPN || p->max_probe_rows)
     nsai_refuse(reasons,
                 "problem.selection is a caller's or rows are probed: decode_split_kv does that");
   if (p->count_reads)

@@ -59,7 +59,7 @@ int64_t nsai_decode_run_blocks(const nsai_problem *p, int64_t warps) {
 int64_t nsai_decode_pooled_blocks(const nsai_problem *p) { return nsai_decode_run_blocks(p, 1); }
 
 int64_t nsai_decode_pooled_bytes(const nsai_problem *p, int64_t tiles, int64_t rows) {
-  const bool selects = p->model.select_count && p->selection == NSA_SELECT_OWN;
+  const bool selects = p->model.select_count && p->selection == NSA_SELECT_TOPN;
   return selects ? tiles * p->model.kv_heads * nsai_decode_pooled_blocks(p) * rows * 4 : 0;
 }
 

@@ -175,7 +175,7 @@ static nsai_tiles most_groups(const nsai_problem *p, const nsai_target *t, const
 
 static void specify_compressed(const nsai_request *r, nsai_kernel_spec *spec) {
   const nsai_problem *p = r->problem;
-  const bool selects = p->model.select_count && p->selection == NSA_SELECT_OWN;
+  const bool selects = p->model.select_count && p->selection == NSA_SELECT_TOPN;
   *spec = (nsai_kernel_spec){ .entry = "decode_split_kv_compressed",
                               .shared_bytes = scan_shared(p, r->target, r->tiles),
                               .tile_tokens = nsai_decode_tile_room(p, r->target),
@@ -206,7 +206,7 @@ static void specify_attend(const nsai_request *r, nsai_kernel_spec *spec) {
   nsai_decode_stream_add(spec, r);
   nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kRanges", p->selection == NSA_SELECT_RANGES);
-  nsai_constant_add(spec, "kPooled", p->selection == NSA_SELECT_OWN);
+  nsai_constant_add(spec, "kPooled", p->selection == NSA_SELECT_TOPN);
   nsai_constant_add(spec, "kMaxQLen", p->max_q_len);
   nsai_constant_add(spec, "kWindow", p->model.window);
   nsai_constant_add(spec, "kRing", p->window_ring);
@@ -236,7 +236,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   const nsai_request scan = { p, t, &scan_tiles, r->standalone };
   const nsai_request attend = { p, t, &attend_tiles, r->standalone };
   specify_compressed(&scan, &kernel[COMPRESSED]);
-  if (p->selection != NSA_SELECT_OWN)
+  if (p->selection != NSA_SELECT_TOPN)
     nsai_sort_specify(p, &kernel[SORT]);
   else if (m->select_count)
     specify_select(&scan, &kernel[SELECT]);
@@ -314,7 +314,7 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   const nsai_kernel *kernel = form->kernel;
   const nsai_decode_split split = split_of(run, form);
   const bool selects = nsai_run_selects(run), probes = nsai_decode_probes(run);
-  const bool brought = run->plan->problem.selection != NSA_SELECT_OWN;
+  const bool brought = run->plan->problem.selection != NSA_SELECT_TOPN;
   NsaiDecode p = params_of(run, form, &split);
   (void)span;
   if (nsai_run_has(run, NSA_CMP) || selects || probes)

@@ -101,7 +101,7 @@ static void specify_importance(const nsai_problem *p, const nsai_tiles *s, bool 
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   const nsai_problem *p = r->problem;
-  bool selects = p->model.select_count && p->selection == NSA_SELECT_OWN && !r->standalone;
+  bool selects = p->model.select_count && p->selection == NSA_SELECT_TOPN && !r->standalone;
   if (selects && !nsai_problem_selects_all(p))
     specify_importance(p, r->tiles, false, &kernel[IMPORTANCE]);
   if (p->max_probe_rows) specify_importance(p, r->tiles, true, &kernel[PROBE]);

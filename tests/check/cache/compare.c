@@ -290,7 +290,7 @@ static nsa_status ask_cpu(chk_scenario *sc) {
   nsa_io io = chk_cache_io(sc, false);
   nsa_exec exec = sc->cpu_exec;
   exec.branches = sc->branches;
-  bool selects = sc->options.model.select_count > 0 && sc->options.selection == NSA_SELECT_OWN;
+  bool selects = sc->options.model.select_count > 0 && sc->options.selection == NSA_SELECT_TOPN;
   if (selects) {
     io.probe_rows = chk_cache_view(sc, CHK_CACHE_PROBE_ROWS, false);
     io.probe_importance = chk_cache_view(sc, CHK_CACHE_PROBE, false);

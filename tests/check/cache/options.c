@@ -104,11 +104,11 @@ static void make_searched(chk_cache_options *out) {
 static void choose_lists(uint64_t *random, chk_cache_options *out) {
   bool selects = out->model.select_count > 0;
   out->shared_lists = next(random) % 2;
-  out->selection = NSA_SELECT_OWN;
+  out->selection = NSA_SELECT_TOPN;
   if (selects && next(random) % 5 == 0)
     out->selection = next(random) % 2 ? NSA_SELECT_BLOCKS : NSA_SELECT_RANGES;
   out->probed =
-      selects && out->selection == NSA_SELECT_OWN && next(random) % 2 && has_probed_rows(out);
+      selects && out->selection == NSA_SELECT_TOPN && next(random) % 2 && has_probed_rows(out);
 }
 
 static void make_random(uint64_t seed, int32_t longest, chk_cache_options *out) {
@@ -145,7 +145,7 @@ static void make_random(uint64_t seed, int32_t longest, chk_cache_options *out) 
 }
 
 static void make_plain(chk_cache_options *out) {
-  out->selection = NSA_SELECT_OWN;
+  out->selection = NSA_SELECT_TOPN;
   out->probed = out->counted = false;
 }
 
@@ -175,7 +175,7 @@ static void make_soak(chk_cache_options *out, int32_t longest) {
   if (out->page_size < 0) out->page_size = 32;
   out->ring = out->slots = out->masks = out->probed = out->counted = false;
   out->graph = out->ragged = true;
-  out->selection = NSA_SELECT_OWN;
+  out->selection = NSA_SELECT_TOPN;
   out->seqs = CHK_CACHE_SEQS;
   out->max_q_len = 16;
   out->chunk = 128;
@@ -191,7 +191,7 @@ static void make_split(chk_cache_options *out) {
   g->phi = NSAI_PHI_MEAN; /* products of other shapes may round differently */
   if (out->seqs > 3) out->seqs = 3;
   out->masks = out->probed = out->graph = false;
-  out->selection = NSA_SELECT_OWN;
+  out->selection = NSA_SELECT_TOPN;
   out->max_q_len = out->ring && out->max_q_len > 40 ? 40 : out->max_q_len;
   out->chunk = out->max_q_len;
 }
@@ -294,7 +294,7 @@ void chk_cache_options_print(const chk_cache_options *o, FILE *out) {
           o->hnd ? " hnd" : "", o->lists ? " lists" : "", o->ring ? " ring" : "",
           o->slots ? " slots" : "", o->mapping ? " mapping" : "", o->graph ? " graph" : "",
           o->ragged ? " ragged" : "",
-          o->selection == NSA_SELECT_OWN      ? ""
+          o->selection == NSA_SELECT_TOPN     ? ""
           : o->selection == NSA_SELECT_BLOCKS ? " blocks"
                                               : " ranges",
           o->probed ? " probed" : "", o->masks ? " masks" : "", o->counted ? " counted" : "",

@@ -1,8 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Compares the counters of a decode step (nsa_io.reads) with the counts computed from lengths
- * and selected blocks.
+ * The counters of a decode step (nsa_io.kv_reads) against what follows from lengths and chosen blocks.
  */
 #include "base/math.h"
 #include "plan/plan.h"
@@ -39,7 +38,7 @@ static int64_t tile_tokens(const chk_scenario *sc) {
 static int64_t entries_read(const chk_scenario *sc, int s) {
   const nsai_model *g = &sc->options.model;
   const int64_t tile = tile_tokens(sc);
-  bool selects = g->select_count && sc->options.selection == NSA_SELECT_OWN;
+  bool selects = g->select_count && sc->options.selection == NSA_SELECT_TOPN;
   int64_t sum = 0;
   if (!runs(sc, NSA_CMP) && !selects && !sc->options.probed) return 0;
   if (!sc->device->driver) return nsai_block_count(g, sc->len[s]);
@@ -70,7 +69,7 @@ typedef struct entries {
 } entries;
 
 static entries entries_of(const chk_scenario *sc, int64_t token, int32_t head) {
-  const bool own = sc->options.selection == NSA_SELECT_OWN;
+  const bool own = sc->options.selection == NSA_SELECT_TOPN;
   const chk_cache_tensor *t = &sc->tensor[own ? CHK_CACHE_IDX : CHK_CACHE_SELECTION];
   const int64_t heads = own || !sc->options.shared_lists ? head * t->view.stride[1] : 0;
   return (entries){ (const int32_t *)(const void *)(own ? chk_cache_fetched(t) : t->host) +

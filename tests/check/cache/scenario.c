@@ -141,7 +141,7 @@ static nsa_status make_lists(chk_scenario *sc, int64_t t) {
     NSAI_TRY(
         chk_cache_make(sc, CHK_CACHE_SOME, NSA_F32, 3, SHAPE(CHK_CACHE_PROBES, heads, blocks)));
   }
-  if (o->selection == NSA_SELECT_OWN)
+  if (o->selection == NSA_SELECT_TOPN)
     return chk_cache_make(sc, CHK_CACHE_IDX, NSA_I32, 3, SHAPE(t, heads, n));
   if (o->shared_lists)
     return chk_cache_make(sc, CHK_CACHE_SELECTION, NSA_I32, ranges ? 3 : 2, SHAPE(t, n, 2));
@@ -286,7 +286,7 @@ static nsa_status make_plan(chk_scenario *sc, nsa_ctx *ctx, int32_t op, int32_t 
 
 static nsa_status make_plans(chk_scenario *sc, const chk_plans_options *given) {
   const int32_t op = sc->options.op, selection = sc->options.selection;
-  bool selects = sc->options.model.select_count > 0 && selection == NSA_SELECT_OWN;
+  bool selects = sc->options.model.select_count > 0 && selection == NSA_SELECT_TOPN;
   uint64_t bytes = 0;
   NSAI_TRY(make_context(sc, given, true, &sc->gpu));
   NSAI_TRY(make_context(sc, given, false, &sc->cpu));
@@ -449,7 +449,7 @@ nsa_io chk_cache_io(const chk_scenario *sc, bool gpu) {
     io.lse[b] = rows_of(sc, CHK_CACHE_LSE + b, gpu);
   }
   io.block_idx =
-      rows_of(sc, sc->options.selection == NSA_SELECT_OWN ? CHK_CACHE_IDX : CHK_CACHE_SELECTION,
+      rows_of(sc, sc->options.selection == NSA_SELECT_TOPN ? CHK_CACHE_IDX : CHK_CACHE_SELECTION,
               gpu);
   if (sc->options.selection == NSA_SELECT_RANGES)
     io.ranges = io.block_idx, io.block_idx.data = NULL;
@@ -457,7 +457,7 @@ nsa_io chk_cache_io(const chk_scenario *sc, bool gpu) {
     io.probe_rows = chk_cache_view(sc, CHK_CACHE_SOME_ROWS, true);
     io.probe_importance = chk_cache_view(sc, CHK_CACHE_SOME, true);
   }
-  if (gpu && sc->options.counted) io.reads = chk_cache_view(sc, CHK_CACHE_READS, true);
+  if (gpu && sc->options.counted) io.kv_reads = chk_cache_view(sc, CHK_CACHE_READS, true);
   return io;
 }
 
