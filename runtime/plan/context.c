@@ -1,11 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa_create and nsa_destroy, and what every call asks of its context.
+ * Making a context, and what every call asks of it.
  */
 #include "plan/context.h"
 
-#include "api/report.h"
 #include "base/struct.h"
 #include "plan/kernel_set.h"
 #include "plan/parts.h"
@@ -118,7 +117,7 @@ static nsa_status open_tools(nsa_ctx *ctx) {
   return NSA_OK;
 }
 
-static nsa_status create(const char *yaml_path, const nsa_options *o, nsa_ctx **out) {
+nsa_status nsai_context_create(const char *yaml_path, const nsa_options *o, nsa_ctx **out) {
   nsa_status status = NSA_OK;
   NSAI_TRY(check_options(o));
   nsa_ctx *ctx = calloc(1, sizeof *ctx);
@@ -147,19 +146,8 @@ static nsa_status create(const char *yaml_path, const nsa_options *o, nsa_ctx **
   *out = ctx;
   return NSA_OK;
 fail:
-  nsa_destroy(ctx);
+  nsai_context_release(ctx);
   return status;
-}
-
-nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx **out) {
-  static const nsai_struct_type type = { "options", "NSA_OPTIONS_INIT", sizeof(nsa_options) };
-  static const nsa_options defaults = NSA_OPTIONS_INIT;
-  nsa_options room;
-  const void *read;
-  if (!out) return nsai_fail(NSA_E_ARG, "out is NULL");
-  *out = NULL;
-  NSAI_TRY(nsai_struct_in(&type, options ? options : &defaults, &room, &read));
-  return create(yaml_path, read, out);
 }
 
 static void release_gemm_handle(nsa_ctx *ctx) {
@@ -185,16 +173,6 @@ void nsai_context_release(nsa_ctx *ctx) {
   nsai_logger_fini(&ctx->logger);
   pthread_mutex_destroy(&ctx->lock);
   free(ctx);
-}
-
-void nsa_destroy(nsa_ctx *ctx) {
-  if (!ctx) return;
-  int32_t plans = __atomic_load_n(&ctx->users, __ATOMIC_RELAXED) - 1;
-  if (plans && ctx->pid == getpid())
-    nsai_log(&ctx->logger, NSA_LOG_WARN, "context",
-             "nsa_destroy: %d plan%s of the context still exist%s; it goes with the last of them",
-             plans, plans > 1 ? "s" : "", plans > 1 ? "" : "s");
-  nsai_context_release(ctx);
 }
 
 nsa_status nsai_context_check(const nsa_ctx *ctx) {
@@ -243,45 +221,4 @@ nsa_status nsai_context_open_gemm(nsa_ctx *ctx) {
   ctx->device.driver->cuThreadExchangeStreamCaptureMode(&mode);
   nsai_context_leave(ctx, pushed);
   return status;
-}
-
-nsa_status nsa_config_check(const char *yaml, size_t len, const char *name, char *diag,
-                            size_t size) {
-  if (!yaml) return nsai_fail(NSA_E_ARG, "nsa_config_check: yaml is NULL: give the text to check");
-  if (!diag && size)
-    return nsai_fail(NSA_E_ARG,
-                     "nsa_config_check: diag is NULL but size is %zu: give both or "
-                     "neither",
-                     size);
-  nsai_writer writer = nsai_writer_open(diag, size);
-  nsai_config_request request = { .text = yaml,
-                                  .length = len,
-                                  .name = name,
-                                  .variant = nsai_variant_name_at,
-                                  .skip_system_file = true,
-                                  .skip_environment = true,
-                                  .diagnostics = &writer };
-  nsai_config *config;
-  nsa_status status = nsai_config_load(&request, &config);
-  nsai_config_destroy(config);
-  return status;
-}
-
-size_t nsa_config_dump(const nsa_ctx *ctx, int32_t with_origin, char *buf, size_t size) {
-  if (nsai_context_check(ctx) == NSA_OK)
-    return nsai_config_dump(ctx->config, with_origin != 0, buf, size);
-  return nsai_writer_open(buf, size).used;
-}
-
-size_t nsa_report(nsa_ctx *ctx, char *buf, size_t size) {
-  nsai_report_inputs inputs = { 0 };
-  if (ctx && nsai_context_check(ctx) == NSA_OK)
-    inputs = (nsai_report_inputs){ .device = ctx->config->runtime.device,
-                                   .driver_path = ctx->config->runtime.driver_path,
-                                   .nvrtc_path = ctx->config->runtime.nvrtc_path,
-                                   .cublaslt_path = ctx->config->runtime.cublaslt_path,
-                                   .cache_dir = ctx->config->runtime.cache_dir,
-                                   .cache = ctx->cache,
-                                   .found = ctx->cpu ? NULL : &ctx->device };
-  return nsai_report_json(&inputs, buf, size);
 }

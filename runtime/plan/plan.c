@@ -45,10 +45,10 @@ static void decide(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions *ou
 typedef struct plan_request {
   nsai_kernel_request kernels;
   const nsai_target *target;       /* the context's, or another device of its architecture */
-  const nsai_decisions *decisions; /* hold at the target's own level of caution */
+  const nsai_decisions *decisions; /* hold at the target's own register fallback */
 } plan_request;
 
-/* Chooses at one level of caution. */
+/* Chooses at one register fallback. */
 static nsa_status choose_level(nsa_ctx *ctx, int32_t register_fallback, plan_request *request,
                                nsai_choice *choice) {
   nsai_target target = *request->target;
