@@ -433,6 +433,36 @@ static void test_topn_scratch(void **state) {
   assert_int_equal(sizes.bytes[0], 132 * each);
 }
 
+/* ---- select_topn_cta ---- */
+
+/* A CTA a row is chosen where few rows are long, and a warp a row otherwise. */
+static void test_topn_cta(void **state) {
+  static const struct {
+    int64_t tokens, kv_len;
+    const char *row;
+  } cases[] = {
+    { 64, 1 << 20, "select_topn_cta" },
+    { 264, 65536, "select_topn_cta" }, /* 1056 rows of 1024 blocks */
+    { 265, 65536, "select_topn" },
+    { 264, 65535, "select_topn" },
+  };
+  nsai_config *config = must_load(NULL, "nsa: 1\nmodel: {heads: 64, kv_heads: 4, head_dim: 128}\n"
+                                        "serving: {page_size: 64}\n");
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    nsa_problem asked = NSA_PROBLEM_INIT;
+    nsai_problem p;
+    nsai_choice c;
+    asked.op = NSA_OP_PREFILL;
+    asked.max_tokens = asked.max_q_len = cases[i].tokens;
+    asked.max_kv_len = cases[i].kv_len;
+    if (nsai_problem_resolve(config, &asked, &p) ||
+        nsai_choose(config, &p, &hopper, NULL, NULL, &c))
+      fail_msg("%s", nsa_last_error());
+    assert_string_equal(c.variant[NSAI_STAGE_SELECT]->name, cases[i].row);
+  }
+  nsai_config_destroy(config);
+}
+
 /* Heads whose O and Q leave nine warps of attend_selected_sm80 no registers. */
 static void test_selected_registers(void **state) {
   static const struct {
@@ -463,6 +493,7 @@ int main(void) {
     cmocka_unit_test(test_fuses),
     cmocka_unit_test(test_topn_legal),
     cmocka_unit_test(test_topn_scratch),
+    cmocka_unit_test(test_topn_cta),
     cmocka_unit_test(test_selected_registers),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
