@@ -86,7 +86,7 @@ typedef struct nsa_grads {
  *
  * Rows of tensors at or beyond the last sequence's end are not written, and what they hold does not matter.
  * A row with t < 0 gets 0 and adds nothing, but its io.gate.x must be finite, as must be every row of d_o
- * with t >= 0, and q, k and v as in the forward. On a GPU d_o and gradients in 16 bits are aligned to 16 bytes, as are
+ * with t >= 0, and q, k and v as in the forward. d_o and gradients in 16 bits are aligned to 16 bytes, as are
  * their strides but for those of d_gate and d_phi; f32 ones to 4 bytes.
  * On the CPU device the results do not depend on the number of threads.
  *

@@ -125,9 +125,9 @@ enum { NSA_F16 = 1, NSA_BF16 = 2, NSA_F32 = 3, NSA_I32 = 4, NSA_I64 = 5 };
 #define NSA_MAX_DIMS 5
 
 /* A borrowed view of memory. `data == NULL` means "absent". Strides count elements, as in DLPack;
- * the last stride is 1, the others are free. On the GPU, f16 and bf16 rows that kernels copy (q, k,
- * v, o, o_branch, k_cmp, v_cmp, pe) need `data` and every stride but the last to be multiples of 16
- * bytes; gates, weights and biases need not. Kernels of sm_90a that read q, k, v, k_cmp and v_cmp
+ * the last stride is 1, the others are free. f16 and bf16 rows that kernels copy (q, k, v, o, o_branch,
+ * k_cmp, v_cmp, pe) need `data` and every stride but the last to be multiples of 16 bytes, on the CPU
+ * device too; gates, weights, biases and all f32 tensors are aligned to their elements. Kernels of sm_90a that read q, k, v, k_cmp and v_cmp
  * through the copy engine want strides of theirs to be positive where there is more than one head or
  * token; but one head of k, v, k_cmp or v_cmp may stand for all (stride 0). What they cannot read is
  * refused by name. */

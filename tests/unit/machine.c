@@ -27,7 +27,12 @@ void machine_expect(const char *what, nsa_status got, nsa_status want, const cha
     fail_msg("%s: the error does not say \"%s\": %s", what, text, nsa_last_error());
 }
 
+static int32_t dtype_of(const machine_request *r) {
+  return r->dtype ? r->dtype : r->gpu ? NSA_BF16 : NSA_F32;
+}
+
 void machine_yaml(const machine_request *r, char *text, size_t size) {
+  static const char *const names[] = { "fp16", "bf16", "f32" };
   static const char *const phis[] = { "mean", "linear", "mlp", "external" };
   static const char *const gates[] = { "weights", "logits", "mlp" };
   nsai_writer w = nsai_writer_open(text, size);
@@ -40,9 +45,7 @@ void machine_yaml(const machine_request *r, char *text, size_t size) {
   if (r->gate == NSAI_GATE_MLP)
     nsai_write(&w, "  gate_mlp: {channels: %d, hidden: %d}\n", GATE_CHANNELS, r->gate_hidden);
   nsai_write(&w, "  kv_sharing: %s\n  dtype: %s\n", r->per_branch ? "per_branch" : "shared",
-             !r->gpu   ? "f32"
-             : r->fp16 ? "fp16"
-                       : "bf16");
+             names[dtype_of(r) - NSA_F16]);
   if (!r->gpu) nsai_write(&w, "runtime: {device: cpu}\n");
   assert_true(w.used < size);
 }
@@ -155,7 +158,7 @@ static void make_compressed(machine *m, const machine_request *r) {
 static void make_toy(machine *m, const machine_request *r) {
   static const int32_t lengths[] = { 17, 23 };
   nsai_model g = toy_model(r->phi);
-  g.dtype = !r->gpu ? NSA_F32 : r->fp16 ? NSA_F16 : NSA_BF16;
+  g.dtype = dtype_of(r);
   g.per_branch = r->per_branch;
   g.gate = r->gate;
   g.gate_hidden = r->gate_hidden;

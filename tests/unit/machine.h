@@ -30,7 +30,7 @@ typedef struct machine_request {
   nsai_gate_kind gate;
   int32_t gate_hidden;
   bool per_branch;
-  bool fp16; /* fp16 instead of bf16; GPU only */
+  int32_t dtype; /* of the model; 0: bf16 on the GPU, f32 on the CPU device */
   int32_t op, selection, max_probe_rows;
   const char *override; /* one additional override of the configuration; NULL: none */
 } machine_request;

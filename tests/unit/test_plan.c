@@ -456,7 +456,7 @@ static void test_given_selection(void **state) {
 static void test_selected_kv(void **state) {
   machine m;
   machine_request request = {
-    .gpu = true, .fp16 = true, .selection = NSA_SELECT_BLOCKS, .override = KV_STATIONARY
+    .gpu = true, .dtype = NSA_F16, .selection = NSA_SELECT_BLOCKS, .override = KV_STATIONARY
   };
   begin(&m, &request);
   m.exec.branches = 1u << NSA_SEL;

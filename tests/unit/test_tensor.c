@@ -72,7 +72,7 @@ static void corrupt(machine *m, run_fn run, const field *f) {
   t->data = (char *)t->data + 1;
   refuse(m, run, f->name, "at an odd address");
   *t = good;
-  if (!f->rows16 || !m->gpu) return;
+  if (!f->rows16 || m->toy.model.dtype == NSA_F32) return;
   t->data = (char *)t->data + 8;
   refuse(m, run, f->name, "at 8 bytes");
   *t = good;
@@ -158,7 +158,11 @@ static void corrupt_all(const machine_request *request, int probes) {
   machine_free(&m);
 }
 
+/* The CPU device takes 16-bit tensors as GPU kernels do. */
 static void test_each_tensor(void **state) {
+  corrupt_all(&(machine_request){ .dtype = NSA_BF16, .max_probe_rows = 2 }, 1);
+  corrupt_all(&(machine_request){ .dtype = NSA_F16, .phi = NSAI_PHI_EXTERNAL }, 0);
+  corrupt_all(&(machine_request){ .dtype = NSA_BF16, .phi = NSAI_PHI_MLP }, 0);
   for (int gpu = 0; gpu < 2; gpu++) {
     corrupt_all(&(machine_request){ .gpu = gpu, .max_probe_rows = 2 }, 1);
     corrupt_all(&(machine_request){ .gpu = gpu, .per_branch = true }, 0);
@@ -200,6 +204,27 @@ static void test_selections(void **state) {
                    "the caller brings");
     machine_free(&m);
   }
+}
+
+/* f32, the CPU device's own, is aligned to its elements; strides are free. */
+static void test_f32(void **state) {
+  machine m;
+  machine_init(&m, &(machine_request){ 0 });
+  toy *t = &m.toy;
+  nsa_io io = t->io;
+  nsa_tensor *const rows[] = { &io.q, &io.o, &io.kv.k[0], &io.kv.v[0] };
+  for (int i = 0; i < 4; i++) {
+    int64_t dim = rows[i]->shape[2];
+    *rows[i] = toy_tensor(t, NSA_F32, 3, rows[i]->shape[0], rows[i]->shape[1], dim + 1);
+    memset(rows[i]->data, 0, (size_t)toy_count(rows[i]) * 4);
+    rows[i]->shape[2] = dim;
+    rows[i]->data = toy_floats(rows[i]) + 1;
+  }
+  machine_expect("odd rows", nsa_forward(m.plan, &m.exec, &t->batch, &io), NSA_OK, NULL);
+  io.q.data = (char *)io.q.data + 2;
+  machine_expect("half", nsa_forward(m.plan, &m.exec, &t->batch, &io), NSA_E_ARG,
+                 "io.q.data is not aligned to 4 bytes");
+  machine_free(&m);
 }
 
 /* Capacities, one token above what the plan was made for. */
@@ -413,10 +438,11 @@ static void test_external(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_each_tensor), cmocka_unit_test(test_selections),
-    cmocka_unit_test(test_capacities),  cmocka_unit_test(test_offsets),
-    cmocka_unit_test(test_levels),      cmocka_unit_test(test_exec),
-    cmocka_unit_test(test_pairs),       cmocka_unit_test(test_external),
+    cmocka_unit_test(test_each_tensor), cmocka_unit_test(test_f32),
+    cmocka_unit_test(test_selections),  cmocka_unit_test(test_capacities),
+    cmocka_unit_test(test_offsets),     cmocka_unit_test(test_levels),
+    cmocka_unit_test(test_exec),        cmocka_unit_test(test_pairs),
+    cmocka_unit_test(test_external),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
