@@ -3,6 +3,7 @@
  *
  * The choice among the rows of the variant table, and the forms that a plan gets from it.
  */
+#include "plan/forms.h"
 #include "plan/parts.h"
 #include "plan/spec.h"
 
@@ -203,9 +204,24 @@ static void add_form(const chooser *c, const nsai_variant *v, const nsai_tiles *
   out->number_count += v->numbers;
 }
 
+/* Whether a record's row takes only part of the plan's steps: it was timed at the full batch, and does
+ * not serve every number of items well. Others then take the rest. */
+static bool takes_part(const chooser *c, nsai_stage stage) {
+  const nsai_variant *v = c->out->variant[stage];
+  if (!c->decisions || c->decisions->alone || nsai_is_fused(c->out, stage)) return false;
+  if (!v || !v->suits || c->decisions->stage[stage].variant != v) return false;
+  const nsai_variant *serving = first_serving(c, stage);
+  return decided(c, stage) && serving && !serving->suits;
+}
+
+/* The row of a stage that serves every number of items. */
+static const nsai_variant *serving_row(const chooser *c, nsai_stage stage) {
+  return takes_part(c, stage) ? first_serving(c, stage) : c->out->variant[stage];
+}
+
 /* Whether a row that may serve adds forms before those of the chosen row, which follows it. */
 static bool adds_forms(const chooser *c, nsai_stage stage, const nsai_variant *v) {
-  const nsai_variant *chosen = c->out->variant[stage];
+  const nsai_variant *chosen = serving_row(c, stage);
   const nsai_variant *const *row = nsai_library_parts.variants;
   if (!v->forms || !chosen || chosen->stage != stage || chosen->suits) return false;
   if ((c->decisions && c->decisions->alone) || !is_sensible(c, v)) return false;
@@ -228,6 +244,19 @@ static void add_row_forms(const chooser *c, const nsai_variant *v) {
   }
 }
 
+/* Adds the form of a record's row that takes part of the steps: those of more than half the items that a
+ * step of the plan can have. */
+static void add_recorded_form(const chooser *c, nsai_stage stage) {
+  nsai_choice *out = c->out;
+  nsai_chosen_form *form = &out->forms[out->form_count];
+  add_form(c, out->variant[stage], &out->tiles[stage], false);
+  const int32_t tile_tokens = out->specs[form->first_kernel].tile_tokens;
+  const int64_t most = nsai_most_step_tiles(c->problem, tile_tokens) * c->problem->model.kv_heads;
+  form->least_items = most / 2 + 1;
+  nsai_write(c->text, "    %s takes steps of at least %lld items (tiles times KV heads)\n",
+             form->variant->name, (long long)form->least_items);
+}
+
 /* Chooses one stage's variant and tiles, unless it is fused, adds the forms of other rows, and appends
  * the whole story to the text. */
 static void choose_stage(const chooser *c, nsai_stage stage) {
@@ -237,6 +266,7 @@ static void choose_stage(const chooser *c, nsai_stage stage) {
   if (fused)
     nsai_write(c->text, "    done by %s of %s\n", out->variant[stage]->name,
                nsai_stage_name(out->variant[stage]->stage));
+  if (takes_part(c, stage)) add_recorded_form(c, stage);
   for (const nsai_variant *const *row = nsai_library_parts.variants; *row; row++) {
     const nsai_variant *v = *row;
     if (v->stage != stage) continue;
@@ -247,8 +277,12 @@ static void choose_stage(const chooser *c, nsai_stage stage) {
       *c->text = reasons.text;
     } else if (v == out->variant[stage]) {
       write_chosen(c, stage, c->config->variants.force[stage] != NULL);
+      if (adds_forms(c, stage, v)) add_row_forms(c, v);
     } else if (adds_forms(c, stage, v)) {
       add_row_forms(c, v);
+    } else if (!fused && v == serving_row(c, stage)) {
+      nsai_write(c->text, "    %s: chosen for the steps that no other form takes: %s\n", v->name,
+                 v->why);
     } else {
       nsai_write(c->text, "    %s: possible, not chosen (%s)\n", v->name,
                  why_not(c, stage, by_record));
@@ -269,6 +303,12 @@ static void take_fused(nsai_choice *out, nsai_stage stage) {
 /* The forms of a stage: its own, or the one that stands alone where another row fuses the stage. */
 static void add_forms(const chooser *c, nsai_stage stage) {
   nsai_choice *out = c->out;
+  if (takes_part(c, stage)) {
+    const nsai_variant *serving = serving_row(c, stage);
+    const nsai_tiles tiles = nsai_variant_tiles(serving, c->problem, c->target, NULL);
+    add_form(c, serving, &tiles, false);
+    return;
+  }
   if (!nsai_is_fused(out, stage)) {
     add_form(c, out->variant[stage], &out->tiles[stage], false);
     return;

@@ -31,7 +31,9 @@ static bool form_suits(const nsai_choice *choice, const nsai_chosen_form *form,
   const nsai_request request = { p, t, &form->tiles, form->standalone };
   const int32_t tile_tokens = choice->specs[form->first_kernel].tile_tokens;
   const int64_t tiles = nsai_step_tiles_of(p, step, tile_tokens).tiles;
-  return form->variant->suits(&request, nsai_larger(tiles * p->model.kv_heads, 1));
+  const int64_t items = nsai_larger(tiles * p->model.kv_heads, 1);
+  if (form->least_items) return items >= form->least_items;
+  return form->variant->suits(&request, items);
 }
 
 const nsai_chosen_form *nsai_choice_form_for(const nsai_choice *choice, nsai_stage stage,

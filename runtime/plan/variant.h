@@ -238,6 +238,7 @@ typedef struct nsai_chosen_form {
   const nsai_variant *variant;
   nsai_tiles tiles;
   bool standalone;
+  int64_t least_items; /* > 0: a record's; it takes every step of at least so many items */
   int32_t first_kernel, first_buffer,
       first_number; /* in the arrays of choice, plan and workspace */
 } nsai_chosen_form;

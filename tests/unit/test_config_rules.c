@@ -159,7 +159,7 @@ static const diag_case rule_cases[] = {
     "      force: {dense: dens_sm80, select: quantum}\n"
     "                     ^\n"
     "t.yaml:3:37: error: variants.force.select: no variant 'quantum'; stage select has "
-    "select_topn\n"
+    "select_topn_cta, select_topn\n"
     "      force: {dense: dens_sm80, select: quantum}\n"
     "                                        ^\n"
     "t.yaml:4:31: error: variants.disable: 'dense.quantum_*' matches no variant; `nsa-autotune "
