@@ -129,7 +129,7 @@ NSAI_DEVICE void find_candidates(const FlashTile &tile, const Scratch<C> &scratc
         if (!winners) continue;
         u32 listed = exchange_buffer.listed[k];
         if (wins)
-          scratch.lists[token * scratch.columns + listed + __popc(winners & ((1u << lane) - 1))] =
+          scratch.lists[token * scratch.columns + listed + votes_below(winners, lane)] =
               key_of(order, block);
         u32 greatest = exchange_buffer.greatest[k][lane];
         if (wins) greatest = max(greatest, order);

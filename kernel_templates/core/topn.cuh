@@ -141,6 +141,14 @@ NSAI_DEVICE u32 order_reached(u32 greatest, int count, int lane) {
   return __shfl_sync(kAllLanes, greatest, __ffs(owner) - 1);
 }
 
+// Given one key per lane, 0 for none, in index order: writes the indices of the kFree best to `list`,
+// ascending.
+template <int kFree> NSAI_DEVICE void list_ranked(int *list, u64 key, int lane) {
+  const bool chosen = rank_of(order_in(key), lane) < kFree;
+  const u32 all = __ballot_sync(kAllLanes, chosen);
+  if (chosen) list[votes_below(all, lane)] = (int)index_in(key);
+}
+
 // ---- search
 
 // Writes the indices of the kFree best of `count` candidates to gOut, ascending. There must be more
@@ -165,7 +173,7 @@ NSAI_DEVICE void search(int *gOut, int count, Load load, u64 *queue, int lane, u
     for (int i = 0; i < kUnroll; ++i) {
       bool wins = order_in(key[i]) > bar;
       u32 winners = __ballot_sync(kAllLanes, wins);
-      if (wins) queue[queued + __popc(winners & ((1u << lane) - 1))] = key[i];
+      if (wins) queue[queued + votes_below(winners, lane)] = key[i];
       queued += __popc(winners);
     }
     const bool last = begin + kBatch >= count;
@@ -174,9 +182,7 @@ NSAI_DEVICE void search(int *gOut, int count, Load load, u64 *queue, int lane, u
     if (kFree <= 32 && last && !merged && queued <= 32) {
       // Never more than 32 keys: they lie in the queue in index order.
       u64 key = lane < queued ? queue[lane] : 0;
-      bool chosen = rank_of(order_in(key), lane) < kFree;
-      u32 all = __ballot_sync(kAllLanes, chosen);
-      if (chosen) gOut[__popc(all & ((1u << lane) - 1))] = (int)index_in(key);
+      list_ranked<kFree>(gOut, key, lane);
       __syncwarp(); // all lanes have read the queue
       return;
     }

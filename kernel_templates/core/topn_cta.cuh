@@ -97,7 +97,7 @@ NSAI_DEVICE void find_best(const Searchers &searchers, FewBest<kFree, kFew> &x, 
   slot = __shfl_sync(kAllLanes, slot, 0);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int at = slot + __popc(passing[i] & ((1u << lane) - 1));
+    const int at = slot + votes_below(passing[i], lane);
     if (passing[i] >> lane & 1 && at < kFew) x.few[at] = key[i];
     slot += __popc(passing[i]);
   }

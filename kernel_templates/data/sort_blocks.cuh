@@ -56,7 +56,7 @@ template <class Config, class Params> NSAI_DEVICE void sort_block_list(const Par
     if (lane == 0) left = before;
     bool first = rBlock[j] != kNone && rBlock[j] != left; // first occurrence of its value
     u32 firsts = __ballot_sync(~0u, first);
-    if (first) gOut[written + __popc(firsts & ((1u << lane) - 1))] = (int)rBlock[j];
+    if (first) gOut[written + votes_below(firsts, lane)] = (int)rBlock[j];
     written += __popc(firsts);
     before = __shfl_sync(~0u, rBlock[j], 31);
   }

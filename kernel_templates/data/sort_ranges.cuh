@@ -71,7 +71,7 @@ template <class Config, class Params> NSAI_DEVICE void sort_range_list(const Par
     ends_before = lane == 0 ? reach : max(reach, ends_before);
     bool begins = rRange[j] != kNone && start > ends_before;
     u32 all = __ballot_sync(~0u, begins);
-    int at = written + __popc(all & ((1u << lane) - 1));
+    int at = written + votes_below(all, lane);
     if (begins) {
       gOut[2 * at] = start;
       if (at > 0) gOut[2 * at - 1] = ends_before;

@@ -190,7 +190,7 @@ NSAI_DEVICE bool list_few(const Piece<C> &piece, SelectShared<C> &shared, int *l
     const int i = begin + lane;
     const u32 order = i < piece.count ? order_of(piece.sKept[i]) : 0;
     const u32 winners = __ballot_sync(~0u, order > bar);
-    const int at = listed + __popc(winners & ((1u << lane) - 1));
+    const int at = listed + votes_below(winners, lane);
     if (order > bar && at < 32) shared.queue[warp][at] = key_of(order, piece.begin + i);
     listed += __popc(winners);
   }
@@ -207,9 +207,7 @@ NSAI_DEVICE bool list_few(const Piece<C> &piece, SelectShared<C> &shared, int *l
     if (from == w && at >= count) at -= count, ++from;
   }
   const u64 key = lane < all ? shared.queue[from][at] : 0;
-  const bool chosen = rank_of(order_in(key), lane) < kFree;
-  const u32 best = __ballot_sync(~0u, chosen);
-  if (chosen) list[__popc(best & ((1u << lane) - 1))] = (int)index_in(key);
+  list_ranked<kFree>(list, key, lane);
   return true;
 }
 

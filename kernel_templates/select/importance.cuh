@@ -45,6 +45,7 @@
 #include "core/launch.cuh"
 #include "core/mma.cuh"
 #include "core/tile.cuh"
+#include "core/topn.cuh"
 #include "core/types.cuh"
 #include "data/sequence.cuh"
 #include "data/source.cuh"
@@ -155,7 +156,7 @@ template <class C> NSAI_DEVICE int visible_blocks(int t) {
 // Number of selection blocks to write for position t.
 template <class C> NSAI_DEVICE int written_blocks(const NsaiImportance &p, int t) {
   if constexpr (C::kProbe) return p.columns;
-  return t < 0 ? 0 : t / C::kSelectBlock + 1;
+  return candidate_count<C>(t);
 }
 
 // ---- steps

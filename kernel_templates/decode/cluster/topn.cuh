@@ -160,7 +160,7 @@ NSAI_DEVICE void list_few(const ProducerThreads<C> &searchers, Search<C> &search
   const u32 winners = __ballot_sync(kAllLanes, wins);
   if (lane == 0) search.best.groups[producer_warp] = __popc(winners);
   sync_producers<C>(); // all warps' winners are counted
-  int slot = __popc(winners & ((1u << lane) - 1));
+  int slot = votes_below(winners, lane);
 #pragma unroll
   for (int i = 0; i < kProducerWarps<C>; ++i) slot += i < producer_warp ? search.best.groups[i] : 0;
   if (wins) search.list[C::kSelectInit + slot] = (int)index_in(x.key);
