@@ -30,12 +30,17 @@ constexpr int kUnroll = 4;           // loads in flight per lane
 constexpr int kBatch = 32 * kUnroll; // candidates between two looks at the queue
 constexpr int kQueue = 31 + kBatch;  // left over, plus a batch
 
+// Number of blocks that are searched, n_free; 0 if nothing is selected.
+template <class C>
+constexpr int kFreeBlocks =
+    C::kSelectCount > 0 ? C::kSelectCount - C::kSelectInit - C::kSelectLocal : 0;
+
 template <class C> struct Topn {
   static_assert(C::kSelectInit + C::kSelectLocal <= C::kSelectCount,
                 "forced blocks are among the n");
   static_assert(0 < C::kSelectCount && C::kSelectCount <= 256,
                 "the best keys are held in registers, at most 8 per lane");
-  static constexpr int kFree = C::kSelectCount - C::kSelectInit - C::kSelectLocal;
+  static constexpr int kFree = kFreeBlocks<C>;
   static constexpr int kSlots = kFree > 128 ? 8 : kFree > 64 ? 4 : kFree > 32 ? 2 : 1;
 };
 
@@ -43,11 +48,6 @@ template <class C> struct Topn {
 template <class C> NSAI_DEVICE int candidate_count(int t) {
   return t < 0 ? 0 : t / C::kSelectBlock + 1;
 }
-
-// Number of blocks that are searched, n_free; 0 if nothing is selected.
-template <class C>
-constexpr int kFreeBlocks =
-    C::kSelectCount > 0 ? C::kSelectCount - C::kSelectInit - C::kSelectLocal : 0;
 
 // ---- ordering
 
