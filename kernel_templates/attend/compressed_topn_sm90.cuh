@@ -202,6 +202,18 @@ NSAI_DEVICE bool score(float (&s)[16][4], SoftmaxRows &rows, float (&factor)[2],
   return grows;
 }
 
+// Stores the LSE of a warp's rows for the selectors.
+template <class C>
+NSAI_DEVICE void share_lse(const Scratch<C> &scratch, const SoftmaxRows &rows, int warp, int lane) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float total = lanes_sum<4>(rows.sum[r]);
+    // An infinite LSE gives an empty row the scale 0.
+    float lse = total > 0 ? rows.reference[r] + log2_approx(total) : -kMinusInf;
+    if (lane % 4 == 0) scratch.lse[warp * 16 + r * 8 + lane / 4] = lse;
+  }
+}
+
 template <class C>
 NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedStorage<C> &all, int consumer) {
   using F = Flash<FlashConfig<C>>;
@@ -274,13 +286,7 @@ NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedStorage<C> &all, int
       multiply_pv<FlashConfig<C>>(o, probabilities, stage_v(keys.stage)); // [64, Dv]
 
       if (pools) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          float total = lanes_sum<4>(rows.sum[r]);
-          // An infinite LSE gives an empty row the scale 0.
-          float lse = total > 0 ? rows.reference[r] + log2_approx(total) : -kMinusInf;
-          if (lane % 4 == 0) scratch.lse[warp * 16 + r * 8 + lane / 4] = lse;
-        }
+        share_lse(scratch, rows, warp, lane);
         global_proxy_fence();
         __syncwarp();
         if (arrives) barrier_arrive(shared_address(&all.topn_storage.scored));
