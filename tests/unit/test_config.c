@@ -21,73 +21,7 @@
 
 #include <cmocka.h>
 
-#define MODEL "model: {heads: 64, kv_heads: 4, head_dim: 128}\n"
-
-/* ---- helpers ---- */
-
-static nsai_config *load(const nsai_config_request *request) {
-  nsai_config *config;
-  if (nsai_config_load(request, &config) != NSA_OK) fail_msg("%s", nsa_last_error());
-  return config;
-}
-
-static nsai_config *load_text(const char *text, const char *const *overrides) {
-  return load(&(nsai_config_request){ .variant = nsai_variant_name_at,
-                                      .text = text,
-                                      .name = "t.yaml",
-                                      .overrides = overrides,
-                                      .skip_system_file = true,
-                                      .skip_environment = true });
-}
-
-static void expect_failure(const nsai_config_request *request, nsa_status expected,
-                           const char *needle) {
-  nsai_config *config;
-  assert_int_equal(nsai_config_load(request, &config), expected);
-  assert_null(config);
-  if (!strstr(nsa_last_error(), needle)) fail_msg("no '%s' in\n%s", needle, nsa_last_error());
-}
-
-/* The caller frees it. */
-static char *dump(const nsai_config *config, bool with_origin) {
-  size_t length = nsai_config_dump(config, with_origin, NULL, 0);
-  char *text = malloc(length + 1);
-  assert_non_null(text);
-  assert_int_equal(nsai_config_dump(config, with_origin, text, length + 1), length);
-  assert_int_equal(strlen(text), length);
-  return text;
-}
-
-static void expect_in_dump(const nsai_config *config, const char *needle) {
-  char *text = dump(config, true);
-  if (!strstr(text, needle)) fail_msg("no '%s' in\n%s", needle, text);
-  free(text);
-}
-
-/* A file under a fresh folder; both are removed by remove_file. */
-static char folder[] = "/tmp/nsa-test-XXXXXX";
-static char file_path[64];
-
-static void write_file(const char *text, mode_t mode) {
-  strcpy(folder, "/tmp/nsa-test-XXXXXX");
-  assert_non_null(mkdtemp(folder));
-  snprintf(file_path, sizeof file_path, "%s/f.yaml", folder);
-  FILE *file = fopen(file_path, "w");
-  assert_non_null(file);
-  fputs(text, file);
-  fclose(file);
-  assert_int_equal(chmod(file_path, mode), 0);
-}
-
-static void remove_file(void) {
-  unlink(file_path);
-  rmdir(folder);
-}
-
-static const char *source_root(void) {
-  const char *root = getenv("TEST_SOURCE_ROOT");
-  return root ? root : ".";
-}
+#include "config_fixture.h"
 
 /* ---- values ---- */
 
