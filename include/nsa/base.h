@@ -28,7 +28,7 @@
 
 /* The version lives here and nowhere else; the build reads it from these lines. */
 #define NSA_VERSION_MAJOR 0
-#define NSA_VERSION_MINOR 1
+#define NSA_VERSION_MINOR 2
 #define NSA_VERSION_PATCH 0
 #define NSA_VERSION                                                                                \
   (((uint32_t)NSA_VERSION_MAJOR << 16) | ((uint32_t)NSA_VERSION_MINOR << 8) |                      \
