@@ -16,13 +16,14 @@
 #define ALL_PROCESSORS 0 /* threads of the CPU device */
 
 /* What a run call keeps while it runs: its structs, where the caller's have another size than this
- * library's, and its queue. */
+ * library's, its queue and its tensors. */
 typedef struct call_structs {
   nsa_exec exec;
   nsa_batch batch;
   nsa_io io;
   nsa_grads grads;
   nsai_queue queue;
+  nsai_call_tensors tensors;
 } call_structs;
 
 /* One struct of the call; `optional` ones may be NULL. */
@@ -85,7 +86,9 @@ static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *gi
                      .workspace = exec->workspace,
                      .workspace_bytes = exec->workspace_bytes,
                      .queue = &call->queue,
+                     .tensors = &call->tensors,
                      .branches = branches };
+  call->tensors.count = 0;
   if (run->driver) call->queue = nsai_queue_open(&plan->ctx->device, exec->stream);
   return run->driver ? nsai_context_enter(plan->ctx, &run->pushed) : NSA_OK;
 }
@@ -100,12 +103,21 @@ static nsai_check check_of(const nsai_run *run) {
                        .driver = run->driver,
                        .stream = run->driver ? run->queue->stream : NULL,
                        .level = run->plan->ctx->config->runtime.check_inputs,
-                       .branches = run->branches };
+                       .branches = run->branches,
+                       .tensors = run->tensors };
+}
+
+/* What is checked last, when all tensors are known. */
+static nsa_status check_memory_of_call(const nsai_run *run) {
+  if (run->plan->ctx->config->runtime.check_inputs == NSAI_CHECK_OFF) return NSA_OK;
+  NSAI_TRY(nsai_call_tensors_add_workspace(run->tensors, run->workspace, run->workspace_bytes));
+  return nsai_check_overlap(run->tensors);
 }
 
 static nsa_status forward(nsai_run *run) {
   nsai_check check = check_of(run);
   NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
+  NSAI_TRY(check_memory_of_call(run));
   if (run->driver) return nsai_enqueue_forward(run);
   const nsai_problem *p = &run->plan->problem;
   return nsai_reference_forward(&p->model, p->selection, run->branches, run->batch, run->io,
@@ -115,6 +127,7 @@ static nsa_status forward(nsai_run *run) {
 static nsa_status dense(nsai_run *run) {
   nsai_check check = check_of(run);
   NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
+  NSAI_TRY(check_memory_of_call(run));
   if (run->driver) return nsai_enqueue_dense(run);
   return nsai_reference_dense(&run->plan->problem.model, run->batch, run->io, ALL_PROCESSORS);
 }
@@ -131,6 +144,7 @@ static nsa_status cached(nsai_run *run) {
   nsai_check check = check_of(run);
   nsai_reference_cache cache = cache_of(run);
   NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
+  NSAI_TRY(check_memory_of_call(run));
   if (run->driver)
     return p->op == NSA_OP_DECODE ? nsai_enqueue_decode(run) : nsai_enqueue_forward(run);
   return nsai_reference_cached(&p->model, &cache, p->selection, run->branches, run->batch, run->io,
@@ -142,6 +156,7 @@ static nsa_status append(nsai_run *run) {
   nsai_check check = check_of(run);
   nsai_reference_cache cache = cache_of(run);
   NSAI_TRY(nsai_check_append(&check, run->batch, io, &run->sizes));
+  NSAI_TRY(check_memory_of_call(run));
   if (run->driver) return nsai_enqueue_append(run);
   return nsai_reference_append(&run->plan->problem.model, &cache, run->batch, &io->kv, &io->new_kv,
                                &io->phi, ALL_PROCESSORS);
@@ -156,6 +171,7 @@ static nsa_status backward(nsai_run *run, call_structs *call, const nsa_grads *g
   nsai_check check = check_of(run);
   NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
   NSAI_TRY(nsai_check_grads(&check, run->io, grads, &run->sizes));
+  NSAI_TRY(check_memory_of_call(run));
   run->grads = grads;
   if (run->driver) return nsai_enqueue_backward(run);
   return nsai_reference_backward(&p->model, p->selection, run->branches, run->batch, run->io, grads,
@@ -165,6 +181,7 @@ static nsa_status backward(nsai_run *run, call_structs *call, const nsa_grads *g
 static nsa_status compress(nsai_run *run) {
   nsai_check check = check_of(run);
   NSAI_TRY(nsai_check_compress(&check, run->batch, run->io, &run->sizes));
+  NSAI_TRY(check_memory_of_call(run));
   if (run->driver) return nsai_enqueue_compress(run);
   return nsai_reference_compress(&run->plan->problem.model, run->batch, run->io, ALL_PROCESSORS);
 }
@@ -177,6 +194,7 @@ static nsa_status select_blocks(nsai_run *run) {
         "the plan was made for a selection that the caller brings: there is no top-n in it");
   nsai_check check = check_of(run);
   NSAI_TRY(nsai_check_select(&check, run->batch, run->io, &run->sizes));
+  NSAI_TRY(check_memory_of_call(run));
   run->importance = importance;
   if (run->driver) return nsai_enqueue_select(run);
   return nsai_reference_select(&run->plan->problem.model, run->batch, run->io, importance,

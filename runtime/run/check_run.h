@@ -9,6 +9,7 @@
 
 #include "driver/cuda_api.h"
 #include "plan/problem.h"
+#include "run/check_overlap.h"
 
 /* The sizes of one run, from its tensors. */
 typedef struct nsai_run_sizes {
@@ -21,10 +22,11 @@ typedef struct nsai_run_sizes {
 
 typedef struct nsai_check {
   const nsai_problem *problem;
-  const nsai_driver *driver; /* NULL: the CPU device */
-  nsa_stream stream;         /* of a GPU's run */
-  int32_t level;             /* NSAI_CHECK_* of runtime.check_inputs */
-  uint32_t branches;         /* that will run */
+  const nsai_driver *driver;  /* NULL: the CPU device */
+  nsa_stream stream;          /* of a GPU's run */
+  int32_t level;              /* NSAI_CHECK_* of runtime.check_inputs */
+  uint32_t branches;          /* that will run */
+  nsai_call_tensors *tensors; /* receives every tensor that passes; NULL: nobody asks */
 } nsai_check;
 
 static inline bool nsai_present(const nsa_tensor *tensor) { return tensor->data != NULL; }

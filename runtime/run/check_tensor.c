@@ -8,7 +8,7 @@ static const char *dtype_name(int32_t dtype) {
   return dtype >= 0 && dtype <= NSA_I64 ? names[dtype] : "unknown";
 }
 
-static int64_t dtype_bytes(int32_t dtype) {
+int64_t nsai_dtype_bytes(int32_t dtype) {
   return dtype == NSA_F32 || dtype == NSA_I32 ? 4 : dtype == NSA_I64 ? 8 : 2;
 }
 
@@ -58,7 +58,7 @@ static nsa_status check_strides(const nsa_tensor *t, const nsai_tensor_spec *e) 
                      e->name, last, (long long)t->stride[last]);
   bool rows = e->types == NSAI_DTYPE_MODEL || e->types == NSAI_DTYPE_ROWS;
   bool chunks = rows && t->dtype != NSA_F32;
-  uintptr_t unit = chunks ? 16 : (uintptr_t)dtype_bytes(t->dtype);
+  uintptr_t unit = chunks ? 16 : (uintptr_t)nsai_dtype_bytes(t->dtype);
   if ((uintptr_t)t->data % unit)
     return nsai_fail(NSA_E_ARG, "%s.data is not aligned to %u bytes", e->name, (unsigned)unit);
   for (int i = 0; chunks && i < last; i++)
@@ -97,7 +97,8 @@ nsa_status nsai_check_tensor(const nsai_check *check, const nsa_tensor *t,
   NSAI_TRY(check_dtype(check, t, e));
   NSAI_TRY(check_shape(t, e));
   NSAI_TRY(check_strides(t, e));
-  return check_memory(check, t, e);
+  NSAI_TRY(check_memory(check, t, e));
+  return check->tensors ? nsai_call_tensors_add(check->tensors, t, e->name) : NSA_OK;
 }
 
 nsa_status nsai_check_optional_tensor(const nsai_check *check, const nsa_tensor *t,
@@ -123,6 +124,7 @@ static int next_dimension(const nsa_tensor *t, unsigned done) {
 nsa_status nsai_check_tensor_memory(const nsai_check *check, const nsa_tensor *t,
                                     const char *name) {
   if (!nsai_present(t) || check->level == NSAI_CHECK_OFF || is_empty(t)) return NSA_OK;
+  if (check->tensors) nsai_call_tensors_mark_written(check->tensors, t);
   uint64_t extent = 1; /* elements from the first to the last of the dimensions in `done` */
   unsigned done = 0;
   for (int i; (i = next_dimension(t, done)) >= 0; done |= 1u << i) {

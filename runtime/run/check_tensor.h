@@ -29,7 +29,11 @@ typedef struct nsai_tensor_spec {
   int types;
 } nsai_tensor_spec;
 
-/* Checks data, dtype, shape, strides and, at that level, whose memory it is. NSA_E_ARG. */
+/* Bytes of an element. */
+int64_t nsai_dtype_bytes(int32_t dtype);
+
+/* Checks data, dtype, shape, strides and, at that level, whose memory it is, and adds the tensor to the
+ * call's tensors. NSA_E_ARG. */
 nsa_status nsai_check_tensor(const nsai_check *check, const nsa_tensor *tensor,
                              const nsai_tensor_spec *spec);
 
@@ -38,7 +42,8 @@ nsa_status nsai_check_optional_tensor(const nsai_check *check, const nsa_tensor 
                                       const nsai_tensor_spec *spec);
 
 /* What is written has a place for each element; inputs may repeat rows or heads by a stride of 0. Takes
- * tensors whose dimensions nest, in any order. `tensor` is as expected, or absent. NSA_E_ARG. */
+ * tensors whose dimensions nest, in any order, and marks the call's tensor as written. `tensor` has passed
+ * nsai_check_tensor, or is absent. NSA_E_ARG. */
 nsa_status nsai_check_tensor_memory(const nsai_check *check, const nsa_tensor *tensor,
                                     const char *name);
 

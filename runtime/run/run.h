@@ -35,7 +35,8 @@ typedef struct nsai_run {
   const nsa_grads *grads;       /* of nsa_backward */
   char *workspace;
   uint64_t workspace_bytes;
-  nsai_queue *queue; /* changes with every launch */
+  nsai_queue *queue;          /* changes with every launch */
+  nsai_call_tensors *tensors; /* its tensors, for the checks alone */
   uint32_t branches;
   nsai_run_sizes sizes;
   const nsai_stage_callbacks *callbacks; /* NULL: none */

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define PAGES 8
 #define SEQS 3
@@ -211,6 +212,10 @@ static void test_narrow_table(void **state) {
   decode_run r;
   begin(&r, "decode_split_kv", NSAI_PHI_MEAN);
   nsa_plan *prefill = plan_of(&r, NSA_OP_PREFILL);
+  const size_t bytes = (size_t)5 << 32; /* addresses for the widest table, none of them touched */
+  void *table = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  assert_ptr_not_equal(table, MAP_FAILED);
+  r.batch.block_table.data = table;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     r.batch.block_table.shape[1] = rows[i].pages;
     machine_record()->kernel = note_longest;
@@ -228,6 +233,7 @@ static void test_narrow_table(void **state) {
   decode(&r, 0); /* lists say themselves how many pages they have */
   assert_int_equal(longest, 64);
   assert_int_equal(page_size, 16);
+  munmap(table, bytes);
   nsa_plan_destroy(prefill);
   end(&r);
 }

@@ -426,7 +426,7 @@ static void test_many_alike(void **state) {
       "  select: {block: 16, count: 2, init: 1, local: 1}, gate: weights, kv_sharing: shared}\n"
       "runtime: {device: cpu}\n";
   static int32_t len[SEQS], slots[SEQS], cu_q[SEQS + 1];
-  static uint16_t row[HEADS * DIM];
+  static uint16_t row[HEADS * DIM], o[HEADS * DIM];
   static float gates[HEADS * 3];
   nsa_problem problem = NSA_PROBLEM_INIT;
   nsa_batch batch = NSA_BATCH_INIT;
@@ -445,6 +445,7 @@ static void test_many_alike(void **state) {
   batch.slots = (nsa_tensor){ slots, { SEQS }, { 1 }, 1, NSA_I32 };
   batch.cu_q = (nsa_tensor){ cu_q, { SEQS + 1 }, { 1 }, 1, NSA_I32 };
   io.q = io.o = (nsa_tensor){ row, { 1, HEADS, DIM }, { HEADS * DIM, DIM, 1 }, 3, NSA_BF16 };
+  io.o.data = o;
   io.kv.k[0] = (nsa_tensor){ row, { 1, LEN, HEADS, DIM }, { HEADS * DIM, 0, DIM, 1 }, 4, NSA_BF16 };
   io.kv.v[0] = io.kv.k_cmp = io.kv.v_cmp = io.kv.k[0];
   io.gate.value = (nsa_tensor){ gates, { 1, HEADS, 3 }, { HEADS * 3, 3, 1 }, 3, NSA_F32 };

@@ -315,26 +315,28 @@ static void test_levels(void **state) {
   machine_free(&m);
   machine_init(&m, &(machine_request){ .gpu = true, .override = "runtime.check_inputs=full" });
   nsa_tensor *rows = &m.toy.io.lse[1]; /* f32: any multiple of 4 will do */
-  void *memory = aligned_alloc(32, 4096);
+  enum { EACH = 16384 };               /* bytes, more than any of the tensors has */
+  char *memory = aligned_alloc(32, 14 * EACH);
   assert_non_null(memory);
-  memset(memory, 0, 4096); /* of offsets: no sequence has tokens */
+  memset(memory, 0, 14 * EACH); /* of offsets: no sequence has tokens */
   nsa_tensor *all[] = { &m.toy.io.q,           &m.toy.io.o,           &m.toy.io.kv.k[0],
                         &m.toy.io.kv.v[0],     &m.toy.io.gate.value,  &m.toy.io.block_idx,
                         &m.toy.io.o_branch[0], &m.toy.io.o_branch[1], &m.toy.io.o_branch[2],
                         &m.toy.io.lse[0],      &m.toy.io.lse[1],      &m.toy.io.lse[2],
                         &m.toy.batch.cu_q,     &m.toy.batch.cu_kv };
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++) all[i]->data = memory; /* never touched */
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) all[i]->data = memory + i * EACH;
   int wrong = machine_record()->wrong_context;
   machine_expect("full", nsa_forward(m.plan, &m.exec, &m.toy.batch, &m.toy.io), NSA_OK, NULL);
   assert_int_equal(machine_record()->wrong_context, wrong); /* asked with the device current */
-  rows->data = (char *)memory + 16;                         /* the host's, says the fake driver */
+  rows->data = memory + 10 * EACH + 16;                     /* the host's, says the fake driver */
   refuse(&m, nsa_forward, "io.lse[1]", "on the host");
   machine_expect("full", nsa_forward(m.plan, &m.exec, &m.toy.batch, &m.toy.io), NSA_E_ARG,
                  "is not device memory");
-  rows->data = memory;
-  ((int32_t *)memory)[1] = -1;
+  rows->data = memory + 10 * EACH;
+  int32_t *cu_q = m.toy.batch.cu_q.data;
+  cu_q[1] = -1;
   refuse(&m, nsa_forward, "batch.cu_q[1] is -1", "descending");
-  ((int32_t *)memory)[1] = 0;
+  cu_q[1] = 0;
   free(memory);
   machine_free(&m);
 }
