@@ -466,7 +466,8 @@ static const diag_case value_cases[] = {
     "                                        ^\n"
     "t.yaml:4:13: error: variants.disable: expected a list of globs like "
     "[dense.*_gemm]; found 'attend_selected': write stage.variant; stages are gate, "
-    "compress, attend_compressed, importance, select, attend_selected, attend_window, dense, append, decode, "
+    "compress, attend_compressed, importance, select, attend_selected, attend_window, dense, "
+    "append, decode, "
     "backward_q, backward_kv\n"
     "      disable: [attend_selected, nostage.x]\n"
     "                ^" },
