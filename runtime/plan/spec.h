@@ -78,11 +78,11 @@ void nsai_source_add(nsai_kernel_spec *spec, const nsai_problem *problem, int32_
 /* Reasons against kernels of tensor maps, and others that know packed tensors alone. */
 void nsai_legal_packed(const nsai_problem *, nsai_reasons *);
 
-/* Adds a reason against a block of threads of so many bytes: portable variants stay under
+/* Adds a reason against a CTA of so many bytes of shared memory: portable variants stay under
  * NSAI_PORTABLE_SHARED_BYTES everywhere. */
 void nsai_fit_shared(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons);
 
-/* The same against a block of threads for which the device's own limit alone counts. */
+/* The same for rows that only the limit of the device binds. */
 void nsai_fit_block(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons);
 
 /* Whether a multiprocessor has shared memory for `blocks` of them. */

@@ -24,12 +24,13 @@
 typedef struct nsai_target {
   const char *arch;      /* "sm_90a" */
   const char *device;    /* "NVIDIA H200"; NULL: unknown */
-  uint32_t shared_bytes; /* per block, opt-in */
-  int32_t
-      register_fallback; /* 0: the fastest tiles, which just fit the registers with the compiler they were
-                      tried with; up to NSAI_MAX_REGISTER_FALLBACK: smaller ones, for other compilers */
-  int32_t sms; /* multiprocessors, which bound the grids of persistent kernels; no kernel's code
-                      depends on them. 0: unknown */
+  uint32_t shared_bytes; /* of a CTA at most, opt-in */
+  /* 0: the fastest tiles, which just fit the registers with the compiler that they were tried with. Up
+   * to NSAI_MAX_REGISTER_FALLBACK: smaller tiles, for other compilers. */
+  int32_t register_fallback;
+  /* Multiprocessors, which bound the grids of persistent kernels; no kernel's code depends on them. 0:
+   * unknown. */
+  int32_t sms;
 } nsai_target;
 #define NSAI_MAX_REGISTER_FALLBACK 2
 
@@ -41,22 +42,19 @@ typedef struct nsai_constant {
 
 /* One kernel of a plan. */
 typedef struct nsai_kernel_spec {
-  const char
-      *entry; /* template file, entry point and variant name; NULL: the plan has no such kernel */
-  int32_t dtype; /* Config::Element */
-  int32_t threads;
-  uint32_t shared_bytes;  /* dynamic */
-  int32_t tile_tokens;    /* query tokens a block of threads takes; 0: not tiled by tokens */
-  int32_t ctas_per_sm;    /* persistent, tiled by tokens: at most so many blocks of threads for each
-                             multiprocessor, which go on to further tiles; 0: one for each tile */
-  int32_t cluster;        /* blocks of threads of a cluster; 0: none */
-  uint64_t scratch_bytes; /* of workspace for each block of threads of a persistent kernel */
-  int32_t tma_box_heads,
-      tma_box_tokens;   /* of a box of q in shared memory; its tensor map has them */
-  int32_t tma_box_keys; /* of a box of k or v; 0: the kernel takes no tensor maps (NsaiAttendTma,
-                       NsaiAttendSelectedTma) */
+  const char *entry; /* entry point, which is the template's path with '_'; NULL: no such kernel */
+  int32_t dtype;     /* Config::Element */
+  int32_t threads;   /* of a CTA */
+  uint32_t shared_bytes; /* dynamic */
+  int32_t tile_tokens;   /* query tokens of a CTA; 0: not tiled by tokens */
+  /* Of a persistent kernel: most CTAs of a multiprocessor, which take tile after tile. 0: a CTA for
+   * each tile. */
+  int32_t ctas_per_sm;
+  int32_t cluster;                       /* CTAs of a cluster; 0: none */
+  int32_t tma_box_heads, tma_box_tokens; /* of the tensor map of q */
+  int32_t tma_box_keys; /* of the tensor maps of k and v; 0: the kernel takes no tensor maps */
   bool
-      interleaved_keys; /* boxes of k and v have the order of tma_load_interleaved() in core/tma.cuh */
+      interleaved_keys; /* boxes of k and v are ordered as tma_load_interleaved() of core/tma.cuh says */
   int32_t compile_cost; /* milliseconds of one core, about: the costly kernels compile first */
   int32_t constant_count;
   nsai_constant constants[NSAI_MAX_CONSTANTS];
@@ -70,12 +68,12 @@ typedef struct nsai_reasons {
 
 /* The constants of kernels that may be chosen. */
 typedef enum nsai_tile {
-  NSAI_TILE_ROWS,    /* query rows of a block of threads */
-  NSAI_TILE_KEYS,    /* keys at a time */
-  NSAI_TILE_WARPS,   /* that compute */
-  NSAI_TILE_STAGES,  /* of the ring of keys */
-  NSAI_TILE_CTAS,    /* per multiprocessor that the registers are divided for */
-  NSAI_TILE_CLUSTER, /* blocks of threads of a cluster */
+  NSAI_TILE_ROWS,    /* query rows of a CTA */
+  NSAI_TILE_KEYS,    /* keys of a pipeline stage */
+  NSAI_TILE_WARPS,   /* warps that compute */
+  NSAI_TILE_STAGES,  /* pipeline stages */
+  NSAI_TILE_CTAS,    /* CTAs that share the registers of a multiprocessor */
+  NSAI_TILE_CLUSTER, /* CTAs of a cluster */
   NSAI_TILE_COUNT
 } nsai_tile;
 
@@ -87,7 +85,7 @@ typedef struct nsai_tiles {
   int32_t of[NSAI_TILE_COUNT];
 } nsai_tiles;
 
-/* Who chose a stage's variant or tiles, from the most to the least particular. */
+/* What chose the variant or the tiles of a stage, from the most to the least particular. */
 typedef enum nsai_decider {
   NSAI_BY_FORCE,        /* variants.force */
   NSAI_BY_RECORD,       /* a record of this device and problem */
@@ -179,15 +177,15 @@ typedef struct nsai_variant {
   /* Whether the heuristic may choose it. NULL: always. */
   bool (*sensible)(const nsai_problem *, const nsai_target *);
   const nsai_space *space; /* NULL: nothing to choose */
-  /* Of a row that is the fastest for some numbers of items only, where an item is a tile of tokens of a KV
-   * head. Such a row is not chosen: it adds forms to the plan, before those of the chosen row that follows
-   * it in the table. Forced, decided or timed, it stands alone, and serves every number. Both NULL: the row
-   * serves every number. */
-  /* The tiles of its forms, each of which suits some number that a run of the plan can have and that no
-   * form of `before` suits. Returns how many. */
+  /* The next two are of a row that is the fastest for some batch sizes only; else both are NULL. Such a
+   * row adds forms to the plan, before the form of the chosen row that follows it in the table. Forced or
+   * timed, it stands alone. A record gives it the steps of more than half the plan's batch. An item is a
+   * tile of tokens of a KV head. */
+  /* Writes the tiles of its forms: each suits some number of items that a run of the plan can have and
+   * that no form of `before` suits. Returns how many. */
   int (*forms)(const nsai_problem *, const nsai_target *, const struct nsai_choice *before,
                nsai_tiles out[NSAI_MAX_STAGE_FORMS]);
-  /* Whether the form takes so many items. They are of tiles of the first kernel's tile_tokens. */
+  /* Whether the form takes so many items, in tiles of its first kernel. */
   bool (*suits)(const nsai_request *, int64_t items);
   /* Fills the specs of its kernels, which are zero before. Called for legal rows, with tiles that fit. */
   void (*specify)(const nsai_request *, nsai_kernel_spec kernel[]);
@@ -225,11 +223,11 @@ typedef struct nsai_candidate {
   nsai_tiles tiles;
 } nsai_candidate;
 
-/* What has been decided beforehand, by a record or the tuner. */
+/* What a record or the tuner has decided. */
 typedef struct nsai_decisions {
   nsai_candidate stage[NSAI_STAGE_COUNT]; /* variant NULL: nothing */
   bool other_heads;                       /* by records of another number of heads */
-  bool alone;    /* rows are timed by themselves: none adds forms beside what is decided */
+  bool alone;    /* of a timed run: no row adds forms beside the decided one */
   char why[256]; /* "record of 65536 tokens, ...", "record of G 16, 65536 tokens, ..."; "" */
 } nsai_decisions;
 
@@ -238,7 +236,7 @@ typedef struct nsai_chosen_form {
   const nsai_variant *variant;
   nsai_tiles tiles;
   bool standalone;
-  int64_t least_items; /* > 0: a record's; it takes every step of at least so many items */
+  int64_t least_items; /* > 0: a record's form, for every step of at least so many items */
   int32_t first_kernel, first_buffer,
       first_number; /* in the arrays of choice, plan and workspace */
 } nsai_chosen_form;
