@@ -104,7 +104,9 @@ have_gpu() { "$1/nsa-autotune" doctor >/dev/null 2>&1; }
 # test_counts DIR: "passed failed skipped" cases of the last `meson test` in DIR. With a GPU a skip that is not allowed
 # there is a failure.
 test_counts() {
-  local gpu=()
+  local gpu=() log
   if have_gpu "$1"; then gpu=(--gpu); fi
-  python3 "$top/tests/support/results.py" "$1/meson-logs/testlog.json" "${gpu[@]}"
+  # The log of the last run: meson names it after the test setup, unless that is the default one.
+  log=$(find "$1/meson-logs" -name 'testlog*.json' -printf '%T@ %p\n' | sort -n | tail -n 1 | cut -d ' ' -f 2-)
+  python3 "$top/tests/support/results.py" "$log" "${gpu[@]}"
 }
