@@ -1,24 +1,36 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Basic types of libnsa: version, status codes, tensors, streams.
+ * Version, status codes, tensors and streams, and the rules that hold for every header of libnsa.
  *
- * Rules that hold for every public header:
- * - Handles are opaque. `_create` gives one, `_destroy` takes it back and accepts NULL.
- * - Parameter structs carry `struct_size`, set by their `*_INIT` macro; a field left zero has its
- *   default. They need to live only during the call. Enumerations begin at 1, so that 0 is free for
- *   the default (but for status codes, branches and log levels). Where the default is not zero and zero
- *   is a value, NSA_NONE says zero; the fields that take it say so.
- * - Structs with `struct_size` grow by appended fields. A struct of an older header is taken with the
- *   fields that it lacks at zero. A struct of a newer header is taken while the fields that the loaded
- *   library lacks are zero; else the call returns NSA_E_VERSION. Results are written as far as the
- *   caller's struct reaches. All elements of an array have one size. Structs without `struct_size`
- *   never change.
- * - Tensors are borrowed for the call (a run call: until the stream has passed it); the library
- *   never owns them.
- * - Every function that can fail returns an nsa_status; nsa_last_error() has the sentence. Nothing
- *   exits or aborts; nothing prints but the log, to stderr, when the host gave no callback. Any
- *   function may return NSA_E_INTERNAL, which is a bug of the library: please report it.
+ * Handles. A handle is a pointer to an opaque struct. A `_create` function gives it to the
+ * caller, and the matching `_destroy` function takes it back. `_destroy` accepts NULL.
+ *
+ * Structs. Initialise every struct that has a `struct_size` with its macro, as in
+ *   nsa_io io = NSA_IO_INIT;
+ * The macro sets the size and leaves everything else zero.
+ * - Zero is the default of every field. Enumerations therefore begin at 1; status codes, branches
+ *   and log levels are the exceptions. NSA_NONE says zero where zero itself is a meaningful
+ *   value.
+ * - The library reads a parameter struct during the call only.
+ * - A struct with `struct_size` may grow at its end in a later version. The library reads a
+ *   smaller struct, of an older header, as if the missing fields were zero. It reads a larger
+ *   struct, of a newer header, if the fields that it does not know are zero; otherwise the call
+ *   fails with NSA_E_VERSION. The library writes a result as far as the caller's struct reaches.
+ *   All elements of an array have the same size.
+ * - A struct without `struct_size` never changes.
+ *
+ * Memory. The library never owns a tensor. The memory of a tensor must stay valid until the call
+ * returns; for a run call on a GPU, until the stream has passed it.
+ *
+ * Texts. A function that takes `buf` and `size` follows the rule of snprintf: it writes at most
+ * `size` bytes, always with a NUL, and returns the length of the whole text. `buf` may be NULL
+ * with size 0.
+ *
+ * Errors. Every function that can fail returns an nsa_status, and nsa_last_error() returns the
+ * sentence. Nothing exits or aborts the process. Nothing prints, except the log to stderr when
+ * the host gave no callback. Every function may return NSA_E_INTERNAL, which is a bug of the
+ * library: please report it with nsa_last_trace().
  */
 #ifndef NSA_BASE_H
 #define NSA_BASE_H
@@ -40,11 +52,15 @@
 #define NSA_API
 #endif
 
-/* A real zero in a field whose 0 stands for another default: problem.{max_kv_tokens, max_kv_len, max_seqs,
- * max_q_len, page_size}, options.log_level. */
+/* Zero, in a field whose 0 stands for another default. These fields accept it:
+ *   nsa_model    select_count, select_init, select_local, window
+ *   nsa_problem  max_kv_tokens, max_kv_len, max_seqs, max_q_len, page_size
+ *   nsa_options  log_level
+ */
 #define NSA_NONE (-1)
 
-/* A struct with its size set and every other field zero. Each struct has a macro made of this one. */
+/* A struct with its size set and every other field zero. The *_INIT macros of the structs use it.
+ */
 #ifdef __cplusplus
 template <class nsa_struct> inline nsa_struct nsa_sized() {
   nsa_struct empty = nsa_struct();
@@ -61,7 +77,8 @@ template <class nsa_struct> inline nsa_struct nsa_sized() {
 extern "C" {
 #endif
 
-/* Fixed width, so that the ABI is the same for C, Rust, Go and Python. 0 is success. */
+/* The result of a call; 0 is success. It has a fixed width, so that C, Rust, Go and Python agree.
+ */
 typedef int32_t nsa_status;
 
 /* The one list of status codes: X(name, value, meaning). */
@@ -99,40 +116,53 @@ NSA_API const char *nsa_status_name(nsa_status status);
 /* One sentence on what a status means in general. Static storage. Thread-safe. */
 NSA_API const char *nsa_status_text(nsa_status status);
 
-/* The detail of this thread's last failed call: what was wrong, where, and the remedy. Mostly one
- * sentence; diagnostics of a configuration and compiler logs have several lines. Valid until this thread's next call into the library, so
- * read it right after the failure: a call that succeeds may have met and overcome a failure of its
- * own, and leaves the sentence here. "" when nothing has failed yet. Never NULL. */
+/* Describes this thread's last failed call: what was wrong, where, and what to do about it. The
+ * text is mostly one sentence; the diagnostics of a configuration and compiler logs have several
+ * lines.
+ *
+ * Returns "" when nothing has failed yet, never NULL. The text is valid until this thread's next
+ * call into the library. Read it right after the failure: a call that succeeds may have met and
+ * overcome a failure of its own, and leaves that failure's text here. */
 NSA_API const char *nsa_last_error(void);
 
-/* The internal frames that this failure passed, innermost first, a line "at file:line function" each:
- * for reports of a bug. Valid as nsa_last_error's text. "" when there are none. Never NULL. */
+/* Lists the internal functions that the last failure passed through, innermost first, one line
+ * "at file:line function" each. Meant for bug reports. Returns "" when there are none, never
+ * NULL. Valid as long as the text of nsa_last_error. */
 NSA_API const char *nsa_last_trace(void);
 
-/* The version of the library that is loaded, as NSA_VERSION. */
+/* The version of the library that is loaded, in the form of NSA_VERSION. */
 NSA_API uint32_t nsa_version(void);
 
-/* One JSON object: version, compiler, build type, digest of the embedded kernel templates. Static
- * storage. */
+/* Describes the build as one JSON object: version, compiler, optimisation, and the digest of the
+ * embedded kernel templates. Static storage. Thread-safe. */
 NSA_API const char *nsa_build_info(void);
 
-/* The same tag as the driver's CUstream and the runtime's cudaStream_t: both can be passed without
- * a cast and without a CUDA header here. NULL is the default stream. Ignored on the CPU device. */
+/* A CUDA stream. The tag is that of the driver's CUstream and of the runtime's cudaStream_t, so
+ * that both can be passed without a cast, and without a CUDA header here. NULL is the default
+ * stream. The CPU device ignores it. */
 typedef struct CUstream_st *nsa_stream;
 
+/* Element types. f16 and bf16 have 16 bits. */
 enum { NSA_F16 = 1, NSA_BF16 = 2, NSA_F32 = 3, NSA_I32 = 4, NSA_I64 = 5 };
 
 #define NSA_MAX_DIMS 5
 
-/* A borrowed view of memory. `data == NULL` means "absent". Strides count elements, as in DLPack;
- * the last stride is 1, the others are free. f16 and bf16 rows that kernels copy (q, k, v, o, o_branch,
- * k_cmp, v_cmp, pe) need `data` and every stride but the last to be multiples of 16 bytes, on the CPU
- * device too; gates, weights, biases and all f32 tensors are aligned to their elements. Kernels of sm_90a that read q, k, v, k_cmp and v_cmp
- * through the copy engine want strides of theirs to be positive where there is more than one head or
- * token; but one head of k, v, k_cmp or v_cmp may stand for all (stride 0). What they cannot read is
- * refused by name. */
+/* A view of memory that belongs to the caller.
+ *
+ * Strides count elements, as in DLPack. The last stride is 1; the other strides are free, also
+ * negative. An input may repeat itself by a stride of 0. The elements of an output must not
+ * overlap: its dimensions must nest, in any order.
+ *
+ * Alignment: in f16 and bf16 the rows that kernels copy (q, k, v, o, o_branch, k_cmp, v_cmp, pe,
+ * d_o, d_q and the gradients of k and v) need `data` and every stride but the last to be
+ * multiples of 16 bytes. This holds on the CPU device, too. All other tensors are aligned to
+ * their elements: gates, weights, biases, indices, and everything in f32.
+ *
+ * Kernels for sm_90a read q, k, v, k_cmp and v_cmp through the copy engine. They need positive
+ * strides where a dimension has more than one element; but one head of k, v, k_cmp or v_cmp may
+ * stand for all heads (stride 0). A call that they cannot serve is refused by name. */
 typedef struct nsa_tensor {
-  void *data;                   /* device memory; host memory on the CPU device */
+  void *data; /* device memory, on the CPU device host memory; NULL: the tensor is absent */
   int64_t shape[NSA_MAX_DIMS];  /* elements; the first `ndim` count */
   int64_t stride[NSA_MAX_DIMS]; /* elements */
   int32_t ndim;

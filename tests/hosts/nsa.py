@@ -30,8 +30,8 @@ class Options(C.Structure):
 class Problem(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("op", C.c_int32), ("max_tokens", C.c_int64),
                 ("max_kv_tokens", C.c_int64), ("max_kv_len", C.c_int64), ("max_seqs", C.c_int32),
-                ("selection", C.c_int32), ("overlap", C.c_int32), ("page_size", C.c_int32),
-                ("max_q_len", C.c_int32), ("window_ring", C.c_int32), ("max_probe_rows", C.c_int64)]
+                ("max_q_len", C.c_int32), ("page_size", C.c_int32), ("window_ring", C.c_int32),
+                ("selection", C.c_int32), ("overlap", C.c_int32), ("max_probe_rows", C.c_int64)]
 
 
 class Caps(C.Structure):
