@@ -219,6 +219,19 @@ NSAI_DEVICE void scores(float (&rS)[2][KernelTraits<C>::kSliceTiles][4],
   }
 }
 
+// Turns scores into P; `bias` is -lse in base 2.
+template <class C>
+NSAI_DEVICE void exponentiate(float (&rS)[2][KernelTraits<C>::kSliceTiles][4],
+                              const float (&bias)[2][2], float scale_log2) {
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile)
+#pragma unroll
+    for (int n = 0; n < KernelTraits<C>::kSliceTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        rS[tile][n][i] = exp2_approx(__fmaf_rn(rS[tile][n][i], scale_log2, bias[tile][i / 2]));
+}
+
 // Sets P of keys that a row's token does not see to 0. `first` is the slice's first key.
 template <class C>
 NSAI_DEVICE void mask(float (&rP)[2][KernelTraits<C>::kSliceTiles][4], const TokenTile &tokens,
@@ -381,13 +394,7 @@ template <class C, class Params> NSAI_DEVICE void importance(const Params &param
     for (int slice = 0; slice < C::kKeys; slice += 32) {
       float rS[2][P::kSliceTiles][4]; // [32 rows, 32 keys]
       scores<C>(rS, rQ, sK + slice * SharedStorage<C>::KeyTile::kPitch, lane);
-#pragma unroll
-      for (int m = 0; m < 2; ++m)
-#pragma unroll
-        for (int n = 0; n < P::kSliceTiles; ++n)
-#pragma unroll
-          for (int i = 0; i < 4; ++i)
-            rS[m][n][i] = exp2_approx(__fmaf_rn(rS[m][n][i], p.scale_log2, bias[m][i / 2]));
+      exponentiate<C>(rS, bias, p.scale_log2);
       if (first + slice + 32 > visible_to_all) mask<C>(rS, tokens, first + slice, warp, lane);
       sum_heads<C>(rS, sums + P::kHistory + slice, lane);
     }
