@@ -82,8 +82,8 @@ check 'a decode kernel is spoiled' has 'kStages == 2 ? begin' "$work/templates/d
 NSA_TEMPLATES_DIR=$work/templates NSA_CACHE_DIR=$work/wrong-steps tune "${steps[@]}" >"$work/wrong-steps.txt" 2>&1
 check 'a tuning with wrong steps succeeds' test $? = 0
 cat "$work/wrong-steps/tuning/"*.yaml >"$work/wrong-steps.yaml"
-check 'wrong steps are found' has 'stages=2.*state: wrong' "$work/wrong-steps.yaml"
-check 'no wrong step is chosen' lacks 'stages=2.*chosen: true' "$work/wrong-steps.yaml"
+check 'wrong steps are found' has 'decode_split_kv.*stages=2.*state: wrong' "$work/wrong-steps.yaml"
+check 'no wrong step is chosen' lacks 'decode_split_kv.*stages=2.*chosen: true' "$work/wrong-steps.yaml"
 
 # A prefill over pages.
 tune --op prefill --md >"$work/prefill.txt" 2>&1

@@ -28,7 +28,7 @@ static char *draw(const bench_plot *plot, nsa_status expected) {
 
 static int occurrences(const char *text, const char *what) {
   int count = 0;
-  for (const char *at = strstr(text, what); at; at = strstr(at + 1, what)) count++;
+  for (; (text = strstr(text, what)); text++) count++;
   return count;
 }
 

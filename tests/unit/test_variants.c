@@ -442,9 +442,9 @@ static void test_topn_cta(void **state) {
     const char *row;
   } cases[] = {
     { 64, 1 << 20, "select_topn_cta" },
-    { 264, 65536, "select_topn_cta" }, /* 1056 rows of 1024 blocks */
-    { 265, 65536, "select_topn" },
-    { 264, 65535, "select_topn" },
+    { 132, 32768, "select_topn_cta" }, /* 528 rows of 512 blocks */
+    { 133, 32768, "select_topn" },
+    { 132, 32767, "select_topn" },
   };
   nsai_config *config = must_load(NULL, "nsa: 1\nmodel: {heads: 64, kv_heads: 4, head_dim: 128}\n"
                                         "serving: {page_size: 64}\n");
