@@ -62,10 +62,34 @@ static inline uint64_t nsai_d_o_bytes(const nsai_model *m, int64_t tokens) {
   return (uint64_t)(tokens * m->heads * m->head_dim_v) * 2;
 }
 
-/* Makes a plan of a resolved problem by these decisions, and no others: what the tuner times. Its
- * kernels are loaded on trial (kernel_set.h). */
+/* A form of the choice with what is known about it. `kernels` may be NULL. */
+nsai_form nsai_form_of(const nsai_choice *choice, const nsai_workspace *workspace,
+                       const nsai_kernel *kernels, int index);
+
+/* What measurements say about the problem, where somebody remembers them. Never fails. */
+void nsai_plan_decide(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions *out);
+
+/* The choice of a plan that would be made now, and how many of its kernels would have to be
+ * compiled. NSA_E_UNSUPPORTED where no row can do a stage. Not on the CPU device. */
+nsa_status nsai_plan_foresee(nsa_ctx *ctx, const nsai_problem *problem, nsai_choice *choice,
+                             int32_t *missing);
+
+/* Makes the kernels of a plan without loading them: for a context of an architecture alone, those of
+ * all its devices. Not on the CPU device. */
+nsa_status nsai_plan_prepare(nsa_ctx *ctx, const nsai_problem *problem, nsa_progress_fn progress,
+                             void *user);
+
+/* Makes a plan, which retains the context. *out is NULL on failure; nsai_plan_free frees it. */
+nsa_status nsai_plan_create(nsa_ctx *ctx, const nsai_problem *problem, nsa_progress_fn progress,
+                            void *user, nsa_plan **out);
+
+/* Makes a plan by these decisions, and no others: what the tuner times. Its kernels are loaded on
+ * trial (kernel_set.h). Otherwise as nsai_plan_create. */
 nsa_status nsai_plan_make(nsa_ctx *ctx, const nsai_problem *problem,
                           const nsai_decisions *decisions, nsa_plan **out);
+
+/* NULL is fine. */
+void nsai_plan_free(nsa_plan *plan);
 
 /* Whether the plan runs products through cuBLASLt. */
 bool nsai_needs_gemm(const nsai_choice *choice);

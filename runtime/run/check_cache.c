@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The checks of a cache, and nsa_kv_page_bytes. What the host can see is checked on every device,
+ * The checks of a cache, and the bytes of a page. What the host can see is checked on every device,
  * the values of the batch's arrays where it may look at them (check_values.h).
  */
 #include "run/check_cache.h"
@@ -422,19 +422,12 @@ nsa_status nsai_check_append(const nsai_check *check, const nsa_batch *batch, co
   return check_values(&c);
 }
 
-nsa_status nsa_kv_page_bytes(nsa_ctx *ctx, const nsa_problem *problem, uint64_t *bytes) {
-  nsai_problem p;
-  NSAI_TRY(nsai_context_check(ctx));
-  if (!bytes) return nsai_fail(NSA_E_ARG, "bytes is NULL");
-  NSAI_TRY(nsai_problem_resolve(ctx->config, problem, &p));
-  if (!nsai_problem_is_cached(&p))
-    return nsai_fail(NSA_E_ARG, "problem.op is %d: %s has no cache", p.op, nsai_op_name(p.op));
-  const nsai_model *m = &p.model;
-  int64_t tokens = p.page_size ? p.page_size : p.max_kv_len, rows = 0;
+uint64_t nsai_cache_page_bytes(const nsai_problem *p) {
+  const nsai_model *m = &p->model;
+  int64_t tokens = p->page_size ? p->page_size : p->max_kv_len, rows = 0;
   for (int pair = 0; pair < NSA_BRANCHES; pair++)
-    if (nsai_reads_pair(m, pair) && !(p.window_ring && pair == NSA_WIN)) rows += tokens;
-  rows += p.page_size ? p.page_size / m->stride : row_entries(&p);
+    if (nsai_reads_pair(m, pair) && !(p->window_ring && pair == NSA_WIN)) rows += tokens;
+  rows += p->page_size ? p->page_size / m->stride : row_entries(p);
   int64_t elements = rows * m->kv_heads * (m->head_dim_qk + m->head_dim_v);
-  *bytes = (uint64_t)elements * (m->dtype == NSA_F32 ? 2 * ELEMENT_BYTES : ELEMENT_BYTES);
-  return NSA_OK;
+  return (uint64_t)elements * (m->dtype == NSA_F32 ? 2 * ELEMENT_BYTES : ELEMENT_BYTES);
 }

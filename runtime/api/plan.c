@@ -1,0 +1,174 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsa_query, nsa_explain, nsa_problem_string, nsa_prepare, nsa_plan_create, nsa_plan_caps,
+ * nsa_plan_destroy, nsa_kv_page_bytes.
+ */
+#include "plan/plan.h"
+
+#include "base/struct.h"
+#include "plan/context.h"
+#include "plan/forms.h"
+#include "run/check_cache.h"
+
+#include <nsa/kv_cache.h>
+
+static nsa_status check_caps(const nsa_caps *caps) {
+  static const nsai_struct_type type = { "caps", "NSA_CAPS_INIT", sizeof(nsa_caps) };
+  return nsai_struct_check(&type, caps);
+}
+
+/* `missing`: kernels that would have to be compiled. */
+static void fill_caps(const nsa_ctx *ctx, const nsai_choice *choice,
+                      const nsai_workspace *workspace, int32_t missing, nsa_caps *out) {
+  nsa_caps caps = NSA_CAPS_INIT;
+  nsai_writer text = nsai_writer_open(caps.variants, sizeof caps.variants);
+  caps.supported = 1;
+  caps.missing_kernels = missing;
+  caps.workspace_bytes = workspace->total;
+  caps.workspace_align = NSAI_WORKSPACE_ALIGN;
+  if (ctx->cpu) nsai_write(&text, "all=reference");
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++)
+    if (choice->variant[s])
+      nsai_write(&text, "%s%s=%s", text.used ? " " : "", nsai_stage_name((nsai_stage)s),
+                 choice->variant[s]->name);
+  nsai_struct_out(&caps, sizeof caps, out);
+}
+
+nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
+  static const nsa_caps none = NSA_CAPS_INIT;
+  nsai_problem resolved;
+  nsai_workspace workspace = { 0 };
+  nsai_choice choice = { 0 };
+  int32_t missing = 0;
+  NSAI_TRY(nsai_context_check(ctx));
+  NSAI_TRY(check_caps(caps));
+  NSAI_TRY(nsai_problem_resolve(ctx->config, problem, &resolved));
+  if (!ctx->cpu) {
+    nsa_status status = nsai_plan_foresee(ctx, &resolved, &choice, &missing);
+    if (status == NSA_E_UNSUPPORTED) {
+      nsai_struct_out(&none, sizeof none, caps);
+      return NSA_OK;
+    }
+    NSAI_TRY(status);
+    workspace = nsai_workspace_make(&resolved, &choice, &ctx->target);
+  }
+  fill_caps(ctx, &choice, &workspace, missing, caps);
+  return NSA_OK;
+}
+
+static void write_kernel(const nsai_kernel_spec *spec, nsai_writer *text) {
+  nsai_write(text, "  kernel %s: %d threads, %u bytes of shared memory", spec->entry, spec->threads,
+             spec->shared_bytes);
+  if (spec->ctas_per_sm) nsai_write(text, ", persistent: %d per multiprocessor", spec->ctas_per_sm);
+  nsai_write(text, "\n");
+}
+
+/* What is kept between forward and backward, in bytes a token. */
+static void write_saved(const nsai_problem *p, nsai_writer *text) {
+  static const char *const names[] = { "auto", "always", "never" };
+  const nsai_model *m = &p->model;
+  int branches = 1 + (m->select_count > 0) + (m->window > 0);
+  int64_t lists = (int64_t)m->select_count * m->kv_heads * 4;
+  int64_t outputs = (int64_t)branches * m->heads * (2 * m->head_dim_v + 4);
+  nsai_write(text,
+             "  runtime.recompute: %s; kept from the forward beside its inputs, bytes a token: "
+             "block_idx %lld%s; o_branch and lse %lld with never, 0 with always, of the branches "
+             "that are given with auto\n",
+             names[p->recompute], (long long)(p->selection == NSA_SELECT_TOPN ? lists : 0),
+             p->selection == NSA_SELECT_TOPN ? "" : ", the caller's selection", (long long)outputs);
+  nsai_write(text, "  a d_o in f32 takes %llu bytes more of workspace\n",
+             (unsigned long long)nsai_d_o_bytes(m, p->max_tokens));
+}
+
+size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t size) {
+  nsai_writer text = nsai_writer_open(buf, size);
+  nsai_problem resolved;
+  nsai_choice choice;
+  if (nsai_context_check(ctx) != NSA_OK ||
+      nsai_problem_resolve(ctx->config, problem, &resolved) != NSA_OK) {
+    nsai_write(&text, "%s\n", nsa_last_error());
+    return text.used;
+  }
+  nsai_problem_add_string(&text, &resolved);
+  nsai_write(&text, "\non %s%s%s\n", ctx->cpu ? "the CPU device" : ctx->target.arch,
+             ctx->device.name[0] ? ", " : "", ctx->device.name);
+  if (ctx->cpu) {
+    nsai_write(&text, "  every stage: the float64 reference (runtime.device: cpu)\n");
+    return text.used;
+  }
+  nsai_decisions decisions;
+  nsai_plan_decide(ctx, &resolved, &decisions);
+  if (nsai_problem_is_tunable(&resolved)) nsai_write(&text, "  %s\n", decisions.why);
+  if (nsai_choose(ctx->config, &resolved, &ctx->target, &decisions, &text, &choice) != NSA_OK)
+    return text.used;
+  nsai_workspace workspace = nsai_workspace_make(&resolved, &choice, &ctx->target);
+  nsai_write(&text, "  workspace: %llu bytes\n", (unsigned long long)workspace.total);
+  for (int i = 0; i < choice.form_count; i++) {
+    const nsai_form form = nsai_form_of(&choice, &workspace, NULL, i);
+    if (form.variant->describe) form.variant->describe(&form, &text);
+  }
+  if (resolved.op == NSA_OP_BACKWARD) write_saved(&resolved, &text);
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++)
+    nsai_forms_write(&choice, (nsai_stage)s, &resolved, &ctx->target, &text);
+  for (int i = 0; i < choice.kernel_count; i++)
+    if (choice.specs[i].entry) write_kernel(&choice.specs[i], &text);
+  return text.used;
+}
+
+size_t nsa_problem_string(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t size) {
+  nsai_writer text = nsai_writer_open(buf, size);
+  nsai_problem resolved;
+  if (nsai_context_check(ctx) == NSA_OK &&
+      nsai_problem_resolve(ctx->config, problem, &resolved) == NSA_OK)
+    nsai_problem_add_string(&text, &resolved);
+  return text.used;
+}
+
+nsa_status nsa_plan_create(nsa_ctx *ctx, const nsa_problem *problem, nsa_progress_fn progress,
+                           void *user, nsa_plan **out) {
+  nsai_problem resolved;
+  if (!out) return nsai_fail(NSA_E_ARG, "out is NULL");
+  *out = NULL;
+  NSAI_TRY(nsai_context_check(ctx));
+  if (ctx->deviceless)
+    return nsai_fail(NSA_E_NO_DEVICE,
+                     "the context was made for options.arch: it can compile (nsa_prepare), but not "
+                     "make plans");
+  NSAI_TRY(nsai_problem_resolve(ctx->config, problem, &resolved));
+  return nsai_plan_create(ctx, &resolved, progress, user, out);
+}
+
+void nsa_plan_destroy(nsa_plan *plan) { nsai_plan_free(plan); }
+
+nsa_status nsa_prepare(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
+                       nsa_progress_fn progress, void *user) {
+  NSAI_TRY(nsai_context_check(ctx));
+  NSAI_TRY(nsai_problem_check_array(problems, count));
+  for (size_t i = 0; i < count; i++) {
+    nsai_problem resolved;
+    NSAI_TRY(nsai_problem_resolve(ctx->config, nsai_struct_at(problems, i), &resolved));
+    if (!ctx->cpu) NSAI_TRY(nsai_plan_prepare(ctx, &resolved, progress, user));
+  }
+  return NSA_OK;
+}
+
+nsa_status nsa_plan_caps(const nsa_plan *plan, nsa_caps *caps) {
+  if (!plan) return nsai_fail(NSA_E_ARG, "plan is NULL");
+  NSAI_TRY(nsai_context_check(plan->ctx));
+  NSAI_TRY(check_caps(caps));
+  fill_caps(plan->ctx, &plan->choice, &plan->workspace, 0, caps);
+  return NSA_OK;
+}
+
+nsa_status nsa_kv_page_bytes(nsa_ctx *ctx, const nsa_problem *problem, uint64_t *bytes) {
+  nsai_problem resolved;
+  NSAI_TRY(nsai_context_check(ctx));
+  if (!bytes) return nsai_fail(NSA_E_ARG, "bytes is NULL");
+  NSAI_TRY(nsai_problem_resolve(ctx->config, problem, &resolved));
+  if (!nsai_problem_is_cached(&resolved))
+    return nsai_fail(NSA_E_ARG, "problem.op is %d: %s has no cache", resolved.op,
+                     nsai_op_name(resolved.op));
+  *bytes = nsai_cache_page_bytes(&resolved);
+  return NSA_OK;
+}
