@@ -3,6 +3,7 @@
  *
  * What the tuner's files share:
  *
+ * - api.c: nsa_tune
  * - tune.c: problems, budget, records
  * - candidates.c: candidates and their kernels
  * - combinations.c: which candidates run together
@@ -108,6 +109,24 @@ typedef struct tuner {
   nsai_baseline base[2];
   int base_count;
 } tuner;
+
+/* A problem as the host gave it. */
+typedef struct nsai_tune_asked {
+  nsai_problem problem;
+  bool any_overlap; /* the host left problem.overlap 0 */
+} nsai_tune_asked;
+
+/* tune.c */
+
+/* A context runs one call of the tuner at a time: NSA_E_ARG while another thread's is running. */
+nsa_status nsai_tune_begin(nsa_ctx *ctx);
+void nsai_tune_end(nsa_ctx *ctx);
+
+/* Tunes problems that can be tuned at all lengths of the configuration, or at `only` tokens where
+ * that is not 0, up to a level of nsai_level within `budget` seconds. Between begin and end. */
+nsa_status nsai_tune_problems(nsa_ctx *ctx, const nsa_tune_options *options, int32_t level,
+                              double budget, const nsai_tune_asked *problems, size_t count,
+                              int64_t only);
 
 /* Reports progress; `step` also counts one unit of work as done. NSA_E_CANCELLED when the
  * callback asks for it. */

@@ -1,10 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa_tune: which problems at which lengths are tuned, in which order and within which budget;
+ * Which problems at which lengths are tuned, in which order and within which budget;
  * what is reported and what is recorded.
  */
-#include "base/struct.h"
 #include "plan/kernel_set.h"
 #include "tune/internal.h"
 
@@ -401,12 +400,6 @@ static nsa_status add_batches(tuner *t, task_list *list, const nsai_problem *pro
   return NSA_OK;
 }
 
-/* A problem as the host gave it. */
-typedef struct asked {
-  nsai_problem problem;
-  bool any_overlap;
-} asked;
-
 /* Whether a problem is measured at this length. */
 static bool has_length(const nsai_config *c, const nsai_problem *problem, int64_t tokens) {
   int64_t own[NSAI_MAX_COUNTS];
@@ -417,7 +410,7 @@ static bool has_length(const nsai_config *c, const nsai_problem *problem, int64_
 }
 
 /* The next length after `last` at which any of the problems is measured; 0: none. */
-static int64_t next_length(const nsai_config *c, const asked *problems, size_t count,
+static int64_t next_length(const nsai_config *c, const nsai_tune_asked *problems, size_t count,
                            int64_t last) {
   int64_t next = 0, own[NSAI_MAX_COUNTS];
   for (size_t i = 0; i < count; i++) {
@@ -430,8 +423,8 @@ static int64_t next_length(const nsai_config *c, const asked *problems, size_t c
 
 /* The tasks of one length. Dense attention comes before the forwards, which are compared with
  * it. `any`: list all problems as they are, whatever their lengths. */
-static nsa_status list_length(tuner *t, const asked *problems, size_t count, int64_t tokens,
-                              bool any, task_list *list) {
+static nsa_status list_length(tuner *t, const nsai_tune_asked *problems, size_t count,
+                              int64_t tokens, bool any, task_list *list) {
   static const int32_t order[] = { NSA_OP_DENSE, NSA_OP_FORWARD, NSA_OP_PREFILL, NSA_OP_DECODE,
                                    NSA_OP_BACKWARD };
   for (size_t o = 0; o < sizeof order / sizeof *order; o++)
@@ -447,7 +440,7 @@ static nsa_status list_length(tuner *t, const asked *problems, size_t count, int
 }
 
 /* All tasks, the shortest length first. `only` > 0: that length alone. */
-static nsa_status list_tasks(tuner *t, const asked *problems, size_t count, int64_t only,
+static nsa_status list_tasks(tuner *t, const nsai_tune_asked *problems, size_t count, int64_t only,
                              task_list *list) {
   const nsai_config *c = t->ctx->config;
   int64_t longest = 1, tokens = 0;
@@ -504,8 +497,9 @@ static void close_tuner(tuner *t) {
   nsai_context_leave(t->ctx, t->pushed);
 }
 
-static nsa_status tune(nsa_ctx *ctx, const nsa_tune_options *options, int32_t level, double budget,
-                       const asked *problems, size_t count, int64_t only) {
+nsa_status nsai_tune_problems(nsa_ctx *ctx, const nsa_tune_options *options, int32_t level,
+                              double budget, const nsai_tune_asked *problems, size_t count,
+                              int64_t only) {
   tuner *t = calloc(1, sizeof *t);
   task_list list = { 0 };
   nsa_status status = NSA_OK;
@@ -527,8 +521,7 @@ done:
   return status;
 }
 
-/* A context runs one call of the tuner at a time. */
-static nsa_status begin_tuning(nsa_ctx *ctx) {
+nsa_status nsai_tune_begin(nsa_ctx *ctx) {
   pthread_mutex_lock(&ctx->lock);
   bool busy = ctx->tuning;
   ctx->tuning = true;
@@ -537,87 +530,10 @@ static nsa_status begin_tuning(nsa_ctx *ctx) {
               : NSA_OK;
 }
 
-static void end_tuning(nsa_ctx *ctx) {
+void nsai_tune_end(nsa_ctx *ctx) {
   pthread_mutex_lock(&ctx->lock);
   ctx->tuning = false;
   pthread_mutex_unlock(&ctx->lock);
-}
-
-static nsa_status check_options(const nsa_tune_options *o) {
-  if (o->level < 0 || o->level > NSA_TUNE_EXHAUSTIVE)
-    return nsai_fail(NSA_E_ARG,
-                     "options.level is %d: expected NSA_TUNE_HEURISTIC (%d) to NSA_TUNE_EXHAUSTIVE "
-                     "(%d), or 0 for tuning.level",
-                     o->level, NSA_TUNE_HEURISTIC, NSA_TUNE_EXHAUSTIVE);
-  if (!(o->budget_s >= 0))
-    return nsai_fail(NSA_E_ARG, "options.budget_s is %g: expected seconds, or 0 for tuning.budget",
-                     o->budget_s);
-  return NSA_OK;
-}
-
-static nsa_status check_device(const nsa_ctx *ctx) {
-  if (ctx->cpu)
-    return nsai_fail(NSA_E_NO_DEVICE, "runtime.device is cpu: the reference has no variants");
-  if (ctx->deviceless)
-    return nsai_fail(NSA_E_NO_DEVICE,
-                     "the context was made for options.arch: there is nothing to measure on");
-  return NSA_OK;
-}
-
-static nsa_status check_tunable(const nsai_problem *p, size_t index) {
-  if (nsai_problem_is_tunable(p)) return NSA_OK;
-  if (p->op == NSA_OP_APPEND)
-    return nsai_fail(NSA_E_UNSUPPORTED, "problem %zu: %s has nothing to choose: leave it out",
-                     index, nsai_op_name(p->op));
-  return nsai_fail(NSA_E_UNSUPPORTED,
-                   "problem %zu: %s is timed with selections of the library's own: leave "
-                   "problem.selection 0",
-                   index, nsai_op_name(p->op));
-}
-
-/* Resolves the host's problems. Without any: a forward and a dense problem of the configuration. */
-static nsa_status resolve(nsa_ctx *ctx, const nsa_problem *problems, size_t count, asked **out,
-                          size_t *out_count) {
-  nsa_problem own[2] = { NSA_PROBLEM_INIT, NSA_PROBLEM_INIT };
-  nsa_status status = NSA_OK;
-  own[1].op = NSA_OP_DENSE;
-  NSAI_TRY(nsai_problem_check_array(problems, count));
-  if (!count) problems = own, count = 2;
-  *out = calloc(count, sizeof **out);
-  *out_count = count;
-  if (!*out) return nsai_fail_nomem("problems", count * sizeof **out);
-  for (size_t i = 0; i < count && !status; i++) {
-    const nsa_problem *problem = nsai_struct_at(problems, i);
-    status = nsai_problem_resolve(ctx->config, problem, &(*out)[i].problem);
-    (*out)[i].any_overlap = !problem->overlap;
-    if (!status) status = check_tunable(&(*out)[i].problem, i);
-  }
-  return status;
-}
-
-nsa_status nsa_tune(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
-                    const nsa_tune_options *options) {
-  static const nsai_struct_type type = { "options", "NSA_TUNE_OPTIONS_INIT",
-                                         sizeof(nsa_tune_options) };
-  static const nsa_tune_options defaults = NSA_TUNE_OPTIONS_INIT;
-  nsa_tune_options room;
-  const void *read;
-  asked *list = NULL;
-  size_t list_count = 0;
-  NSAI_TRY(nsai_context_check(ctx));
-  NSAI_TRY(nsai_struct_in(&type, options ? options : &defaults, &room, &read));
-  options = read;
-  NSAI_TRY(check_options(options));
-  NSAI_TRY(check_device(ctx));
-  int32_t level = options->level ? options->level - NSA_TUNE_HEURISTIC + NSAI_LEVEL_HEURISTIC
-                                 : ctx->config->tuning.level;
-  double budget = options->budget_s > 0 ? options->budget_s : ctx->config->tuning.budget_s;
-  NSAI_TRY(begin_tuning(ctx));
-  nsa_status status = resolve(ctx, problems, count, &list, &list_count);
-  if (!status) status = tune(ctx, options, level, budget, list, list_count, 0);
-  free(list);
-  end_tuning(ctx);
-  return status;
 }
 
 nsa_status nsai_tune_first_use(nsa_ctx *ctx, const nsai_problem *problem, nsa_progress_fn progress,
@@ -625,15 +541,16 @@ nsa_status nsai_tune_first_use(nsa_ctx *ctx, const nsai_problem *problem, nsa_pr
   const nsai_config *c = ctx->config;
   if (!nsai_problem_is_tunable(problem) || !c->tuning.on_first_use || !c->tuning.records ||
       ctx->deviceless || c->runtime.jit != NSAI_JIT_ON_DEMAND ||
-      nsai_tune_is_recorded(ctx, problem) || begin_tuning(ctx) != NSA_OK)
+      nsai_tune_is_recorded(ctx, problem) || nsai_tune_begin(ctx) != NSA_OK)
     return NSA_OK;
   nsa_tune_options options = NSA_TUNE_OPTIONS_INIT;
-  asked one = { .problem = *problem };
+  nsai_tune_asked one = { .problem = *problem };
   options.progress = progress;
   options.user = user;
-  nsa_status status = tune(ctx, &options, c->tuning.on_first_use, c->tuning.first_use_budget_s,
-                           &one, 1, problem->max_kv_len);
-  end_tuning(ctx);
+  nsa_status status =
+      nsai_tune_problems(ctx, &options, c->tuning.on_first_use, c->tuning.first_use_budget_s, &one,
+                         1, problem->max_kv_len);
+  nsai_tune_end(ctx);
   if (!status || status == NSA_E_CANCELLED || status == NSA_E_VERIFY) return status;
   nsai_log(&ctx->logger, NSA_LOG_WARN, "tune", "tuning.on_first_use: %.*s",
            (int)strcspn(nsa_last_error(), "\n"), nsa_last_error());

@@ -7,7 +7,8 @@
 
 Every folder has a level. A file includes files of its own folder or of a lower level, by a path
 from one of the include roots (runtime, autotune, kernel_templates). With LIBRARY, the static
-library that was built, symbols are checked as well: an object calls its own folder or a lower level.
+library that was built, symbols are checked as well: an object calls its own folder or a lower level,
+and public functions are defined in runtime/api and in the api.c of autotune's folders.
 Kernel families (attend, decode, ...) include the shared folders below them but no other family.
 
 offences.txt beside this file lists the known offences. A new offence fails the check, and so does a
@@ -50,6 +51,8 @@ DEVICE_FAMILY_LEVEL = 3
 ROOTS = ("runtime", "autotune", "kernel_templates")
 # The one symbol that a lower level takes from a higher one: the parts the library is made of.
 SEAM = "nsai_library_parts"
+# What defines public functions: include/nsa/base.h's status texts are those of the errors themselves.
+API = re.compile(r"runtime/api/.*|autotune/\w+/api\.c|runtime/base/error\.c")
 # Endings of files in the source roots that hold no C or CUDA code.
 NO_CODE = (".build", ".py", ".md", ".map", ".scd", ".txt", ".tsv")
 
@@ -134,7 +137,7 @@ def include_offences(root, files):
 
 
 def symbol_offences(root, files, library):
-    """Calls between objects of the static library that go upwards."""
+    """Calls between objects of the static library that go upwards; public functions beside the API."""
     objects = {}
     for path in files:
         if path.endswith(".c"):
@@ -156,6 +159,8 @@ def symbol_offences(root, files, library):
             uses.append((current, name))
         elif kind.isupper() or kind in "VW":
             owner[name] = current
+            if name.startswith("nsa_") and not API.fullmatch(current):
+                yield f"{current} defines the public {name}"
     for path, name in sorted(set(uses)):
         if name in owner and name != SEAM and not may_use(folder_of(path), folder_of(owner[name])):
             yield f"{path} uses {name} of {owner[name]}"
@@ -181,7 +186,7 @@ def main():
         with open(list_path, encoding="utf-8") as file:
             known = {line.rstrip("\n") for line in file}
     if not options.library:
-        known = {line for line in known if " uses " not in line}
+        known = {line for line in known if " uses " not in line and " defines " not in line}
     for line in sorted(found - known):
         print(f"new: {line}")
     for line in sorted(known - found):
