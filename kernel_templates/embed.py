@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: 2026 the libnsa authors
 # SPDX-License-Identifier: MIT
-"""Writes the kernel templates as C arrays, with one digest over their names and contents.
+"""Writes files as C arrays.
 
-Usage: embed.py OUTPUT ROOT FILE...    (names in the output are relative to ROOT)
+    embed.py OUTPUT ROOT FILE...             the kernel templates, with one digest over their names,
+                                             which are relative to ROOT, and contents
+    embed.py --text NAME HEADER OUTPUT FILE  one file as the array NAME, which HEADER declares
 """
 
 import hashlib
@@ -18,8 +20,12 @@ def c_array(data: bytes) -> str:
     return ",\n".join(lines)
 
 
-def main() -> None:
-    output, root, paths = sys.argv[1], sys.argv[2], sys.argv[3:]
+def embed_text(name: str, header: str, output: str, path: str) -> None:
+    with open(path, "rb") as file, open(output, "w", encoding="ascii") as out:
+        out.write(f'#include "{header}"\n\nconst char {name}[] = {{\n{c_array(file.read())}\n}};\n')
+
+
+def embed_templates(output: str, root: str, *paths: str) -> None:
     templates = []
     for path in paths:
         name = os.path.relpath(path, root).replace(os.sep, "/")
@@ -46,4 +52,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == "--text":
+        embed_text(*sys.argv[2:])
+    else:
+        embed_templates(*sys.argv[1:])
