@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: 2026 the libnsa authors
 # SPDX-License-Identifier: MIT
 #
-# What libnsa.so shows and needs: every function of the public headers and nothing else, and no
-# library of NVIDIA's (those are opened at run time). And that no symbol of libnsa.a can meet one of a
-# host's.
+# What libnsa.so shows and needs: every function of the public headers and nothing else, with the
+# version of the soname, and no library of NVIDIA's (those are opened at run time). And that no symbol
+# of libnsa.a can meet one of a host's.
 #
 #   exports.sh LIBNSA_SO LIBNSA_A INCLUDE_DIR
 set -euo pipefail
@@ -18,6 +18,12 @@ differences=$(diff <(echo "$declared") <(echo "$shown")) || {
   echo "$differences"
   fail=1
 }
+version=$(readelf -d "$library" | sed -nE 's/.*\(SONAME\).*\[libnsa\.so\.(.*)\]/NSA_\1/p')
+other=$(nm -D --defined-only "$library" | grep -v "@@$version$" | awk '$2 != "A"' || true)
+if [[ -n $other ]]; then
+  echo "symbols without the version $version of the soname:" "$other"
+  fail=1
+fi
 needed=$(readelf -d "$library" | sed -nE 's/.*\(NEEDED\).*\[(.*)\]/\1/p')
 echo "functions: $(wc -l <<<"$shown"); needed:" $needed
 if grep -E 'cuda|nvrtc|cublas|nvidia' <<<"$needed"; then
