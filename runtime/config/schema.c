@@ -215,9 +215,10 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                            "be given" },
   [NSAI_KEY_CHECK_INPUTS] = { "runtime.check_inputs", NSAI_TYPE_WORD, AT(runtime.check_inputs), 0,
                               0, 0, check_words, "basic",
-                              "what run calls check: nothing, shapes and strides, or, for "
-                              "debugging, also whose memory it is and the values of batches, which "
-                              "a GPU is waited for" },
+                              "what run calls check; off: only that tensors are there and fit the "
+                              "plan; basic: also dtypes, shapes, strides, and that no output "
+                              "overlaps another tensor; full, to find bugs: also whose memory it "
+                              "is, and the values of batches, which waits for the stream" },
   [NSAI_KEY_COMPILE_JOBS] = { "runtime.compile_jobs", NSAI_TYPE_INT, AT(runtime.compile_jobs), 0,
                               MAX_JOBS, 0, NULL, "0",
                               "kernels compiled at once; 0: as many as cores, at most 4" },
