@@ -42,7 +42,7 @@ void nsai_fit_shared(const nsai_target *target, uint32_t bytes, nsai_reasons *re
     nsai_refuse(reasons, "needs %u bytes of shared memory, at most %u are taken", bytes, most);
 }
 
-/* What the driver keeps of each block's shared memory. */
+/* What the driver keeps of each CTA's shared memory. */
 #define RESERVED_SHARED_BYTES 1024
 
 void nsai_fit_block(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons) {
@@ -51,9 +51,9 @@ void nsai_fit_block(const nsai_target *target, uint32_t bytes, nsai_reasons *rea
                 target->shared_bytes);
 }
 
-bool nsai_holds_blocks(const nsai_target *target, uint32_t bytes, int32_t blocks) {
+bool nsai_holds_blocks(const nsai_target *target, uint32_t bytes, int32_t ctas) {
   uint64_t all = (uint64_t)target->shared_bytes + RESERVED_SHARED_BYTES;
-  return (uint64_t)blocks * (bytes + RESERVED_SHARED_BYTES) <= all;
+  return (uint64_t)ctas * (bytes + RESERVED_SHARED_BYTES) <= all;
 }
 
 /* Of a multiprocessor of sm_90 and sm_100. */

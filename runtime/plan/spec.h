@@ -1,22 +1,22 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What variants build their specs from: constants, sizes, and the reasons that many of them have.
+ * What variants share: the constants of their kernels, sizes of tiles, limits of the device, and
+ * the reasons against a problem that many of them have.
  */
 #ifndef NSAI_PLAN_SPEC_H
 #define NSAI_PLAN_SPEC_H
 
 #include "plan/variant.h"
 
-/* The shared memory every portable variant stays under: what sm_86, sm_89 and sm_120 give a block.
- */
+/* The shared memory that portable variants stay under: what sm_86, sm_89 and sm_120 give a CTA. */
 #define NSAI_PORTABLE_SHARED_BYTES (99u * 1024u)
 
 /* Compute capability major of the target: 9 for "sm_90a". */
 int32_t nsai_target_major(const nsai_target *target);
 
-/* The devices with rules of their own: a name, which nsai_named_device lists, and the glob of all
- * that are of the kind. */
+/* A device that has rules of its own in some variants: its name, which nsai_named_device lists, and
+ * the glob that matches the names of its models. */
 #define NSAI_H200_NAME "NVIDIA H200"
 #define NSAI_H200 NSAI_H200_NAME "*"
 
@@ -29,33 +29,36 @@ void nsai_refuse(nsai_reasons *reasons, const char *format, ...) NSAI_PRINTF(2, 
 /* Appends a named constant to a kernel's Config. */
 void nsai_constant_add(nsai_kernel_spec *spec, const char *name, int64_t value);
 
-/* Appends what every attention kernel has: head dims and groups, or the groups alone; and Config::kGate,
- * how its epilogue reads a gate. Constants that a kernel does not read only compile it once more. */
+/* Append constants that attention kernels have: the size of a group, which nsai_heads_add precedes
+ * with the head dimensions; and Config::kGate, how the epilogue reads a gate. A constant that a kernel
+ * does not read costs another compilation where it differs, so each kernel asks for what it reads. */
 void nsai_group_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 void nsai_heads_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 void nsai_gate_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 
-/* Appends l, d, l', n and the forced blocks of either end. */
+/* Appends block and stride of compression, block and count of selection, and the numbers of forced
+ * blocks. */
 void nsai_blocks_add(nsai_kernel_spec *spec, const nsai_model *model);
 
-/* Selection blocks that are searched, n_free; none where nothing is selected. */
+/* Selected blocks of a token that are not forced; 0 where nothing is selected. */
 static inline int32_t nsai_free_blocks(const nsai_model *m) {
   return m->select_count ? m->select_count - m->select_init - m->select_local : 0;
 }
 
-/* The next power of two at or above the group size: rows of a tile are token-major over that many
- * heads. */
+/* The least power of two that is not below the group size: a tile has so many rows for each
+ * token. */
 int32_t nsai_padded_group(const nsai_model *model);
 
-/* Columns of a head dim in products of 16: padded_dim() in core/tile.cuh. */
+/* A head dimension rounded up to what an mma reads, 16 columns: padded_dim() in core/tile.cuh. */
 static inline int32_t nsai_padded_dim(int32_t dim) { return (dim + 15) / 16 * 16; }
 
-/* Registers of a thread for O and Q of an m16 tile: those of kSharedQ in decode/consumer_groups.cuh. */
+/* Registers that O and Q of 16 rows take in each thread of a warp, by which kSharedQ of
+ * decode/consumer_groups.cuh is decided. */
 static inline int32_t nsai_row_registers(const nsai_model *m) {
   return nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4;
 }
 
-/* Panels of 64 columns, 128 bytes a row, that a head dim takes: core/tma.cuh. */
+/* Panels of a head dimension: 64 columns, 128 bytes a row (core/tma.cuh). */
 #define NSAI_PANEL_PITCH 128
 static inline int32_t nsai_panels(int32_t dim) { return (dim + 63) / 64; }
 static inline uint32_t nsai_panel_bytes(int32_t rows, int32_t dim) {
@@ -68,30 +71,30 @@ static inline uint32_t nsai_panel_bytes(int32_t rows, int32_t dim) {
 /* Bytes of a Tile<rows, padded_dim(dim)> in shared memory: core/tile.cuh. */
 uint32_t nsai_tile_bytes(int32_t rows, int32_t dim);
 
-/* Reasons that hold for every GPU kernel: storage type and group size. */
+/* Adds the reasons against every GPU kernel: the dtype. */
 void nsai_legal_common(const nsai_problem *, nsai_reasons *);
 
-/* Appends how a kernel that serves packed tensors and caches finds its keys: Config::kCached and, with
- * a cache, kPageRows, the rows of a page that hold `stride` tokens each. */
+/* Appends how a kernel for packed tensors and caches finds its keys: Config::kCached and, with a
+ * cache, kPageRows, the rows of a page where each row stands for `stride` tokens. */
 void nsai_source_add(nsai_kernel_spec *spec, const nsai_problem *problem, int32_t stride);
 
-/* Reasons against kernels of tensor maps, and others that know packed tensors alone. */
+/* Adds the reason against a kernel that reads packed tensors only, as all with tensor maps do. */
 void nsai_legal_packed(const nsai_problem *, nsai_reasons *);
 
-/* Adds a reason against a CTA of so many bytes of shared memory: portable variants stay under
- * NSAI_PORTABLE_SHARED_BYTES everywhere. */
+/* Adds a reason against a CTA of so many bytes of shared memory, in a portable variant: more than
+ * NSAI_PORTABLE_SHARED_BYTES are refused on every device. */
 void nsai_fit_shared(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons);
 
-/* The same for rows that only the limit of the device binds. */
+/* The same in a variant for some architectures: the device's limit alone counts. */
 void nsai_fit_block(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons);
 
-/* Whether a multiprocessor has shared memory for `blocks` of them. */
-bool nsai_holds_blocks(const nsai_target *target, uint32_t bytes, int32_t blocks);
+/* Whether a multiprocessor has shared memory for so many CTAs of `bytes` each. */
+bool nsai_holds_blocks(const nsai_target *target, uint32_t bytes, int32_t ctas);
 
-/* Adds a reason against more threads on a multiprocessor than any architecture takes. */
+/* Adds a reason against tiles whose CTAs have more threads than a multiprocessor takes. */
 void nsai_fit_threads(const nsai_tiles *tiles, nsai_reasons *reasons);
 
-/* Registers that a thread gets when a multiprocessor holds this many threads. */
+/* Registers that a thread may have where a multiprocessor holds this many threads. */
 int32_t nsai_register_limit(int32_t threads);
 
 #endif /* NSAI_PLAN_SPEC_H */
