@@ -14,7 +14,8 @@
  *   r, u4, u8       overlap of adjacent selections (verify/inputs.h)
  *   workspace       bytes
  *   plan_cold_ms, plan_warm_ms   nsa_plan_create with an empty and with a filled cache folder
- *   dense_ratio     burst_ms of dense over this part's; empty when either is missing, and for compress
+ *   dense_ratio     burst_ms of dense over this part's; empty when either is missing, and for
+ *                   compress
  *   baseline_ratio  the same of the faster of dense and dense_gemm
  *   floor_ms        the device's bound: roofline * burst_ms
  *   note            why the part has no time

@@ -49,7 +49,8 @@ int nsai_cmd_verify(int argc, char **argv);
 /* Prints "nsa-autotune: error: ..." to stderr; in colour on a terminal, unless NO_COLOR is set. */
 void nsai_cli_error(const char *format, ...) NSAI_PRINTF(1, 2);
 
-/* Prints this thread's last error, with NSA_LOG_LEVEL=trace its trace as well, and returns the exit code of `status`. */
+/* Prints this thread's last error, with NSA_LOG_LEVEL=trace its trace as well, and returns the exit
+ * code of `status`. */
 int nsai_cli_fail(nsa_status status);
 
 /* Fails with NSA_E_IO and "path: what: why". */

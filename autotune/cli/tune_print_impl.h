@@ -9,7 +9,8 @@
 
 #include "cli/tune_print.h"
 
-/* What became of a candidate, of its event: "timed", "refused", ...; NULL: another kind of event. */
+/* What became of a candidate, of its event: "timed", "refused", ...; NULL: another kind of
+ * event. */
 const char *nsai_tune_state(int32_t kind);
 
 /* The state of a candidate by the kind of its event: "timed", "refused", ...; NULL: another kind

@@ -12,7 +12,8 @@ static inline size_t nsai_verify_element_bytes(int32_t dtype) {
   return dtype == NSA_F16 || dtype == NSA_BF16 ? 2 : dtype == NSA_I64 ? 8 : 4;
 }
 
-/* Writes the contents of all inputs into their host images. `probes`: rows of NSAI_VERIFY_PROBE_ROWS. */
+/* Writes the contents of all inputs into their host images. `probes`: rows of
+ * NSAI_VERIFY_PROBE_ROWS. */
 void nsai_verify_tensors_fill(nsai_verify_tensors *data, int threads, const int64_t *probes);
 
 #endif /* NSAI_VERIFY_TENSORS_FILL_H */

@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What a run must leave alone: inputs, guard zones, and the parts of outputs that it does not write.
+ * What a run must leave alone: inputs, guard zones, and the parts of outputs that it does not
+ * write.
  */
 #include "verify/tensors.h"
 #include "verify/tensors_fill.h"

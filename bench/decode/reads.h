@@ -1,8 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What a decode step reads of K and V: as the device's counters have it (nsa_io.kv_reads), and as it follows
- * from the lengths. All sequences and KV heads together; a token of the compressed branch is an entry.
+ * What a decode step reads of K and V: as the device's counters have it (nsa_io.kv_reads), and as
+ * it follows from the lengths. All sequences and KV heads together; a token of the compressed
+ * branch is an entry.
  */
 #ifndef BENCH_DECODE_READS_H
 #define BENCH_DECODE_READS_H

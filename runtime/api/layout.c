@@ -1,13 +1,13 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The layout of the public structs, as base/struct.h and the ABI need it. Nothing is compiled from this
- * file.
+ * The layout of the public structs, as base/struct.h and the ABI need it. Nothing is compiled from
+ * this file.
  */
 #include <nsa/nsa.h>
 
-/* The struct begins with its size and ends with its last field: it has no padding behind it, where a
- * field of a later version would come to lie. */
+/* The struct begins with its size and ends with its last field: it has no padding behind it, where
+ * a field of a later version would come to lie. */
 #define GROWS(type, last)                                                                          \
   _Static_assert(offsetof(type, struct_size) == 0, #type " begins with struct_size");              \
   _Static_assert(offsetof(type, last) + sizeof(((type *)0)->last) == sizeof(type),                 \

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Status names and the thread-local error text and trace. Both are plain thread-local arrays: a failed
- * create has no context to hold them, and running out of memory must still be reportable.
+ * Status names and the thread-local error text and trace. Both are plain thread-local arrays: a
+ * failed create has no context to hold them, and running out of memory must still be reportable.
  */
 #include "base/error.h"
 

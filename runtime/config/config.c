@@ -153,7 +153,8 @@ static void load_text(loader *l) {
   if (text) read_layer(l, NSAI_LAYER_TEXT, name, text, length);
 }
 
-/* What files and texts said about the model no longer counts; what is wrong in them stays reported. */
+/* What files and texts said about the model no longer counts; what is wrong in them stays
+ * reported. */
 static nsa_status load_model(loader *l) {
   nsai_writer count = nsai_writer_open(NULL, 0);
   NSAI_TRY(nsai_model_write(l->request->model, &count));

@@ -4,9 +4,9 @@
  * The configuration: every key with its type, default, checks, and the origin of its value.
  *
  * Layers, weakest first: built-in, system file, file, text, the host's nsa_model, matching profile,
- * environment, overrides. A later layer replaces key by key; lists (tuning.lengths, variants.disable,
- * profiles) are replaced whole, and so is the section `model` by a nsa_model. The keys themselves are
- * declared in schema.c.
+ * environment, overrides. A later layer replaces key by key; lists (tuning.lengths,
+ * variants.disable, profiles) are replaced whole, and so is the section `model` by a nsa_model. The
+ * keys themselves are declared in schema.c.
  */
 #ifndef NSAI_CONFIG_CONFIG_H
 #define NSAI_CONFIG_CONFIG_H

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The `model` section from a host's nsa_model. It becomes a YAML text, which is read as every other:
- * ranges, rules and diagnostics exist once.
+ * The `model` section from a host's nsa_model. It becomes a YAML text, which is read as every
+ * other: ranges, rules and diagnostics exist once.
  */
 #ifndef NSAI_CONFIG_FROM_MODEL_H
 #define NSAI_CONFIG_FROM_MODEL_H

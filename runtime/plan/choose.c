@@ -157,8 +157,8 @@ static bool is_sensible(const chooser *c, const nsai_variant *v) {
   return !v->sensible || v->sensible(c->problem, c->target) || c->config->variants.force[v->stage];
 }
 
-/* The first row that may serve the stage, of those that serve every number of items; where there is none,
- * the last of the others. Where a row is forced, no other may serve. */
+/* The first row that may serve the stage, of those that serve every number of items; where there is
+ * none, the last of the others. Where a row is forced, no other may serve. */
 static const nsai_variant *first_serving(const chooser *c, nsai_stage stage) {
   const nsai_variant *last = NULL;
   for (const nsai_variant *const *row = nsai_library_parts.variants; *row; row++) {
@@ -204,8 +204,8 @@ static void add_form(const chooser *c, const nsai_variant *v, const nsai_tiles *
   out->number_count += v->numbers;
 }
 
-/* Whether a record's row takes only part of the plan's steps: it was timed at the full batch, and does
- * not serve every number of items well. Others then take the rest. */
+/* Whether a record's row takes only part of the plan's steps: it was timed at the full batch, and
+ * does not serve every number of items well. Others then take the rest. */
 static bool takes_part(const chooser *c, nsai_stage stage) {
   const nsai_variant *v = c->out->variant[stage];
   if (!c->decisions || c->decisions->alone || nsai_is_fused(c->out, stage)) return false;
@@ -244,8 +244,8 @@ static void add_row_forms(const chooser *c, const nsai_variant *v) {
   }
 }
 
-/* Adds the form of a record's row that takes part of the steps: those of more than half the items that a
- * step of the plan can have. */
+/* Adds the form of a record's row that takes part of the steps: those of more than half the items
+ * that a step of the plan can have. */
 static void add_recorded_form(const chooser *c, nsai_stage stage) {
   nsai_choice *out = c->out;
   nsai_chosen_form *form = &out->forms[out->form_count];
@@ -257,8 +257,8 @@ static void add_recorded_form(const chooser *c, nsai_stage stage) {
              form->variant->name, (long long)form->least_items);
 }
 
-/* Chooses one stage's variant and tiles, unless it is fused, adds the forms of other rows, and appends
- * the whole story to the text. */
+/* Chooses one stage's variant and tiles, unless it is fused, adds the forms of other rows, and
+ * appends the whole story to the text. */
 static void choose_stage(const chooser *c, nsai_stage stage) {
   const nsai_choice *out = c->out;
   const bool by_record = choose_row(c, stage), fused = nsai_is_fused(out, stage);

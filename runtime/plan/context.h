@@ -40,7 +40,8 @@ struct nsa_ctx {
   bool warned_record; /* of another environment: said once */
 };
 
-/* Makes a context by options that have this library's size. The caller releases it; *out is NULL before. */
+/* Makes a context by options that have this library's size. The caller releases it; *out is NULL
+ * before. */
 nsa_status nsai_context_create(const char *yaml_path, const nsa_options *options, nsa_ctx **out);
 
 /* Another user, and one less: the last one frees the context. Thread-safe. */

@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The forms of a stage. A plan of many batch sizes may hold several, each for the numbers of items that
- * suit it; an item is a tile of tokens of a KV head. A run takes the first form that suits its number, and
- * the last form of a stage whatever its number is.
+ * The forms of a stage. A plan of many batch sizes may hold several, each for the numbers of items
+ * that suit it; an item is a tile of tokens of a KV head. A run takes the first form that suits its
+ * number, and the last form of a stage whatever its number is.
  */
 #ifndef NSAI_PLAN_FORMS_H
 #define NSAI_PLAN_FORMS_H
@@ -34,9 +34,9 @@ const nsai_chosen_form *nsai_choice_form_for(const nsai_choice *choice, nsai_sta
                                              const nsai_problem *problem, const nsai_target *target,
                                              const nsai_step *step);
 
-/* Writes for nsa_explain which numbers of sequences with one new token go by which form, where the stage
- * has several: "  steps of one token: 1 to 7 sequences by decode_pipelined of 4 x 512 threads, 8 to 16 by
- * decode_pipelined of 2 x 512 threads, ...". */
+/* Writes for nsa_explain which numbers of sequences with one new token go by which form, where the
+ * stage has several: "  steps of one token: 1 to 7 sequences by decode_pipelined of 4 x 512 threads,
+ * 8 to 16 by decode_pipelined of 2 x 512 threads, ...". */
 void nsai_forms_write(const nsai_choice *choice, nsai_stage stage, const nsai_problem *problem,
                       const nsai_target *target, nsai_writer *text);
 

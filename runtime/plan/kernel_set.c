@@ -16,8 +16,7 @@
 #define WAIT_MS 3000
 #define POLL_MS 20 /* short against a compilation of 100 ms and more */
 
-/* Blocks of threads of a cluster that every device with clusters takes; a kernel of larger ones has to
- * ask. */
+/* CTAs of a cluster that every device with clusters takes; a kernel of larger ones has to ask. */
 #define PORTABLE_CLUSTER 8
 
 /* Guarded by the context's lock, but what its users read: library and function. */

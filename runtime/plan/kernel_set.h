@@ -17,8 +17,8 @@ typedef struct nsai_kernel_request {
   bool temporary; /* what is loaded for it goes with nsai_kernel_set_unload_temporary */
   nsa_progress_fn progress;
   void *user;
-  bool
-      refused; /* out, of a failure: a kernel compiled, but not well (compile/compiler.h); other tiles may do */
+  /* Out, of a failure: a kernel compiled, but not well (compile/compiler.h); other tiles may do. */
+  bool refused;
 } nsai_kernel_request;
 
 /* Makes every kernel of the request: found in memory, else in the disk cache, else compiled, all
@@ -28,8 +28,8 @@ typedef struct nsai_kernel_request {
 nsa_status nsai_kernel_set_make(nsa_ctx *ctx, nsai_kernel_request *request,
                                 nsai_kernel out[NSAI_MAX_KERNELS]);
 
-/* The kernels are used no more. They stay loaded: plans are made again. Thread-safe; does nothing in
- * a child of fork. */
+/* The kernels are used no more. They stay loaded: plans are made again. Thread-safe; does nothing
+ * in a child of fork. */
 void nsai_kernel_set_release(nsa_ctx *ctx, nsai_kernel kernels[NSAI_MAX_KERNELS]);
 
 /* Unloads what was loaded on trial, is not used, and was asked for by nobody else meanwhile. The

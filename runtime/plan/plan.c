@@ -102,9 +102,10 @@ static bool decisions_serve(nsa_ctx *ctx, plan_request *request, nsai_choice *ch
   return false;
 }
 
-/* Chooses and makes kernels: by a record, else by the heuristic. Its tiles are as large as registers
- * allow with the compiler they were tried with; another NVRTC may need more registers, and a kernel
- * that spills is refused. Then smaller tiles serve. They are no answer to any other failure. */
+/* Chooses and makes kernels: by a record, else by the heuristic. Its tiles are as large as
+ * registers allow with the compiler they were tried with; another NVRTC may need more registers,
+ * and a kernel that spills is refused. Then smaller tiles serve. They are no answer to any other
+ * failure. */
 static nsa_status make_kernels(nsa_ctx *ctx, plan_request *request, nsai_choice *choice,
                                nsai_kernel *kernels) {
   int32_t register_fallback = 0;

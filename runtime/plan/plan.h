@@ -40,7 +40,8 @@ typedef struct nsai_workspace {
 nsai_workspace nsai_workspace_make(const nsai_problem *problem, const nsai_choice *choice,
                                    const nsai_target *target);
 
-/* Query tokens whose data fit `budget` bytes, at `bytes` for each token: whole tiles, and at least one. */
+/* Query tokens whose data fit `budget` bytes, at `bytes` for each token: whole tiles, and at least
+ * one. */
 int64_t nsai_chunk_tokens(int64_t budget, int64_t bytes, int64_t tokens);
 
 struct nsa_plan {
@@ -74,8 +75,8 @@ void nsai_plan_decide(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions 
 nsa_status nsai_plan_foresee(nsa_ctx *ctx, const nsai_problem *problem, nsai_choice *choice,
                              int32_t *missing);
 
-/* Makes the kernels of a plan without loading them: for a context of an architecture alone, those of
- * all its devices. Not on the CPU device. */
+/* Makes the kernels of a plan without loading them: for a context of an architecture alone, those
+ * of all its devices. Not on the CPU device. */
 nsa_status nsai_plan_prepare(nsa_ctx *ctx, const nsai_problem *problem, nsa_progress_fn progress,
                              void *user);
 

@@ -35,8 +35,8 @@ typedef struct nsai_problem {
  * nsai_struct_at steps through it. NSA_E_ARG, NSA_E_VERSION. */
 nsa_status nsai_problem_check_array(const nsa_problem *problems, size_t count);
 
-/* Fills `out` from the caller's problem, of any version, and the configuration; refuses what no plan
- * could mean (NSA_E_ARG, NSA_E_VERSION), naming the field. */
+/* Fills `out` from the caller's problem, of any version, and the configuration; refuses what no
+ * plan could mean (NSA_E_ARG, NSA_E_VERSION), naming the field. */
 nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *problem,
                                 nsai_problem *out);
 
@@ -46,8 +46,8 @@ static inline bool nsai_problem_is_cached(const nsai_problem *problem) {
          problem->op == NSA_OP_APPEND;
 }
 
-/* Whether the tuner times the problem: it has inputs for it, and there is something to choose. The others'
- * plans follow the heuristics. */
+/* Whether the tuner times the problem: it has inputs for it, and there is something to choose. The
+ * others' plans follow the heuristics. */
 static inline bool nsai_problem_is_tunable(const nsai_problem *problem) {
   if (problem->op == NSA_OP_APPEND) return false;
   return problem->selection == NSA_SELECT_TOPN || !nsai_problem_is_cached(problem);

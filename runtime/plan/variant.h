@@ -1,17 +1,17 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The interface of variants. A variant is one way to do one stage, and one row of the variant table.
- * Everything about it lies in its own file: whether it is legal (whether it can serve this problem on
- * this device) and sensible (whether the heuristic may choose it), which tile sizes it has, its
- * kernels, its part of the workspace, and its launches.
+ * The interface of variants. A variant is one way to do one stage, and one row of the variant
+ * table. Everything about it lies in its own file: whether it is legal (whether it can serve this
+ * problem on this device) and sensible (whether the heuristic may choose it), which tile sizes it
+ * has, its kernels, its part of the workspace, and its launches.
  *
- * The table is ordered by stage and preference. Without a record, the first legal and sensible row of
- * a stage serves, with the tiles that its heuristic chooses.
+ * The table is ordered by stage and preference. Without a record, the first legal and sensible row
+ * of a stage serves, with the tiles that its heuristic chooses.
  *
- * A row may fuse later stages into its own. It is chosen at its own stage, where the configuration's
- * force and disable lists count as always. Once chosen, it also does the stages that it fuses, whatever
- * was decided for them.
+ * A row may fuse later stages into its own. It is chosen at its own stage, where the
+ * configuration's force and disable lists count as always. Once chosen, it also does the stages
+ * that it fuses, whatever was decided for them.
  */
 #ifndef NSAI_PLAN_VARIANT_H
 #define NSAI_PLAN_VARIANT_H
@@ -25,11 +25,11 @@ typedef struct nsai_target {
   const char *arch;      /* "sm_90a" */
   const char *device;    /* "NVIDIA H200"; NULL: unknown */
   uint32_t shared_bytes; /* of a CTA at most, opt-in */
-  /* 0: the fastest tiles, which just fit the registers with the compiler that they were tried with. Up
-   * to NSAI_MAX_REGISTER_FALLBACK: smaller tiles, for other compilers. */
+  /* 0: the fastest tiles, which just fit the registers with the compiler that they were tried with.
+   * Up to NSAI_MAX_REGISTER_FALLBACK: smaller tiles, for other compilers. */
   int32_t register_fallback;
-  /* Multiprocessors, which bound the grids of persistent kernels; no kernel's code depends on them. 0:
-   * unknown. */
+  /* Multiprocessors, which bound the grids of persistent kernels; no kernel's code depends on them.
+   * 0: unknown. */
   int32_t sms;
 } nsai_target;
 #define NSAI_MAX_REGISTER_FALLBACK 2
@@ -53,8 +53,8 @@ typedef struct nsai_kernel_spec {
   int32_t cluster;                       /* CTAs of a cluster; 0: none */
   int32_t tma_box_heads, tma_box_tokens; /* of the tensor map of q */
   int32_t tma_box_keys; /* of the tensor maps of k and v; 0: the kernel takes no tensor maps */
-  bool
-      interleaved_keys; /* boxes of k and v are ordered as tma_load_interleaved() of core/tma.cuh says */
+  /* Boxes of k and v are ordered as tma_load_interleaved() of core/tma.cuh says. */
+  bool interleaved_keys;
   int32_t compile_cost; /* milliseconds of one core, about: the costly kernels compile first */
   int32_t constant_count;
   nsai_constant constants[NSAI_MAX_CONSTANTS];
@@ -177,17 +177,18 @@ typedef struct nsai_variant {
   /* Whether the heuristic may choose it. NULL: always. */
   bool (*sensible)(const nsai_problem *, const nsai_target *);
   const nsai_space *space; /* NULL: nothing to choose */
-  /* The next two are of a row that is the fastest for some batch sizes only; else both are NULL. Such a
-   * row adds forms to the plan, before the form of the chosen row that follows it in the table. Forced or
-   * timed, it stands alone. A record gives it the steps of more than half the plan's batch. An item is a
-   * tile of tokens of a KV head. */
-  /* Writes the tiles of its forms: each suits some number of items that a run of the plan can have and
-   * that no form of `before` suits. Returns how many. */
+  /* The next two are of a row that is the fastest for some batch sizes only; else both are NULL.
+   * Such a row adds forms to the plan, before the form of the chosen row that follows it in the
+   * table. Forced or timed, it stands alone. A record gives it the steps of more than half the
+   * plan's batch. An item is a tile of tokens of a KV head. */
+  /* Writes the tiles of its forms: each suits some number of items that a run of the plan can have
+   * and that no form of `before` suits. Returns how many. */
   int (*forms)(const nsai_problem *, const nsai_target *, const struct nsai_choice *before,
                nsai_tiles out[NSAI_MAX_STAGE_FORMS]);
   /* Whether the form takes so many items, in tiles of its first kernel. */
   bool (*suits)(const nsai_request *, int64_t items);
-  /* Fills the specs of its kernels, which are zero before. Called for legal rows, with tiles that fit. */
+  /* Fills the specs of its kernels, which are zero before. Called for legal rows, with tiles that
+   * fit. */
   void (*specify)(const nsai_request *, nsai_kernel_spec kernel[]);
   /* Fills in what the form needs of the workspace; all is zero before. NULL: nothing. */
   void (*workspace)(const nsai_request *, const nsai_kernel_spec kernel[], nsai_form_sizes *);
@@ -246,8 +247,8 @@ typedef struct nsai_chosen_form {
 #define NSAI_MAX_BUFFERS 80
 #define NSAI_MAX_NUMBERS 32
 
-/* The choice for one problem: a row per needed stage, NULL for the others. A fused stage has the row
- * and the tiles of the one that fuses it. */
+/* The choice for one problem: a row per needed stage, NULL for the others. A fused stage has the
+ * row and the tiles of the one that fuses it. */
 typedef struct nsai_choice {
   const nsai_variant *variant[NSAI_STAGE_COUNT];
   nsai_tiles tiles[NSAI_STAGE_COUNT];
@@ -257,8 +258,8 @@ typedef struct nsai_choice {
   nsai_kernel_spec specs[NSAI_MAX_KERNELS];
 } nsai_choice;
 
-/* The form that does the stage, or that stands alone for it; of several, the last, which serves every
- * number of items. NULL: none. */
+/* The form that does the stage, or that stands alone for it; of several, the last, which serves
+ * every number of items. NULL: none. */
 const nsai_chosen_form *nsai_choice_form(const nsai_choice *choice, nsai_stage stage);
 
 /* The kernel of this entry point, for tests and reports; NULL: the choice has none. */
@@ -271,8 +272,8 @@ static inline bool nsai_is_fused(const nsai_choice *choice, nsai_stage stage) {
 
 /* Chooses by the configuration's force and disable lists, then by `decisions` (NULL: none) where
  * they are legal, then by the table's order and its heuristics. When `explain` is not NULL, writes
- * every stage's variants with all reasons. NSA_E_UNSUPPORTED (every reason in the error text) when a
- * stage has none. */
+ * every stage's variants with all reasons. NSA_E_UNSUPPORTED (every reason in the error text) when
+ * a stage has none. */
 nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
                        const nsai_target *target, const nsai_decisions *decisions,
                        nsai_writer *explain, nsai_choice *out);

@@ -73,8 +73,8 @@ nsa_status nsai_reference_append(const nsai_model *model, const nsai_reference_c
                                  const nsa_batch *batch, const nsa_kv *kv, const nsa_kv *new_kv,
                                  const nsa_phi *phi, int threads);
 
-/* nsa_backward. With NSA_SELECT_TOPN io->block_idx holds what the forward chose. Other memory than the
- * forward's: the gradients of K and V in float64, and per thread of phi its weights and their
+/* nsa_backward. With NSA_SELECT_TOPN io->block_idx holds what the forward chose. Other memory than
+ * the forward's: the gradients of K and V in float64, and per thread of phi its weights and their
  * gradients. */
 nsa_status nsai_reference_backward(const nsai_model *model, int32_t selection, uint32_t branches,
                                    const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,

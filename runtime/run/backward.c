@@ -1,14 +1,14 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Order of the stages of the backward pass: gates, and compressed keys where the caller has none; lists;
- * statistics of every query row and dQ; the gate MLP; dK and dV, with phi. Nothing is added by atomics:
- * every run gives the same bits.
+ * Order of the stages of the backward pass: gates, and compressed keys where the caller has none;
+ * lists; statistics of every query row and dQ; the gate MLP; dK and dV, with phi. Nothing is added
+ * by atomics: every run gives the same bits.
  */
 #include "run/params.h"
 
-/* A part of a stage outside of the stage's events: every row does it alike, and the tuner does not time
- * it. */
+/* A part of a stage outside of the stage's events: every row does it alike, and the tuner does not
+ * time it. */
 static nsa_status enqueue_part(const nsai_run *run, nsai_stage stage, const nsai_span *part) {
   const nsai_form *form = nsai_plan_form(run->plan, stage);
   return form->variant->enqueue(run, form, part);

@@ -57,8 +57,8 @@ static nsa_status check_rows_length(const nsa_tensor *t, const char *name, int64
                    (long long)t->shape[1], (long long)least, why);
 }
 
-/* What of a cache's shape is mistaken most: heads before tokens, and another size of pages. `pages`: what its
- * rows are; NULL: it does not lie in pages. */
+/* What of a cache's shape is mistaken most: heads before tokens, and another size of pages.
+ * `pages`: what its rows are; NULL: it does not lie in pages. */
 static nsa_status check_middle(const cached *c, const nsa_tensor *t, const nsai_tensor_spec *e,
                                const char *pages) {
   int64_t rows = e->shape[1], heads = e->shape[2];

@@ -18,8 +18,8 @@ nsa_status nsai_check_cached(const nsai_check *check, const nsa_batch *batch, co
 nsa_status nsai_check_append(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
                              nsai_run_sizes *sizes);
 
-/* Bytes that a page of the cache takes in one layer, by the layout of include/nsa/kv_cache.h; without
- * pages, those of one sequence. The problem has a cache. */
+/* Bytes that a page of the cache takes in one layer, by the layout of include/nsa/kv_cache.h;
+ * without pages, those of one sequence. The problem has a cache. */
 uint64_t nsai_cache_page_bytes(const nsai_problem *problem);
 
 #endif /* NSAI_RUN_CHECK_CACHE_H */

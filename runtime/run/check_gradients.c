@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * A gradient has the shape of its input. One of an input that the model does not read is refused, with
- * what it is about the model.
+ * A gradient has the shape of its input. One of an input that the model does not read is refused,
+ * with what it is about the model.
  */
 #include "run/check_gradients.h"
 

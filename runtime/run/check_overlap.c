@@ -77,8 +77,8 @@ nsa_status nsai_call_tensors_add_workspace(nsai_call_tensors *tensors, const voi
   return NSA_OK;
 }
 
-/* Whether the tensor repeats at a step of bytes: in each step it has `*width` bytes, all from the same
- * offset on. */
+/* Whether the tensor repeats at a step of bytes: in each step it has `*width` bytes, all from the
+ * same offset on. */
 static bool repeats(const nsai_call_tensor *o, uint64_t step, uint64_t *width) {
   const nsa_tensor *t = o->tensor;
   *width = (uint64_t)nsai_dtype_bytes(t->dtype);

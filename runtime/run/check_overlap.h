@@ -1,13 +1,13 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The memory of a run call: no tensor that it writes may share bytes with another tensor of the call.
- * Kernels of several stages run at the same time, so what one of them writes must not be what another
- * one reads.
+ * The memory of a run call: no tensor that it writes may share bytes with another tensor of the
+ * call. Kernels of several stages run at the same time, so what one of them writes must not be what
+ * another one reads.
  *
- * Tensors may still lie in one buffer, as slices of its columns: slices of a packed [T, Wq + Wk + Wv],
- * or K and V of a cache [N, 2, P, Hkv, D]. Their outer strides are multiples of one step, and within
- * each step their bytes lie apart.
+ * Tensors may still lie in one buffer, as slices of its columns: slices of a packed [T, Wq + Wk +
+ * Wv], or K and V of a cache [N, 2, P, Hkv, D]. Their outer strides are multiples of one step, and
+ * within each step their bytes lie apart.
  */
 #ifndef NSAI_RUN_CHECK_OVERLAP_H
 #define NSAI_RUN_CHECK_OVERLAP_H
@@ -16,7 +16,8 @@
 
 #include <stdbool.h>
 
-/* A backward pass with everything that it may have brings 66: 37 inputs, 28 gradients, a workspace. */
+/* A backward pass with everything that it may have brings 66: 37 inputs, 28 gradients, a
+ * workspace. */
 #define NSAI_MAX_CALL_TENSORS 80
 
 /* A tensor's bytes. */

@@ -48,8 +48,8 @@ static nsa_status check_shape(const nsa_tensor *t, const nsai_tensor_spec *e) {
   return NSA_OK;
 }
 
-/* The last stride is 1. Kernels copy 16-bit tensors of rows in units of 16 bytes; the CPU device could do
- * without, but what it accepts must run on a GPU as well. Its f32 has no such kernels. */
+/* The last stride is 1. Kernels copy 16-bit tensors of rows in units of 16 bytes; the CPU device
+ * could do without, but what it accepts must run on a GPU as well. Its f32 has no such kernels. */
 static nsa_status check_strides(const nsa_tensor *t, const nsai_tensor_spec *e) {
   int last = e->ndim - 1;
   if (t->shape[last] > 1 && t->stride[last] != 1)
@@ -110,8 +110,8 @@ static uint64_t distance(int64_t stride) {
   return stride < 0 ? -(uint64_t)stride : (uint64_t)stride;
 }
 
-/* The dimension with the least stride above those in the set `done`; -1: there is none. Dimensions of one
- * element have no stride. */
+/* The dimension with the least stride above those in the set `done`; -1: there is none. Dimensions
+ * of one element have no stride. */
 static int next_dimension(const nsa_tensor *t, unsigned done) {
   int next = -1;
   for (int i = t->ndim - 1; i >= 0; i--)

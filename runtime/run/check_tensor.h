@@ -17,8 +17,8 @@ enum { NSAI_DTYPE_MODEL = 1, NSAI_DTYPE_F32 = 2, NSAI_DTYPE_I32 = 4, NSAI_DTYPE_
 /* Operands of products and biases: of the model's dtype, with any strides, which cuBLASLt takes. */
 enum { NSAI_DTYPE_WEIGHT = NSAI_DTYPE_MODEL | 8 };
 
-/* Gradients that kernels read and write in rows: 16-bit ones are subject to what NSAI_DTYPE_MODEL is by
- * itself. */
+/* Gradients that kernels read and write in rows: 16-bit ones are subject to what NSAI_DTYPE_MODEL
+ * is by itself. */
 enum { NSAI_DTYPE_ROWS = NSAI_DTYPE_MODEL | NSAI_DTYPE_F32 | 32 };
 
 /* What a tensor must look like. */
@@ -32,8 +32,8 @@ typedef struct nsai_tensor_spec {
 /* Bytes of an element. */
 int64_t nsai_dtype_bytes(int32_t dtype);
 
-/* Checks data, dtype, shape, strides and, at that level, whose memory it is, and adds the tensor to the
- * call's tensors. NSA_E_ARG. */
+/* Checks data, dtype, shape, strides and, at that level, whose memory it is, and adds the tensor to
+ * the call's tensors. NSA_E_ARG. */
 nsa_status nsai_check_tensor(const nsai_check *check, const nsa_tensor *tensor,
                              const nsai_tensor_spec *spec);
 
@@ -41,9 +41,9 @@ nsa_status nsai_check_tensor(const nsai_check *check, const nsa_tensor *tensor,
 nsa_status nsai_check_optional_tensor(const nsai_check *check, const nsa_tensor *tensor,
                                       const nsai_tensor_spec *spec);
 
-/* What is written has a place for each element; inputs may repeat rows or heads by a stride of 0. Takes
- * tensors whose dimensions nest, in any order, and marks the call's tensor as written. `tensor` has passed
- * nsai_check_tensor, or is absent. NSA_E_ARG. */
+/* What is written has a place for each element; inputs may repeat rows or heads by a stride of 0.
+ * Takes tensors whose dimensions nest, in any order, and marks the call's tensor as written.
+ * `tensor` has passed nsai_check_tensor, or is absent. NSA_E_ARG. */
 nsa_status nsai_check_tensor_memory(const nsai_check *check, const nsa_tensor *tensor,
                                     const char *name);
 
@@ -55,8 +55,8 @@ typedef struct nsai_offset_limits {
   const char *capacity; /* of the problem, which `length` comes from */
 } nsai_offset_limits;
 
-/* Checks of values that can be read that i32 [num_seqs + 1] ascends from 0, within the rows and the longest
- * sequence. An absent array is fine. NSA_E_ARG. */
+/* Checks of values that can be read that i32 [num_seqs + 1] ascends from 0, within the rows and the
+ * longest sequence. An absent array is fine. NSA_E_ARG. */
 nsa_status nsai_check_offsets(const nsa_tensor *offsets, int32_t num_seqs,
                               const nsai_offset_limits *limits);
 

@@ -255,8 +255,8 @@ bool nsai_run_is_behind(const nsai_run *run, nsai_stage stage) {
 
 /* ---- over a cache ---- */
 
-/* Tokens that no sequence has more of: the plan's, and those that a row of the table has pages for. How many
- * pages a list has is known on the device alone, where find_room() asks. */
+/* Tokens that no sequence has more of: the plan's, and those that a row of the table has pages for.
+ * How many pages a list has is known on the device alone, where find_room() asks. */
 static int longest_sequence(const nsai_run *run) {
   const nsai_problem *p = &run->plan->problem;
   const nsa_batch *b = run->batch;

@@ -22,7 +22,8 @@ static inline bool nsai_run_fuses(const nsai_run *run, nsai_stage stage) {
   return nsai_is_fused(&run->plan->choice, stage);
 }
 
-/* Whether the library makes a selection: for the branch, or because the caller asks for its indices. */
+/* Whether the library makes a selection: for the branch, or because the caller asks for its
+ * indices. */
 bool nsai_run_selects(const nsai_run *run);
 
 /* Whether the stage's last kernel is the last launch, so that a kernel may start beside its end. */
@@ -55,8 +56,8 @@ NsaiView nsai_compressed_view(const nsai_run *run, int side);
 NsaiSequences nsai_compressed_sequences(const nsai_run *run);
 int64_t nsai_compressed_rows(const nsai_run *run);
 
-/* Rows of compressed storage that tensor maps may cover. For one sequence they end with its last whole
- * block: nothing was written behind it. */
+/* Rows of compressed storage that tensor maps may cover. For one sequence they end with its last
+ * whole block: nothing was written behind it. */
 int64_t nsai_present_blocks(const nsai_run *run);
 
 /* The LSE of the compressed branch, and the top-n: the caller's tensors, or the workspace. */
@@ -68,13 +69,13 @@ void nsai_set_gate(const nsai_run *run, NsaiEpilogue *out);
 
 /* ---- launches ---- */
 
-/* Tiles of `tokens` query tokens that cover every sequence (data/sequence.cuh); and those of a kernel,
- * times the KV heads. */
+/* Tiles of `tokens` query tokens that cover every sequence (data/sequence.cuh); and those of a
+ * kernel, times the KV heads. */
 uint64_t nsai_tile_count(const nsai_run *run, int32_t tokens);
 uint64_t nsai_grid_tiles(const nsai_run *run, const nsai_kernel *kernel);
 
-/* Launches a CTA for each tile or, of a persistent kernel, no more than the device holds at once. Such a
- * kernel counts tiles in an int: nsai_launch refuses more. */
+/* Launches a CTA for each tile or, of a persistent kernel, no more than the device holds at once.
+ * Such a kernel counts tiles in an int: nsai_launch refuses more. */
 nsa_status nsai_launch_tiles(const nsai_run *run, const nsai_kernel *kernel, const void *params);
 
 /* Launches a thread for each of `count` elements. */

@@ -19,8 +19,8 @@ typedef struct nsai_stage_callbacks {
   void *user;
 } nsai_stage_callbacks;
 
-/* nsa_forward, nsa_dense, nsa_prefill or nsa_backward, by the plan's problem, with callbacks; NSA_E_INTERNAL
- * with a plan of another. `grads`: of nsa_backward, else NULL. */
+/* nsa_forward, nsa_dense, nsa_prefill or nsa_backward, by the plan's problem, with callbacks;
+ * NSA_E_INTERNAL with a plan of another. `grads`: of nsa_backward, else NULL. */
 nsa_status nsai_run_with_callbacks(const nsa_plan *plan, const nsa_exec *exec,
                                    const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,
                                    const nsai_stage_callbacks *callbacks);
