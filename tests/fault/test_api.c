@@ -11,9 +11,6 @@
 #include "starve.h"
 
 #include <nsa/tune.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static void be_silent(void *user, int32_t level, const char *component, const char *text) {
   (void)user, (void)level, (void)component, (void)text;

@@ -6,13 +6,9 @@
 #ifndef NSA_TESTS_DIAG_CASE_H
 #define NSA_TESTS_DIAG_CASE_H
 
-#include <nsa/context.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
+#include "support/cmocka_all.h"
 
-#include <cmocka.h>
+#include <nsa/context.h>
 
 typedef struct diag_case {
   const char *name;

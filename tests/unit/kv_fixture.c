@@ -3,17 +3,12 @@
  */
 #include "kv_fixture.h"
 
+#include "support/cmocka_all.h"
+
 #include "plan/context.h"
 #include "reference/reference.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define NOWHERE 0x7ffffff0 /* an id of a page that must not be looked at */
 

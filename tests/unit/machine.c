@@ -3,18 +3,13 @@
  */
 #include "machine.h"
 
+#include "support/cmocka_all.h"
+
 #include "base/writer.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define MAX_TOKENS 64
 #define GATE_CHANNELS 24

@@ -11,8 +11,6 @@
 #include "reference/reference.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define STEP 0x1p-13 /* of differences */
 

@@ -8,9 +8,6 @@
 #include "gradients.h"
 #include "plan/context.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 /* A machine with a plan of a backward pass, the forward's blocks, and a gradient of everything. */
 static toy *begin(machine *m, const machine_request *request, int32_t dtype, nsa_grads *g) {
   machine_request own = *request;

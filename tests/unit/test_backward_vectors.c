@@ -3,18 +3,12 @@
  *
  * The backward pass of the CPU device against tests/vectors: every gradient of every case.
  */
+#include "support/cmocka_all.h"
+
 #include "reference/reference.h"
 #include "vector_case.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define TOLERANCE 1e-5
 

@@ -4,6 +4,8 @@
  * Loading a configuration: values, layers and their origins, profiles, the dump, the shipped files.
  * The diagnostics are test_config_diag.c's.
  */
+#include "support/cmocka_all.h"
+
 #include "base/log.h"
 #include "config/config.h"
 #include "config/diag.h"
@@ -11,15 +13,8 @@
 #include "plan/variant.h"
 
 #include <glob.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "config_fixture.h"
 

@@ -4,16 +4,10 @@
  * Loading under every single failed allocation: NSA_E_NOMEM, nothing leaked (the address sanitizer
  * tells), and no false complaint about the configuration.
  */
+#include "support/cmocka_all.h"
+
 #include "config/config.h"
 #include "plan/variant.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 void *__real_calloc(size_t count, size_t size);
 void *__wrap_calloc(size_t count, size_t size);

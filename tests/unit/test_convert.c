@@ -4,15 +4,12 @@
  * bf16 and fp16: every pattern there and back, every midpoint between neighbours, and the vector
  * forms of the CPU device against the scalar ones.
  */
+#include "support/cmocka_all.h"
+
 #include "base/float16.h"
 #include "reference/internal.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
 
 /* A storage format: sign, exponent and mantissa bits, as IEEE 754 has them. */
 typedef struct format {

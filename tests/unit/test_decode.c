@@ -13,9 +13,6 @@
 #include "plan/spec.h"
 
 #include <nsa/kv_cache.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #define PAGES 8

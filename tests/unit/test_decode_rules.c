@@ -10,9 +10,6 @@
 #include "variants/decode/batch.h"
 #include "variants/decode/split.h"
 
-#include <stdio.h>
-#include <string.h>
-
 /* ---- splits ---- */
 
 /* Whatever number of sequences comes, its parts have their places. */

@@ -11,9 +11,6 @@
 #include "driver/device.h"
 #include "driver/ldcache.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static const char *fake_path(void) {
   const char *path = getenv("FAKE_CUDA");
   if (!path) fail_msg("FAKE_CUDA is not set: run through meson test");

@@ -4,14 +4,9 @@
  * Durations: what reads as how many milliseconds, what is refused with which advice, and that what
  * is written reads as the same.
  */
+#include "support/cmocka_all.h"
+
 #include "base/duration.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static void test_read(void **state) {
   static const struct {

@@ -3,17 +3,12 @@
  *
  * The table of environment variables, and how they enter a configuration.
  */
+#include "support/cmocka_all.h"
+
 #include "config/env.h"
 #include "config/schema.h"
 
 #include <nsa/log.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static void clear(void) {
   const nsai_env_var *var;

@@ -12,10 +12,6 @@
 #include "plan/context.h"
 #include "plan/plan.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 /* The last params of either kernel. */
 static NsaiCompressedTopn topn;
 static NsaiSelectedWindow both;

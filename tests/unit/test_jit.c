@@ -14,9 +14,6 @@
 
 #include <elf.h>
 #include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 static const char tiny_unit[] = "/* problem: test */\n"

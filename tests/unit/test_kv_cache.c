@@ -10,7 +10,6 @@
 
 #include <math.h>
 #include <pthread.h>
-#include <string.h>
 
 static const int32_t sizes[] = { NSA_NONE, 16, 32, 64, 128 };
 #define SIZES (sizeof sizes / sizeof *sizes)

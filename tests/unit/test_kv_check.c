@@ -5,17 +5,9 @@
  * arrays that lead out of the cache, what does not go together; and every one of them on a GPU. A
  * refusal names what is wrong and writes nothing.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "kv_fixture.h"
-
-#include <string.h>
 
 static const int32_t lengths[] = { 37, 20 };
 

@@ -9,7 +9,6 @@
 #include "kv_fixture.h"
 
 #include <math.h>
-#include <string.h>
 
 static const int32_t sizes[] = { NSA_NONE, 16, 32, 64, 128 };
 #define SIZES (sizeof sizes / sizeof *sizes)

@@ -11,8 +11,6 @@
 #include "params/attention.h"
 #include "run/run.h"
 
-#include <string.h>
-
 /* ---- launches ---- */
 
 static int early[2]; /* of the last run: attend_window, attend_compressed */

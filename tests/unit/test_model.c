@@ -9,10 +9,6 @@
 #include "config/config.h"
 #include "machine.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 static nsa_ctx *create(const nsa_model *model, const char *yaml, const char *const *overrides) {
   nsa_options o = NSA_OPTIONS_INIT;
   nsa_ctx *ctx = NULL;

@@ -10,10 +10,6 @@
 #include "kv_fixture.h"
 #include "run/check_overlap.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 /* ---- the rule against sets of bytes ---- */
 
 #define BYTES 4096

@@ -3,17 +3,12 @@
  *
  * nsa-bench's plots and its crossover.
  */
+#include "support/cmocka_all.h"
+
 #include "plot/crossover.h"
 #include "plot/plot.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 /* The document as a string, which the caller frees. */
 static char *draw(const bench_plot *plot, nsa_status expected) {

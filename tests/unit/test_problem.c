@@ -8,8 +8,6 @@
 
 #include "plan/problem.h"
 
-#include <string.h>
-
 #define MODEL                                                                                      \
   "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, compress: {block: 32, stride: 16}, "       \
   "select: {block: 64, count: 4}, window: 128"

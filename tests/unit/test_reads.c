@@ -11,9 +11,6 @@
 #include "plan/context.h"
 #include "plan/plan.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #define COUNTS "runtime.count_reads=true"
 #define SEQS 3
 

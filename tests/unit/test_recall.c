@@ -15,9 +15,6 @@
 
 #include <nsa/tune.h>
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

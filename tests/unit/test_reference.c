@@ -4,18 +4,13 @@
  * Properties of the CPU device that hold without a second implementation. Where the same sums are
  * taken in the same order, results must be the same bits.
  */
+#include "support/cmocka_all.h"
+
 #include "base/float16.h"
 #include "reference/reference.h"
 #include "toy.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static void run_io(const toy *t, const nsa_batch *batch, const nsa_io *io) {
   assert_int_equal(nsai_reference_forward(&t->model, NSA_SELECT_TOPN, 0, batch, io, 2), NSA_OK);

@@ -11,9 +11,6 @@
 #include "vector_file.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static void expect_forward(const machine_request *request, uint32_t branches) {
   machine m;

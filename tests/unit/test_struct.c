@@ -10,10 +10,6 @@
 #include "gradients.h"
 #include "machine.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define NEWER 24 /* bytes that a later version has more */
 
 /* A struct of a later version, with `NEWER` bytes of zeros. The caller frees it. */

@@ -4,19 +4,11 @@
  * What run calls refuse, through the public API, on the CPU device and on the fake GPU: each tensor
  * wrong in each way. A refusal names the tensor and enqueues nothing.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "machine.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* One tensor of a call, and what may be wrong with it. */
 typedef struct field {

@@ -7,9 +7,6 @@
 
 #include "driver/tensor_map.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static _Alignas(16) unsigned char memory[64]; /* nothing is read of it */
 
 static const nsai_driver *open_fake(void) {

@@ -3,16 +3,11 @@
  *
  * Text tools, the writer and the arena.
  */
+#include "support/cmocka_all.h"
+
 #include "base/arena.h"
 #include "base/text.h"
 #include "base/writer.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static void test_utf8(void **state) {
   static const struct {

@@ -10,9 +10,6 @@
 #include "variants/attend/flash_sm80.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static int seen; /* combinations of one geometry */
 

@@ -11,9 +11,6 @@
 #include "tune_fixture.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* "dense 1024, low 1024, high 1024": the problems of the results, in their order. */
 static const char *list_problems(const tuning *w) {

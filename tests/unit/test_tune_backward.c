@@ -12,8 +12,6 @@
 #include "tune_fixture.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 /* ---- passes that compute ---- */
 

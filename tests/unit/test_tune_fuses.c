@@ -15,9 +15,6 @@
 #include "tune/internal.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- a forward that computes ---- */
 

@@ -3,17 +3,12 @@
  *
  * A tuning's results: events in, texts out.
  */
+#include "support/cmocka_all.h"
+
 #include "cli/json_check.h"
 #include "cli/tune_print.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static char text[1 << 16];
 

@@ -11,8 +11,6 @@
 #include "tune_fixture.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 static void test_winner(void **state) {
   tuning w = { 0 };

@@ -13,9 +13,6 @@
 #include "variants/compress/phi.h"
 
 #include <glob.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define PORTABLE_SHARED_BYTES (99 * 1024)
 #define UNIT_BYTES 4096 /* what plan/kernel_set.c has room for */

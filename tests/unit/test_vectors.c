@@ -4,17 +4,12 @@
  * The CPU device against tests/vectors: every forward output of every case, by the whole call, by
  * the rows call with its own selection, by the rows call on the vector's indices, and through a cache.
  */
+#include "support/cmocka_all.h"
+
 #include "reference/reference.h"
 #include "vector_case.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 /* The vectors are float64 results stored as float32 (2^-24 = 6e-8), with room for sums. */
 #define TOLERANCE 1e-5

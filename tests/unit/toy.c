@@ -3,15 +3,11 @@
  */
 #include "toy.h"
 
+#include "support/cmocka_all.h"
+
 #include "base/float16.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 nsai_model toy_model(nsai_phi_kind phi) {
   return (nsai_model){ .heads = 6,

@@ -1,9 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
-#include "support/cmocka_all.h"
 
 #include "tune_fixture.h"
+
+#include "support/cmocka_all.h"
 
 #include "params/attention.h"
 #include "plan/context.h"
@@ -11,9 +12,6 @@
 #include "reference/reference.h"
 
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- contexts ---- */
 

@@ -3,13 +3,7 @@
  */
 #include "vector_case.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 static nsai_activation activation_of(const char *text) {
   if (!strcmp(text, "silu")) return NSAI_ACT_SILU;

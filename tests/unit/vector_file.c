@@ -6,13 +6,7 @@
  */
 #include "vector_file.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 static void *read_all(const char *name, const char *suffix, size_t *size) {
   const char *folder = getenv("NSA_TEST_VECTORS");
