@@ -13,7 +13,7 @@ template <int kRowsOf, int kCols> struct PanelTile {
   static constexpr int kRows = kRowsOf;
   static constexpr int kChunks = kCols / 8;  // 16-byte chunks that hold data, per row
   static constexpr int kPitch = kPanelPitch; // bytes per row of a panel
-  static constexpr int kBytes = panels(kCols) * kRows * kPanelPitch;
+  static constexpr int kBytes = nsai_panel_bytes(kRows, kCols);
   static NSAI_DEVICE u32 offset(int row, int chunk) {
     return (u32)(chunk / 8 * kRows * kPanelPitch) + panel_offset(row, chunk);
   }

@@ -11,12 +11,13 @@
 #pragma once
 #include "core/copy.cuh"
 #include "core/types.cuh"
+#include "params/smem.h"
 
 template <int kRows, int kCols> struct Tile {
   static_assert(kCols % 16 == 0, "ldmatrix takes 16 columns at a time");
   static constexpr int kChunks = kCols / 8; // 16-byte chunks with data, per row
   static constexpr bool kSwizzled = kChunks % 8 == 0;
-  static constexpr int kPitch = (kSwizzled ? kChunks : (kChunks | 1)) * 16; // bytes
+  static constexpr int kPitch = nsai_tile_pitch(kCols); // bytes
   static constexpr int kBytes = kRows * kPitch;
 
   // Byte offset of 16-byte chunk `chunk` of row `row`.
@@ -34,4 +35,4 @@ template <int kRows, int kCols> struct Tile {
 };
 
 // Columns of a tile for head dim `d`.
-constexpr NSAI_DEVICE int padded_dim(int d) { return (d + 15) / 16 * 16; }
+constexpr NSAI_DEVICE int padded_dim(int d) { return nsai_padded_dim(d); }

@@ -12,12 +12,13 @@
 #include "core/copy.cuh"
 #include "core/types.cuh"
 #include "params/attention.h"
+#include "params/smem.h"
 
 // Elements and bytes of a panel's row.
 constexpr int kPanelColumns = 64;
-constexpr int kPanelPitch = 128;
+constexpr int kPanelPitch = NSAI_PANEL_PITCH;
 
-constexpr NSAI_DEVICE int panels(int dim) { return ceil_div(dim, kPanelColumns); }
+constexpr NSAI_DEVICE int panels(int dim) { return nsai_panels(dim); }
 
 // Offset of 16-byte chunk `chunk` % 8 of row `row` within a panel.
 NSAI_DEVICE u32 panel_offset(int row, int chunk) {

@@ -84,12 +84,6 @@ int32_t nsai_padded_group(const nsai_model *model) {
   return padded;
 }
 
-uint32_t nsai_tile_bytes(int32_t rows, int32_t dim) {
-  uint32_t chunks = (uint32_t)(dim + 15) / 16 * 2;
-  uint32_t pitch = 16 * (chunks % 8 == 0 ? chunks : (chunks | 1));
-  return (uint32_t)rows * pitch;
-}
-
 void nsai_legal_common(const nsai_problem *p, nsai_reasons *reasons) {
   if (p->model.dtype == NSA_F32)
     nsai_refuse(

@@ -7,6 +7,7 @@
 #ifndef NSAI_PLAN_SPEC_H
 #define NSAI_PLAN_SPEC_H
 
+#include "params/smem.h"
 #include "plan/variant.h"
 
 /* The shared memory that portable variants stay under: what sm_86, sm_89 and sm_120 give a CTA. */
@@ -49,27 +50,14 @@ static inline int32_t nsai_free_blocks(const nsai_model *m) {
  * token. */
 int32_t nsai_padded_group(const nsai_model *model);
 
-/* A head dimension rounded up to what an mma reads, 16 columns: padded_dim() in core/tile.cuh. */
-static inline int32_t nsai_padded_dim(int32_t dim) { return (dim + 15) / 16 * 16; }
-
 /* Registers that O and Q of 16 rows take in each thread of a warp, by which kSharedQ of
  * decode/consumer_groups.cuh is decided. */
 static inline int32_t nsai_row_registers(const nsai_model *m) {
   return nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4;
 }
 
-/* Panels of a head dimension: 64 columns, 128 bytes a row (core/tma.cuh). */
-#define NSAI_PANEL_PITCH 128
-static inline int32_t nsai_panels(int32_t dim) { return (dim + 63) / 64; }
-static inline uint32_t nsai_panel_bytes(int32_t rows, int32_t dim) {
-  return (uint32_t)rows * (uint32_t)nsai_panels(dim) * NSAI_PANEL_PITCH;
-}
-
 /* Registers of a multiprocessor, on every architecture from sm_80 on. */
 #define NSAI_SM_REGISTERS 65536
-
-/* Bytes of a Tile<rows, padded_dim(dim)> in shared memory: core/tile.cuh. */
-uint32_t nsai_tile_bytes(int32_t rows, int32_t dim);
 
 /* Adds the reasons against every GPU kernel: the dtype. */
 void nsai_legal_common(const nsai_problem *, nsai_reasons *);

@@ -48,10 +48,6 @@ void nsai_backward_lists_add(nsai_kernel_spec *spec, const nsai_problem *p) {
   nsai_constant_add(spec, "kRanges", p->selection == NSA_SELECT_RANGES);
 }
 
-uint32_t nsai_product_tile_bytes(bool wgmma, int32_t rows, int32_t dim) {
-  return wgmma ? nsai_panel_bytes(rows, dim) : nsai_tile_bytes(rows, dim);
-}
-
 uint32_t nsai_backward_most_shared(bool wgmma, const nsai_target *t) {
   return wgmma ? t->shared_bytes : NSAI_PORTABLE_SHARED_BYTES;
 }

@@ -32,9 +32,6 @@ void nsai_backward_branches_add(nsai_kernel_spec *spec, const nsai_problem *prob
  * kernel of their own for ranges. */
 void nsai_backward_lists_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 
-/* Bytes of a tile as mma.sync or wgmma reads it: ProductTile of backward/products.cuh. */
-uint32_t nsai_product_tile_bytes(bool wgmma, int32_t rows, int32_t dim);
-
 /* The shared memory that a CTA may take. */
 uint32_t nsai_backward_most_shared(bool wgmma, const nsai_target *target);
 

@@ -64,21 +64,16 @@ bool nsai_decode_has_panels(const nsai_model *m, const nsai_target *t, int32_t r
   return nsai_decode_has_wgmma(t) && has_drafts(m, rows) && rows % NSAI_DECODE_PANEL_ROWS == 0;
 }
 
-/* Rows in shared memory, as tiles or as panels of 64 columns. */
-static uint32_t rows_bytes(int32_t rows, int32_t dim, bool panels) {
-  return panels ? nsai_panel_bytes(rows, dim) : nsai_tile_bytes(rows, dim);
-}
-
 uint32_t nsai_decode_stream_bytes(const nsai_model *m, const nsai_target *t, int32_t rows,
                                   const nsai_tiles *s) {
   const bool panels = nsai_decode_has_panels(m, t, rows);
   uint32_t groups = (uint32_t)(s->of[NSAI_TILE_WARPS] / (rows / NSAI_DECODE_ROWS));
   int32_t keys = NSAI_DECODE_STEP * nsai_decode_stage_steps(m, rows); /* of a stage */
-  uint32_t stage =
-      rows_bytes(keys, m->head_dim_qk, panels) + rows_bytes(keys, m->head_dim_v, panels);
+  uint32_t stage = nsai_product_tile_bytes(panels, keys, m->head_dim_qk) +
+                   nsai_product_tile_bytes(panels, keys, m->head_dim_v);
   uint32_t ring = groups * (uint32_t)s->of[NSAI_TILE_STAGES] * stage;
   if (nsai_decode_has_shared_q(m) || has_drafts(m, rows))
-    ring += rows_bytes(rows, m->head_dim_qk, panels);
+    ring += nsai_product_tile_bytes(panels, rows, m->head_dim_qk);
   uint32_t o = groups * (uint32_t)rows * ((uint32_t)(nsai_padded_dim(m->head_dim_v) + 8) * 4 + 8);
   return nsai_larger_u32(ring, o);
 }
