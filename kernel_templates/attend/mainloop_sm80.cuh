@@ -18,9 +18,7 @@
 // tiles, and keeps their softmax state and O in registers. Each K or V fragment that a warp reads
 // from shared memory feeds kM products.
 //
-// Shared memory: Q [kRows, Dk] | K [kKeys, Dk] | V [kKeys, Dv]. A row has C = ceil(D / 16) * 2
-// chunks of 16 bytes and a pitch(D) of 16 * (C % 8 == 0 ? C : C | 1) bytes. kSharedBytes = (kRows +
-// kKeys) * pitch(Dk) + kKeys * pitch(Dv).
+// Shared memory: nsai_smem_flash_sm80() of params/smem.h.
 //
 // Copies: all threads issue cp.async. V of a tile arrives during Q K^T; K of the next tile arrives
 // during softmax and P V. K and V have one buffer each; a second CTA on the SM hides the two waits

@@ -18,9 +18,8 @@
 // kGroupPadded of the tile. In the producer warpgroup a single warp issues the TMA loads. It runs
 // ahead into the next tile while the consumers store the current one.
 //
-// Shared memory: kQueryStages stages of Q [kRows / 64][64, Dk] with the tile descriptor of each,
-// and kStages stages of K [kKeys, Dk] and V [kKeys, Dv], all as panels (core/tma.cuh). Each stage
-// has a full and an empty barrier.
+// Shared memory: nsai_smem_flash_sm90() of params/smem.h. Each stage of Q, K and V has a full and an
+// empty barrier.
 //
 // Consumer: Q K^T of a key tile is issued before P V of the previous tile, so that the tensor cores
 // work on P V during the softmax:
@@ -84,9 +83,9 @@ template <class Config> struct Flash {
   static constexpr int kN = Config::kKeys / 8;                         // n8 tiles of S
   static constexpr int kO = padded_dim(Config::kHeadDimV) / 8;         // n8 tiles of O
   static constexpr int kSteps = padded_dim(Config::kHeadDimQk) / 16;   // k16 steps of Q K^T
-  static constexpr int kQueryBytes = 64 * panels(Config::kHeadDimQk) * kPanelPitch;
-  static constexpr int kKeyBytes = Config::kKeys * panels(Config::kHeadDimQk) * kPanelPitch;
-  static constexpr int kValueBytes = Config::kKeys * panels(Config::kHeadDimV) * kPanelPitch;
+  static constexpr int kQueryBytes = nsai_panel_bytes(64, Config::kHeadDimQk);
+  static constexpr int kKeyBytes = nsai_panel_bytes(Config::kKeys, Config::kHeadDimQk);
+  static constexpr int kValueBytes = nsai_panel_bytes(Config::kKeys, Config::kHeadDimV);
   // The launch gives every thread 65536 / kThreads registers, rounded down to a multiple of 8. The
   // producer warpgroup hands its surplus to the consumers.
   static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;

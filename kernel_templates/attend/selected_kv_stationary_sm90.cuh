@@ -79,9 +79,9 @@ template <class Config> struct KernelTraits {
   using OTile = Tile<16, kColsV>;
 
   // Shared memory layout: offsets in bytes; K and V as panels (core/tma.cuh).
-  static constexpr int kSK = 0;                                                      // [kKeys, Dk]
-  static constexpr int kSV = kSK + kKeys * panels(Config::kHeadDimQk) * kPanelPitch; // [kKeys, Dv]
-  static constexpr int kSQ = kSV + kKeys * panels(Config::kHeadDimV) * kPanelPitch;
+  static constexpr int kSK = 0;                                                 // [kKeys, Dk]
+  static constexpr int kSV = kSK + nsai_panel_bytes(kKeys, Config::kHeadDimQk); // [kKeys, Dv]
+  static constexpr int kSQ = kSV + nsai_panel_bytes(kKeys, Config::kHeadDimV);
   static constexpr int kSO = kSQ + Config::kWarps * QTile::kBytes; // [kWarps] OTile
   static constexpr int kSEntries = kSO + Config::kWarps * OTile::kBytes;
   static constexpr int kBytes = kSEntries + 4 * Config::kRows; // [kRows]

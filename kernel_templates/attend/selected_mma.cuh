@@ -8,8 +8,8 @@
 // one token. It multiplies only keys that its own tokens see. With 16 heads in a group no product
 // is wasted, however much the lists of adjacent tokens differ.
 //
-// Config: Element, kGate, and those of attend/selected_pipeline.cuh. kSharedBytes =
-// KernelTraits::kBytes.
+// Config: Element, kGate, and those of attend/selected_pipeline.cuh. Shared memory:
+// nsai_smem_selected_pipeline() of params/smem.h.
 #pragma once
 #include "attend/selected_consumer.cuh"
 #include "attend/selected_pipeline.cuh"
@@ -28,8 +28,7 @@ template <class Config> struct KernelTraits : SelectedPipeline<Config> {
   // Keys per softmax step.
   static constexpr int kStepKeys = kHeld + 32 <= R::kConsumerRegisters ? 64 : 32;
   static constexpr int kParts = R::kKeys / kStepKeys; // steps per stage
-  static constexpr int kQBytes =
-      kQueryInRegisters ? 0 : panels(Config::kHeadDimQk) * 16 * kPanelPitch;
+  static constexpr int kQBytes = kQueryInRegisters ? 0 : nsai_panel_bytes(16, Config::kHeadDimQk);
   static constexpr int kSQ = (R::kEnd + 1023) / 1024 * 1024; // [kWarps], or empty
   static constexpr int kBytes = kQBytes ? kSQ + R::kWarps * kQBytes : R::kEnd;
   static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");

@@ -62,9 +62,8 @@ template <class Config> struct SelectedPipeline {
   static constexpr int kLists = ceil_div(kTokens, 32 * kProducers); // lists per lane
   static constexpr int kColsQk = padded_dim(Config::kHeadDimQk),
                        kColsV = padded_dim(Config::kHeadDimV);
-  static constexpr int kPanelBytes = kKeys * kPanelPitch;
-  static constexpr int kKBytes = panels(Config::kHeadDimQk) * kPanelBytes;
-  static constexpr int kVBytes = panels(Config::kHeadDimV) * kPanelBytes;
+  static constexpr int kKBytes = nsai_panel_bytes(kKeys, Config::kHeadDimQk);
+  static constexpr int kVBytes = nsai_panel_bytes(kKeys, Config::kHeadDimV);
 
   // Registers per thread. The launch gives kLaunch to each thread; the producer warpgroup hands its
   // surplus to the consumers. A cursor takes 8.

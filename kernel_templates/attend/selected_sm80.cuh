@@ -37,10 +37,7 @@
 // kSharedBytes, kSelectBlock (l'), kSelectCount (n), kRanges (lists hold ranges), kGate; those of
 // data/source.cuh.
 //
-//   kSharedBytes, rounded up to 16 =
-//     kStages * (kKeys * (pitch(Dk) + pitch(Dv)) + kTokens * max(4, kKeys / 8) + 20) + 24
-//     + (padded(Dk) + padded(Dv) > 320 ? 16 * kWarps * pitch(Dk) : 0), where padded(D) is D rounded
-//     up to 16 and pitch(D) = 16 * (c % 8 == 0 ? c : c + 1) with c = padded(D) / 8
+// Shared memory: nsai_smem_selected_sm80() of params/smem.h.
 #pragma once
 #include "core/barrier.cuh"
 #include "core/copy.cuh"
@@ -76,7 +73,7 @@ template <class Config> struct KernelTraits {
 
   // Q stays in registers as fragments, which saves a fifth of the shared memory reads. Beyond 320
   // columns of Q and O together the compiler would spill.
-  static constexpr bool kQueryInRegisters = kColsQk + kColsV <= 320;
+  static constexpr bool kQueryInRegisters = kColsQk + kColsV <= NSAI_SELECTED_REGISTER_COLUMNS;
 
   // Keys per softmax step, at most 32: with 64, the 168 registers of nine warps spill at D 128.
   static constexpr int kStepKeys = kKeys < 32 ? kKeys : 32;

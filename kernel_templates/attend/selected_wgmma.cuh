@@ -13,7 +13,7 @@
 // memory, because there are no registers for it.
 //
 // Config: Element, kGate, and those of attend/selected_pipeline.cuh; kWindow if the kernel computes
-// the window branch as well. kSharedBytes = KernelTraits::kBytes.
+// the window branch as well. Shared memory: nsai_smem_selected_pipeline() of params/smem.h.
 #pragma once
 #include "attend/selected_consumer.cuh"
 #include "attend/selected_pipeline.cuh"

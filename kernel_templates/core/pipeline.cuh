@@ -10,6 +10,7 @@
 #pragma once
 #include "core/barrier.cuh"
 #include "core/types.cuh"
+#include "params/smem.h"
 
 template <int kStages> struct PipelineState {
   int stage = 0;
@@ -28,7 +29,7 @@ template <int kStages> struct PipelineState {
 
 // The barriers u64 [2, kStages] of a pipeline, `full` and then `empty`, at `base` in shared memory.
 template <int kStages> struct Barriers {
-  static constexpr int kBytes = 16 * kStages;
+  static constexpr int kBytes = nsai_barrier_bytes(kStages);
   u32 base;
 
   NSAI_DEVICE u32 full(int stage) const { return base + 8 * stage; }

@@ -38,4 +38,83 @@ NSAI_SIZE nsai_product_tile_bytes(int panels, int rows, int dim) {
   return panels ? nsai_panel_bytes(rows, dim) : nsai_tile_bytes(rows, dim);
 }
 
+/* K [keys, Dk] and V [keys, Dv]; Q and dO alike. */
+NSAI_SIZE nsai_tile_pair(int rows, int dk, int dv) {
+  return nsai_tile_bytes(rows, dk) + nsai_tile_bytes(rows, dv);
+}
+NSAI_SIZE nsai_panel_pair(int rows, int dk, int dv) {
+  return nsai_panel_bytes(rows, dk) + nsai_panel_bytes(rows, dv);
+}
+
+/* The barriers `full` and `empty` of a pipeline (core/pipeline.cuh). */
+NSAI_SIZE nsai_barrier_bytes(int stages) { return 16 * stages; }
+
+NSAI_SIZE nsai_smem_aligned(int bytes, int alignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+NSAI_SIZE nsai_smem_larger(int a, int b) { return a > b ? a : b; }
+
+/* ---- attend: what lies in shared memory, in this order ---- */
+
+/* attend/mainloop_sm80.cuh: Q [rows, Dk] | K [keys, Dk] | V [keys, Dv]. */
+NSAI_SIZE nsai_smem_flash_sm80(int rows, int keys, int dk, int dv) {
+  return nsai_tile_bytes(rows, dk) + nsai_tile_pair(keys, dk, dv);
+}
+
+/* attend/mainloop_sm90.cuh: Q [queries, rows, Dk] | K [stages, keys, Dk] | V [stages, keys, Dv] |
+ * FlashTile [queries] of 32 bytes | barriers of Q, of K, of V. `queries`: stages of Q. */
+NSAI_SIZE nsai_smem_flash_sm90(int rows, int keys, int queries, int stages, int dk, int dv) {
+  return queries * (nsai_panel_bytes(rows, dk) + 32) + stages * nsai_panel_pair(keys, dk, dv) +
+         nsai_barrier_bytes(queries + 2 * stages);
+}
+
+/* attend/compressed_topn_sm90.cuh: the above | TopnStorage of attend/topn_pool.cuh, which is
+ *   an ExchangeBuffer for each of 4 selectors | int [work items] | barrier
+ * and an ExchangeBuffer
+ *   Piece [depth, mine], or u64 [159] in the same memory | f32 [mine, 16] |
+ *   u32 [tokens, 34] | barriers [depth]
+ * `mine`: work items of a selector, with `tokens` tokens in all. A Piece has 16 rows of f32, of up
+ * to 32 blocks and a reference each. `blocks`: of a tile of 128 keys; `group`: padded. */
+NSAI_SIZE nsai_smem_compressed_topn(int queries, int depth, int blocks, int group, int dk, int dv) {
+  const int work_items = group > 16 ? 128 / group : 8, mine = (work_items + 3) / 4;
+  const int tokens = mine * (group < 16 ? 16 / group : 1);
+  const int pieces = depth * mine * 64 * ((blocks < 32 ? blocks : 32) + 1);
+  const int first = nsai_smem_aligned(nsai_smem_larger(pieces, 159 * 8), 16);
+  const int buffer = nsai_smem_aligned(first + 64 * mine + 136 * tokens + 8 * depth, 16);
+  return nsai_smem_flash_sm90(128, 128, queries, 2, dk, dv) +
+         nsai_smem_aligned(4 * buffer + 4 * work_items + 8, 16);
+}
+
+/* attend/selected_sm80.cuh: Q [warps, 16, Dk], unless registers hold it |
+ * K [stages, keys, Dk] | V [stages, keys, Dv] | barriers |
+ * u32 [stages, tokens, max(1, keys / 32)]: keys that each token sees | int [stages] |
+ * TilePosition of 24 bytes. */
+#define NSAI_SELECTED_REGISTER_COLUMNS 320 /* padded Dk + Dv up to which they do; more spill */
+NSAI_SIZE nsai_smem_selected_sm80(int warps, int keys, int stages, int tokens, int dk, int dv) {
+  const int columns = nsai_padded_dim(dk) + nsai_padded_dim(dv);
+  const int q = columns <= NSAI_SELECTED_REGISTER_COLUMNS ? 0 : nsai_tile_bytes(16 * warps, dk);
+  const int bits = 4 * tokens * nsai_smem_larger(1, keys / 32);
+  const int stage = nsai_tile_pair(keys, dk, dv) + bits + 4;
+  return nsai_smem_aligned(q + stages * stage + nsai_barrier_bytes(stages) + 24, 16);
+}
+
+/* attend/selected_pipeline.cuh: K [stages, 64, Dk] | V [stages, 64, Dv] |
+ * u64 [stages, tokens]: keys that each token sees | u32 [2, stages, producers] | barriers |
+ * int [2, producers] | from a multiple of 1024 on: q_bytes of Q that registers do not hold. */
+NSAI_SIZE nsai_smem_selected_pipeline(int stages, int tokens, int q_bytes, int dk, int dv) {
+  const int producers = tokens <= 32 ? 1 : 4;
+  const int stage = nsai_panel_pair(64, dk, dv) + 8 * tokens + 8 * producers;
+  const int end = stages * stage + nsai_barrier_bytes(stages) + 8 * producers;
+  return q_bytes ? nsai_smem_aligned(end, 1024) + q_bytes : nsai_smem_aligned(end, 16);
+}
+
+/* attend/selected_kv_stationary_sm90.cuh: K [keys, Dk] | V [keys, Dv] as panels |
+ * Q [warps, 16, Dk] | O [warps, 16, Dv] | u32 [rows]: an item's entries. */
+NSAI_SIZE nsai_smem_kv_stationary(int keys, int rows, int warps, int dk, int dv) {
+  return nsai_panel_pair(keys, dk, dv) + nsai_tile_pair(16 * warps, dk, dv) + 4 * rows;
+}
+
+/* data/invert_fill.cuh: int [counters] | u16 [warps, counters]. */
+NSAI_SIZE nsai_smem_invert_fill(int warps, int counters) { return (4 + 2 * warps) * counters; }
+
 #endif /* NSAI_PARAMS_SMEM_H */

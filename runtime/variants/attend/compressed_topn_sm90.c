@@ -3,7 +3,6 @@
  *
  * attend_compressed_topn_sm90: the compressed branch, importance and the top-n in one kernel (sm_90a).
  */
-#include "base/math.h"
 #include "variants/attend/compressed.h"
 
 #include <string.h>
@@ -13,18 +12,10 @@ enum { SCRATCH, BUFFERS };       /* of every CTA */
 enum { SCRATCH_BYTES, NUMBERS }; /* of one CTA */
 
 /* The kernel's KernelTraits. */
-/* The kernel's KernelTraits. */
 #define ROWS 128
-
 #define KEYS 128
 #define STAGES 2
 #define THREADS 512
-#define WARPS 8 /* of consumers */
-#define SELECTORS 4
-#define QUEUE_BYTES (159 * 8)    /* core/topn.cuh: kQueue keys */
-#define PANEL_BYTES (ROWS * 128) /* of 128 rows, keys or queries */
-#define BARRIERS(queries) (2 * (queries) + 4 * STAGES)
-#define TILE_BYTES 32  /* FlashTile */
 #define MOST_QUERIES 2 /* tiles: one that is computed, one that arrives */
 #define MOST_DEPTH 2   /* pieces of a selector: one on its way */
 #define LEAST_DEPTH 1
@@ -35,22 +26,9 @@ enum { SCRATCH_BYTES, NUMBERS }; /* of one CTA */
 /* Selection blocks of a tile of keys. */
 static int32_t tile_blocks(const nsai_model *m) { return KEYS * m->stride / m->select_block; }
 
-/* sizeof SharedStorage<Config>. */
 static uint32_t shared_bytes(const nsai_model *m, int32_t queries, int32_t depth) {
-  int32_t group = nsai_padded_group(m), blocks = tile_blocks(m);
-  uint32_t flash =
-      ((uint32_t)queries * (uint32_t)nsai_panels(m->head_dim_qk) +
-       STAGES * ((uint32_t)nsai_panels(m->head_dim_qk) + (uint32_t)nsai_panels(m->head_dim_v))) *
-          PANEL_BYTES +
-      (uint32_t)queries * TILE_BYTES + 8 * (uint32_t)BARRIERS(queries);
-  uint32_t units = (uint32_t)(group > 16 ? ROWS / group : WARPS);
-  uint32_t mine = (units + SELECTORS - 1) / SELECTORS;
-  uint32_t pieces = (uint32_t)depth * mine * 64 * (uint32_t)((blocks < 32 ? blocks : 32) + 1);
-  uint32_t tokens = mine * (uint32_t)(group < 16 ? 16 / group : 1);
-  uint32_t first = nsai_round_up_u32(pieces > QUEUE_BYTES ? pieces : QUEUE_BYTES, 16);
-  uint32_t found = 136 * tokens + 8 * (uint32_t)depth;
-  uint32_t desk = nsai_round_up_u32(first + 64 * mine + found, 16);
-  return flash + nsai_round_up_u32(SELECTORS * desk + units * 4 + 8, 16);
+  return nsai_smem_compressed_topn(queries, depth, tile_blocks(m), nsai_padded_group(m),
+                                   m->head_dim_qk, m->head_dim_v);
 }
 
 /* What is of use and fits: Q of the next tile is worth more than a piece. */

@@ -13,8 +13,8 @@ static nsai_tiles flash_tiles(int32_t rows, int32_t keys, int32_t warps, int32_t
 }
 
 static uint32_t flash_shared(const nsai_model *m, const nsai_tiles *s) {
-  int32_t rows = s->of[NSAI_TILE_ROWS], keys = s->of[NSAI_TILE_KEYS];
-  return nsai_tile_bytes(rows + keys, m->head_dim_qk) + nsai_tile_bytes(keys, m->head_dim_v);
+  return nsai_smem_flash_sm80(s->of[NSAI_TILE_ROWS], s->of[NSAI_TILE_KEYS], m->head_dim_qk,
+                              m->head_dim_v);
 }
 
 /* Up to Dv 128 a warp holds the O of two m16 tiles, so that every fragment of K and V that it reads

@@ -8,8 +8,6 @@
 
 #define CONSUMER_ROWS 64   /* of a warpgroup: what one wgmma takes */
 #define MOST_QUERY_TILES 2 /* one that is computed, one that arrives */
-#define BARRIER_BYTES 8
-#define FLASH_TILE_BYTES 32 /* what is told of a tile of queries */
 
 /* ---- tiles ---- */
 
@@ -19,13 +17,10 @@ static nsai_tiles make_tiles(int32_t rows, int32_t keys, int32_t stages) {
   };
 }
 
-/* sizeof Flash<Config>::Shared with so many tiles of queries. */
+/* With so many tiles of queries. */
 static uint32_t shared_bytes(const nsai_model *m, const nsai_tiles *s, int32_t queries) {
-  int32_t keys = s->of[NSAI_TILE_KEYS], stages = s->of[NSAI_TILE_STAGES];
-  uint32_t stage = nsai_panel_bytes(keys, m->head_dim_qk) + nsai_panel_bytes(keys, m->head_dim_v);
-  uint32_t barriers = (uint32_t)(2 * queries + 4 * stages) * BARRIER_BYTES;
-  uint32_t query = nsai_panel_bytes(s->of[NSAI_TILE_ROWS], m->head_dim_qk) + FLASH_TILE_BYTES;
-  return (uint32_t)queries * query + (uint32_t)stages * stage + barriers;
+  return nsai_smem_flash_sm90(s->of[NSAI_TILE_ROWS], s->of[NSAI_TILE_KEYS], queries,
+                              s->of[NSAI_TILE_STAGES], m->head_dim_qk, m->head_dim_v);
 }
 
 /* Tiles of queries in shared memory: as many as are of use, where they fit. */

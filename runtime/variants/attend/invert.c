@@ -24,7 +24,7 @@ void nsai_invert_specify(const nsai_problem *p, int32_t item_rows,
   nsai_constant_add(&count, "kCounters", NSAI_KV_COUNTERS);
   nsai_constant_add(&scan, "kRows", item_rows);
   nsai_constant_add(&fill, "kCounters", NSAI_KV_COUNTERS);
-  fill.shared_bytes = (FILL_THREADS / 16 + 4) * NSAI_KV_COUNTERS;
+  fill.shared_bytes = nsai_smem_invert_fill(FILL_THREADS / 32, NSAI_KV_COUNTERS);
   kernel[NSAI_INVERT_COUNT] = count;
   kernel[NSAI_INVERT_SCAN] = scan;
   kernel[NSAI_INVERT_FILL] = fill;

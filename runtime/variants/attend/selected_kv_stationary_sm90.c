@@ -30,12 +30,9 @@ static nsai_tiles kv_tiles(int32_t rows, int32_t warps, int32_t blocks) {
   };
 }
 
-/* K and V of a block, Q and O of each warp's 16 rows, the tokens of an item. */
 static uint32_t kv_shared(const nsai_model *m, const nsai_tiles *s) {
-  uint32_t rows = nsai_tile_bytes(16, m->head_dim_qk) + nsai_tile_bytes(16, m->head_dim_v);
-  return nsai_panel_bytes(m->select_block, m->head_dim_qk) +
-         nsai_panel_bytes(m->select_block, m->head_dim_v) +
-         (uint32_t)s->of[NSAI_TILE_WARPS] * rows + 4 * (uint32_t)s->of[NSAI_TILE_ROWS];
+  return nsai_smem_kv_stationary(m->select_block, s->of[NSAI_TILE_ROWS], s->of[NSAI_TILE_WARPS],
+                                 m->head_dim_qk, m->head_dim_v);
 }
 
 /* Q beside the scores, then P beside O; and what else the loop holds, more of it where rows that are

@@ -18,11 +18,6 @@ static int32_t tokens_of(const nsai_model *m, const nsai_tiles *s) {
   return 16 * s->of[NSAI_TILE_WARPS] / nsai_padded_group(m);
 }
 
-/* Warps that walk the tokens' lists. */
-static int32_t producers_of(const nsai_model *m, const nsai_tiles *s) {
-  return tokens_of(m, s) > 32 ? 4 : 1;
-}
-
 int32_t nsai_selected_consumer_registers(const nsai_model *m, const nsai_tiles *s) {
   int32_t groups = s->of[NSAI_TILE_WARPS] / WARPGROUP;
   int32_t launch = NSAI_SM_REGISTERS / (threads_of(s) * blocks_of(s)) / 8 * 8;
@@ -33,14 +28,8 @@ int32_t nsai_selected_consumer_registers(const nsai_model *m, const nsai_tiles *
 
 static uint32_t shared_bytes(const nsai_model *m, const nsai_tiles *s,
                              const nsai_selected_products *products) {
-  uint32_t stage = (uint32_t)(nsai_panels(m->head_dim_qk) + nsai_panels(m->head_dim_v)) * KEYS *
-                   NSAI_PANEL_PITCH;
-  uint32_t bits = 8 * (uint32_t)tokens_of(m, s), words = 8 * (uint32_t)producers_of(m, s);
-  uint32_t barriers = 2 * 8;
-  uint32_t ring = (uint32_t)s->of[NSAI_TILE_STAGES] * (stage + bits + words + barriers) + words;
-  uint32_t q = products->query_bytes(m, s);
-  ring = (ring + 15) / 16 * 16;
-  return q ? (ring + 1023) / 1024 * 1024 + q : ring;
+  return nsai_smem_selected_pipeline(s->of[NSAI_TILE_STAGES], tokens_of(m, s),
+                                     products->query_bytes(m, s), m->head_dim_qk, m->head_dim_v);
 }
 
 /* ---- tiles ---- */

@@ -18,10 +18,6 @@ static bool holds_two_blocks(const nsai_target *t) {
   return t->shared_bytes >= 2 * NSAI_PORTABLE_SHARED_BYTES;
 }
 
-/* Beyond this many padded columns of Q and O together, Q lives in shared memory:
- * KernelTraits::kQueryInRegisters. */
-#define SELECTED_REGISTER_COLUMNS 320
-
 static int32_t selected_columns(const nsai_model *m) {
   return nsai_padded_dim(m->head_dim_qk) + nsai_padded_dim(m->head_dim_v);
 }
@@ -38,7 +34,7 @@ static nsai_tiles choose_selected_tiles(const nsai_model *m, const nsai_target *
   if (t->register_fallback)
     return selected_tiles(4, t->register_fallback > 1 || columns > 320 ? 16 : 32, 3, 1);
   if (m->head_dim_qk > 192 || m->head_dim_v > 128) return selected_tiles(4, 16, 4, 1);
-  bool most = selected_columns(m) == SELECTED_REGISTER_COLUMNS && m->head_dim_qk % 16;
+  bool most = selected_columns(m) == NSAI_SELECTED_REGISTER_COLUMNS && m->head_dim_qk % 16;
   if (columns > 256) return selected_tiles(single || most ? 4 : 8, 32, 4, 1);
   /* Two blocks of five consumer warps and a producer are three warps a scheduler, the most at 168
    * registers: 6 % (random) to 10 % (correlated) faster than four consumers (H200, 64k). */
@@ -56,21 +52,10 @@ static nsai_tiles choose_selected_tiles(const nsai_model *m, const nsai_target *
   return selected_tiles(8, 64, 4, 1);
 }
 
-/* Bytes of the Place that the kernel keeps in shared memory, and of one ring stage's barriers and
- * end mark. */
-#define SELECTED_POSITION_BYTES 24
-
-#define SELECTED_STAGE_BYTES 20
 static uint32_t selected_shared(const nsai_model *m, const nsai_tiles *s) {
-  int32_t keys = s->of[NSAI_TILE_KEYS], rows = 16 * s->of[NSAI_TILE_WARPS];
-  uint32_t bits = (uint32_t)(rows / nsai_padded_group(m) * (keys > 32 ? 8 : 4));
-  uint32_t stage =
-      nsai_tile_bytes(keys, m->head_dim_qk) + nsai_tile_bytes(keys, m->head_dim_v) + bits;
-  uint32_t q =
-      selected_columns(m) > SELECTED_REGISTER_COLUMNS ? nsai_tile_bytes(rows, m->head_dim_qk) : 0;
-  uint32_t bytes = q + (uint32_t)s->of[NSAI_TILE_STAGES] * (stage + SELECTED_STAGE_BYTES) +
-                   SELECTED_POSITION_BYTES;
-  return (bytes + 15) / 16 * 16;
+  int32_t warps = s->of[NSAI_TILE_WARPS], tokens = 16 * warps / nsai_padded_group(m);
+  return nsai_smem_selected_sm80(warps, s->of[NSAI_TILE_KEYS], s->of[NSAI_TILE_STAGES], tokens,
+                                 m->head_dim_qk, m->head_dim_v);
 }
 
 /* Rows of a tile lie in an odd number of 16-byte chunks where 64 columns do not divide them, so
@@ -93,8 +78,9 @@ static void fit_selected(const nsai_problem *p, const nsai_target *t, const nsai
 /* O, the scores of a step, Q where it is held, and what else the loop holds. */
 static int32_t selected_registers(const nsai_model *m, const nsai_tiles *s) {
   int32_t step = s->of[NSAI_TILE_KEYS] < 32 ? s->of[NSAI_TILE_KEYS] : 32;
-  int32_t q =
-      selected_columns(m) > SELECTED_REGISTER_COLUMNS ? 0 : nsai_padded_dim(m->head_dim_qk) / 4;
+  int32_t q = selected_columns(m) > NSAI_SELECTED_REGISTER_COLUMNS
+                  ? 0
+                  : nsai_padded_dim(m->head_dim_qk) / 4;
   return nsai_padded_dim(m->head_dim_v) / 2 + step / 2 + q + 40;
 }
 

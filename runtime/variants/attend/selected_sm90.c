@@ -10,11 +10,10 @@ static int32_t registers(const nsai_model *m) {
 }
 
 /* KernelTraits::kHeldPanels: 16 registers a panel. */
-static uint32_t query_bytes(const nsai_model *m, const nsai_tiles *s) {
+static int32_t query_bytes(const nsai_model *m, const nsai_tiles *s) {
   int32_t left = nsai_selected_consumer_registers(m, s) - registers(m);
   int32_t others = nsai_panels(m->head_dim_qk) - (left < 0 ? 0 : left / 16);
-  if (others <= 0) return 0;
-  return (uint32_t)(s->of[NSAI_TILE_WARPS] / NSAI_WARPGROUP * others * 64 * NSAI_PANEL_PITCH);
+  return others > 0 ? 16 * s->of[NSAI_TILE_WARPS] * others * NSAI_PANEL_PITCH : 0;
 }
 
 const nsai_selected_products nsai_selected_sm90_products = { registers, query_bytes };

@@ -10,10 +10,10 @@ static int32_t registers(const nsai_model *m) {
 }
 
 /* KernelTraits::kQueryInRegisters. */
-static uint32_t query_bytes(const nsai_model *m, const nsai_tiles *s) {
+static int32_t query_bytes(const nsai_model *m, const nsai_tiles *s) {
   int32_t held = registers(m) + nsai_padded_dim(m->head_dim_qk) / 4;
   if (held <= nsai_selected_consumer_registers(m, s)) return 0;
-  return (uint32_t)(s->of[NSAI_TILE_WARPS] * nsai_panels(m->head_dim_qk) * 16 * NSAI_PANEL_PITCH);
+  return nsai_panel_bytes(16 * s->of[NSAI_TILE_WARPS], m->head_dim_qk);
 }
 
 static const nsai_selected_products products = { registers, query_bytes };
