@@ -146,6 +146,105 @@ NSAI_DEVICE void expect_all(SharedStorage &shared, int branches, bool searches, 
   barrier_arrive_expecting(address + 8 * kSlices, __popc(branches & kLate) * slice_bytes<C>(rank));
 }
 
+// ---- producer warps
+
+// What the warps of a CTA know before they divide the work.
+template <class C> struct CtaWork {
+  const NsaiDecode &p;
+  SharedStorage &shared;
+  u32 barriers, stages;                 // shared-memory addresses
+  int row, group, rank;                 // of the token, the KV head and the CTA
+  int position, candidates;             // of the token; its candidate blocks
+  bool scans, windows, selects;         // whether the CTA reads keys of each branch
+  bool searches;                        // whether the token's list depends on importance
+  const ClusterBlockRange &block_range; // of the warp
+  float *pooled;                        // values of the CTA's selection blocks
+};
+
+// Copies keys, searches, copies the selected blocks, exchanges statistics, and computes the weights
+// of the slices.
+template <class C>
+NSAI_DEVICE void produce(const CtaWork<C> &cta, StepSchedule<C> &schedule,
+                         const ScheduledRows<C> &rows, int lane, int warp) {
+  const NsaiDecode &p = cta.p;
+  SharedStorage &shared = cta.shared;
+  const u32 barriers = cta.barriers;
+  const int rank = cta.rank, row = cta.row, group = cta.group, candidates = cta.candidates;
+  const bool scans = cta.scans, windows = cta.windows, selects = cta.selects,
+             searches = cta.searches;
+  const ClusterBlockRange &block_range = cta.block_range;
+  const StageBarriers<C> stage_barriers = { barriers + 8 * kStageBarriers };
+  const u32 stages = cta.stages;
+  const int thread = threadIdx.x - kConsumerThreads<C>, producer_warp = warp - C::kWarps;
+  SliceRow<C> slice_rows[Slice<C>::kBranchRowRounds];
+  int copied = 0;
+  // Recompute thread-derived values at their use instead of before the first copies: it shortens
+  // the start-up.
+  auto searchers = [&] { return ProducerThreads<C>{ recomputed(thread) }; };
+  auto send_branch_stats = [&](int b) {
+    send_stats<C>(shared.received, barriers + 8 * (kStats + b), b, rank, shared.exchange_buffer,
+                  searchers().thread, barriers + 8 * (kSummed + b));
+  };
+#pragma unroll 1
+  for (int round = 0; round < 2; ++round) {
+    // The search waits for the scan, so it may start while the window's last steps are not yet
+    // copied.
+    const int end =
+        round || !searches ? schedule.all : min(schedule.all, schedule.scanned + C::kStages - 1);
+#pragma unroll 1
+    for (; copied < end; ++copied)
+      copy_cta_step<C>(schedule, rows, stage_barriers, copied, stages, producer_warp, lane);
+    if (round) break;
+#pragma unroll
+    for (int r = 0; r < Slice<C>::kBranchRowRounds; ++r)
+      slice_rows[r] = find_slice_row<C>(p, searchers().thread, r, row, group, rank);
+    const CtaBlocks<C> cta_blocks = find_cta_blocks<C>(block_range, candidates, rank);
+    if (thread == 0) expect_all<C>(shared, p.branches, searches, cta_blocks.sent, rank);
+    const KeySender<C> sender(searchers(), barriers + 8 * kCandidates);
+    if (searches && cta_blocks.few()) {
+      if (C::kCluster * cta_blocks.sent <= thread && thread < Search<C>::kAtOnce)
+        shared.search.keys[thread] = 0;
+      sync_producers<C>(); // the zeros are written
+    }
+    if (scans) send_branch_stats(kCompressed);
+    if (C::kSelectCount == 0 || !p.idx) break;
+    if constexpr (C::kSelectCount > 0) {
+      if constexpr ((kFreeBlocks<C>) > 0)
+        if (searches) {
+          barrier_wait(barriers + 8 * kPooled, 0);
+          cluster_receive(barriers + 8 * kStats, 0);
+          send_keys<C>(sender, shared.search, shared.received.stats[kCompressed], block_range,
+                       cta_blocks, cta.pooled, rank);
+          list_best<C>(searchers(), shared.search, barriers + 8 * kCandidates, cta_blocks, rank);
+        }
+      if (producer_warp == 0) write_forced<C>(shared.search.list, candidates, lane);
+      sync_producers<C>(); // the list is written
+      barrier_arrive(barriers + 8 * kListed);
+      schedule.chosen = chosen_keys<C>(shared_address(shared.search.list), cta.position);
+      if (selects) schedule.all += max(schedule.cta_steps(schedule.chosen.limit), 1);
+    }
+  }
+  if constexpr (C::kSelectCount > 0)
+    if (p.idx && rank == 0 && producer_warp == 0)
+      store_list<C>(p, shared.search.list, row, group, lane);
+#pragma unroll
+  for (int r = 0; r < Slice<C>::kBranchRowRounds; ++r) slice_rows[r].open();
+  if (windows) send_branch_stats(kWindow);
+#pragma unroll 1
+  for (int late = 0; late < 2; ++late) {
+    if (late && selects) send_branch_stats(kSelected);
+    const int branches = p.branches & (late ? kLate : kEarly);
+    const int sent = branches | (scans && !late ? 1 << kCompressed : 0);
+#pragma unroll 1
+    for (int b = 0; b < NSAI_BRANCH_COUNT; ++b)
+      if (sent >> b & 1) cluster_receive(barriers + 8 * (kStats + b), 0);
+    weigh_slices<C>(shared.received, shared.weights, slice_rows, branches, searchers().thread);
+    barrier_arrive(barriers + 8 * (kWeighed + late));
+  }
+  copy_async_commit();
+  copy_async_wait<0>();
+}
+
 // ---- the kernel body
 
 template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
@@ -183,20 +282,9 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   const bool selects = C::kSelectCount > 0 && p.branches >> kSelected & 1;
   const int visible = scans ? visible_entries<C>(token.position) : 0;
   const ClusterRuns runs = find_cluster_runs<C>(visible);
-  StepSchedule<C> schedule;
-  schedule.runs = runs.runs;
-  schedule.first_run = rank * runs.runs;
-  schedule.run_keys = runs.each * D::kSplitGranularity;
-  schedule.visible = visible;
-  schedule.window = window_keys<C>(token.position);
-  schedule.rank = rank;
-  schedule.scanned = scans ? runs.each * (D::kSplitGranularity / kStepKeys) : 0;
-  schedule.windowed = windows ? max(schedule.cta_steps(schedule.window.limit), 1) : 0;
-  schedule.all = schedule.scanned + schedule.windowed;
-  const ScheduledRows<C> rows = {
-    shared.sides, pages.list != nullptr, shared_address(shared.pages), find_pages<C>(p.batch, s),
-    C::kPageSize == 0 || C::kRing > 0 ? find_rows<0>(p.batch, s, 0).row : 0
-  };
+  StepSchedule<C> schedule = find_schedule<C>(runs, visible, token.position, rank, scans, windows);
+  const ScheduledRows<C> rows =
+      find_scheduled_rows<C>(shared.sides, p.batch, s, pages, shared.pages);
   __syncthreads(); // the page list is stored
   // All CTAs have started long ago. All warps wait at the same point, because racecheck assumes
   // that they wait for each other here; and not earlier, where they would wait for the length.
@@ -207,83 +295,16 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   const ClusterBlockRange block_range = find_block_range<C>(runs, rank, warp);
   float *pooled = find_pooled<C>(p, &shared.search.pooled[0][0], work_item, block_range);
   const u32 stages = shared_address(shared.stages);
-  const StageBarriers<C> stage_barriers = { barriers + 8 * kStageBarriers };
-
-  // ---- producer warps: copy keys; search; copy selected blocks; exchange statistics; compute
-  // weights
+  const CtaWork<C> cta = { p,       shared,  barriers,       stages,      row,
+                           group,   rank,    token.position, candidates,  scans,
+                           windows, selects, searches,       block_range, pooled };
   if (warp >= C::kWarps) {
-    const int thread = threadIdx.x - kConsumerThreads<C>, producer_warp = warp - C::kWarps;
-    SliceRow<C> slice_rows[Slice<C>::kBranchRowRounds];
-    int copied = 0;
-    // Recompute thread-derived values at their use instead of before the first copies: it shortens
-    // the start-up.
-    auto searchers = [&] { return ProducerThreads<C>{ recomputed(thread) }; };
-    auto send_branch_stats = [&](int b) {
-      send_stats<C>(shared.received, barriers + 8 * (kStats + b), b, rank, shared.exchange_buffer,
-                    searchers().thread, barriers + 8 * (kSummed + b));
-    };
-#pragma unroll 1
-    for (int round = 0; round < 2; ++round) {
-      // The search waits for the scan, so it may start while the window's last steps are not yet
-      // copied.
-      const int end =
-          round || !searches ? schedule.all : min(schedule.all, schedule.scanned + C::kStages - 1);
-#pragma unroll 1
-      for (; copied < end; ++copied)
-        copy_cta_step<C>(schedule, rows, stage_barriers, copied, stages, producer_warp, lane);
-      if (round) break;
-#pragma unroll
-      for (int r = 0; r < Slice<C>::kBranchRowRounds; ++r)
-        slice_rows[r] = find_slice_row<C>(p, searchers().thread, r, row, group, rank);
-      const CtaBlocks<C> cta_blocks = find_cta_blocks<C>(block_range, candidates, rank);
-      if (thread == 0) expect_all<C>(shared, p.branches, searches, cta_blocks.sent, rank);
-      const KeySender<C> sender(searchers(), barriers + 8 * kCandidates);
-      if (searches && cta_blocks.few()) {
-        if (C::kCluster * cta_blocks.sent <= thread && thread < Search<C>::kAtOnce)
-          shared.search.keys[thread] = 0;
-        sync_producers<C>(); // the zeros are written
-      }
-      if (scans) send_branch_stats(kCompressed);
-      if (C::kSelectCount == 0 || !p.idx) break;
-      if constexpr (C::kSelectCount > 0) {
-        if constexpr ((kFreeBlocks<C>) > 0)
-          if (searches) {
-            barrier_wait(barriers + 8 * kPooled, 0);
-            cluster_receive(barriers + 8 * kStats, 0);
-            send_keys<C>(sender, shared.search, shared.received.stats[kCompressed], block_range,
-                         cta_blocks, pooled, rank);
-            list_best<C>(searchers(), shared.search, barriers + 8 * kCandidates, cta_blocks, rank);
-          }
-        if (producer_warp == 0) write_forced<C>(shared.search.list, candidates, lane);
-        sync_producers<C>(); // the list is written
-        barrier_arrive(barriers + 8 * kListed);
-        schedule.chosen = chosen_keys<C>(shared_address(shared.search.list), token.position);
-        if (selects) schedule.all += max(schedule.cta_steps(schedule.chosen.limit), 1);
-      }
-    }
-    if constexpr (C::kSelectCount > 0)
-      if (p.idx && rank == 0 && producer_warp == 0)
-        store_list<C>(p, shared.search.list, row, group, lane);
-#pragma unroll
-    for (int r = 0; r < Slice<C>::kBranchRowRounds; ++r) slice_rows[r].open();
-    if (windows) send_branch_stats(kWindow);
-#pragma unroll 1
-    for (int late = 0; late < 2; ++late) {
-      if (late && selects) send_branch_stats(kSelected);
-      const int branches = p.branches & (late ? kLate : kEarly);
-      const int sent = branches | (scans && !late ? 1 << kCompressed : 0);
-#pragma unroll 1
-      for (int b = 0; b < NSAI_BRANCH_COUNT; ++b)
-        if (sent >> b & 1) cluster_receive(barriers + 8 * (kStats + b), 0);
-      weigh_slices<C>(shared.received, shared.weights, slice_rows, branches, searchers().thread);
-      barrier_arrive(barriers + 8 * (kWeighed + late));
-    }
-    copy_async_commit();
-    copy_async_wait<0>();
+    produce<C>(cta, schedule, rows, lane, warp);
     return;
   }
 
   // ---- consumer warps: compressed keys; window; selected blocks
+  const StageBarriers<C> stage_barriers = { barriers + 8 * kStageBarriers };
   const int pooled_steps =
       searches ? (block_range.end - block_range.begin) * (D::kSplitGranularity / kStepKeys) : 0;
   Queries<Stream> queries; // [16, Dk]

@@ -13,6 +13,7 @@
 #pragma once
 #include "data/cache_rows.cuh"
 #include "decode/cluster/keys.cuh"
+#include "decode/cluster/ranges.cuh"
 #include "decode/work.cuh"
 #include "params/kv_cache.h"
 
@@ -61,6 +62,24 @@ template <class C> NSAI_DEVICE CtaStep find_cta_step(const StepSchedule<C> &x, i
   cta_step.behind = scans ? run + x.run_keys : step + kStepKeys;
   cta_step.all = limit;
   return cta_step;
+}
+
+// The schedule of CTA `rank` for a token at `position`, of whose compressed keys it sees `visible`.
+// The list of selected blocks is not known yet; their steps are added later.
+template <class C>
+NSAI_DEVICE StepSchedule<C> find_schedule(const ClusterRuns &runs, int visible, int position,
+                                          int rank, bool scans, bool windows) {
+  StepSchedule<C> x;
+  x.runs = runs.runs;
+  x.first_run = rank * runs.runs;
+  x.run_keys = runs.each * Decode<C>::kSplitGranularity;
+  x.visible = visible;
+  x.window = window_keys<C>(position);
+  x.rank = rank;
+  x.scanned = scans ? runs.each * (Decode<C>::kSplitGranularity / kStepKeys) : 0;
+  x.windowed = windows ? max(x.cta_steps(x.window.limit), 1) : 0;
+  x.all = x.scanned + x.windowed;
+  return x;
 }
 
 // ---- where rows lie
@@ -173,3 +192,12 @@ template <class C> struct ScheduledRows {
     }
   }
 };
+
+// `pages` has been stored in sPages if it fits there.
+template <class C>
+NSAI_DEVICE ScheduledRows<C> find_scheduled_rows(const KvTensors<C> &sides,
+                                                 const NsaiCacheBatch &batch, int s,
+                                                 const PageList<C> &pages, const int *sPages) {
+  return { sides, pages.list != nullptr, shared_address(sPages), find_pages<C>(batch, s),
+           C::kPageSize == 0 || C::kRing > 0 ? find_rows<0>(batch, s, 0).row : 0 };
+}
