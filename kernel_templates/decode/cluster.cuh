@@ -146,8 +146,6 @@ NSAI_DEVICE void expect_all(SharedStorage &shared, int branches, bool searches, 
   barrier_arrive_expecting(address + 8 * kSlices, __popc(branches & kLate) * slice_bytes<C>(rank));
 }
 
-// ---- producer warps
-
 // What the warps of a CTA know before they divide the work.
 template <class C> struct CtaWork {
   const NsaiDecode &p;
@@ -160,6 +158,8 @@ template <class C> struct CtaWork {
   const ClusterBlockRange &block_range; // of the warp
   float *pooled;                        // values of the CTA's selection blocks
 };
+
+// ---- producer warps
 
 // Copies keys, searches, copies the selected blocks, exchanges statistics, and computes the weights
 // of the slices.
@@ -243,6 +243,31 @@ NSAI_DEVICE void produce(const CtaWork<C> &cta, StepSchedule<C> &schedule,
   }
   copy_async_commit();
   copy_async_wait<0>();
+}
+
+// ---- consumer warps
+
+// Adds up the slices that this CTA received, and stores its slice of the outputs. The early branches
+// are added while others may still attend to the selected blocks.
+template <class C>
+NSAI_DEVICE void reduce_slices(const CtaWork<C> &cta, const SliceOutput &output) {
+  const NsaiDecode &p = cta.p;
+  SharedStorage &shared = cta.shared;
+  float4 partial[Slice<C>::kRounds];
+#pragma unroll
+  for (int late = 0; late < 2; ++late) {
+    barrier_wait(cta.barriers + 8 * (kWeighed + late), 0);
+    cluster_receive(cta.barriers + 8 * (late ? kSlices : kEarlySlices), 0);
+#pragma unroll
+    for (int i = 0; i < Slice<C>::kRounds; ++i) {
+      const SliceVector<C> vector(cta.rank, i);
+      partial[i] = add_branches<C>(late ? partial[i] : make_float4(0, 0, 0, 0), shared.received,
+                                   shared.weights, vector, p.branches & (late ? kLate : kEarly));
+      if (late)
+        store_vectors<C>(p, shared.received, shared.weights, output, vector, partial[i], cta.row,
+                         cta.group);
+    }
+  }
 }
 
 // ---- the kernel body
@@ -344,23 +369,7 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
       send_columns<C>(targets, shared.received, barriers, b == kSelected ? kSlices : kEarlySlices,
                       b, rank, sums, warp, lane);
   }
-
-  // ---- slices
-  float4 partial[Slice<C>::kRounds];
-#pragma unroll
-  for (int late = 0; late < 2; ++late) {
-    barrier_wait(barriers + 8 * (kWeighed + late), 0);
-    cluster_receive(barriers + 8 * (late ? kSlices : kEarlySlices), 0);
-#pragma unroll
-    for (int i = 0; i < Slice<C>::kRounds; ++i) {
-      const SliceVector<C> vector(rank, i);
-      partial[i] = add_branches<C>(late ? partial[i] : make_float4(0, 0, 0, 0), shared.received,
-                                   shared.weights, vector, p.branches & (late ? kLate : kEarly));
-      if (late)
-        store_vectors<C>(p, shared.received, shared.weights, output, vector, partial[i], row,
-                         group);
-    }
-  }
+  reduce_slices<C>(cta, output);
 }
 
 extern "C" __global__ void __cluster_dims__(Config::kCluster, 1, 1)
