@@ -117,4 +117,13 @@ NSAI_SIZE nsai_smem_kv_stationary(int keys, int rows, int warps, int dk, int dv)
 /* data/invert_fill.cuh: int [counters] | u16 [warps, counters]. */
 NSAI_SIZE nsai_smem_invert_fill(int warps, int counters) { return (4 + 2 * warps) * counters; }
 
+/* ---- select ---- */
+
+/* select/importance.cuh: K [2, keys, Dk] | for each of warps * tokens: f32 [(history + keys) | 1],
+ * sums over heads | f32 [2, 2], carries. `tokens`: of a warp. `history`: keys before a tile that
+ * weigh in its first block. Sums have an odd pitch, so that tokens fall on different banks. */
+NSAI_SIZE nsai_smem_importance(int keys, int warps, int tokens, int history, int dk) {
+  return 2 * nsai_tile_bytes(keys, dk) + 4 * warps * tokens * (((history + keys) | 1) + 4);
+}
+
 #endif /* NSAI_PARAMS_SMEM_H */

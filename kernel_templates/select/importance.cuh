@@ -27,19 +27,13 @@
 //
 // CTA: kWarps warps of two m16 tiles each, which share every K fragment. Rows are token-major over
 // kGroupPadded heads: 32 / kGroupPadded tokens per warp, or half a token with more than 32 heads.
-// Registers: Q (Dk / 2 per thread) and a 32x32 slice of scores. Shared memory: two key tiles and
-// the sums over heads.
+// Registers: Q (Dk / 2 per thread) and a 32x32 slice of scores. Shared memory:
+// nsai_smem_importance() of params/smem.h.
 //
 // Bound by mma.sync: 2.2 TFLOP of Q K^T in 7.5 ms at 64k tokens, D 128, G 16 on the H200.
 //
 // Config: Element, kHeadDimQk, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads, kMinBlocks,
 // kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kProbe; those of data/source.cuh.
-//
-//   kSharedBytes = 2 * kKeys * pitch + 4 * kWarps * tokens * (((history + kKeys) | 1) + 4), where
-//     chunks  = padded_dim(Dk) / 8
-//     pitch   = 16 * (chunks % 8 ? chunks | 1 : chunks), the pitch of Tile<kKeys, padded_dim(Dk)>
-//     tokens  = max(1, 32 / kGroupPadded)
-//     history = kKeys % r == 0 && m <= 8 ? m - 1 : 0
 #pragma once
 #include "core/copy.cuh"
 #include "core/launch.cuh"

@@ -11,16 +11,13 @@
 
 enum { IMPORTANCE, PROBE, KERNELS };
 
-/* Bytes of the kernel's SharedStorage: two tiles of keys, and per warp the head sums of one tile with
- * their history (the keys before a tile that still weigh in its first block, where tiles end on
- * block ends) and four carried sums. */
+/* Tiles that end on block ends have a history. */
 static uint32_t importance_shared(const nsai_model *m, const nsai_tiles *s) {
   int32_t ratio = m->select_block / m->stride, overlap = m->block / m->stride,
           group = nsai_padded_group(m), keys = s->of[NSAI_TILE_KEYS];
   int32_t tokens = group >= 32 ? 1 : 32 / group;
   int32_t history = keys % ratio == 0 && overlap <= 8 ? overlap - 1 : 0;
-  return 2 * nsai_tile_bytes(keys, m->head_dim_qk) +
-         4 * (uint32_t)(s->of[NSAI_TILE_WARPS] * tokens * (((history + keys) | 1) + 4));
+  return nsai_smem_importance(keys, s->of[NSAI_TILE_WARPS], tokens, history, m->head_dim_qk);
 }
 
 static nsai_tiles importance_tiles(int32_t keys, int32_t warps, int32_t blocks) {
