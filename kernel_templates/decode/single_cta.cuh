@@ -60,8 +60,7 @@ struct SharedStorage {
   float gate[NSAI_BRANCH_COUNT][Config::kScanRows];
   float lse[Config::kScanRows]; // of the compressed branch, base 2
 };
-static_assert(sizeof(SharedStorage) <= Config::kSharedBytes &&
-                  Config::kSharedBytes < sizeof(SharedStorage) + 128,
+static_assert(sizeof(SharedStorage) == Config::kSharedBytes,
               "the host computes another size of shared memory");
 
 // A tile of tokens and a KV head.

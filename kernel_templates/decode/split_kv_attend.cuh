@@ -60,8 +60,7 @@ struct SharedStorage {
   };
   ListsShared<Config, Config::kRanges>::Type of;
 };
-static_assert(sizeof(SharedStorage) <= Config::kSharedBytes &&
-                  Config::kSharedBytes < sizeof(SharedStorage) + 128,
+static_assert(sizeof(SharedStorage) == Config::kSharedBytes,
               "the host computes another size of shared memory");
 
 struct RangesOfToken : EveryKey {

@@ -39,12 +39,11 @@ NSAI_SIZE nsai_product_tile_bytes(int panels, int rows, int dim) {
 }
 
 /* K [keys, Dk] and V [keys, Dv]; Q and dO alike. */
-NSAI_SIZE nsai_tile_pair(int rows, int dk, int dv) {
-  return nsai_tile_bytes(rows, dk) + nsai_tile_bytes(rows, dv);
+NSAI_SIZE nsai_product_pair(int panels, int rows, int dk, int dv) {
+  return nsai_product_tile_bytes(panels, rows, dk) + nsai_product_tile_bytes(panels, rows, dv);
 }
-NSAI_SIZE nsai_panel_pair(int rows, int dk, int dv) {
-  return nsai_panel_bytes(rows, dk) + nsai_panel_bytes(rows, dv);
-}
+NSAI_SIZE nsai_tile_pair(int rows, int dk, int dv) { return nsai_product_pair(0, rows, dk, dv); }
+NSAI_SIZE nsai_panel_pair(int rows, int dk, int dv) { return nsai_product_pair(1, rows, dk, dv); }
 
 /* The barriers `full` and `empty` of a pipeline (core/pipeline.cuh). */
 NSAI_SIZE nsai_barrier_bytes(int stages) { return 16 * stages; }
@@ -124,6 +123,104 @@ NSAI_SIZE nsai_smem_invert_fill(int warps, int counters) { return (4 + 2 * warps
  * weigh in its first block. Sums have an odd pitch, so that tokens fall on different banks. */
 NSAI_SIZE nsai_smem_importance(int keys, int warps, int tokens, int history, int dk) {
   return 2 * nsai_tile_bytes(keys, dk) + 4 * warps * tokens * (((history + keys) | 1) + 4);
+}
+
+/* ---- decode ---- */
+
+/* decode/consumer_groups.cuh, KeyStream: Q [rows, Dk], unless registers hold it |
+ * K [keys, Dk] and V [keys, Dv] [groups, stages]. At the end, in the same memory:
+ * O f32 [groups, rows, padded Dv + 8] | statistics f32 [groups, rows, 2]. */
+NSAI_SIZE nsai_smem_key_stream(int panels, int shared_q, int rows, int groups, int stages, int keys,
+                               int dk, int dv) {
+  const int q = shared_q ? nsai_product_tile_bytes(panels, rows, dk) : 0;
+  const int pipelines = groups * stages * nsai_product_pair(panels, keys, dk, dv);
+  const int o = groups * rows * 4 * (nsai_padded_dim(dv) + 8 + 2);
+  return nsai_smem_larger(q + pipelines, o);
+}
+
+/* decode/compressed_scan.cuh, ScanPool: f32 [warps, 16, keys + 4]. `keys`: of a stage. */
+NSAI_SIZE nsai_smem_scan_pool(int warps, int keys) { return warps * 16 * (keys + 4) * 4; }
+
+/* decode/merged_keys.cuh, MergedListStorage: blocks of 8 bytes [tokens, count] |
+ * u32 [tokens, ceil(count / 32)] | int [tokens]. */
+NSAI_SIZE nsai_smem_merged_list(int tokens, int count) {
+  return tokens * (8 * count + (count + 31) / 32 * 4 + 4);
+}
+
+/* decode/topn_token.cuh, SelectShared, for each warp: f32 [4096 / warps] | u64 [159] | u32 [32] |
+ * int | int [free]. `free`: blocks to be searched. */
+NSAI_SIZE nsai_smem_topn_token(int warps, int free) {
+  return 4 * 4096 + warps * (8 * 159 + 4 * 32 + 4 + 4 * nsai_smem_larger(free, 1));
+}
+
+/* decode/split_kv_attend.cuh: the key stream, or int [tokens, count] before it | the merged list. If
+ * the caller gives ranges: the key stream | int [count + 1, 2]. */
+NSAI_SIZE nsai_smem_split_kv_attend(int stream, int tokens, int count) {
+  const int first = nsai_smem_aligned(nsai_smem_larger(stream, 4 * tokens * count), 8);
+  return nsai_smem_aligned(first + nsai_smem_merged_list(tokens, count), 8);
+}
+NSAI_SIZE nsai_smem_split_kv_ranges(int stream, int count) { return stream + 8 * (count + 1); }
+
+/* decode/single_cta.cuh: the key stream, or the search | the pool, or the merged list |
+ * sum f32 [rows, Dv] | gates f32 [3, rows] | LSE f32 [rows]. */
+NSAI_SIZE nsai_smem_single_cta(int stream, int search, int pool, int list, int rows, int dv) {
+  return nsai_smem_aligned(nsai_smem_larger(stream, search), 16) +
+         nsai_smem_aligned(nsai_smem_larger(pool, list), 16) + 4 * rows * (dv + 4);
+}
+
+/* What the two kernels below depend on. */
+typedef struct NsaiDecodeSizes {
+  int dk, dv, group;
+  int warps, stages, cluster; /* warps that attend; CTAs of the cluster */
+  int free, select_count;     /* blocks to be searched; n */
+  int kept_blocks;            /* blocks whose pooled values lie in shared memory */
+  int most_blocks;            /* blocks of a CTA */
+} NsaiDecodeSizes;
+
+/* decode/cluster.cuh: K and V [stages, warps] of 16 keys | Q [16, Dk] |
+ * ExchangeBuffer: P [terms, warps] of 512 bytes, f32 [4 * warps + 3, 16] | KvTensors of 160 bytes |
+ * received O f32 [3, cluster, slice | 1, 4] and statistics f32 [3, cluster, 16, 2] |
+ * weights and gates f32 [3, rows of a slice, cluster + 1] | ScanPool |
+ * Search: f32 [kept_blocks, 16], carries f32 [warps + 1, 16], FewBest of 256 keys,
+ *   u64 [cluster * free + most_blocks + 2], int [n + 1] | barriers | int [pages].
+ * A slice is a CTA's share of O, in vectors of four columns. `terms`: of P (kSplitP). */
+NSAI_SIZE nsai_smem_decode_cluster(NsaiDecodeSizes s, int terms, int pages) {
+  const int row = s.dv / 4, slice = (s.group * row + s.cluster - 1) / s.cluster;
+  const int rows = slice % row == 0 ? slice / row : (slice - 2) / row + 2;
+  const int free = nsai_smem_larger(s.free, 1);
+  const int stages = s.stages * s.warps * nsai_tile_pair(16, s.dk, s.dv);
+  const int exchange = 512 * terms * s.warps + 64 * (4 * s.warps + 3);
+  const int received = 3 * s.cluster * (16 * (slice | 1) + 128);
+  const int weights = nsai_smem_aligned(12 * rows * (s.cluster + 1), 16);
+  const int best = 8 * 256 + 4 * 32 + 8 * (free + 1) + 8;
+  const int keys = 8 * (s.cluster * free + s.most_blocks + 2);
+  const int search = 64 * (s.kept_blocks + s.warps + 1) + best + keys + 4 * (s.select_count + 1);
+  const int barriers = 8 * (13 + 3 * s.stages);
+  return nsai_smem_aligned(stages + nsai_tile_bytes(16, s.dk) + exchange + 160 + received +
+                               weights + nsai_smem_scan_pool(s.warps, 16) +
+                               nsai_smem_aligned(search, 16) + barriers + 4 * pages,
+                           16);
+}
+
+/* decode/pipelined/shared.cuh: for each warp K and V [stages] of 16 keys | for each warp
+ * O f32 [16, padded Dv + 8] | pooled f32 [kept_blocks, 16] | segments of 16 bytes [warps, 3] |
+ * carries f32 [warps + 1, 16] | u64 [32] |
+ * received O f32 [cluster - 1, 3, slice, 4] and statistics f32 [cluster - 1, 3, 16, 2] |
+ * statistics f32 [3, warps, 16, 2] | and [cluster, 16, 2] | gates f32 [3, 16] |
+ * u64 [cluster, free] | barriers [warps, 4 * stages] | and [9] | int [n + 1] | u32 [most_blocks]. */
+NSAI_SIZE nsai_smem_decode_pipelined(NsaiDecodeSizes s) {
+  const int stages = nsai_smem_aligned(s.stages * nsai_tile_pair(16, s.dk, s.dv), 128);
+  const int o = 64 * (nsai_padded_dim(s.dv) + 8), segments = 48, carry = 64;
+  const int pooled = 64 * nsai_smem_larger(s.kept_blocks, 1);
+  const int received = (s.cluster - 1) * 3 * (s.group * s.dv / s.cluster * 4 + 128);
+  const int statistics = 128 * (3 * s.warps + s.cluster), gates = 192;
+  const int best = 8 * s.cluster * nsai_smem_larger(s.free, 1);
+  const int barriers = 8 * (s.warps * 4 * s.stages + 9);
+  const int lists = 4 * (s.select_count + 1 + s.most_blocks);
+  return nsai_smem_aligned(s.warps * (stages + o + segments + carry) + carry + pooled + 8 * 32 +
+                               nsai_smem_larger(received, 8) + statistics + gates + best +
+                               barriers + lists,
+                           16);
 }
 
 #endif /* NSAI_PARAMS_SMEM_H */

@@ -67,8 +67,7 @@ struct SharedStorage {
   int list[Config::kSelectCount + 1];
   u32 orders[Config::kMostBlocks]; // of this CTA's searched blocks
 };
-static_assert(sizeof(SharedStorage) <= Config::kSharedBytes &&
-                  Config::kSharedBytes < sizeof(SharedStorage) + 128,
+static_assert(sizeof(SharedStorage) == Config::kSharedBytes,
               "the host computes another size of shared memory");
 static_assert(16 * OutputVectors::kPitch * 4 <= Tiles::kBytes,
               "O must fit into the pipeline's memory");

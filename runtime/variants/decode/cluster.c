@@ -16,9 +16,7 @@ enum {
 };
 
 #define ROWS NSAI_DECODE_ROWS
-#define STEP NSAI_DECODE_STEP
 #define MOST_FREE 32 /* core/topn_cta.cuh */
-#define FEW 256      /* Search::best */
 
 /* Registers of a thread for O and Q of an m16 tile, and columns of O: of 255, which a block of 4
  * warps leaves a thread, 128 (192/160) and 192 columns (96/192) spill, 120 (160/160) does not.
@@ -41,30 +39,19 @@ static int32_t most_blocks(const nsai_tiles *s) { return s->of[NSAI_TILE_CTAS] >
 /* Of warps that attend, and of half as many that copy. */
 static int32_t threads_of(const nsai_tiles *s) { return 48 * s->of[NSAI_TILE_WARPS]; }
 
-/* SharedStorage of decode/cluster.cuh, member by member. */
 static uint32_t shared_bytes(const nsai_model *m, const nsai_tiles *s) {
-  int64_t warps = s->of[NSAI_TILE_WARPS], stages = s->of[NSAI_TILE_STAGES];
-  int64_t cluster = s->of[NSAI_TILE_CLUSTER], group = m->heads / m->kv_heads;
-  int64_t places = group * m->head_dim_v / 4, slice = nsai_ceil_div(places, cluster);
-  int64_t candidates = nsai_larger(nsai_free_blocks(m), 1);
-  int64_t ring =
-      warps * stages *
-      ((int64_t)nsai_tile_bytes(STEP, m->head_dim_qk) + nsai_tile_bytes(STEP, m->head_dim_v));
-  int64_t parts = m->dtype == NSA_BF16 && m->head_dim_v < 64 ? 2 : 1; /* kSplitP */
-  int64_t desk = parts * warps * 32 * 16 + (4 * warps + 3) * ROWS * 4;
-  int64_t received = NSA_BRANCHES * cluster * ((slice | 1) * 16 + ROWS * 8);
-  int64_t row = m->head_dim_v / 4; /* places */
-  int64_t rows = slice % row == 0 ? slice / row : (slice - 2) / row + 2;
-  int64_t weights = nsai_ceil_div(NSA_BRANCHES * rows * (cluster + 1) * 4, 16) * 16;
-  int64_t sides = NSA_BRANCHES * 2 * 24 + 16, best = (FEW + candidates + 1) * 8 + 32 * 4 + 8;
-  int64_t keys = (most_blocks(s) + 2 + cluster * candidates) * 8;
-  int64_t search =
-      KEPT_BLOCKS * ROWS * 4 + (warps + 1) * ROWS * 4 + best + keys + (m->select_count + 1) * 4;
-  int64_t barriers = (13 + 3 * stages) * 8;
-  int64_t bytes = ring + nsai_tile_bytes(ROWS, m->head_dim_qk) + desk + sides + received + weights +
-                  warps * ROWS * (STEP + 4) * 4 + nsai_ceil_div(search, 16) * 16 + barriers +
-                  LIST_PAGES * 4;
-  return (uint32_t)(nsai_ceil_div(bytes, 16) * 16);
+  const int32_t terms = m->dtype == NSA_BF16 && m->head_dim_v < 64 ? 2 : 1; /* kSplitP */
+  const NsaiDecodeSizes sizes = { .dk = m->head_dim_qk,
+                                  .dv = m->head_dim_v,
+                                  .group = m->heads / m->kv_heads,
+                                  .warps = s->of[NSAI_TILE_WARPS],
+                                  .stages = s->of[NSAI_TILE_STAGES],
+                                  .cluster = s->of[NSAI_TILE_CLUSTER],
+                                  .free = nsai_free_blocks(m),
+                                  .select_count = m->select_count,
+                                  .kept_blocks = KEPT_BLOCKS,
+                                  .most_blocks = most_blocks(s) };
+  return nsai_smem_decode_cluster(sizes, terms, LIST_PAGES);
 }
 
 /* Selection blocks that one CTA has, at most: ClusterBlockRange of decode/cluster/ranges.cuh. */

@@ -17,11 +17,8 @@ enum {
 };
 
 #define ROWS NSAI_DECODE_ROWS
-#define STEP NSAI_DECODE_STEP
 #define MOST_FREE 32 /* core/topn_warp.cuh */
 #define STAGES 2
-#define BARRIERS 9
-#define PARTS 3
 
 /* Selection blocks of a CTA whose pooled values lie in shared memory, where it has the room. */
 #define KEPT_BLOCKS 256
@@ -31,19 +28,18 @@ enum {
 #define MOST_ROW_REGISTERS 100
 #define MOST_COLUMNS 128
 
-/* A row of O in shared memory, floats. */
-static int64_t pitch(const nsai_model *m) { return nsai_padded_dim(m->head_dim_v) + 8; }
-
 /* Room for the selection blocks of a CTA: its warps' runs, which are multiples of the
  * granularity, and one without compressed keys behind the last one. Plans of many lengths have
  * the same. */
 #define LEAST_BLOCKS 256
 #define SLACK_BLOCKS 16
-static int64_t most_blocks(const nsai_problem *p, int64_t warps, int64_t cluster) {
+#define TOO_MANY_BLOCKS (1 << 20) /* no CTA has the shared memory for them */
+static int32_t most_blocks(const nsai_problem *p, int32_t warps, int32_t cluster) {
   const nsai_model *m = &p->model;
-  int64_t run = nsai_decode_run_blocks(p, warps * cluster);
-  int64_t most = m->select_count ? LEAST_BLOCKS : 1;
-  while (m->select_count && most + SLACK_BLOCKS < warps * run + 1) most *= 2;
+  const int64_t run = nsai_decode_run_blocks(p, warps * cluster);
+  int32_t most = m->select_count ? LEAST_BLOCKS : 1;
+  while (m->select_count && most < TOO_MANY_BLOCKS && most + SLACK_BLOCKS < warps * run + 1)
+    most *= 2;
   return most + SLACK_BLOCKS;
 }
 
@@ -52,19 +48,19 @@ static int64_t places(const nsai_model *m) {
   return (int64_t)(m->heads / m->kv_heads) * m->head_dim_v / 4;
 }
 
-/* SharedStorage of decode/pipelined.cuh, member by member. */
-static uint32_t shared_bytes(const nsai_problem *p, int64_t warps, int64_t cluster, int64_t kept) {
+static uint32_t shared_bytes(const nsai_problem *p, int32_t warps, int32_t cluster, int32_t kept) {
   const nsai_model *m = &p->model;
-  int64_t stage =
-      (int64_t)nsai_tile_bytes(STEP, m->head_dim_qk) + nsai_tile_bytes(STEP, m->head_dim_v);
-  int64_t received = (cluster - 1) * NSA_BRANCHES * (places(m) / cluster * 16 + ROWS * 8);
-  int64_t bytes = warps * (nsai_ceil_div(STAGES * stage, 128) * 128 + ROWS * pitch(m) * 4) +
-                  nsai_larger(kept, 1) * ROWS * 4 + NSA_BRANCHES * warps * ROWS * 8 +
-                  warps * PARTS * 16 + 32 * 8 + cluster * ROWS * 8 + (warps + 1) * ROWS * 4 +
-                  NSA_BRANCHES * ROWS * 4 + cluster * nsai_larger(nsai_free_blocks(m), 1) * 8 +
-                  warps * STAGES * 4 * 8 + BARRIERS * 8 + nsai_larger(received, 8) +
-                  (m->select_count + 1) * 4 + most_blocks(p, warps, cluster) * 4;
-  return (uint32_t)(nsai_ceil_div(bytes, 16) * 16);
+  const NsaiDecodeSizes sizes = { .dk = m->head_dim_qk,
+                                  .dv = m->head_dim_v,
+                                  .group = m->heads / m->kv_heads,
+                                  .warps = warps,
+                                  .stages = STAGES,
+                                  .cluster = cluster,
+                                  .free = nsai_free_blocks(m),
+                                  .select_count = m->select_count,
+                                  .kept_blocks = kept,
+                                  .most_blocks = most_blocks(p, warps, cluster) };
+  return nsai_smem_decode_pipelined(sizes);
 }
 
 /* The last selection blocks, which are always chosen, where they lie in the window: its keys are
@@ -246,7 +242,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_constant_add(spec, "kWgmma", 0);
   nsai_constant_add(spec, "kCluster", cluster);
   nsai_constant_add(spec, "kKeptBlocks", kept);
-  nsai_constant_add(spec, "kMostBlocks", (int32_t)most_blocks(p, warps, cluster));
+  nsai_constant_add(spec, "kMostBlocks", most_blocks(p, warps, cluster));
   nsai_constant_add(spec, "kMinBlocks", r->tiles->of[NSAI_TILE_CTAS]);
 }
 

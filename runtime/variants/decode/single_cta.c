@@ -17,33 +17,22 @@ enum {
   BUFFERS
 };
 
-/* What its search keeps of all blocks, and for each warp: decode/topn_token.cuh. */
-#define SEARCH_KEPT 4096
-#define SEARCH_QUEUE 159
-
 /* O and Q of a row, in registers of a thread: at Dk 192 and Dv 128 they take 112, and the rest
  * spills. (NVRTC 13.0.) */
 #define MOST_ROW_REGISTERS 96
 
-/* The larger stream's or the search's, rows that pool or blocks, and of every row the sum, its
- * gates and lse. */
 static uint32_t shared_bytes(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   const nsai_model *m = &p->model;
   const int32_t rows = nsai_decode_tile_rows(p, t);
-  const uint32_t warps = (uint32_t)s->of[NSAI_TILE_WARPS], free = (uint32_t)nsai_free_blocks(m);
-  const uint32_t streams =
-      nsai_larger_u32(nsai_decode_stream_bytes(m, t, rows, s),
-                      nsai_decode_stream_bytes(m, t, nsai_decode_token_rows(p), s));
-  const uint32_t search =
-      m->select_count
-          ? SEARCH_KEPT * 4 + warps * (SEARCH_QUEUE * 8 + (33 + nsai_larger_u32(free, 1)) * 4)
-          : 0;
-  const uint32_t pool = nsai_decode_pool_bytes(m, NSAI_DECODE_STEP, s->of[NSAI_TILE_WARPS]);
-  const uint32_t count = (uint32_t)nsai_larger(m->select_count, 1);
-  const uint32_t blocks = nsai_decode_list_bytes(nsai_decode_tile_tokens(p, t), count);
-  return nsai_round_up_u32(nsai_larger_u32(streams, search), 16) +
-         nsai_round_up_u32(nsai_larger_u32(pool, blocks), 16) +
-         (uint32_t)rows * ((uint32_t)m->head_dim_v + 4) * 4;
+  const int32_t warps = s->of[NSAI_TILE_WARPS];
+  const int32_t scan = nsai_decode_stream_bytes(m, t, rows, s);
+  const int32_t token = nsai_decode_stream_bytes(m, t, nsai_decode_token_rows(p), s);
+  const int32_t search = m->select_count ? nsai_smem_topn_token(warps, nsai_free_blocks(m)) : 0;
+  const int32_t list =
+      nsai_smem_merged_list(nsai_decode_tile_tokens(p, t), nsai_smem_larger(m->select_count, 1));
+  return nsai_smem_single_cta(nsai_smem_larger(scan, token), search,
+                              nsai_decode_pool_bytes(m, NSAI_DECODE_STEP, warps), list, rows,
+                              m->head_dim_v);
 }
 
 /* As many stages as the shared memory of so many CTAs holds; no CTA where it does not hold two. */

@@ -35,18 +35,14 @@ static uint32_t scan_shared(const nsai_problem *p, const nsai_target *t, const n
          nsai_decode_pool_bytes(&p->model, keys, s->of[NSAI_TILE_WARPS]);
 }
 
-/* The stream's, and the blocks of a tile's tokens, or two ints of every range of a token and of
- * their end. */
 static uint32_t attend_shared(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  const uint32_t count = (uint32_t)nsai_larger(p->model.select_count, 1);
-  const uint32_t tokens = nsai_decode_tile_tokens(p, t);
-  uint32_t tile = nsai_decode_stream_bytes(&p->model, t, nsai_decode_tile_rows(p, t), s);
-  if (p->selection == NSA_SELECT_RANGES)
-    return nsai_larger_u32(tile,
-                           nsai_decode_stream_bytes(&p->model, t, nsai_decode_token_rows(p), s)) +
-           8 * (count + 1);
-  return (nsai_larger_u32(tile, tokens * count * 4) + nsai_decode_list_bytes(tokens, count) + 7) /
-         8 * 8;
+  const nsai_model *m = &p->model;
+  const int32_t count = nsai_smem_larger(m->select_count, 1);
+  const int32_t tile = nsai_decode_stream_bytes(m, t, nsai_decode_tile_rows(p, t), s);
+  if (p->selection != NSA_SELECT_RANGES)
+    return nsai_smem_split_kv_attend(tile, nsai_decode_tile_tokens(p, t), count);
+  const int32_t token = nsai_decode_stream_bytes(m, t, nsai_decode_token_rows(p), s);
+  return nsai_smem_split_kv_ranges(nsai_smem_larger(tile, token), count);
 }
 
 static int32_t most_rows(const nsai_problem *p, const nsai_target *t) {
@@ -54,7 +50,7 @@ static int32_t most_rows(const nsai_problem *p, const nsai_target *t) {
 }
 
 static uint32_t step_shared(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  return nsai_larger_u32(scan_shared(p, t, s), attend_shared(p, t, s));
+  return (uint32_t)nsai_larger(scan_shared(p, t, s), attend_shared(p, t, s));
 }
 
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {

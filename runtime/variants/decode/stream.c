@@ -40,8 +40,8 @@ int32_t nsai_decode_tile_room(const nsai_problem *p, const nsai_target *t) {
   return nsai_decode_tile_rows(p, t) / nsai_padded_group(&p->model);
 }
 
-uint32_t nsai_decode_tile_tokens(const nsai_problem *p, const nsai_target *t) {
-  return (uint32_t)nsai_smaller(nsai_decode_tile_room(p, t), p->max_q_len);
+int32_t nsai_decode_tile_tokens(const nsai_problem *p, const nsai_target *t) {
+  return (int32_t)nsai_smaller(nsai_decode_tile_room(p, t), p->max_q_len);
 }
 
 int32_t nsai_decode_token_rows(const nsai_problem *p) {
@@ -64,28 +64,19 @@ bool nsai_decode_has_panels(const nsai_model *m, const nsai_target *t, int32_t r
   return nsai_decode_has_wgmma(t) && has_drafts(m, rows) && rows % NSAI_DECODE_PANEL_ROWS == 0;
 }
 
-uint32_t nsai_decode_stream_bytes(const nsai_model *m, const nsai_target *t, int32_t rows,
-                                  const nsai_tiles *s) {
+int32_t nsai_decode_stream_bytes(const nsai_model *m, const nsai_target *t, int32_t rows,
+                                 const nsai_tiles *s) {
   const bool panels = nsai_decode_has_panels(m, t, rows);
-  uint32_t groups = (uint32_t)(s->of[NSAI_TILE_WARPS] / (rows / NSAI_DECODE_ROWS));
+  int32_t groups = s->of[NSAI_TILE_WARPS] / (rows / NSAI_DECODE_ROWS);
   int32_t keys = NSAI_DECODE_STEP * nsai_decode_stage_steps(m, rows); /* of a stage */
-  uint32_t stage = nsai_product_tile_bytes(panels, keys, m->head_dim_qk) +
-                   nsai_product_tile_bytes(panels, keys, m->head_dim_v);
-  uint32_t ring = groups * (uint32_t)s->of[NSAI_TILE_STAGES] * stage;
-  if (nsai_decode_has_shared_q(m) || has_drafts(m, rows))
-    ring += nsai_product_tile_bytes(panels, rows, m->head_dim_qk);
-  uint32_t o = groups * (uint32_t)rows * ((uint32_t)(nsai_padded_dim(m->head_dim_v) + 8) * 4 + 8);
-  return nsai_larger_u32(ring, o);
+  bool shared_q = nsai_decode_has_shared_q(m) || has_drafts(m, rows);
+  return nsai_smem_key_stream(panels, shared_q, rows, groups, s->of[NSAI_TILE_STAGES], keys,
+                              m->head_dim_qk, m->head_dim_v);
 }
 
-/* Of each warp 16 rows of a stage's keys and 4 floats, but where blocks are pooled in registers. */
-uint32_t nsai_decode_pool_bytes(const nsai_model *m, int32_t keys, int32_t warps) {
+int32_t nsai_decode_pool_bytes(const nsai_model *m, int32_t keys, int32_t warps) {
   const bool quads = m->select_block / m->stride == 4 && m->block / m->stride <= 2;
-  return quads ? 0 : (uint32_t)(warps * 16 * (keys + 4) * 4);
-}
-
-uint32_t nsai_decode_list_bytes(uint32_t tokens, uint32_t count) {
-  return tokens * (count * 8 + (count + 31) / 32 * 4 + 4);
+  return quads ? 0 : nsai_smem_scan_pool(warps, keys);
 }
 
 void nsai_decode_work_add(nsai_kernel_spec *spec, const nsai_request *r) {

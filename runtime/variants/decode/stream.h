@@ -33,23 +33,19 @@ static inline bool nsai_decode_has_shared_q(const nsai_model *m) {
 /* Rows of a tile; tokens that it has room for; and new tokens of it that a sequence can have. */
 int32_t nsai_decode_tile_rows(const nsai_problem *problem, const nsai_target *target);
 int32_t nsai_decode_tile_room(const nsai_problem *problem, const nsai_target *target);
-uint32_t nsai_decode_tile_tokens(const nsai_problem *problem, const nsai_target *target);
+int32_t nsai_decode_tile_tokens(const nsai_problem *problem, const nsai_target *target);
 
 /* Rows of a token by itself. */
 int32_t nsai_decode_token_rows(const nsai_problem *problem);
 
 nsai_tiles nsai_decode_stream_tiles(int32_t warps, int32_t stages, int32_t ctas);
 
-/* Bytes of KeyStream::Shared: Q and the rings of all consumer groups or, in the same memory,
- * their O and stats. */
-uint32_t nsai_decode_stream_bytes(const nsai_model *model, const nsai_target *target, int32_t rows,
-                                  const nsai_tiles *tiles);
+/* Bytes of the key streams of a tile of so many rows: nsai_smem_key_stream(). */
+int32_t nsai_decode_stream_bytes(const nsai_model *model, const nsai_target *target, int32_t rows,
+                                 const nsai_tiles *tiles);
 
-/* Bytes that `warps` pool a stage of so many keys in: ScanPool of decode/compressed_scan.cuh. */
-uint32_t nsai_decode_pool_bytes(const nsai_model *model, int32_t keys, int32_t warps);
-
-/* Bytes of the blocks of a tile's tokens: MergedListStorage of decode/merged_keys.cuh. */
-uint32_t nsai_decode_list_bytes(uint32_t tokens, uint32_t count);
+/* Bytes in which `warps` pool a stage of so many keys; 0: they pool blocks in registers. */
+int32_t nsai_decode_pool_bytes(const nsai_model *model, int32_t keys, int32_t warps);
 
 /* Adds the constants that the kernels of decode_split_kv agree on: decode/work.cuh. kWarps,
  * which says how runs fall, is decode_split_kv_compressed's and decode_split_kv_select's
