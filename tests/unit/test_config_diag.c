@@ -1,70 +1,46 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the parser refuses, word by word: position, text, source line, caret; and its limits.
+ * The diagnostics of the YAML parser, word by word, and its limits.
  */
 #include "config/yaml.h"
 #include "diag_case.h"
 
-#include <stdlib.h>
 #include <time.h>
 
 static const diag_case syntax_cases[] = {
-  { "nothing", "# a comment\n", NSA_E_CONFIG,
-    "t.yaml:1:1: error: empty: a configuration begins with 'nsa: 1'\n"
-    "    # a comment\n"
-    "    ^" },
-  { "list at the top", "[1]\n", NSA_E_CONFIG,
-    "t.yaml:1:1: error: expected keys and values, beginning with 'nsa: 1'\n"
-    "    [1]\n"
-    "    ^" },
-  { "no version", "model: {heads: 64, kv_heads: 4, head_dim: 128}\n", NSA_E_CONFIG,
-    "t.yaml:1:1: error: nsa: the first key must be 'nsa: 1', the version of the format\n"
-    "    model: {heads: 64, kv_heads: 4, head_dim: 128}\n"
-    "    ^" },
+  { "nothing", "# a comment\n", "1:1: error: empty: a configuration begins with 'nsa: 1'" },
+  { "list at the top", "[1]\n", "1:1: error: expected keys and values, beginning with 'nsa: 1'" },
+  { "no version", "model: {heads: 64, kv_heads: 4, head_dim: 128}\n",
+    "1:1: error: nsa: the first key must be 'nsa: 1', the version of the format" },
   { "version not first",
     "model: {heads: 64, kv_heads: 4, head_dim: 128}\n"
     "nsa: 1\n",
-    NSA_E_CONFIG,
-    "t.yaml:2:1: error: nsa: must be the first key\n"
-    "    nsa: 1\n"
-    "    ^" },
-  { "other version", "nsa: 2\n", NSA_E_CONFIG,
-    "t.yaml:1:6: error: nsa: this library reads version 1 of the format: write 'nsa: 1', or use a "
-    "library that knows the other version\n"
-    "    nsa: 2\n"
-    "         ^" },
+    "2:1: error: nsa: must be the first key" },
+  { "other version", "nsa: 2\n",
+    "1:6: error: nsa: this library reads version 1 of the format: write 'nsa: 1', or use a "
+    "library that knows the other version" },
   { "open bracket",
     "nsa: 1\n"
     "model: {heads: 4\n"
     "serving: 1\n",
-    NSA_E_CONFIG,
-    "t.yaml:3:8: error: not YAML: did not find expected ',' or '}' (while parsing a flow mapping "
-    "that begins on line 2)\n"
-    "    serving: 1\n"
-    "           ^" },
+    "3:8: error: not YAML: did not find expected ',' or '}' (while parsing a flow mapping that "
+    "begins on line 2)" },
   { "open to the end",
     "nsa: 1\n"
     "serving: {max_seqs: 1\n"
     "\n",
-    NSA_E_CONFIG,
-    "t.yaml:2:22: error: not YAML: did not find expected ',' or '}' (while parsing a flow mapping "
-    "that begins on line 2)\n"
-    "    serving: {max_seqs: 1\n"
-    "                         ^" },
+    "2:22: error: not YAML: did not find expected ',' or '}' (while parsing a flow mapping that "
+    "begins on line 2)" },
   { "tab as indentation",
     "nsa: 1\n"
     "model:\n"
     "\theads: 4\n",
-    NSA_E_CONFIG,
-    "t.yaml:3:1: error: not YAML: found character that cannot start any token (while scanning for "
-    "the next token)\n"
-    "    \theads: 4\n"
-    "    ^" },
+    "3:1: error: not YAML: found character that cannot start any token (while scanning for the "
+    "next token)" },
   { "control character",
     "nsa: 1\n"
     "model: \007\n",
-    NSA_E_CONFIG,
     "t.yaml:2:8: error: not YAML: control characters are not allowed; the text must be UTF-8 "
     "without control characters\n"
     "    model: ?\n"
@@ -72,7 +48,6 @@ static const diag_case syntax_cases[] = {
   { "invalid UTF-8",
     "nsa: 1\n"
     "x-a: \377\n",
-    NSA_E_CONFIG,
     "t.yaml:2:6: error: not YAML: invalid leading UTF-8 octet; the text must be UTF-8 without "
     "control characters\n"
     "    x-a: ?\n"
@@ -81,102 +56,61 @@ static const diag_case syntax_cases[] = {
     "nsa: 1\n"
     "x-a: &here 1\n"
     "x-b: *here\n",
-    NSA_E_CONFIG,
-    "t.yaml:2:6: error: anchors are not allowed: write the value out and remove '&here'\n"
-    "    x-a: &here 1\n"
-    "         ^\n"
-    "t.yaml:3:6: error: aliases are not allowed: write the value out instead of '*here'\n"
-    "    x-b: *here\n"
-    "         ^" },
-  { "tag", "nsa: !!int 1\n", NSA_E_CONFIG,
-    "t.yaml:1:6: error: tags are not allowed: each key has its type; remove "
-    "'tag:yaml.org,2002:int'\n"
-    "    nsa: !!int 1\n"
-    "         ^" },
+    "2:6: error: anchors are not allowed: write the value out and remove '&here'\n"
+    "3:6: error: aliases are not allowed: write the value out instead of '*here'" },
+  { "tag", "nsa: !!int 1\n",
+    "1:6: error: tags are not allowed: each key has its type; remove 'tag:yaml.org,2002:int'" },
   { "tag line",
     "%TAG ! tag:x,2000:\n"
     "---\n"
     "nsa: 1\n",
-    NSA_E_CONFIG,
-    "t.yaml:1:1: error: tags are not allowed: remove the %TAG line\n"
-    "    %TAG ! tag:x,2000:\n"
-    "    ^" },
+    "1:1: error: tags are not allowed: remove the %TAG line" },
   { "merge key",
     "nsa: 1\n"
     "model:\n"
     "  <<: {heads: 4}\n",
-    NSA_E_CONFIG,
-    "t.yaml:2:1: error: model.heads: missing: query heads (Hq), a whole number from 1 to 4096\n"
-    "    model:\n"
-    "    ^\n"
-    "t.yaml:2:1: error: model.kv_heads: missing: key and value heads (Hkv); divides heads, at most "
-    "64 query heads each, a whole number from 1 to 4096\n"
-    "    model:\n"
-    "    ^\n"
-    "t.yaml:2:1: error: model.head_dim_qk: missing: width of a query and a key (Dk), or head_dim "
-    "for both, a whole number from 16 to 256\n"
-    "    model:\n"
-    "    ^\n"
-    "t.yaml:2:1: error: model.head_dim_v: missing: width of a value (Dv), or head_dim for both, a "
-    "whole number from 16 to 256\n"
-    "    model:\n"
-    "    ^\n"
-    "t.yaml:3:3: error: merge keys are not allowed: write the keys out and remove '<<'\n"
-    "      <<: {heads: 4}\n"
-    "      ^" },
+    "2:1: error: model.heads: missing: query heads (Hq), a whole number from 1 to 4096\n"
+    "2:1: error: model.kv_heads: missing: key and value heads (Hkv); divides heads, at most 64 "
+    "query heads each, a whole number from 1 to 4096\n"
+    "2:1: error: model.head_dim_qk: missing: width of a query and a key (Dk), or head_dim for "
+    "both, a whole number from 16 to 256\n"
+    "2:1: error: model.head_dim_v: missing: width of a value (Dv), or head_dim for both, a whole "
+    "number from 16 to 256\n"
+    "3:3: error: merge keys are not allowed: write the keys out and remove '<<'" },
   { "second document",
     "nsa: 1\n"
     "---\n"
     "nsa: 1\n",
-    NSA_E_CONFIG,
-    "t.yaml:2:1: error: a second document begins here: one file holds one document\n"
-    "    ---\n"
-    "    ^" },
+    "2:1: error: a second document begins here: one file holds one document" },
   { "list as key",
     "nsa: 1\n"
     "? [a]\n"
     ": 1\n",
-    NSA_E_CONFIG,
-    "t.yaml:2:3: error: a key must be a word: a list, mapping or alias cannot be one\n"
-    "    ? [a]\n"
-    "      ^" },
+    "2:3: error: a key must be a word: a list, mapping or alias cannot be one" },
   { "duplicate key",
     "nsa: 1\n"
     "serving:\n"
     "  max_seqs: 1\n"
     "  max_tokens: 2\n"
     "  max_seqs: 3\n",
-    NSA_E_CONFIG,
-    "t.yaml:5:3: error: 'max_seqs' is given twice, on line 3 and on line 5: remove one\n"
-    "      max_seqs: 3\n"
-    "      ^" },
+    "5:3: error: 'max_seqs' is given twice, on line 3 and on line 5: remove one" },
   { "duplicate section",
     "nsa: 1\n"
     "serving: {}\n"
     "x-a: 1\n"
     "serving: {max_seqs: 2}\n",
-    NSA_E_CONFIG,
-    "t.yaml:4:1: error: 'serving' is given twice, on line 2 and on line 4: remove one\n"
-    "    serving: {max_seqs: 2}\n"
-    "    ^" },
+    "4:1: error: 'serving' is given twice, on line 2 and on line 4: remove one" },
   { "duplicate under x-",
     "nsa: 1\n"
     "x-a: {b: 1, b: 2}\n",
-    NSA_E_CONFIG,
-    "t.yaml:2:13: error: 'b' is given twice, on line 2 and on line 2: remove one\n"
-    "    x-a: {b: 1, b: 2}\n"
-    "                ^" },
+    "2:13: error: 'b' is given twice, on line 2 and on line 2: remove one" },
   { "NUL in a text",
     "nsa: 1\n"
     "runtime: {cache_dir: \"/a\\0b\"}\n",
-    NSA_E_CONFIG,
-    "t.yaml:2:22: error: NUL characters are not allowed\n"
-    "    runtime: {cache_dir: \"/a\\0b\"}\n"
-    "                         ^" },
+    "2:22: error: NUL characters are not allowed" },
   { "caret after wide characters and tabs",
     "nsa: 1\n"
     "device: {source: \"gr\303\266\303\237e\",\tsms: x}\n",
-    NSA_E_CONFIG,
     "t.yaml:2:32: error: device.sms: expected a whole number from 0 to 4096; found 'x'\n"
     "    device: {source: \"gr\303\266\303\237e\",\tsms: x}\n"
     "                             \t     ^" },
@@ -184,10 +118,10 @@ static const diag_case syntax_cases[] = {
     "nsa: 1\n"
     "x-a: {a: "
     "zzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz"
-    "zzzzzzzzzzzzzzzzzzzzzzzzzz, b: *c, c: "
+    "zzzzzzzzzzzzzzzzzzzzzzzzzz, "
+    "b: *c, c: "
     "yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy"
     "yyyyyyyyyyyyyyyyyyyyyyyyyy}\n",
-    NSA_E_CONFIG,
     "t.yaml:2:135: error: aliases are not allowed: write the value out instead of '*c'\n"
     "    ...zzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz, b: *c, c: "
     "yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy...\n"
@@ -196,13 +130,12 @@ static const diag_case syntax_cases[] = {
     "nsa: 1\r\n"
     "serving:\r\n"
     "  max_seqs: x\r\n",
-    NSA_E_CONFIG,
     "t.yaml:3:13: error: serving.max_seqs: expected a whole number from 0 to 1000000; found 'x'\n"
     "      max_seqs: x\n"
     "                ^" },
 };
 
-static void test_syntax(void **state) { RUN(syntax_cases); }
+static void test_syntax(void **state) { RUN("", syntax_cases); }
 
 /* "nsa: 1\nx-a: " and `count` times `piece`. The caller frees it. */
 static char *repeat(const char *piece, size_t count) {
