@@ -31,16 +31,12 @@ static void session_init(session *s, const machine_request *request) {
   assert_non_null(mkdtemp(s->dir));
   machine_yaml(request, s->yaml, sizeof s->yaml);
   machine_overrides_init(&s->overrides, s->dir, "runtime.compile_jobs=1");
-  s->options = (nsa_options)NSA_OPTIONS_INIT;
-  s->options.yaml_text = s->yaml;
-  s->options.log = be_silent;
+  s->options = INIT(nsa_options, .yaml_text = s->yaml, .log = be_silent);
   if (request->gpu) {
     s->options.overrides = s->overrides.list;
     s->options.device = "cuda:1";
   }
-  s->problem = (nsa_problem)NSA_PROBLEM_INIT;
-  s->problem.max_tokens = 64;
-  s->problem.max_seqs = 2;
+  s->problem = INIT(nsa_problem, .max_tokens = 64, .max_seqs = 2);
 }
 
 /* Create, ask, prepare, plan, run, destroy. */
@@ -168,7 +164,7 @@ static void test_values(void **state) {
   for (bool reached = true; reached; n++) {
     int launches = machine_record()->launches;
     starve_after(n);
-    nsa_status status = nsa_forward(m.plan, &m.exec, &m.toy.batch, &m.toy.io);
+    nsa_status status = machine_forward(&m);
     reached = starved();
     machine_expect("values", status, reached ? NSA_E_NOMEM : NSA_OK, NULL);
     assert_int_equal(machine_record()->launches > launches, !reached);
@@ -182,10 +178,9 @@ static void test_values(void **state) {
 static void test_tuning(void **state) {
   session s;
   nsa_ctx *ctx;
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   session_init(&s, &(machine_request){ .gpu = true });
   s.problem.op = NSA_OP_DENSE;
-  o.level = NSA_TUNE_QUICK;
+  nsa_tune_options o = INIT(nsa_tune_options, .level = NSA_TUNE_QUICK);
   machine_expect("create", nsa_create(NULL, &s.options, &ctx), NSA_OK, NULL);
   bool reached = true;
   for (long n = 0; reached; n += 1 + n / 20) {

@@ -69,16 +69,10 @@ void kv_copy_page(kv_fixture *w, int32_t from, int32_t to) {
 /* ---- the world ---- */
 
 static nsa_plan *make_plan(const kv_fixture *w, int32_t op, int32_t max_q_len) {
-  nsa_problem p = NSA_PROBLEM_INIT;
-  nsa_plan *plan = NULL;
-  p.op = op;
-  p.page_size = w->options.page_size;
-  p.max_seqs = KV_SEQS;
-  p.max_tokens = KV_MAX_TOKENS;
-  p.max_kv_len = KV_MAX_LEN;
-  p.max_q_len = max_q_len;
-  p.window_ring = w->options.ring;
-  machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  nsa_problem p = INIT(nsa_problem, .op = op, .page_size = w->options.page_size,
+                       .max_seqs = KV_SEQS, .max_tokens = KV_MAX_TOKENS, .max_kv_len = KV_MAX_LEN,
+                       .max_q_len = max_q_len, .window_ring = w->options.ring);
+  nsa_plan *plan = machine_plan(w->ctx, &p);
   return plan;
 }
 

@@ -85,10 +85,8 @@ void machine_overrides_init(machine_overrides *o, const char *dir, const char *e
 }
 
 nsa_ctx *machine_context(const char *yaml, const char *const *overrides, bool gpu) {
-  nsa_options options = NSA_OPTIONS_INIT;
   nsa_ctx *ctx = NULL;
-  options.yaml_text = yaml;
-  options.overrides = overrides;
+  nsa_options options = INIT(nsa_options, .yaml_text = yaml, .overrides = overrides);
   if (gpu) options.device = "cuda:1";
   machine_expect("nsa_create", nsa_create(NULL, &options, &ctx), NSA_OK, NULL);
   return ctx;
@@ -96,7 +94,6 @@ nsa_ctx *machine_context(const char *yaml, const char *const *overrides, bool gp
 
 void machine_reopen(nsa_ctx **ctx, char dir[64], const machine_reopening *how) {
   machine_overrides o;
-  nsa_options options = NSA_OPTIONS_INIT;
   nsa_destroy(*ctx);
   *ctx = NULL;
   if (!dir[0]) {
@@ -104,21 +101,39 @@ void machine_reopen(nsa_ctx **ctx, char dir[64], const machine_reopening *how) {
     assert_non_null(mkdtemp(dir));
   }
   machine_overrides_init(&o, dir, how->extra);
-  options.yaml_text = how->yaml;
-  options.overrides = o.list;
-  options.device = "cuda:1";
-  options.log = how->log;
-  options.log_user = how->log_user;
+  nsa_options options = INIT(nsa_options, .yaml_text = how->yaml, .overrides = o.list,
+                             .device = "cuda:1", .log = how->log, .log_user = how->log_user);
   machine_expect("nsa_create", nsa_create(NULL, &options, ctx), NSA_OK, NULL);
 }
 
+nsa_plan *machine_plan(nsa_ctx *ctx, const nsa_problem *problem) {
+  nsa_plan *plan = NULL;
+  machine_expect("nsa_plan_create", nsa_plan_create(ctx, problem, NULL, NULL, &plan), NSA_OK, NULL);
+  return plan;
+}
+
+nsa_status machine_forward(const machine *m) {
+  return nsa_forward(m->plan, &m->exec, &m->toy.batch, &m->toy.io);
+}
+
+void machine_expect_launches(const char *names) {
+  const fake_cuda_state *r = machine_record();
+  char text[FAKE_CUDA_LAUNCHES * 64];
+  nsai_writer out = nsai_writer_open(text, sizeof text);
+  for (int i = 0; i < r->launches && i < FAKE_CUDA_LAUNCHES; i++)
+    nsai_write(&out, "%s%s", i ? " " : "", r->launch[i].name);
+  if (strcmp(text, names) != 0 || r->launches > FAKE_CUDA_LAUNCHES)
+    fail_msg("%d launches:\n%s\nexpected\n%s", r->launches, text, names);
+}
+
+void machine_expect_story(nsa_ctx *ctx, const nsa_problem *problem, const char *part) {
+  static char story[65536];
+  assert_true(nsa_explain(ctx, problem, story, sizeof story) < sizeof story);
+  if (!strstr(story, part)) fail_msg("\"%s\" is not in:\n%s", part, story);
+}
+
 nsa_problem machine_problem(int32_t op, int64_t tokens, int32_t overlap) {
-  nsa_problem p = NSA_PROBLEM_INIT;
-  p.op = op;
-  p.max_tokens = tokens;
-  p.max_seqs = 1;
-  p.overlap = overlap;
-  return p;
+  return INIT(nsa_problem, .op = op, .max_tokens = tokens, .max_seqs = 1, .overlap = overlap);
 }
 
 static void make_gate(machine *m, const machine_request *r) {
@@ -181,14 +196,9 @@ void machine_init(machine *m, const machine_request *r) {
   machine_yaml(r, yaml, sizeof yaml);
   machine_overrides_init(&gpu, m->dir, r->override);
   m->ctx = machine_context(yaml, r->gpu ? gpu.list : cpu, r->gpu);
-  nsa_problem problem = NSA_PROBLEM_INIT;
-  problem.op = r->op;
-  problem.max_tokens = MAX_TOKENS;
-  problem.max_seqs = 2;
-  problem.selection = r->selection;
-  problem.max_probe_rows = r->max_probe_rows;
-  machine_expect("nsa_plan_create", nsa_plan_create(m->ctx, &problem, NULL, NULL, &m->plan), NSA_OK,
-                 NULL);
+  nsa_problem problem = INIT(nsa_problem, .op = r->op, .max_tokens = MAX_TOKENS, .max_seqs = 2,
+                             .selection = r->selection, .max_probe_rows = r->max_probe_rows);
+  m->plan = machine_plan(m->ctx, &problem);
   machine_expect("nsa_plan_caps", nsa_plan_caps(m->plan, &caps), NSA_OK, NULL);
   m->exec = (nsa_exec)NSA_EXEC_INIT;
   if (caps.workspace_bytes) {

@@ -63,6 +63,12 @@ typedef struct machine_reopening {
  * not removed; "": a new folder. */
 void machine_reopen(nsa_ctx **ctx, char dir[64], const machine_reopening *how);
 
+/* The plan of a problem. */
+nsa_plan *machine_plan(nsa_ctx *ctx, const nsa_problem *problem);
+
+/* The forward of a machine's toy. */
+nsa_status machine_forward(const machine *m);
+
 /* One sequence of at most `tokens` tokens. */
 nsa_problem machine_problem(int32_t op, int64_t tokens, int32_t overlap);
 
@@ -72,6 +78,12 @@ void machine_set_current(void *context);
 
 /* Fails unless the status is `want` and, when `text` is given, the error text contains it. */
 void machine_expect(const char *what, nsa_status got, nsa_status want, const char *text);
+
+/* Fails unless the launches on record are these: names with a space between them. */
+void machine_expect_launches(const char *names);
+
+/* Fails unless nsa_explain says `part` of a problem. */
+void machine_expect_story(nsa_ctx *ctx, const nsa_problem *problem, const char *part);
 
 /* Removes a folder of files, one level deep. */
 void machine_remove(const char *dir);

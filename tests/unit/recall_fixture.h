@@ -81,11 +81,10 @@ static void save_window(const tuning *w, int64_t tokens, int32_t overlap, const 
 /* Fails unless a plan's stage is done so; "" for the heuristic's choice. */
 static void expect_choice(const tuning *w, const nsa_problem *problem, nsai_stage stage,
                           const char *expected) {
-  nsa_plan *plan = NULL;
   nsai_problem p;
   char text[128], heuristic[128];
   nsai_choice own;
-  machine_expect("plan", nsa_plan_create(w->ctx, problem, NULL, NULL, &plan), NSA_OK, NULL);
+  nsa_plan *plan = machine_plan(w->ctx, problem);
   nsai_writer out = nsai_writer_open(text, sizeof text);
   nsai_candidate_print(&(nsai_candidate){ plan->choice.variant[stage], plan->choice.tiles[stage] },
                        &out);

@@ -16,11 +16,7 @@
 #define MODEL "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64}\n"
 #define CPU MODEL "runtime: {device: cpu}\n"
 
-static nsa_options options_of(const char *yaml) {
-  nsa_options options = NSA_OPTIONS_INIT;
-  options.yaml_text = yaml;
-  return options;
-}
+static nsa_options options_of(const char *yaml) { return INIT(nsa_options, .yaml_text = yaml); }
 
 /* Expects a refusal whose text contains `text`, and no context. */
 static void refuse(const char *path, const nsa_options *options, nsa_status want,
@@ -238,16 +234,14 @@ static void test_log(void **state) {
 
 /* What a forked child may still call. Returns its exit status. */
 static int use_after_fork(machine *m) {
-  nsa_problem problem = NSA_PROBLEM_INIT;
   nsa_caps caps = NSA_CAPS_INIT;
   nsa_plan *plan = NULL;
-  problem.max_tokens = 8;
-  problem.max_seqs = 1;
+  nsa_problem problem = INIT(nsa_problem, .max_tokens = 8, .max_seqs = 1);
   int bad = nsa_query(m->ctx, &problem, &caps) != NSA_E_FORKED;
   bad |= nsa_plan_create(m->ctx, &problem, NULL, NULL, &plan) != NSA_E_FORKED;
   bad |= plan != NULL || nsa_prepare(m->ctx, &problem, 1, NULL, NULL) != NSA_E_FORKED;
   bad |= nsa_plan_caps(m->plan, &caps) != NSA_E_FORKED;
-  bad |= nsa_forward(m->plan, &m->exec, &m->toy.batch, &m->toy.io) != NSA_E_FORKED;
+  bad |= machine_forward(m) != NSA_E_FORKED;
   bad |= !strstr(nsa_last_error(), "fork()");
   bad |= nsa_config_dump(m->ctx, 0, NULL, 0) != 0;
   char text[4096], path[512];
@@ -287,7 +281,7 @@ static void test_fork(void **state) {
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
-    machine_expect("parent", nsa_forward(m.plan, &m.exec, &m.toy.batch, &m.toy.io), NSA_OK, NULL);
+    machine_expect("parent", machine_forward(&m), NSA_OK, NULL);
     machine_free(&m);
   }
   assert_int_equal(machine_record()->loads, machine_record()->unloads);
@@ -298,20 +292,17 @@ static void test_fork(void **state) {
 static void test_order(void **state) {
   for (int gpu = 0; gpu < 2; gpu++) {
     machine m;
-    nsa_problem problem = NSA_PROBLEM_INIT;
-    nsa_plan *other;
     machine_init(&m, &(machine_request){ .gpu = gpu });
     lines l = { 0 };
     m.ctx->logger.fn = note;
     m.ctx->logger.user = &l;
-    problem.max_tokens = 8;
-    problem.max_seqs = 1;
-    machine_expect("other", nsa_plan_create(m.ctx, &problem, NULL, NULL, &other), NSA_OK, NULL);
+    nsa_problem problem = INIT(nsa_problem, .max_tokens = 8, .max_seqs = 1);
+    nsa_plan *other = machine_plan(m.ctx, &problem);
     nsa_destroy(m.ctx);
     m.ctx = NULL;
     assert_int_equal(l.count[NSA_LOG_WARN], 1);
     nsa_plan_destroy(other);
-    machine_expect("run", nsa_forward(m.plan, &m.exec, &m.toy.batch, &m.toy.io), NSA_OK, NULL);
+    machine_expect("run", machine_forward(&m), NSA_OK, NULL);
     if (gpu) assert_int_equal(machine_record()->retained, 1);
     machine_free(&m);
   }
@@ -330,12 +321,10 @@ static void *make_plans(void *user) {
   crowd *c = user;
   nsa_ctx *ctx = c->machine->ctx;
   for (int i = 1; i <= 20 && c->status == NSA_OK; i++) {
-    nsa_problem problem = NSA_PROBLEM_INIT;
     nsa_caps caps = NSA_CAPS_INIT;
     nsa_plan *plan;
     char text[256];
-    problem.max_tokens = 10 * i;
-    problem.max_seqs = 1;
+    nsa_problem problem = INIT(nsa_problem, .max_tokens = 10 * i, .max_seqs = 1);
     c->status = nsa_query(ctx, &problem, &caps);
     if (c->status == NSA_OK) c->status = nsa_plan_create(ctx, &problem, NULL, NULL, &plan);
     if (c->status != NSA_OK) break;
@@ -374,9 +363,8 @@ static void test_threads(void **state) {
 static void test_trace(void **state) {
   machine m;
   machine_init(&m, &(machine_request){ 0 });
-  nsa_problem problem = NSA_PROBLEM_INIT;
   nsa_plan *plan;
-  problem.max_tokens = -5;
+  nsa_problem problem = INIT(nsa_problem, .max_tokens = -5);
   assert_int_equal(nsa_plan_create(m.ctx, &problem, NULL, NULL, &plan), NSA_E_ARG);
   assert_null(strchr(nsa_last_error(), '\n'));
   assert_int_equal(strncmp(nsa_last_trace(), "at problem.c:", 13), 0);

@@ -119,24 +119,29 @@ static void test_arguments(void **state) {
   machine_free(&other);
 }
 
+/* Launches of several passes: sorting and inverting the lists; the forward of phi for K or
+ * V; the gradient of an activation with the sums for its bias; a product that is a gradient. */
+#define LISTS "data_sort_blocks data_invert_count data_invert_scan data_invert_fill "
+#define PHI_LINEAR "compress_gather_rows matmul compress_bias_activation "
+#define PHI_MLP PHI_LINEAR "matmul matmul compress_bias_activation "
+#define BIAS "backward_activation backward_column_sums backward_column_sums "
+#define PRODUCT "matmul backward_store_gradient "
+
 /* What a GPU has kernels for runs there: every launch of a backward pass, in order. */
 static void test_gpu(void **state) {
-  static const char *const names[] = {
-    "compress_mean",       "data_sort_blocks",       "data_invert_count", "data_invert_scan",
-    "data_invert_fill",    "backward_row_stats_tma", "backward_dq_tma",   "backward_dkv_compressed",
-    "backward_dkv_window", "backward_dkv_selected",  "backward_dkv_sum",
-  };
+  static const char names[] = "compress_mean " LISTS "backward_row_stats_tma backward_dq_tma "
+                              "backward_dkv_compressed backward_dkv_window "
+                              "backward_dkv_selected backward_dkv_sum";
   machine m;
   nsa_grads g;
   toy *t = begin(&m, &(machine_request){ .gpu = true }, NSA_BF16, &g);
   fake_cuda_state *record = machine_record();
   accept(&m, "saved", &g);
-  assert_int_equal(record->launches, sizeof names / sizeof *names);
+  assert_int_equal(record->launches, 11);
   assert_string_equal(record->launch[5].name, "backward_row_stats_saved");
   memset(t->io.o_branch, 0, sizeof t->io.o_branch);
   accept(&m, "good", &g);
-  assert_int_equal(record->launches, sizeof names / sizeof *names);
-  for (int i = 0; i < record->launches; i++) assert_string_equal(record->launch[i].name, names[i]);
+  machine_expect_launches(names);
   assert_false(record->launch[0].overlaps);
   machine_free(&m);
 }
@@ -225,14 +230,10 @@ static void test_gpu_no_queries(void **state) {
 
 /* ---- the layers of phi and of the gate ---- */
 
-/* The launches of one pass with all gradients must be `names`, NULL-terminated. */
-static void expect_launches(machine *m, const nsa_grads *g, const char *const *names) {
-  fake_cuda_state *record = machine_record();
+/* Runs a pass, whose launches must be `names`. */
+static void expect_launches(machine *m, const nsa_grads *g, const char *names) {
   accept(m, "backward", g);
-  int count = 0;
-  for (; names[count]; count++)
-    if (count < record->launches) assert_string_equal(record->launch[count].name, names[count]);
-  assert_int_equal(record->launches, count);
+  machine_expect_launches(names);
 }
 
 /* Leaves out everything but these gradients. */
@@ -246,41 +247,10 @@ static nsa_grads only(const nsa_grads *all, const nsa_phi *phi, const nsa_gate *
 
 /* phi linear: products of rows and of their sums, dW and dX, K and V; then the sums over the raw tokens. */
 static void test_gpu_linear(void **state) {
-  static const char *const names[] = {
-    "compress_gather_rows",
-    "matmul",
-    "compress_bias_activation",
-    "compress_gather_rows",
-    "matmul",
-    "compress_bias_activation",
-    "data_sort_blocks",
-    "data_invert_count",
-    "data_invert_scan",
-    "data_invert_fill",
-    "backward_row_stats_tma",
-    "backward_dq_tma",
-    "backward_dkv_compressed",
-    "compress_gather_rows",
-    "backward_activation",
-    "backward_column_sums",
-    "backward_column_sums",
-    "matmul",
-    "backward_store_gradient",
-    "matmul",
-    "backward_store_gradient",
-    "compress_gather_rows",
-    "backward_activation",
-    "backward_column_sums",
-    "backward_column_sums",
-    "matmul",
-    "backward_store_gradient",
-    "matmul",
-    "backward_store_gradient",
-    "backward_dkv_window",
-    "backward_dkv_selected",
-    "backward_dkv_sum",
-    NULL,
-  };
+  static const char names[] = PHI_LINEAR PHI_LINEAR LISTS
+      "backward_row_stats_tma backward_dq_tma backward_dkv_compressed "
+      "compress_gather_rows " BIAS PRODUCT PRODUCT "compress_gather_rows " BIAS PRODUCT PRODUCT
+      "backward_dkv_window backward_dkv_selected backward_dkv_sum";
   machine m;
   nsa_grads g;
   toy *t = begin(&m, &(machine_request){ .gpu = true, .phi = NSAI_PHI_LINEAR }, NSA_BF16, &g);
@@ -289,58 +259,20 @@ static void test_gpu_linear(void **state) {
   /* Weights of V alone need no window, no selected branch, no rows of K, and no dX. */
   nsa_phi weights = { .v.w = g.d_phi.v.w };
   nsa_grads few = only(&g, &weights, NULL);
-  static const char *const of_v[] = {
-    "compress_gather_rows",
-    "matmul",
-    "compress_bias_activation",
-    "compress_gather_rows",
-    "matmul",
-    "compress_bias_activation",
-    "data_sort_blocks",
-    "backward_row_stats_tma",
-    "backward_dkv_compressed",
-    "compress_gather_rows",
-    "backward_activation",
-    "backward_column_sums",
-    "backward_column_sums",
-    "matmul",
-    "backward_store_gradient",
-    NULL,
-  };
-  expect_launches(&m, &few, of_v);
+  expect_launches(&m, &few,
+                  PHI_LINEAR PHI_LINEAR "data_sort_blocks backward_row_stats_tma "
+                                        "backward_dkv_compressed compress_gather_rows " BIAS
+                                        "matmul "
+                                        "backward_store_gradient");
   /* Where the branch does not run, its weights' gradients become 0. */
   m.exec.branches = 1u << NSA_WIN;
   t->io.lse[0] = t->io.lse[1] = (nsa_tensor){ 0 };
-  static const char *const none[] = { "backward_row_stats_tma", "backward_store_gradient", NULL };
-  expect_launches(&m, &few, none);
+  expect_launches(&m, &few, "backward_row_stats_tma backward_store_gradient");
   machine_free(&m);
 }
 
 /* phi mlp: the hidden layer again, and both layers' products. */
 static void test_gpu_mlp(void **state) {
-  static const char *const names[] = {
-    "backward_row_stats_tma",
-    "backward_dkv_compressed",
-    /* K: z, d_out and b2, dY W2^T, dZ and b1, w2, w1, dX with pe */
-    "compress_gather_rows",
-    "matmul",
-    "backward_activation",
-    "backward_column_sums",
-    "backward_column_sums",
-    "backward_store_gradient",
-    "matmul",
-    "backward_activation",
-    "backward_column_sums",
-    "backward_column_sums",
-    "backward_store_gradient",
-    "matmul",
-    "backward_store_gradient",
-    "matmul",
-    "backward_store_gradient",
-    "matmul",
-    "backward_store_gradient",
-    NULL,
-  };
   machine m;
   nsa_grads g;
   toy *t = begin(&m, &(machine_request){ .gpu = true, .phi = NSAI_PHI_MLP }, NSA_F32, &g);
@@ -348,64 +280,30 @@ static void test_gpu_mlp(void **state) {
   g.d_o = make_grads(t, NSA_BF16).d_o;
   nsa_phi weights = { .k = g.d_phi.k };
   nsa_grads few = only(&g, &weights, NULL);
-  fake_cuda_state *record = machine_record();
-  accept(&m, "mlp", &few);
-  int first = 0, count = 0;
-  while (first < record->launches && strcmp(record->launch[first].name, names[0])) first++;
-  for (; names[count]; count++) {
-    assert_in_range(first + count, 0, record->launches - 1);
-    assert_string_equal(record->launch[first + count].name, names[count]);
-  }
-  assert_int_equal(record->launches, first + count);
+  /* Of K: z, d_out and b2, dY W2^T, dZ and b1, w2, w1, dX with pe. */
+  expect_launches(&m, &few,
+                  PHI_MLP PHI_MLP "data_sort_blocks backward_row_stats_tma "
+                                  "backward_dkv_compressed compress_gather_rows matmul " BIAS
+                                  "backward_store_gradient matmul " BIAS
+                                  "backward_store_gradient " PRODUCT PRODUCT
+                                  "matmul backward_store_gradient");
   accept(&m, "all", &g);
   machine_free(&m);
 }
 
 /* The gate MLP: logits first, their gradients through the layers, the features' rows that exist. */
 static void test_gpu_gate(void **state) {
-  static const char *const one[] = {
-    "matmul",
-    "compress_bias_activation",
-    "compress_mean",
-    "data_sort_blocks",
-    "backward_row_stats_tma",
-    "backward_activation",
-    "backward_column_sums",
-    "backward_column_sums",
-    "backward_store_gradient", /* b2 */
-    "backward_present_rows",
-    "matmul",
-    "matmul",
-    "backward_store_gradient",
-    "backward_store_gradient", /* w2, x */
-    NULL,
-  };
-  static const char *const two[] = {
-    "matmul",
-    "compress_bias_activation",
-    "matmul",
-    "compress_bias_activation",
-    "compress_mean",
-    "data_sort_blocks",
-    "backward_row_stats_tma",
-    "backward_activation",
-    "backward_column_sums",
-    "backward_column_sums",
-    "backward_store_gradient",
-    "matmul",
-    "backward_activation",
-    "backward_column_sums",
-    "backward_column_sums",
-    "backward_store_gradient", /* b1 */
-    "matmul",
-    "backward_store_gradient", /* w2 */
-    "backward_present_rows",
-    "matmul",
-    "matmul",
-    "backward_store_gradient",
-    "backward_store_gradient", /* w1, x */
-    NULL,
-  };
+  /* b2; then w2 and x. */
+  static const char one[] =
+      "matmul compress_bias_activation compress_mean data_sort_blocks backward_row_stats_tma " BIAS
+      "backward_store_gradient backward_present_rows matmul matmul "
+      "backward_store_gradient backward_store_gradient";
+  /* b2; b1; w2; then w1 and x. */
+  static const char two[] =
+      "matmul compress_bias_activation matmul compress_bias_activation "
+      "compress_mean data_sort_blocks backward_row_stats_tma " BIAS
+      "backward_store_gradient matmul " BIAS "backward_store_gradient " PRODUCT
+      "backward_present_rows matmul matmul backward_store_gradient backward_store_gradient";
   for (int hidden = 0; hidden <= 8; hidden += 8) {
     machine m;
     nsa_grads g;
@@ -421,11 +319,9 @@ static void test_gpu_gate(void **state) {
 
 /* A caller's ranges have no lists of tokens. */
 static void test_gpu_ranges(void **state) {
-  static const char *const names[] = {
-    "compress_mean",       "data_sort_ranges",        "backward_row_stats_tma",
-    "backward_dq_tma",     "backward_dkv_compressed", "backward_dkv_window",
-    "backward_dkv_ranges", "backward_dkv_sum",        NULL,
-  };
+  static const char names[] =
+      "compress_mean data_sort_ranges backward_row_stats_tma backward_dq_tma "
+      "backward_dkv_compressed backward_dkv_window backward_dkv_ranges backward_dkv_sum";
   machine m;
   machine_init(&m, &(machine_request){
                        .op = NSA_OP_BACKWARD, .gpu = true, .selection = NSA_SELECT_RANGES });

@@ -52,17 +52,10 @@ static nsa_tensor paged(decode_run *r, int64_t rows, int64_t dim) {
 }
 
 static nsa_plan *plan_for(decode_run *r, int32_t op, int32_t selection, int32_t probes) {
-  nsa_problem p = NSA_PROBLEM_INIT;
-  nsa_plan *plan = NULL;
-  p.op = op;
-  p.selection = selection;
-  p.max_probe_rows = probes;
-  p.max_tokens = TOKENS;
-  p.max_kv_len = 64;
-  p.max_seqs = SEQS;
-  p.max_q_len = 4;
-  p.page_size = 16;
-  machine_expect("plan", nsa_plan_create(r->m.ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  nsa_problem p = INIT(nsa_problem, .op = op, .selection = selection, .max_probe_rows = probes,
+                       .max_tokens = TOKENS, .max_kv_len = 64, .max_seqs = SEQS, .max_q_len = 4,
+                       .page_size = 16);
+  nsa_plan *plan = machine_plan(r->m.ctx, &p);
   return plan;
 }
 
@@ -74,8 +67,7 @@ static void begin_with(decode_run *r, const char *override, nsai_phi_kind phi) {
   r->memory.model = r->m.ctx->config->model;
   r->append = plan_of(r, NSA_OP_APPEND);
   r->decode = plan_of(r, NSA_OP_DECODE);
-  r->batch = (nsa_batch)NSA_BATCH_INIT;
-  r->batch.num_seqs = SEQS;
+  r->batch = INIT(nsa_batch, .num_seqs = SEQS);
   r->batch.kv_len = toy_tensor(&r->memory, NSA_I32, 1, SEQS, 0, 0);
   r->batch.block_table = toy_tensor(&r->memory, NSA_I32, 2, SEQS, 4, 0);
   r->io = (nsa_io)NSA_IO_INIT;
@@ -115,15 +107,10 @@ static void end(decode_run *r) {
 }
 
 /* These kernels, each but the first of which may begin early; and nothing else. */
-static void expect_launches(const char *const *names) {
+static void expect_launches(const char *names) {
   fake_cuda_state *r = machine_record();
-  int count = 0;
-  for (; names[count]; count++) {
-    assert_true(count < r->launches);
-    assert_string_equal(r->launch[count].name, names[count]);
-    assert_int_equal(r->launch[count].overlaps, count > 0);
-  }
-  assert_int_equal(r->launches, count);
+  machine_expect_launches(names);
+  for (int i = 0; i < r->launches; i++) assert_int_equal(r->launch[i].overlaps, i > 0);
   assert_int_equal(r->waits, 0);
   assert_int_equal(r->memory_calls, 0);
   *r = (fake_cuda_state){ .retained = 1 };
@@ -135,31 +122,28 @@ static void decode(decode_run *r, uint32_t branches) {
   r->m.exec.branches = 0;
 }
 
-#define NAMES(...) ((const char *const[]){ __VA_ARGS__, NULL })
-
 static void test_launches(void **state) {
   decode_run r;
   begin(&r, "decode_split_kv", NSAI_PHI_MEAN);
   machine_expect("append", nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
   assert_int_equal(machine_record()->launch[0].grid_x, TOKENS);
-  expect_launches(NAMES("kv_cache_append"));
+  expect_launches("kv_cache_append");
   decode(&r, 0);
   /* two rows, of a token's 6, a warp; 8 warps for them */
   assert_int_equal(machine_record()->launch[3].grid_x, TOKENS * 6 / 2);
   assert_int_equal(machine_record()->launch[1].grid_x, TOKENS * 2);
-  expect_launches(NAMES("decode_split_kv_compressed", "decode_split_kv_select",
-                        "decode_split_kv_attend", "decode_split_kv_combine"));
+  expect_launches("decode_split_kv_compressed decode_split_kv_select decode_split_kv_attend "
+                  "decode_split_kv_combine");
   decode(&r, 1u << NSA_CMP);
-  expect_launches(NAMES("decode_split_kv_compressed", "decode_split_kv_combine"));
+  expect_launches("decode_split_kv_compressed decode_split_kv_combine");
   decode(&r, 1u << NSA_WIN);
-  expect_launches(NAMES("decode_split_kv_attend", "decode_split_kv_combine"));
+  expect_launches("decode_split_kv_attend decode_split_kv_combine");
   decode(&r, 1u << NSA_SEL);
-  expect_launches(NAMES("decode_split_kv_compressed", "decode_split_kv_select",
-                        "decode_split_kv_attend", "decode_split_kv_combine"));
+  expect_launches("decode_split_kv_compressed decode_split_kv_select decode_split_kv_attend "
+                  "decode_split_kv_combine");
   r.io.block_idx = toy_tensor(&r.memory, NSA_I32, 3, TOKENS, 2, 4);
   decode(&r, 1u << NSA_CMP);
-  expect_launches(
-      NAMES("decode_split_kv_compressed", "decode_split_kv_select", "decode_split_kv_combine"));
+  expect_launches("decode_split_kv_compressed decode_split_kv_select decode_split_kv_combine");
   end(&r);
 }
 
@@ -172,20 +156,19 @@ static void test_lists(void **state) {
   r.io.block_idx = toy_tensor(&r.memory, NSA_I32, 2, TOKENS, 4, 0);
   decode(&r, 0);
   assert_int_equal(machine_record()->launch[1].grid_x, (TOKENS + 3) / 4); /* a warp a list */
-  expect_launches(NAMES("decode_split_kv_compressed", "data_sort_blocks", "decode_split_kv_attend",
-                        "decode_split_kv_combine"));
-  decode(&r, 1u << NSA_SEL);
-  expect_launches(NAMES("data_sort_blocks", "decode_split_kv_attend", "decode_split_kv_combine"));
-  decode(&r, 1u << NSA_CMP | 1u << NSA_WIN);
   expect_launches(
-      NAMES("decode_split_kv_compressed", "decode_split_kv_attend", "decode_split_kv_combine"));
+      "decode_split_kv_compressed data_sort_blocks decode_split_kv_attend decode_split_kv_combine");
+  decode(&r, 1u << NSA_SEL);
+  expect_launches("data_sort_blocks decode_split_kv_attend decode_split_kv_combine");
+  decode(&r, 1u << NSA_CMP | 1u << NSA_WIN);
+  expect_launches("decode_split_kv_compressed decode_split_kv_attend decode_split_kv_combine");
   nsa_plan_destroy(r.decode);
   r.decode = plan_for(&r, NSA_OP_DECODE, NSA_SELECT_RANGES, 0);
   r.io.block_idx = (nsa_tensor){ 0 };
   r.io.ranges = toy_tensor(&r.memory, NSA_I32, 3, TOKENS, 4, 2);
   decode(&r, 0);
-  expect_launches(NAMES("decode_split_kv_compressed", "data_sort_ranges", "decode_split_kv_attend",
-                        "decode_split_kv_combine"));
+  expect_launches(
+      "decode_split_kv_compressed data_sort_ranges decode_split_kv_attend decode_split_kv_combine");
   nsa_plan_destroy(r.decode);
   r.decode = plan_for(&r, NSA_OP_DECODE, NSA_SELECT_TOPN, 2);
   r.io.ranges = (nsa_tensor){ 0 };
@@ -193,8 +176,8 @@ static void test_lists(void **state) {
   r.io.probe_importance = toy_tensor(&r.memory, NSA_F32, 3, 2, 2, 4);
   decode(&r, 1u << NSA_WIN);
   assert_int_equal(machine_record()->launch[3].grid_x, 2 * 2);
-  expect_launches(NAMES("decode_split_kv_compressed", "decode_split_kv_attend",
-                        "decode_split_kv_combine", "select_importance"));
+  expect_launches("decode_split_kv_compressed decode_split_kv_attend decode_split_kv_combine "
+                  "select_importance");
   nsa_plan_destroy(r.decode);
   r.decode = own;
   end(&r);
@@ -285,26 +268,21 @@ static void test_full(void **state) {
 
 /* Products of the rows that an append may complete, K and then V, between gathering and scattering. */
 static void test_products(void **state) {
-  static const char *const sides[2][6] = {
-    { "kv_cache_gather_entries", "matmul", "compress_bias_activation" },
-    { "kv_cache_gather_entries", "matmul", "compress_bias_activation", "matmul", "matmul",
-      "compress_bias_activation" }
-  };
+#define SIDE "kv_cache_gather_entries matmul compress_bias_activation "
+#define MLP_SIDE SIDE "matmul matmul compress_bias_activation "
+  static const char *const names[] = { "kv_cache_append " SIDE SIDE "kv_cache_scatter_entries",
+                                       "kv_cache_append " MLP_SIDE MLP_SIDE
+                                       "kv_cache_scatter_entries" };
   const fake_cuda_state *record = machine_record();
   for (int mlp = 0; mlp < 2; mlp++) {
-    int each = mlp ? 6 : 3, last = 2 * each + 1;
     decode_run r;
     begin(&r, "decode_split_kv", mlp ? NSAI_PHI_MLP : NSAI_PHI_LINEAR);
     r.io.phi = r.m.toy.io.phi;
     machine_expect("append", nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
-    assert_int_equal(record->launches, last + 1);
-    assert_string_equal(record->launch[0].name, "kv_cache_append");
-    for (int i = 0; i < 2 * each; i++)
-      assert_string_equal(record->launch[1 + i].name, sides[mlp][i % each]);
-    assert_string_equal(record->launch[last].name, "kv_cache_scatter_entries");
+    machine_expect_launches(names[mlp]);
     /* a row for every 4 tokens and one for every sequence, and pe's, of 2 heads */
     assert_int_equal(record->launch[1].grid_x, (TOKENS / 4 + SEQS + 1) * 2);
-    assert_int_equal(record->launch[last].grid_x, TOKENS / 4 + SEQS);
+    assert_int_equal(record->launch[record->launches - 1].grid_x, TOKENS / 4 + SEQS);
     assert_int_equal(record->waits + record->memory_calls, 0);
     end(&r);
   }
@@ -322,16 +300,15 @@ static void test_cluster(void **state) {
     assert_int_equal(machine_record()->launch[0].grid_x, TOKENS * spec->cluster);
     assert_int_equal(machine_record()->launch[0].grid_y, 2);
     assert_int_equal(machine_record()->launch[0].shared_bytes, spec->shared_bytes);
-    expect_launches(NAMES("decode_cluster"));
+    expect_launches("decode_cluster");
   }
   end(&r);
 }
 
+#define SELECTED "attend_compressed_sm80 select_importance select_topn attend_selected_sm80"
+
 /* The forward's kernels without compress, each over tiles of every sequence, with cu_q or without. */
 static void test_prefill(void **state) {
-  static const char *const whole[] = { "attend_window_sm80",   "attend_compressed_sm80",
-                                       "select_importance",    "select_topn",
-                                       "attend_selected_sm80", NULL };
   static const int32_t begins[SEQS + 1] = { 0, 4, 5, 6 };
   const int32_t tile = 32; /* tokens of 3 heads, padded to 4, in 128 rows */
   decode_run r;
@@ -345,14 +322,14 @@ static void test_prefill(void **state) {
     machine_expect("prefill", nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
     for (int i = 0; i < 2; i++)
       assert_int_equal(machine_record()->launch[i].grid_x, 2 * (TOKENS / tile + SEQS));
-    expect_launches(whole);
+    expect_launches("attend_window_sm80 " SELECTED);
   }
   r.m.exec.branches = 1u << NSA_CMP;
   machine_expect("branch", nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
-  expect_launches(NAMES("attend_compressed_sm80"));
+  expect_launches("attend_compressed_sm80");
   r.m.exec.branches = 1u << NSA_SEL;
   machine_expect("branch", nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
-  expect_launches(whole + 1);
+  expect_launches(SELECTED);
   nsa_plan_destroy(prefill);
   end(&r);
 }

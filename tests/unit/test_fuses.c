@@ -33,21 +33,13 @@ static void begin(machine *m, const machine_request *request) {
 static nsa_status forward(machine *m) {
   fake_cuda_state *r = machine_record();
   *r = (fake_cuda_state){ .retained = 1, .kernel = keep_params };
-  return nsa_forward(m->plan, &m->exec, &m->toy.batch, &m->toy.io);
+  return machine_forward(m);
 }
 
-static void expect_launches(nsa_status status, const char *const *names) {
-  const fake_cuda_state *r = machine_record();
+static void expect_launches(nsa_status status, const char *names) {
   machine_expect("run", status, NSA_OK, NULL);
-  int count = 0;
-  for (; names[count]; count++)
-    if (count >= r->launches || strcmp(r->launch[count].name, names[count]) != 0)
-      fail_msg("launch %d is %s, expected %s", count,
-               count < r->launches ? r->launch[count].name : "missing", names[count]);
-  assert_int_equal(r->launches, count);
+  machine_expect_launches(names);
 }
-
-#define LIST(...) ((const char *const[]){ __VA_ARGS__, NULL })
 
 static void expect_variants(const machine *m, const char *expected) {
   nsa_caps caps = NSA_CAPS_INIT;
@@ -57,13 +49,8 @@ static void expect_variants(const machine *m, const char *expected) {
 
 /* Fails unless nsa_explain says `part` of the machine's problem. */
 static void expect_story(const machine *m, int32_t selection, const char *part) {
-  static char story[65536];
-  nsa_problem problem = NSA_PROBLEM_INIT;
-  problem.max_tokens = 64;
-  problem.max_seqs = 2;
-  problem.selection = selection;
-  assert_true(nsa_explain(m->ctx, &problem, story, sizeof story) < sizeof story);
-  if (!strstr(story, part)) fail_msg("\"%s\" is not in:\n%s", part, story);
+  nsa_problem problem = INIT(nsa_problem, .max_tokens = 64, .max_seqs = 2, .selection = selection);
+  machine_expect_story(m->ctx, &problem, part);
 }
 
 static void expect_no_selection(machine *m) {
@@ -91,8 +78,8 @@ static void test_topn(void **state) {
   assert_int_equal(l->importance.bytes, 0);
   assert_int_equal(l->chunk_tokens, 0);
   assert_int_equal(form->buffer[0].bytes, 132 * FUSING_PER_SM * FUSING_SCRATCH);
-  expect_launches(forward(&m), LIST("compress_mean", "attend_window_sm80", "made_up_topn",
-                                    "attend_selected_sm80"));
+  expect_launches(forward(&m),
+                  "compress_mean attend_window_sm80 made_up_topn attend_selected_sm80");
   /* 40 tokens in two sequences, a token a tile: 42 tiles of each of 2 heads. */
   assert_int_equal(machine_record()->launch[2].grid_x, 84);
   assert_int_equal(topn.attend.attend.tiles, 84);
@@ -136,23 +123,24 @@ static void test_topn_in_part(void **state) {
   begin(&m, &(machine_request){ .max_probe_rows = 2 });
   m.toy.io.importance = toy_tensor(&m.toy, NSA_F32, 3, m.toy.tokens, 2, 4);
   *machine_record() = (fake_cuda_state){ .retained = 1 };
-  expect_launches(nsa_select(m.plan, &m.exec, &m.toy.batch, &m.toy.io), LIST("select_topn"));
+  expect_launches(nsa_select(m.plan, &m.exec, &m.toy.batch, &m.toy.io), "select_topn");
   static const int32_t ends[] = { 39, 0 };
   m.toy.io.probe_rows = toy_offsets(&m.toy, 1, ends);
   m.toy.io.probe_importance = toy_tensor(&m.toy, NSA_F32, 3, 2, 2, 4);
-  expect_launches(forward(&m), LIST("compress_mean", "attend_window_sm80", "made_up_topn",
-                                    "select_importance", "attend_selected_sm80"));
+  expect_launches(
+      forward(&m),
+      "compress_mean attend_window_sm80 made_up_topn select_importance attend_selected_sm80");
   m.toy.io.probe_rows = m.toy.io.probe_importance = (nsa_tensor){ 0 };
   m.exec.branches = 1u << NSA_CMP | 1u << NSA_WIN; /* the caller still asks for the blocks */
   m.toy.io.o_branch[NSA_SEL] = m.toy.io.lse[NSA_SEL] = (nsa_tensor){ 0 };
-  expect_launches(forward(&m), LIST("compress_mean", "attend_window_sm80", "made_up_topn"));
+  expect_launches(forward(&m), "compress_mean attend_window_sm80 made_up_topn");
   assert_non_null(topn.idx);
   expect_no_selection(&m);
-  expect_launches(forward(&m), LIST("compress_mean", "attend_window_sm80", "made_up_topn"));
+  expect_launches(forward(&m), "compress_mean attend_window_sm80 made_up_topn");
   assert_null(topn.idx);
   m.exec.branches = 0; /* the blocks go into the workspace */
-  expect_launches(forward(&m), LIST("compress_mean", "attend_window_sm80", "made_up_topn",
-                                    "attend_selected_sm80"));
+  expect_launches(forward(&m),
+                  "compress_mean attend_window_sm80 made_up_topn attend_selected_sm80");
   assert_ptr_equal(topn.idx, (char *)m.workspace + m.plan->workspace.idx.offset);
   machine_free(&m);
 }
@@ -173,8 +161,7 @@ static void test_both(void **state) {
   expect_variants(&m, "compress=compress_mean attend_compressed=attend_compressed_sm80 "
                       "importance=importance_sm80 select=select_topn "
                       "attend_selected=made_up_both attend_window=made_up_both");
-  expect_launches(forward(&m),
-                  LIST("compress_mean", "attend_compressed_sm80", "select_topn", "made_up_both"));
+  expect_launches(forward(&m), "compress_mean attend_compressed_sm80 select_topn made_up_both");
   const nsa_io *io = &m.toy.io;
   const NsaiEpilogue *window = &both.out[NSAI_FUSED_WINDOW];
   const NsaiEpilogue *selected = &both.out[NSAI_FUSED_SELECTED];
@@ -201,25 +188,23 @@ static void test_both_in_part(void **state) {
   memset(m.toy.io.o_branch, 0, sizeof m.toy.io.o_branch);
   memset(m.toy.io.lse, 0, sizeof m.toy.io.lse);
   expect_no_selection(&m);
-  expect_launches(forward(&m), LIST("made_up_both"));
+  expect_launches(forward(&m), "made_up_both");
   assert_int_equal(both.first_branch, NSAI_FUSED_WINDOW);
   assert_int_equal(both.end_branch, NSAI_FUSED_SELECTED);
   assert_ptr_equal(both.out[NSAI_FUSED_WINDOW].o.data, m.toy.io.o.data);
   assert_false(both.out[NSAI_FUSED_WINDOW].add_partial);
   m.exec.branches = 1u << NSA_SEL;
-  expect_launches(forward(&m),
-                  LIST("compress_mean", "attend_compressed_sm80", "select_topn", "made_up_both"));
+  expect_launches(forward(&m), "compress_mean attend_compressed_sm80 select_topn made_up_both");
   assert_int_equal(both.first_branch, NSAI_FUSED_SELECTED);
   assert_int_equal(both.end_branch, NSAI_FUSED_BRANCHES);
   assert_ptr_equal(both.out[NSAI_FUSED_SELECTED].o.data, m.toy.io.o.data);
   assert_false(both.out[NSAI_FUSED_SELECTED].add_partial);
   m.exec.branches = 1u << NSA_WIN | 1u << NSA_SEL;
-  expect_launches(forward(&m),
-                  LIST("compress_mean", "attend_compressed_sm80", "select_topn", "made_up_both"));
+  expect_launches(forward(&m), "compress_mean attend_compressed_sm80 select_topn made_up_both");
   assert_false(both.out[NSAI_FUSED_WINDOW].add_partial);
   assert_true(both.out[NSAI_FUSED_SELECTED].add_partial);
   m.exec.branches = 1u << NSA_CMP;
-  expect_launches(forward(&m), LIST("compress_mean", "attend_compressed_sm80"));
+  expect_launches(forward(&m), "compress_mean attend_compressed_sm80");
   machine_free(&m);
   fusing_both = false;
 }
@@ -260,11 +245,10 @@ static void test_refusals(void **state) {
                  "      it fuses select, which is not run here\n");
   /* A fused stage cannot be forced to the variant that fuses it. */
   char yaml[1024];
-  nsa_options options = NSA_OPTIONS_INIT;
   nsa_ctx *ctx;
   machine_yaml(&(machine_request){ 0 }, yaml, sizeof yaml);
   strcat(yaml, "variants: {force: {select: made_up_topn}}\n");
-  options.yaml_text = yaml;
+  nsa_options options = INIT(nsa_options, .yaml_text = yaml);
   machine_expect("force", nsa_create(NULL, &options, &ctx), NSA_E_CONFIG,
                  "no variant 'made_up_topn'; stage select has select_topn");
 }

@@ -211,8 +211,6 @@ static void test_other_inputs(void **state) {
   static const int32_t length = 60;
   const kv_options options = { .page_size = 16 };
   const int32_t zero = 0;
-  nsa_problem p = NSA_PROBLEM_INIT;
-  nsa_plan *plan;
   kv_fixture w;
   kv_call c;
   kv_init(&w, &(machine_request){ 0 }, &options, 1, &length);
@@ -223,12 +221,12 @@ static void test_other_inputs(void **state) {
   c.io.o_branch[0] = c.io.o_branch[2] = c.io.lse[0] = c.io.lse[2] = (nsa_tensor){ 0 };
   kv_attend(&c, false);
   toy_same("selected", &c.io.o_branch[1], &w.want.o_branch[1], length);
-  p.op = NSA_OP_PREFILL;
+  nsa_problem p = INIT(nsa_problem, .op = NSA_OP_PREFILL);
   p.max_tokens = p.max_kv_len = 64;
   p.page_size = 16;
   p.max_seqs = p.max_probe_rows = 1;
   p.selection = NSA_SELECT_BLOCKS;
-  machine_expect("plan", nsa_plan_create(w.ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  nsa_plan *plan = machine_plan(w.ctx, &p);
   nsa_io io = c.io;
   toy_outputs(&c.memory, &io, length);
   io.block_idx = w.want.block_idx;
@@ -248,15 +246,11 @@ static void test_other_inputs(void **state) {
 
 static void expect_bytes(bool per_branch, int32_t page_size, bool ring, uint64_t want) {
   char yaml[1024];
-  nsa_problem p = NSA_PROBLEM_INIT;
   uint64_t bytes = 0;
   machine_yaml(&(machine_request){ .per_branch = per_branch }, yaml, sizeof yaml);
   nsa_ctx *ctx = machine_context(yaml, NULL, false);
-  p.op = NSA_OP_DECODE;
-  p.max_seqs = 1;
-  p.max_kv_len = 1001;
-  p.page_size = page_size;
-  p.window_ring = ring;
+  nsa_problem p = INIT(nsa_problem, .op = NSA_OP_DECODE, .max_seqs = 1, .max_kv_len = 1001,
+                       .page_size = page_size, .window_ring = ring);
   machine_expect("bytes", nsa_kv_page_bytes(ctx, &p, &bytes), NSA_OK, NULL);
   assert_int_equal(bytes, want);
   p.op = NSA_OP_FORWARD;

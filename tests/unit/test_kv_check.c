@@ -420,22 +420,17 @@ static void test_many_alike(void **state) {
   static int32_t len[SEQS], slots[SEQS], cu_q[SEQS + 1];
   static uint16_t row[HEADS * DIM], o[HEADS * DIM];
   static float gates[HEADS * 3];
-  nsa_problem problem = NSA_PROBLEM_INIT;
-  nsa_batch batch = NSA_BATCH_INIT;
   nsa_exec exec = NSA_EXEC_INIT;
   nsa_io io = NSA_IO_INIT;
-  nsa_plan *plan = NULL;
   nsa_ctx *ctx = machine_context(yaml, (const char *const[]){ NULL }, false);
-  problem.op = NSA_OP_DECODE;
-  problem.max_seqs = SEQS;
-  problem.max_kv_len = LEN;
-  problem.page_size = NSA_NONE;
-  machine_expect("plan", nsa_plan_create(ctx, &problem, NULL, NULL, &plan), NSA_OK, NULL);
+  nsa_problem problem = INIT(nsa_problem, .op = NSA_OP_DECODE, .max_seqs = SEQS, .max_kv_len = LEN,
+                             .page_size = NSA_NONE);
+  nsa_plan *plan = machine_plan(ctx, &problem);
   for (int s = 0; s < SEQS; s++) len[s] = LEN, cu_q[s + 1] = 1;
-  batch.num_seqs = SEQS;
-  batch.kv_len = (nsa_tensor){ len, { SEQS }, { 1 }, 1, NSA_I32 };
-  batch.slots = (nsa_tensor){ slots, { SEQS }, { 1 }, 1, NSA_I32 };
-  batch.cu_q = (nsa_tensor){ cu_q, { SEQS + 1 }, { 1 }, 1, NSA_I32 };
+  nsa_batch batch =
+      INIT(nsa_batch, .num_seqs = SEQS, .kv_len = (nsa_tensor){ len, { SEQS }, { 1 }, 1, NSA_I32 },
+           .slots = (nsa_tensor){ slots, { SEQS }, { 1 }, 1, NSA_I32 },
+           .cu_q = (nsa_tensor){ cu_q, { SEQS + 1 }, { 1 }, 1, NSA_I32 });
   io.q = io.o = (nsa_tensor){ row, { 1, HEADS, DIM }, { HEADS * DIM, DIM, 1 }, 3, NSA_BF16 };
   io.o.data = o;
   io.kv.k[0] = (nsa_tensor){ row, { 1, LEN, HEADS, DIM }, { HEADS * DIM, 0, DIM, 1 }, 4, NSA_BF16 };
@@ -483,8 +478,7 @@ static void test_slot_mapping(void **state) {
 /* ---- what a GPU does ---- */
 
 static nsa_problem gpu_problem(int32_t op) {
-  nsa_problem p = NSA_PROBLEM_INIT;
-  p.op = op;
+  nsa_problem p = INIT(nsa_problem, .op = op);
   p.max_tokens = p.max_kv_len = 64;
   p.max_seqs = 2;
   p.page_size = 16;
@@ -496,7 +490,6 @@ static void test_prefill(void **state) {
   machine m;
   char text[8192];
   nsa_caps caps = NSA_CAPS_INIT;
-  nsa_plan *plan;
   machine_init(&m, &(machine_request){ .gpu = true });
   nsa_problem p = gpu_problem(NSA_OP_PREFILL);
   machine_expect("query", nsa_query(m.ctx, &p, &caps), NSA_OK, NULL);
@@ -509,7 +502,7 @@ static void test_prefill(void **state) {
   nsa_explain(m.ctx, &p, text, sizeof text);
   assert_non_null(strstr(text, "    attend_window_sm90: no\n"
                                "      keys and values lie in a cache: it reads packed tensors\n"));
-  machine_expect("plan", nsa_plan_create(m.ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  nsa_plan *plan = machine_plan(m.ctx, &p);
   nsa_plan_destroy(plan);
   machine_free(&m);
 }

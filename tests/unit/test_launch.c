@@ -26,8 +26,6 @@ static double look(const fake_cuda_launch *launch, const void *params) {
   return 1;
 }
 
-#define FORWARD(m) nsa_forward((m)->plan, &(m)->exec, &(m)->toy.batch, &(m)->toy.io)
-
 /* Runs; a launch may begin early where it is '1' in `overlaps`. */
 static void expect_overlaps(nsa_status status, const char *overlaps) {
   const fake_cuda_state *r = machine_record();
@@ -48,14 +46,14 @@ static void begin(machine *m, const machine_request *request) {
 static void test_overlap(void **state) {
   machine m;
   begin(&m, &(machine_request){ .gpu = true });
-  expect_overlaps(FORWARD(&m), "01111"); /* compress, window, compressed, select, dense */
+  expect_overlaps(machine_forward(&m), "01111"); /* compress, window, compressed, select, dense */
   assert_int_equal(early[0], 1);
   assert_int_equal(early[1], 1);
   machine_free(&m);
   begin(&m, &(machine_request){ .gpu = true, .phi = NSAI_PHI_MLP });
   /* gather, product, activation, two products, bias, of K and of V; then as above. */
-  expect_overlaps(FORWARD(&m), "000000100000"
-                               "1111");
+  expect_overlaps(machine_forward(&m), "000000100000"
+                                       "1111");
   assert_int_equal(early[0], 1);
   assert_int_equal(early[1], 1);
   machine_free(&m);
@@ -67,7 +65,7 @@ static void test_early(void **state) {
   machine m;
   begin(&m, &(machine_request){
                 .gpu = true, .phi = NSAI_PHI_EXTERNAL, .gate = NSAI_GATE_MLP, .gate_hidden = 8 });
-  machine_expect("window behind gates", FORWARD(&m), NSA_OK, NULL);
+  machine_expect("window behind gates", machine_forward(&m), NSA_OK, NULL);
   assert_int_equal(early[0], 0);
   assert_int_equal(early[1], 1);
   machine_free(&m);
@@ -75,7 +73,7 @@ static void test_early(void **state) {
   m.exec.branches = 1u << NSA_CMP;
   for (int b = NSA_CMP + 1; b < NSA_BRANCHES; b++)
     m.toy.io.o_branch[b] = m.toy.io.lse[b] = (nsa_tensor){ 0 };
-  machine_expect("compressed behind compress", FORWARD(&m), NSA_OK, NULL);
+  machine_expect("compressed behind compress", machine_forward(&m), NSA_OK, NULL);
   assert_int_equal(early[0], -1);
   assert_int_equal(early[1], 0);
   machine_free(&m);

@@ -10,12 +10,9 @@
 #include "machine.h"
 
 static nsa_ctx *create(const nsa_model *model, const char *yaml, const char *const *overrides) {
-  nsa_options o = NSA_OPTIONS_INIT;
   nsa_ctx *ctx = NULL;
-  o.model = model;
-  o.yaml_text = yaml;
-  o.overrides = overrides;
-  o.device = "cpu";
+  nsa_options o =
+      INIT(nsa_options, .model = model, .yaml_text = yaml, .overrides = overrides, .device = "cpu");
   machine_expect("nsa_create", nsa_create(NULL, &o, &ctx), NSA_OK, NULL);
   return ctx;
 }
@@ -36,11 +33,7 @@ static void expect_same(const nsa_model *model, const char *yaml) {
 }
 
 static nsa_model least(void) {
-  nsa_model m = NSA_MODEL_INIT;
-  m.heads = 8;
-  m.kv_heads = 2;
-  m.head_dim_qk = 64;
-  return m;
+  return INIT(nsa_model, .heads = 8, .kv_heads = 2, .head_dim_qk = 64);
 }
 
 static void test_same(void **state) {
@@ -141,10 +134,8 @@ static void test_layers(void **state) {
 }
 
 static void refuse(const nsa_model *m, nsa_status status, const char *text) {
-  nsa_options o = NSA_OPTIONS_INIT;
   nsa_ctx *ctx = NULL;
-  o.model = m;
-  o.device = "cpu";
+  nsa_options o = INIT(nsa_options, .model = m, .device = "cpu");
   machine_expect(text, nsa_create(NULL, &o, &ctx), status, text);
   assert_null(ctx);
 }
@@ -188,10 +179,9 @@ static void test_refusals(void **state) {
   }
   /* f32 is the CPU device's alone, whoever asks for the device. */
   nsa_model m = least();
-  nsa_options o = NSA_OPTIONS_INIT;
   nsa_ctx *ctx = NULL;
   m.dtype = NSA_F32;
-  o.model = &m;
+  nsa_options o = INIT(nsa_options, .model = &m);
   machine_expect("f32", nsa_create(NULL, &o, &ctx), NSA_E_CONFIG,
                  "model.dtype: f32 is computed on the CPU device only");
 }

@@ -124,7 +124,7 @@ static void test_huge(void **state) {
 /* ---- calls ---- */
 
 static void refuse(machine *m, const char *text) {
-  machine_expect(text, nsa_forward(m->plan, &m->exec, &m->toy.batch, &m->toy.io), NSA_E_ARG, text);
+  machine_expect(text, machine_forward(m), NSA_E_ARG, text);
   assert_non_null(strstr(nsa_last_error(), "shares memory with"));
 }
 
@@ -197,7 +197,7 @@ static void test_off(void **state) {
   machine m;
   machine_init(&m, &(machine_request){ .gpu = true, .override = "runtime.check_inputs=off" });
   m.toy.io.o.data = m.toy.io.q.data;
-  machine_expect("off", nsa_forward(m.plan, &m.exec, &m.toy.batch, &m.toy.io), NSA_OK, NULL);
+  machine_expect("off", machine_forward(&m), NSA_OK, NULL);
   machine_free(&m);
 }
 

@@ -62,17 +62,14 @@ static void be_silent(void *user, int32_t level, const char *component, const ch
 static void open_session(session *s, const char *extra) {
   char yaml[1024];
   machine_overrides o;
-  nsa_options options = NSA_OPTIONS_INIT;
   if (!s->dir[0]) {
     snprintf(s->dir, sizeof s->dir, "/tmp/nsa-test-plan-XXXXXX");
     assert_non_null(mkdtemp(s->dir));
   }
   machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
   machine_overrides_init(&o, s->dir, extra);
-  options.yaml_text = yaml;
-  options.overrides = o.list;
-  options.arch = "sm_90a";
-  options.log = be_silent;
+  nsa_options options =
+      INIT(nsa_options, .yaml_text = yaml, .overrides = o.list, .arch = "sm_90a", .log = be_silent);
   machine_expect("nsa_create", nsa_create(NULL, &options, &s->ctx), NSA_OK, NULL);
 }
 
@@ -302,19 +299,15 @@ static void test_waiting(void **state) {
 /* The real compiler, on the smallest kernel. */
 static void test_real_compiler(void **state) {
   session s = { 0 };
-  nsa_options options = NSA_OPTIONS_INIT;
-  nsa_problem problem = NSA_PROBLEM_INIT;
   char cache[128];
   snprintf(s.dir, sizeof s.dir, "/tmp/nsa-test-plan-XXXXXX");
   assert_non_null(mkdtemp(s.dir));
   snprintf(cache, sizeof cache, "runtime.cache_dir=%s", s.dir);
   const char *const overrides[] = { cache, NULL };
-  options.yaml_text = "nsa: 1\nmodel: {heads: 1, kv_heads: 1, head_dim: 16}\n";
-  options.overrides = overrides;
-  options.arch = "sm_80";
-  problem.op = NSA_OP_DENSE;
-  problem.max_tokens = 64;
-  problem.max_seqs = 1;
+  nsa_options options =
+      INIT(nsa_options, .yaml_text = "nsa: 1\nmodel: {heads: 1, kv_heads: 1, head_dim: 16}\n",
+           .overrides = overrides, .arch = "sm_80");
+  nsa_problem problem = INIT(nsa_problem, .op = NSA_OP_DENSE, .max_tokens = 64, .max_seqs = 1);
   machine_expect("nsa_create", nsa_create(NULL, &options, &s.ctx), NSA_OK, NULL);
   watch w = { 0 };
   nsa_status status = nsa_prepare(s.ctx, &problem, 1, observe, &w);
@@ -361,19 +354,13 @@ static void test_policies(void **state) {
 
 static const nsa_stream some_stream = (nsa_stream)(uintptr_t)0x1230;
 
-/* Runs and compares the launches with `names`, all on the caller's stream; counts what a run must
- * not do. */
-static void expect_launches(machine *m, nsa_status status, const char *const *names) {
-  fake_cuda_state *r = machine_record();
+/* Compares the launches of a run with `names`, all on the caller's stream; counts what a run must not
+ * do. */
+static void expect_launches(machine *m, nsa_status status, const char *names) {
+  const fake_cuda_state *r = machine_record();
   machine_expect("run", status, NSA_OK, NULL);
-  int count = 0;
-  for (; names[count]; count++) {
-    if (count >= r->launches || strcmp(r->launch[count].name, names[count]) != 0)
-      fail_msg("launch %d is %s, expected %s", count,
-               count < r->launches ? r->launch[count].name : "missing", names[count]);
-    assert_ptr_equal(r->launch[count].stream, m->exec.stream);
-  }
-  if (r->launches != count) fail_msg("one more launch: %s", r->launch[count].name);
+  machine_expect_launches(names);
+  for (int i = 0; i < r->launches; i++) assert_ptr_equal(r->launch[i].stream, m->exec.stream);
   assert_int_equal(r->waits + r->memory_calls + r->loads + r->wrong_context, 0);
 }
 
@@ -387,20 +374,18 @@ static void begin(machine *m, const machine_request *request) {
 }
 
 #define RUN(m, call) (*machine_record() = (fake_cuda_state){ .retained = 1 }, (call))
-#define FORWARD(m) nsa_forward((m)->plan, &(m)->exec, &(m)->toy.batch, &(m)->toy.io)
-#define LIST(...) ((const char *const[]){ __VA_ARGS__, NULL })
 
 static void test_launch_lists(void **state) {
   machine m;
   begin(&m, &(machine_request){ .gpu = true });
   int calls = host_calls;
-  nsa_status status = FORWARD(&m);
+  nsa_status status = machine_forward(&m);
   assert_int_equal(host_calls, calls); /* nothing allocated, no file opened */
   /* 64 tokens are 4 blocks: all are chosen, so the selected branch is dense. The caller's
    * block_idx is still filled. */
-  expect_launches(&m, status,
-                  LIST("compress_mean", "attend_window_sm90", "attend_compressed_sm90",
-                       "select_topn", "attend_dense_sm90"));
+  expect_launches(
+      &m, status,
+      "compress_mean attend_window_sm90 attend_compressed_sm90 select_topn attend_dense_sm90");
   const fake_cuda_launch *l = machine_record()->launch;
   assert_int_equal(l[0].grid_x, 1); /* 11 rows * 2 heads; 51 pairs a block */
   assert_int_equal(l[0].threads, 256);
@@ -408,23 +393,21 @@ static void test_launch_lists(void **state) {
   m.exec.branches = 1u << NSA_WIN;
   m.toy.io.o_branch[0] = m.toy.io.o_branch[1] = m.toy.io.lse[0] = m.toy.io.lse[1] =
       m.toy.io.block_idx = (nsa_tensor){ 0 };
-  expect_launches(&m, RUN(&m, FORWARD(&m)), LIST("attend_window_sm90"));
+  expect_launches(&m, RUN(&m, machine_forward(&m)), "attend_window_sm90");
   m.exec.branches = 1u << NSA_SEL;
   m.toy.io.o_branch[2] = m.toy.io.lse[2] = (nsa_tensor){ 0 };
-  expect_launches(&m, RUN(&m, FORWARD(&m)), LIST("attend_dense_sm90"));
+  expect_launches(&m, RUN(&m, machine_forward(&m)), "attend_dense_sm90");
   m.toy.io.importance = toy_tensor(&m.toy, NSA_F32, 3, m.toy.tokens, 2, 4);
   m.toy.io.block_idx = toy_tensor(&m.toy, NSA_I32, 3, m.toy.tokens, 2, 4);
-  expect_launches(&m, RUN(&m, nsa_select(m.plan, &m.exec, &m.toy.batch, &m.toy.io)),
-                  LIST("select_topn"));
+  expect_launches(&m, RUN(&m, nsa_select(m.plan, &m.exec, &m.toy.batch, &m.toy.io)), "select_topn");
   machine_free(&m);
   begin(&m, &(machine_request){ .gpu = true, .override = "thresholds.select_dense_below=0" });
-  expect_launches(&m, FORWARD(&m),
-                  LIST("compress_mean", "attend_window_sm90", "attend_compressed_sm90",
-                       "select_importance", "select_topn", "attend_selected_sm90_mma"));
+  expect_launches(&m, machine_forward(&m),
+                  "compress_mean attend_window_sm90 attend_compressed_sm90 select_importance "
+                  "select_topn attend_selected_sm90_mma");
   machine_free(&m);
   begin(&m, &(machine_request){ .gpu = true, .op = NSA_OP_DENSE });
-  expect_launches(&m, nsa_dense(m.plan, &m.exec, &m.toy.batch, &m.toy.io),
-                  LIST("attend_dense_sm90"));
+  expect_launches(&m, nsa_dense(m.plan, &m.exec, &m.toy.batch, &m.toy.io), "attend_dense_sm90");
   machine_free(&m);
 }
 
@@ -433,19 +416,19 @@ static void test_given_selection(void **state) {
   machine m;
   static const int32_t ends[] = { 39, 0 };
   begin(&m, &(machine_request){ .gpu = true, .selection = NSA_SELECT_BLOCKS, .max_probe_rows = 2 });
-  expect_launches(&m, FORWARD(&m),
-                  LIST("compress_mean", "attend_window_sm90", "attend_compressed_sm90",
-                       "data_sort_blocks", "attend_selected_sm90_mma"));
+  expect_launches(&m, machine_forward(&m),
+                  "compress_mean attend_window_sm90 attend_compressed_sm90 data_sort_blocks "
+                  "attend_selected_sm90_mma");
   m.toy.io.probe_rows = toy_offsets(&m.toy, 1, ends);
   m.toy.io.probe_importance = toy_tensor(&m.toy, NSA_F32, 3, 2, 2, 4);
-  expect_launches(&m, RUN(&m, FORWARD(&m)),
-                  LIST("compress_mean", "attend_window_sm90", "attend_compressed_sm90",
-                       "select_importance", "data_sort_blocks", "attend_selected_sm90_mma"));
+  expect_launches(&m, RUN(&m, machine_forward(&m)),
+                  "compress_mean attend_window_sm90 attend_compressed_sm90 select_importance "
+                  "data_sort_blocks attend_selected_sm90_mma");
   assert_int_equal(machine_record()->launch[3].grid_x, 4); /* 2 rows * 2 heads */
   machine_free(&m);
 }
 
-#define INVERT "data_invert_count", "data_invert_scan", "data_invert_fill"
+#define INVERT "data_invert_count data_invert_scan data_invert_fill"
 #define KV_STATIONARY "variants.force.attend_selected=attend_selected_kv_stationary_sm90"
 
 /* KV-stationary: the lists are inverted, then all heads pass through the workspace at once, or some
@@ -458,9 +441,9 @@ static void test_selected_kv(void **state) {
   begin(&m, &request);
   m.exec.branches = 1u << NSA_SEL;
   for (int b = 0; b < NSA_BRANCHES; b++) m.toy.io.o_branch[b] = m.toy.io.lse[b] = (nsa_tensor){ 0 };
-  expect_launches(&m, FORWARD(&m),
-                  LIST("data_sort_blocks", INVERT, "attend_selected_kv_stationary_sm90",
-                       "attend_selected_combine"));
+  expect_launches(&m, machine_forward(&m),
+                  "data_sort_blocks " INVERT
+                  " attend_selected_kv_stationary_sm90 attend_selected_combine");
   const fake_cuda_launch *l = machine_record()->launch;
   assert_int_equal(l[1].grid_x, 2);  /* KV heads, one part */
   assert_int_equal(l[2].grid_x, 2);  /* KV heads */
@@ -471,38 +454,34 @@ static void test_selected_kv(void **state) {
   const nsai_form *form = nsai_plan_form(m.plan, NSAI_STAGE_ATTEND_SELECTED);
   int64_t *number = m.plan->workspace.numbers + (form->number - m.plan->workspace.numbers);
   number[1] = 2 * 40 * 4; /* of two heads */
-  expect_launches(&m, RUN(&m, FORWARD(&m)),
-                  LIST("data_sort_blocks", INVERT, "attend_selected_kv_stationary_sm90",
-                       "attend_selected_combine", "attend_selected_kv_stationary_sm90",
-                       "attend_selected_combine", "attend_selected_kv_stationary_sm90",
-                       "attend_selected_combine"));
+  expect_launches(&m, RUN(&m, machine_forward(&m)),
+                  "data_sort_blocks " INVERT
+                  " attend_selected_kv_stationary_sm90 attend_selected_combine "
+                  "attend_selected_kv_stationary_sm90 attend_selected_combine "
+                  "attend_selected_kv_stationary_sm90 attend_selected_combine");
   number[0] = 24;
   number[1] = 6 * 24 * 4; /* of all heads */
-  expect_launches(&m, RUN(&m, FORWARD(&m)),
-                  LIST("data_sort_blocks", INVERT, "attend_selected_kv_stationary_sm90",
-                       "attend_selected_combine", INVERT, "attend_selected_kv_stationary_sm90",
-                       "attend_selected_combine"));
+  expect_launches(&m, RUN(&m, machine_forward(&m)),
+                  "data_sort_blocks " INVERT
+                  " attend_selected_kv_stationary_sm90 attend_selected_combine " INVERT
+                  " attend_selected_kv_stationary_sm90 attend_selected_combine");
   machine_free(&m);
 }
+
+/* The compressed keys, or values. */
+#define PHI_MLP                                                                                    \
+  "compress_gather_rows matmul compress_bias_activation matmul matmul compress_bias_activation"
 
 /* phi mlp and the gate MLP go through cuBLASLt, on the same stream. */
 static void test_products(void **state) {
   machine m;
   begin(&m, &(machine_request){ .gpu = true, .phi = NSAI_PHI_MLP });
-  static const char *const side[] = {
-    "compress_gather_rows",    "matmul", "compress_bias_activation", "matmul", "matmul",
-    "compress_bias_activation"
-  };
-  const char *names[16];
-  int n = 0;
-  for (int i = 0; i < 12; i++) names[n++] = side[i % 6];
-  names[n++] = NULL;
   nsa_io *io = &m.toy.io;
   io->kv.k_cmp = toy_tensor(&m.toy, NSA_BF16, 3, 11, 2, 24);
   io->kv.v_cmp = toy_tensor(&m.toy, NSA_BF16, 3, 11, 2, 16);
   static const int32_t blocks[] = { 3, 4 };
   m.toy.batch.cu_cmp = toy_offsets(&m.toy, 2, blocks);
-  expect_launches(&m, nsa_compress(m.plan, &m.exec, &m.toy.batch, io), names);
+  expect_launches(&m, nsa_compress(m.plan, &m.exec, &m.toy.batch, io), PHI_MLP " " PHI_MLP);
   assert_int_equal(machine_record()->handles, 1);
   machine_free(&m);
   assert_int_equal(machine_record()->handles, 0);
@@ -512,9 +491,9 @@ static void test_products(void **state) {
   memset(m.toy.io.o_branch, 0, sizeof m.toy.io.o_branch);
   memset(m.toy.io.lse, 0, sizeof m.toy.io.lse);
   m.toy.io.block_idx = (nsa_tensor){ 0 };
-  expect_launches(&m, FORWARD(&m),
-                  LIST("matmul", "compress_bias_activation", "matmul", "compress_bias_activation",
-                       "attend_window_sm90"));
+  expect_launches(
+      &m, machine_forward(&m),
+      "matmul compress_bias_activation matmul compress_bias_activation attend_window_sm90");
   machine_free(&m);
 }
 
@@ -524,16 +503,16 @@ static void test_contexts(void **state) {
   int other;
   begin(&m, &(machine_request){ .gpu = true });
   machine_set_current(&other);
-  machine_expect("another context", FORWARD(&m), NSA_OK, NULL);
+  machine_expect("another context", machine_forward(&m), NSA_OK, NULL);
   m.toy.io.q.ndim = 0;
-  machine_expect("refused", FORWARD(&m), NSA_E_ARG, "io.q");
+  machine_expect("refused", machine_forward(&m), NSA_E_ARG, "io.q");
   m.toy.io.q.ndim = 3;
   assert_int_equal(machine_record()->wrong_context, 0);
   machine_set_current(NULL);
   /* A failing launch is told, and leaves no context behind. */
   machine_record()->fail_launch = 2;
-  machine_expect("launch fails", FORWARD(&m), NSA_E_CUDA, "cuLaunchKernelEx");
-  machine_expect("no context", FORWARD(&m), NSA_OK, NULL);
+  machine_expect("launch fails", machine_forward(&m), NSA_E_CUDA, "cuLaunchKernelEx");
+  machine_expect("no context", machine_forward(&m), NSA_OK, NULL);
   assert_int_equal(machine_record()->wrong_context, 0);
   machine_free(&m);
 }
@@ -575,18 +554,14 @@ static void keep_warnings(void *user, int32_t level, const char *component, cons
 static nsa_status plan_with_bad_images(const char *dir, const char *extra, int bad, warnings *w) {
   char yaml[1024];
   machine_overrides o;
-  nsa_options options = NSA_OPTIONS_INIT;
   nsa_problem problem = small_problem();
   nsa_ctx *ctx;
   nsa_plan *plan;
   *w = (warnings){ 0 };
   machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
   machine_overrides_init(&o, dir, extra);
-  options.yaml_text = yaml;
-  options.overrides = o.list;
-  options.device = "cuda:1";
-  options.log = keep_warnings;
-  options.log_user = w;
+  nsa_options options = INIT(nsa_options, .yaml_text = yaml, .overrides = o.list,
+                             .device = "cuda:1", .log = keep_warnings, .log_user = w);
   machine_expect("nsa_create", nsa_create(NULL, &options, &ctx), NSA_OK, NULL);
   machine_record()->fail_loads = bad;
   machine_record()->compilations = 0;

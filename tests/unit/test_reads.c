@@ -171,7 +171,7 @@ static void test_refusals(void **state) {
   machine m;
   machine_init(&m, &(machine_request){ .override = COUNTS });
   m.toy.io.kv_reads = good;
-  machine_expect("forward", nsa_forward(m.plan, &m.exec, &m.toy.batch, &m.toy.io), NSA_E_ARG,
+  machine_expect("forward", machine_forward(&m), NSA_E_ARG,
                  "io.kv_reads is given, but NSA_OP_FORWARD counts nothing");
   machine_free(&m);
   for (size_t i = 0; i < sizeof got / sizeof got.at[0][0][0][0]; i++)
@@ -189,16 +189,12 @@ static int64_t counts_of(const nsa_plan *plan, const char *entry) {
 static void test_kernels(void **state) {
   for (int counts = 0; counts < 2; counts++) {
     machine m;
-    nsa_plan *plan = NULL;
-    nsa_problem p = NSA_PROBLEM_INIT;
     machine_init(&m, &(machine_request){
                          .gpu = true,
                          .override = counts ? COUNTS : "variants.force.decode=decode_split_kv" });
-    p.op = NSA_OP_DECODE;
-    p.max_kv_len = 64;
-    p.max_seqs = SEQS;
-    p.page_size = 16;
-    machine_expect("plan", nsa_plan_create(m.ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+    nsa_problem p =
+        INIT(nsa_problem, .op = NSA_OP_DECODE, .max_kv_len = 64, .max_seqs = SEQS, .page_size = 16);
+    nsa_plan *plan = machine_plan(m.ctx, &p);
     assert_int_equal(counts_of(plan, "decode_split_kv_compressed"), counts);
     assert_int_equal(counts_of(plan, "decode_split_kv_attend"), counts);
     assert_int_equal(counts_of(plan, "decode_split_kv_combine"), -1);

@@ -87,8 +87,7 @@ static void save_changed(const tuning *w, const char *from, const char *to, int6
 
 static void expect_decider(const tuning *w, int32_t overlap, nsai_decider expected) {
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, overlap);
-  nsa_plan *plan = NULL;
-  machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  nsa_plan *plan = machine_plan(w->ctx, &p);
   assert_int_equal(plan->choice.decider[NSAI_STAGE_ATTEND_WINDOW], expected);
   nsa_plan_destroy(plan);
 }
@@ -509,10 +508,9 @@ static void test_arguments(void **state) {
   machine_expect("out", nsa_records_digest(w.ctx, NULL), NSA_E_ARG, "out is NULL");
   leave(&w);
 
-  nsa_options options = NSA_OPTIONS_INIT;
   nsa_ctx *cpu = NULL;
   machine_yaml(&(machine_request){ 0 }, w.yaml, sizeof w.yaml);
-  options.yaml_text = w.yaml;
+  nsa_options options = INIT(nsa_options, .yaml_text = w.yaml);
   machine_expect("cpu", nsa_create(NULL, &options, &cpu), NSA_OK, NULL);
   assert_int_equal(nsa_records_export(cpu, text, sizeof text), 0);
   assert_string_equal(text, "");

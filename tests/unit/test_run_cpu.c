@@ -143,17 +143,12 @@ static void test_vector(void **state) {
            vector_file_text(&f, "phi", ""), NUMBER("ls"), NUMBER("n"), NUMBER("n_init"),
            NUMBER("n_local"), NUMBER("w"), vector_file_text(&f, "gate", "weights"));
   nsa_ctx *ctx = machine_context(yaml, NULL, false);
-  nsa_problem problem = NSA_PROBLEM_INIT;
   nsa_exec exec = NSA_EXEC_INIT;
-  nsa_io io = NSA_IO_INIT;
-  nsa_plan *plan;
   int64_t tokens = NUMBER("Sq"), kv = NUMBER("S");
-  problem.max_tokens = tokens;
-  problem.max_kv_tokens = kv;
-  problem.max_seqs = 1;
-  machine_expect("plan", nsa_plan_create(ctx, &problem, NULL, NULL, &plan), NSA_OK, NULL);
-  io.softmax_scale = (float)vector_file_number(&f, "scale", 0);
-  io.q = vector_file_packed(&f, "q");
+  nsa_problem problem = INIT(nsa_problem, .max_tokens = tokens, .max_kv_tokens = kv, .max_seqs = 1);
+  nsa_plan *plan = machine_plan(ctx, &problem);
+  nsa_io io = INIT(nsa_io, .softmax_scale = (float)vector_file_number(&f, "scale", 0),
+                   .q = vector_file_packed(&f, "q"));
   io.kv.k[0] = vector_file_packed(&f, "k");
   io.kv.v[0] = vector_file_packed(&f, "v");
   io.gate.value = vector_file_packed(&f, "gates");

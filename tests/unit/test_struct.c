@@ -137,9 +137,7 @@ static void test_caps(void **state) {
   assert_memory_equal(older + sizeof least, (char *)&whole + sizeof least, least - sizeof least);
   for (size_t i = least; i < sizeof older; i++) assert_int_equal(older[i], 0xee);
   /* A newer one: zeros behind what this library knows. */
-  nsa_problem problem = NSA_PROBLEM_INIT;
-  problem.max_tokens = 64;
-  problem.max_seqs = 2;
+  nsa_problem problem = INIT(nsa_problem, .max_tokens = 64, .max_seqs = 2);
   for (int call = 0; call < 2; call++) {
     const uint32_t size = sizeof newer;
     memset(newer, 0, sizeof newer);
@@ -161,9 +159,7 @@ static void test_arrays(void **state) {
   (void)state;
   machine m;
   machine_init(&m, &(machine_request){ .gpu = true });
-  nsa_problem one = NSA_PROBLEM_INIT;
-  one.max_tokens = 16;
-  one.max_seqs = 1;
+  nsa_problem one = INIT(nsa_problem, .max_tokens = 16, .max_seqs = 1);
   /* Three problems of a later version: steps of its size. */
   char *each = grow(&one, sizeof one);
   const size_t size = sizeof one + NEWER;
@@ -195,9 +191,11 @@ static void test_arrays(void **state) {
 
 static void test_options(void **state) {
   (void)state;
-  nsa_options o = NSA_OPTIONS_INIT;
   nsa_ctx *ctx = NULL;
-  o.yaml_text = "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64}\nruntime: {device: cpu}\n";
+  nsa_options o =
+      INIT(nsa_options,
+           .yaml_text =
+               "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64}\nruntime: {device: cpu}\n");
   o.struct_size = offsetof(nsa_options, overrides); /* what follows is not read */
   o.overrides = (const char *const *)(const void *)o.yaml_text;
   machine_expect("older", nsa_create(NULL, &o, &ctx), NSA_OK, NULL);

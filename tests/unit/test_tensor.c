@@ -131,8 +131,7 @@ static void corrupt_all(const machine_request *request, int probes) {
     m.toy.io.probe_rows = toy_offsets(&m.toy, 1, ends); /* rows 0 and 39 */
     m.toy.io.probe_importance = toy_tensor(&m.toy, NSA_F32, 3, 2, 2, 4);
   }
-  machine_expect("the good call", nsa_forward(m.plan, &m.exec, &m.toy.batch, &m.toy.io), NSA_OK,
-                 NULL);
+  machine_expect("the good call", machine_forward(&m), NSA_OK, NULL);
   int count = list_fields(&m, fields);
   for (int i = 0; i < count; i++) {
     if (probes && !strcmp(fields[i].name, "io.probe_importance")) {
@@ -225,9 +224,8 @@ static void test_capacities(void **state) {
     machine m;
     machine_init(&m, &(machine_request){ .gpu = gpu });
     toy *t = &m.toy;
-    nsa_io io = NSA_IO_INIT;
-    io.q = toy_tensor(t, t->model.dtype, 3, 65, 6, 24);
-    io.o = toy_tensor(t, t->model.dtype, 3, 65, 6, 16);
+    nsa_io io = INIT(nsa_io, .q = toy_tensor(t, t->model.dtype, 3, 65, 6, 24),
+                     .o = toy_tensor(t, t->model.dtype, 3, 65, 6, 16));
     io.gate.value = toy_tensor(t, t->model.dtype, 3, 65, 6, 3);
     io.kv.k[0] = t->io.kv.k[0];
     io.kv.v[0] = t->io.kv.v[0];
@@ -276,8 +274,7 @@ static void test_offsets(void **state) {
     for (size_t k = 0; k < sizeof bad / sizeof *bad; k++) {
       memcpy(t->data, bad[k].values, sizeof good);
       refuse(&m, nsa_forward, i == 1 ? "batch.cu_kv" : "batch.cu_q", bad[k].text);
-      machine_expect("offsets", nsa_forward(m.plan, &m.exec, &m.toy.batch, &m.toy.io), NSA_E_ARG,
-                     bad[k].text);
+      machine_expect("offsets", machine_forward(&m), NSA_E_ARG, bad[k].text);
     }
     memcpy(t->data, good, sizeof good);
   }
@@ -297,7 +294,7 @@ static void test_levels(void **state) {
   machine m;
   machine_init(&m, &(machine_request){ .gpu = true, .override = "runtime.check_inputs=off" });
   m.toy.io.q.dtype = NSA_I64;
-  machine_expect("off", nsa_forward(m.plan, &m.exec, &m.toy.batch, &m.toy.io), NSA_OK, NULL);
+  machine_expect("off", machine_forward(&m), NSA_OK, NULL);
   m.toy.io.q.shape[0] = -1;
   refuse(&m, nsa_forward, "io.q", "negative");
   m.toy.io.q.shape[0] = 65;
@@ -318,12 +315,11 @@ static void test_levels(void **state) {
                         &m.toy.batch.cu_q,     &m.toy.batch.cu_kv };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) all[i]->data = memory + i * EACH;
   int wrong = machine_record()->wrong_context;
-  machine_expect("full", nsa_forward(m.plan, &m.exec, &m.toy.batch, &m.toy.io), NSA_OK, NULL);
+  machine_expect("full", machine_forward(&m), NSA_OK, NULL);
   assert_int_equal(machine_record()->wrong_context, wrong); /* asked with the device current */
   rows->data = memory + 10 * EACH + 16;                     /* the host's, says the fake driver */
   refuse(&m, nsa_forward, "io.lse[1]", "on the host");
-  machine_expect("full", nsa_forward(m.plan, &m.exec, &m.toy.batch, &m.toy.io), NSA_E_ARG,
-                 "is not device memory");
+  machine_expect("full", machine_forward(&m), NSA_E_ARG, "is not device memory");
   rows->data = memory + 10 * EACH;
   int32_t *cu_q = m.toy.batch.cu_q.data;
   cu_q[1] = -1;
@@ -425,7 +421,7 @@ static void test_external(void **state) {
     m.toy.io.kv.k[0].shape[0] = 39;
     refuse(&m, nsa_forward, "io.kv.k[0]", "stray");
     m.toy.io.kv.k[0].data = NULL;
-    machine_expect("external", nsa_forward(m.plan, &m.exec, &m.toy.batch, &m.toy.io), NSA_OK, NULL);
+    machine_expect("external", machine_forward(&m), NSA_OK, NULL);
     machine_free(&m);
   }
 }

@@ -5,6 +5,7 @@
  * variant over many geometries and all architectures; and candidates as text.
  */
 #include "support/cmocka_all.h"
+#include "support/init.h"
 
 #include "driver/arch.h"
 #include "variants/attend/flash_sm80.h"
@@ -257,13 +258,13 @@ static void check_model(int32_t group, int32_t dk, int32_t dv, const char *dtype
                                   .skip_environment = true };
   if (nsai_config_load(&request, &config) != NSA_OK) fail_msg("%s", nsa_last_error());
   for (int i = 0; i < 5; i++) { /* forwards: long, all blocks chosen, given twice; dense */
-    nsa_problem asked = NSA_PROBLEM_INIT;
     nsai_problem p;
-    asked.op = i == 4 ? NSA_OP_DENSE : NSA_OP_FORWARD;
-    asked.max_tokens = i == 1 ? 64 : 65536;
-    asked.max_seqs = 1;
-    asked.selection = i == 2 ? NSA_SELECT_BLOCKS : i == 3 ? NSA_SELECT_RANGES : NSA_SELECT_TOPN;
-    asked.max_probe_rows = i == 1;
+    nsa_problem asked = INIT(nsa_problem, .op = i == 4 ? NSA_OP_DENSE : NSA_OP_FORWARD,
+                             .max_tokens = i == 1 ? 64 : 65536, .max_seqs = 1,
+                             .selection = i == 2   ? NSA_SELECT_BLOCKS
+                                          : i == 3 ? NSA_SELECT_RANGES
+                                                   : NSA_SELECT_TOPN,
+                             .max_probe_rows = i == 1);
     if (nsai_problem_resolve(config, &asked, &p) != NSA_OK) fail_msg("%s", nsa_last_error());
     check_variants(config, &p);
   }

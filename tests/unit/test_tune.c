@@ -33,20 +33,17 @@ static const char *list_problems(const tuning *w) {
 static void test_options(void **state) {
   tuning w = { 0 };
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1000, 0);
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   tuning_enter(&w, "");
-  o.struct_size = 0;
+  nsa_tune_options o = { 0 };
   machine_expect("size", nsa_tune(w.ctx, &p, 1, &o), NSA_E_VERSION, "NSA_TUNE_OPTIONS_INIT");
   static const int32_t levels[] = { -1, NSA_TUNE_EXHAUSTIVE + 1, 99 };
   for (int i = 0; i < 3; i++) {
-    o = (nsa_tune_options)NSA_TUNE_OPTIONS_INIT;
-    o.level = levels[i];
+    o = INIT(nsa_tune_options, .level = levels[i]);
     machine_expect("level", nsa_tune(w.ctx, &p, 1, &o), NSA_E_ARG, "options.level is");
   }
   static const double budgets[] = { -1, -INFINITY, NAN };
   for (int i = 0; i < 3; i++) {
-    o = (nsa_tune_options)NSA_TUNE_OPTIONS_INIT;
-    o.budget_s = budgets[i];
+    o = INIT(nsa_tune_options, .budget_s = budgets[i]);
     machine_expect("budget", nsa_tune(w.ctx, &p, 1, &o), NSA_E_ARG, "options.budget_s is");
   }
   machine_expect("NULL", nsa_tune(w.ctx, NULL, 1, NULL), NSA_E_ARG, "problems is NULL");
@@ -62,11 +59,10 @@ static void test_options(void **state) {
 
 static void test_no_device(void **state) {
   char yaml[1024];
-  nsa_options options = NSA_OPTIONS_INIT;
   nsa_ctx *ctx = NULL;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1000, 0);
   machine_yaml(&(machine_request){ 0 }, yaml, sizeof yaml);
-  options.yaml_text = yaml;
+  nsa_options options = INIT(nsa_options, .yaml_text = yaml);
   machine_expect("cpu", nsa_create(NULL, &options, &ctx), NSA_OK, NULL);
   machine_expect("cpu", nsa_tune(ctx, &p, 1, NULL), NSA_E_NO_DEVICE, "runtime.device is cpu");
   nsa_destroy(ctx);
@@ -250,12 +246,11 @@ static void test_no_length(void **state) {
 static void test_wrong_heuristic(void **state) {
   for (int i = 0; i < 2; i++) {
     tuning w = { 0 };
-    nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
     nsa_problem p = machine_problem(i ? NSA_OP_FORWARD : NSA_OP_DENSE, 1024, 0);
     uint8_t before[16], after[16];
     tuning_enter(&w, "");
     machine_expect("digest", nsa_records_digest(w.ctx, before), NSA_OK, NULL);
-    o.level = NSA_TUNE_QUICK;
+    nsa_tune_options o = INIT(nsa_tune_options, .level = NSA_TUNE_QUICK);
     machine_expect("wrong", tuning_tune(&w, &o, &p, 1), NSA_E_VERIFY,
                    "the heuristic's own choice computes wrong results for ");
     tuning_expect_nothing_chosen(&w, &p);

@@ -72,17 +72,15 @@ static void enter_lengths(tuning *w, const char *lengths, const char *more) {
 static void enter(tuning *w, const char *more) { enter_lengths(w, "1024", more); }
 
 static void tune(tuning *w, int32_t level) {
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = pass();
-  o.level = level;
+  nsa_tune_options o = INIT(nsa_tune_options, .level = level);
   machine_expect("tune", tuning_tune(w, &o, &p, 1), NSA_OK, NULL);
 }
 
 /* Fails unless the plan's keys are done so, by a record. */
 static void expect_keys(const tuning *w, const char *variant) {
   nsa_problem p = pass();
-  nsa_plan *plan = NULL;
-  machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  nsa_plan *plan = machine_plan(w->ctx, &p);
   assert_string_equal(plan->choice.variant[NSAI_STAGE_BACKWARD_KV]->name, variant);
   assert_int_equal(plan->choice.decider[NSAI_STAGE_BACKWARD_KV], NSAI_BY_RECORD);
   nsa_plan_destroy(plan);
@@ -163,13 +161,12 @@ static void test_random_candidate(void **state) {
 /* Lengths whose tensors or workspace the device has no room for are left out one by one, and told. */
 static void expect_no_room(uint64_t bytes, int want_chosen, int want_left_out) {
   tuning w = { 0 };
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_BACKWARD, 8 * TOKENS, 0);
   nsai_tune_span span = { 0 };
   int chosen = 0, left_out = 0;
   enter_lengths(&w, "1024, 4096, 8192", "");
   room = bytes;
-  o.level = NSA_TUNE_QUICK;
+  nsa_tune_options o = INIT(nsa_tune_options, .level = NSA_TUNE_QUICK);
   machine_expect("tune", tuning_tune(&w, &o, &p, 1), NSA_OK, NULL);
   while (nsai_tune_next(&w.results, &span)) {
     const nsa_tune_event *done = nsai_tune_find(&span, NSA_TUNE_DONE, NULL, NULL);
@@ -192,12 +189,11 @@ static void test_other_refusal(void **state) {
   static const uint64_t rooms[] = { 4 << 20, 512 << 10 };
   for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
     tuning w = { 0 };
-    nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
     nsa_problem p = machine_problem(NSA_OP_BACKWARD, 8 * TOKENS, 0);
     enter_lengths(&w, "1024, 4096, 8192", "");
     room = rooms[i];
     machine_record()->refusal = 801;
-    o.level = NSA_TUNE_QUICK;
+    nsa_tune_options o = INIT(nsa_tune_options, .level = NSA_TUNE_QUICK);
     machine_expect("tune", tuning_tune(&w, &o, &p, 1), NSA_E_CUDA,
                    "cuMemAlloc: CUDA_ERROR_NOT_SUPPORTED (801)");
     machine_record()->refusal = 0;

@@ -53,13 +53,8 @@ static double take_time(const fake_cuda_launch *launch, const void *params) {
 #define TOKENS 1024
 
 static nsa_problem steps(int32_t seqs, int32_t q_len) {
-  nsa_problem p = NSA_PROBLEM_INIT;
-  p.op = NSA_OP_DECODE;
-  p.max_kv_len = TOKENS;
-  p.max_seqs = seqs;
-  p.max_q_len = q_len;
-  p.page_size = 16;
-  return p;
+  return INIT(nsa_problem, .op = NSA_OP_DECODE, .max_kv_len = TOKENS, .max_seqs = seqs,
+              .max_q_len = q_len, .page_size = 16);
 }
 
 /* Of the variants the one whose tiles the tests tell apart. */
@@ -81,15 +76,13 @@ static void leave(tuning *w) {
 }
 
 static void tune(tuning *w, const nsa_problem *p, int32_t level) {
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
-  o.level = level;
+  nsa_tune_options o = INIT(nsa_tune_options, .level = level);
   machine_expect("tune", tuning_tune(w, &o, p, 1), NSA_OK, NULL);
 }
 
 /* Threads of the scan of a plan; 0 with `by_record`: no record decides. */
 static int32_t threads_of(const tuning *w, const nsa_problem *p, bool by_record) {
-  nsa_plan *plan = NULL;
-  machine_expect("plan", nsa_plan_create(w->ctx, p, NULL, NULL, &plan), NSA_OK, NULL);
+  nsa_plan *plan = machine_plan(w->ctx, p);
   int32_t threads = nsai_choice_kernel(&plan->choice, "decode_split_kv_compressed")->threads;
   if (by_record && plan->choice.decider[NSAI_STAGE_DECODE] != NSAI_BY_RECORD) threads = 0;
   nsa_plan_destroy(plan);

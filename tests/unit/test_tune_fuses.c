@@ -100,12 +100,9 @@ static void keep_event(void *user, const nsa_tune_event *event) {
 }
 
 static nsa_status tune(tuning *w, int32_t level) {
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_FORWARD, TOKENS, 0);
   nsai_tune_results_fini(&w->results);
-  o.level = level;
-  o.event = keep_event;
-  o.user = w;
+  nsa_tune_options o = INIT(nsa_tune_options, .level = level, .event = keep_event, .user = w);
   return nsa_tune(w->ctx, &p, 1, &o);
 }
 
@@ -126,9 +123,8 @@ static void expect_chosen(const tuning *w, const char *stage, const char *varian
 
 static void expect_variants(const tuning *w, const char *expected) {
   nsa_problem p = machine_problem(NSA_OP_FORWARD, TOKENS, 0);
-  nsa_plan *plan = NULL;
   nsa_caps caps = NSA_CAPS_INIT;
-  machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  nsa_plan *plan = machine_plan(w->ctx, &p);
   machine_expect("caps", nsa_plan_caps(plan, &caps), NSA_OK, NULL);
   nsa_plan_destroy(plan);
   if (!strstr(caps.variants, expected)) fail_msg("%s is not in %s", expected, caps.variants);
@@ -187,8 +183,7 @@ static void test_rival_wins(void **state) {
   /* Where it cannot serve, the others do, by the same record. */
   enter(&w, "variants.disable=[attend_compressed.made_up*]");
   nsa_problem p = machine_problem(NSA_OP_FORWARD, TOKENS, 0);
-  nsa_plan *plan = NULL;
-  machine_expect("plan", nsa_plan_create(w.ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  nsa_plan *plan = machine_plan(w.ctx, &p);
   assert_string_equal(plan->choice.variant[NSAI_STAGE_ATTEND_COMPRESSED]->name,
                       "attend_compressed_sm80");
   assert_int_equal(plan->choice.decider[NSAI_STAGE_ATTEND_COMPRESSED], NSAI_BY_RECORD);
@@ -327,14 +322,11 @@ static void test_forced(void **state) {
 static void test_alone(void **state) {
   for (int32_t dry = 0; dry < 2; dry++) {
     tuning w = { 0 };
-    nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
     nsa_problem p = machine_problem(NSA_OP_FORWARD, TOKENS, 0);
     fusing_topn = true;
     enter(&w, "variants.disable=[select.*]");
-    o.level = NSA_TUNE_QUICK;
-    o.dry_run = dry;
-    o.event = keep_event;
-    o.user = &w;
+    nsa_tune_options o = INIT(nsa_tune_options, .level = NSA_TUNE_QUICK, .dry_run = dry,
+                              .event = keep_event, .user = &w);
     machine_expect("tune", nsa_tune(w.ctx, &p, 1, &o), NSA_OK, NULL);
     if (!dry)
       expect_chosen(&w, "attend_compressed", "made_up_topn", 30, 0, "fuses importance, select");

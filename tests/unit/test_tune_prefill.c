@@ -48,14 +48,8 @@ static double take_time(const fake_cuda_launch *launch, const void *params) {
 /* ---- worlds ---- */
 
 static nsa_problem prefill(int32_t overlap) {
-  nsa_problem p = NSA_PROBLEM_INIT;
-  p.op = NSA_OP_PREFILL;
-  p.overlap = overlap;
-  p.max_kv_len = CONTEXT;
-  p.max_tokens = CHUNK;
-  p.max_seqs = 2;
-  p.page_size = 16;
-  return p;
+  return INIT(nsa_problem, .op = NSA_OP_PREFILL, .overlap = overlap, .max_kv_len = CONTEXT,
+              .max_tokens = CHUNK, .max_seqs = 2, .page_size = 16);
 }
 
 static void enter(tuning *w) {
@@ -67,16 +61,14 @@ static void enter(tuning *w) {
 }
 
 static void tune(tuning *w) {
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = prefill(NSA_OVERLAP_HIGH);
-  o.level = NSA_TUNE_QUICK;
+  nsa_tune_options o = INIT(nsa_tune_options, .level = NSA_TUNE_QUICK);
   machine_expect("tune", tuning_tune(w, &o, &p, 1), NSA_OK, NULL);
 }
 
 /* Threads of the window's kernel of a plan that follows a record; 0: it follows none. */
 static int32_t threads_of(const tuning *w, const nsa_problem *p) {
-  nsa_plan *plan = NULL;
-  machine_expect("plan", nsa_plan_create(w->ctx, p, NULL, NULL, &plan), NSA_OK, NULL);
+  nsa_plan *plan = machine_plan(w->ctx, p);
   bool by_record = plan->choice.decider[NSAI_STAGE_ATTEND_WINDOW] == NSAI_BY_RECORD;
   int32_t threads = nsai_plan_form(plan, NSAI_STAGE_ATTEND_WINDOW)->spec[0].threads;
   nsa_plan_destroy(plan);

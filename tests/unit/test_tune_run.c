@@ -96,7 +96,6 @@ static void test_wrong_candidate(void **state) {
 /* A second call measures nothing twice; a harder level only what is new; the record stays whole. */
 static void test_resume(void **state) {
   tuning w = { 0 };
-  nsa_tune_options dry = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   dense_enter(&w, "");
   dense_ms_of_64 = 5;
@@ -110,8 +109,7 @@ static void test_resume(void **state) {
   assert_true(machine_record()->launches < launches);
   assert_int_equal(tuning_count(&w, NSA_TUNE_TIMED), timed); /* told all the same */
   assert_non_null(strstr(tuning_find(&w, NSA_TUNE_CHOSEN, NULL)->candidate, "warps=2"));
-  dry.level = NSA_TUNE_NORMAL;
-  dry.dry_run = 1;
+  nsa_tune_options dry = INIT(nsa_tune_options, .level = NSA_TUNE_NORMAL, .dry_run = 1);
   machine_expect("dry", tuning_tune(&w, &dry, &p, 1), NSA_OK, NULL);
   size_t known = 0;
   for (size_t i = 0; i < w.results.count; i++)
@@ -126,10 +124,9 @@ static void test_resume(void **state) {
 /* A spent budget ends the search with what was begun, and is no failure. */
 static void test_budget(void **state) {
   tuning w = { 0 };
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 4096, 0);
   dense_enter(&w, "");
-  o.budget_s = 1e-9;
+  nsa_tune_options o = INIT(nsa_tune_options, .budget_s = 1e-9);
   machine_expect("spent", tuning_tune(&w, &o, &p, 1), NSA_OK, NULL);
   const nsa_tune_event *last = &w.results.events[w.results.count - 1];
   assert_int_equal(last->kind, NSA_TUNE_DONE);
@@ -230,8 +227,7 @@ static int loaded(void) { return machine_record()->loads - machine_record()->unl
 
 static nsa_plan *make_plan(const tuning *w) {
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
-  nsa_plan *plan = NULL;
-  machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  nsa_plan *plan = machine_plan(w->ctx, &p);
   return plan;
 }
 
@@ -331,9 +327,8 @@ static void test_refused_launch_of_heuristic(void **state) {
 static void test_lost_context(void **state) {
   tuning w = { 0 };
   bool by_record;
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
-  o.level = NSA_TUNE_QUICK;
+  nsa_tune_options o = INIT(nsa_tune_options, .level = NSA_TUNE_QUICK);
   dense_enter(&w, "");
   dense_ms_of_64 = 1;
   machine_record()->break_threads = 64;

@@ -5,6 +5,7 @@
  * architecture: complete, within the limits, and written as one well-formed unit a kernel.
  */
 #include "support/cmocka_all.h"
+#include "support/init.h"
 
 #include "compile/templates.h"
 #include "driver/arch.h"
@@ -158,19 +159,13 @@ static void test_fuses(void **state) {
 /* Both operations and every selection, short and long, with and without a probe. */
 static void check_config(const nsai_config *config) {
   for (int i = 0; i < 2 * 3 * 3; i++) {
-    nsa_problem asked = NSA_PROBLEM_INIT;
     static const int64_t tokens[] = { 100, 100000, 2000000000 };
-    asked.max_tokens = tokens[i % 3];
-    asked.max_seqs = i % 2 ? 1 : 7;
-    asked.selection = config->model.select_count ? i / 3 % 3 : NSA_SELECT_TOPN;
-    asked.max_probe_rows = i % 2 ? 0 : 5;
-    asked.overlap = 1 + i % 2;
+    nsa_problem asked = INIT(nsa_problem, .max_tokens = tokens[i % 3], .max_seqs = i % 2 ? 1 : 7,
+                             .selection = config->model.select_count ? i / 3 % 3 : NSA_SELECT_TOPN,
+                             .max_probe_rows = i % 2 ? 0 : 5, .overlap = 1 + i % 2);
     check_problem(config, &asked);
   }
-  nsa_problem dense = NSA_PROBLEM_INIT;
-  dense.op = NSA_OP_DENSE;
-  dense.max_tokens = 5000;
-  dense.max_seqs = 1;
+  nsa_problem dense = INIT(nsa_problem, .op = NSA_OP_DENSE, .max_tokens = 5000, .max_seqs = 1);
   check_problem(config, &dense);
 }
 
@@ -320,10 +315,7 @@ static void test_all_reasons(void **state) {
   static char story[65536];
   char more[4096];
   nsai_choice c;
-  nsa_problem dense = NSA_PROBLEM_INIT;
-  dense.max_tokens = 10;
-  dense.max_seqs = 2;
-  dense.op = NSA_OP_DENSE;
+  nsa_problem dense = INIT(nsa_problem, .max_tokens = 10, .max_seqs = 2, .op = NSA_OP_DENSE);
   nsai_writer w = nsai_writer_open(more, sizeof more);
   nsai_write(&w, "runtime: {device: cpu}\nvariants: {disable: [dense.dense_sm80");
   for (int i = 0; i < 40; i++) nsai_write(&w, ", \"dense.dense_sm%.*s*\"", i % 8, "80");
@@ -343,9 +335,7 @@ static void test_same_code(void **state) {
   char k[UNIT_BYTES], v[UNIT_BYTES];
   nsai_choice c;
   nsai_problem any = { .op = NSA_OP_FORWARD, .selection = NSA_SELECT_TOPN };
-  nsa_problem asked = NSA_PROBLEM_INIT;
-  asked.max_tokens = 5000;
-  asked.max_seqs = 1;
+  nsa_problem asked = INIT(nsa_problem, .max_tokens = 5000, .max_seqs = 1);
   assert_int_equal(explain(", compress: {phi: linear}", "", &asked, story, sizeof story, &c),
                    NSA_OK);
   any.model.dtype = NSA_BF16;
@@ -365,10 +355,8 @@ static int count_topn_reasons(const char *model, nsai_kernel_spec *spec, nsai_fo
   char yaml[512];
   snprintf(yaml, sizeof yaml, "nsa: 1\nmodel: {kv_heads: 4, %s}\n", model);
   nsai_config *config = must_load(NULL, yaml);
-  nsa_problem asked = NSA_PROBLEM_INIT;
   nsai_problem p;
-  asked.max_tokens = 65536;
-  asked.max_seqs = 1;
+  nsa_problem asked = INIT(nsa_problem, .max_tokens = 65536, .max_seqs = 1);
   if (nsai_problem_resolve(config, &asked, &p) != NSA_OK) fail_msg("%s", nsa_last_error());
   const nsai_target t = { .arch = "sm_90a", .shared_bytes = 227 << 10, .sms = 132 };
   nsai_candidate candidate;
@@ -446,10 +434,9 @@ static void test_topn_cta(void **state) {
   nsai_config *config = must_load(NULL, "nsa: 1\nmodel: {heads: 64, kv_heads: 4, head_dim: 128}\n"
                                         "serving: {page_size: 64}\n");
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    nsa_problem asked = NSA_PROBLEM_INIT;
     nsai_problem p;
     nsai_choice c;
-    asked.op = NSA_OP_PREFILL;
+    nsa_problem asked = INIT(nsa_problem, .op = NSA_OP_PREFILL);
     asked.max_tokens = asked.max_q_len = cases[i].tokens;
     asked.max_kv_len = cases[i].kv_len;
     if (nsai_problem_resolve(config, &asked, &p) ||

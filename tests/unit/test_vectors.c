@@ -160,10 +160,9 @@ static void check_cached(vector_case *c) {
     len[s] = (int32_t)c->kv_len;
     for (int64_t i = 0; i < width; i++) table[s * width + i] = (int32_t)(s + i * c->seqs);
   }
-  nsa_batch batch = NSA_BATCH_INIT;
-  batch.num_seqs = (int32_t)c->seqs;
-  batch.kv_len = vector_lengths(len, c->seqs);
-  batch.block_table = vector_lengths(table, c->seqs);
+  nsa_batch batch =
+      INIT(nsa_batch, .num_seqs = (int32_t)c->seqs, .kv_len = vector_lengths(len, c->seqs),
+           .block_table = vector_lengths(table, c->seqs));
   batch.block_table.ndim = 2;
   batch.block_table.shape[1] = batch.block_table.stride[0] = width;
   batch.block_table.stride[1] = 1;

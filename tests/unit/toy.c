@@ -115,8 +115,7 @@ void toy_init(toy *t, const nsai_model *model, int32_t seqs, const int32_t *q_le
               const int32_t *kv_len) {
   memset(t, 0, sizeof *t);
   t->model = *model;
-  t->batch = (nsa_batch)NSA_BATCH_INIT;
-  t->batch.num_seqs = seqs;
+  t->batch = INIT(nsa_batch, .num_seqs = seqs);
   t->batch.cu_q = toy_offsets(t, seqs, q_len);
   t->batch.cu_kv = toy_offsets(t, seqs, kv_len);
   t->tokens = toy_ints(&t->batch.cu_q)[seqs];

@@ -8,6 +8,7 @@
 #define TEST_TOY_H
 
 #include "model/model.h"
+#include "support/init.h"
 
 #include <nsa/attention.h>
 #include <stddef.h>

@@ -54,8 +54,7 @@ static void keep_event(void *user, const nsa_tune_event *event) {
 
 static void *tune_second_plan(void *user) {
   tuning *w = user;
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
-  o.dry_run = 1;
+  nsa_tune_options o = INIT(nsa_tune_options, .dry_run = 1);
   machine_expect("beside", nsa_tune(w->ctx, NULL, 0, &o), NSA_E_ARG, "by another thread");
   return NULL;
 }
@@ -63,7 +62,7 @@ static void *tune_second_plan(void *user) {
 static void *make_second_plan(void *user) {
   tuning *w = user;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
-  machine_expect("beside", nsa_plan_create(w->ctx, &p, NULL, NULL, &w->second), NSA_OK, NULL);
+  w->second = machine_plan(w->ctx, &p);
   if (w->keep_second) return NULL;
   nsa_plan_destroy(w->second);
   w->second = NULL;
@@ -109,17 +108,14 @@ nsa_status tuning_tune(tuning *w, const nsa_tune_options *options, const nsa_pro
 }
 
 void tuning_dry_run(tuning *w, int32_t level, const nsa_problem *problems, size_t count) {
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
-  o.level = level;
-  o.dry_run = 1;
+  nsa_tune_options o = INIT(nsa_tune_options, .level = level, .dry_run = 1);
   machine_expect("dry run", tuning_tune(w, &o, problems, count), NSA_OK, NULL);
   assert_int_equal(machine_record()->launches + machine_record()->compilations, 0);
   assert_int_equal(w->steps, 0);
 }
 
 void tuning_expect_nothing_chosen(tuning *w, const nsa_problem *p) {
-  nsa_plan *plan = NULL;
-  machine_expect("plan", nsa_plan_create(w->ctx, p, NULL, NULL, &plan), NSA_OK, NULL);
+  nsa_plan *plan = machine_plan(w->ctx, p);
   for (int s = 0; s < NSAI_STAGE_COUNT; s++)
     assert_true(!plan->choice.variant[s] || plan->choice.decider[s] != NSAI_BY_RECORD);
   nsa_plan_destroy(plan);
@@ -177,10 +173,8 @@ void dense_enter(tuning *w, const char *more) {
 }
 
 void dense_tune(tuning *w, int32_t level, int32_t fresh) {
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
-  o.level = level;
-  o.fresh = fresh;
+  nsa_tune_options o = INIT(nsa_tune_options, .level = level, .fresh = fresh);
   machine_expect("tune", tuning_tune(w, &o, &p, 1), NSA_OK, NULL);
   nsai_tune_span span = { 0 };
   assert_true(nsai_tune_next(&w->results, &span));
@@ -202,8 +196,7 @@ size_t tuning_count(const tuning *w, int32_t kind) {
 
 int32_t dense_planned_threads(const tuning *w, bool *by_record) {
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
-  nsa_plan *plan = NULL;
-  machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  nsa_plan *plan = machine_plan(w->ctx, &p);
   int32_t threads = nsai_plan_form(plan, NSAI_STAGE_DENSE)->spec[0].threads;
   *by_record = plan->choice.decider[NSAI_STAGE_DENSE] == NSAI_BY_RECORD;
   nsa_plan_destroy(plan);

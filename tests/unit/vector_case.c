@@ -104,8 +104,7 @@ void vector_case_load(vector_case *c, const char *name) {
     c->cu[s] = s * (int32_t)c->queries;
     c->cu[c->seqs + 1 + s] = s * (int32_t)c->kv_len;
   }
-  c->batch = (nsa_batch)NSA_BATCH_INIT;
-  c->batch.num_seqs = (int32_t)c->seqs;
+  c->batch = INIT(nsa_batch, .num_seqs = (int32_t)c->seqs);
   c->batch.cu_q = vector_lengths(c->cu, c->seqs + 1);
   c->batch.cu_kv = vector_lengths(c->cu + c->seqs + 1, c->seqs + 1);
 }

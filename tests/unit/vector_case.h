@@ -7,6 +7,7 @@
 #define TEST_VECTOR_CASE_H
 
 #include "model/model.h"
+#include "support/init.h"
 #include "vector_file.h"
 
 #include <nsa/attention.h>
