@@ -15,9 +15,7 @@
 // tiles of kRows: row r is head r % G of token r / G of those that see the keys. Every existing key
 // is written, with zeros if no query sees it.
 //
-// Shared memory: K [kKeys, Dk] | V [kKeys, Dv] | kStages * (Q [kRows, Dk] | dO [kRows, Dv] |
-// RowStatistics [kRows] | u32 [kRows]: the keys that each row sees) | u32 [kEntries] for the
-// selected branch.
+// Shared memory: nsai_smem_dkv() of params/smem.h.
 //
 // kSplit: 1: separate CTAs (grid.y) compute dK and dV, for head dims whose two sums do not fit into
 // registers together.

@@ -20,8 +20,8 @@
 // tokens see, in the selected branch the merged lists of the tokens. The keys that a row sees are
 // bits of a word; a warp skips tiles of which its rows see none.
 //
-// Shared memory: Q [kRows, Dk] | dO [kRows, Dv] | kStages * (K [kKeys, Dk] | V [kKeys, Dv]) | int
-// [2, kWarps]. With two stages the next tile is copied while one is computed.
+// Shared memory: nsai_smem_dq() of params/smem.h. With two stages the next tile is copied while one
+// is computed.
 //
 // kWgmma: 1: the warpgroup computes each key tile as a whole (sm_90a).
 //

@@ -223,4 +223,42 @@ NSAI_SIZE nsai_smem_decode_pipelined(NsaiDecodeSizes s) {
                            16);
 }
 
+/* ---- backward ---- */
+
+/* backward/dq_mainloop.cuh: Q [rows, Dk] | dO [rows, Dv] | K [keys, Dk] and V [keys, Dv] [stages] |
+ * int [2, warps]. */
+NSAI_SIZE nsai_smem_dq(int panels, int rows, int keys, int warps, int stages, int dk, int dv) {
+  return nsai_product_pair(panels, rows, dk, dv) +
+         stages * nsai_product_pair(panels, keys, dk, dv) + 8 * warps;
+}
+
+/* backward/dkv_mainloop.cuh: K [keys, Dk] | V [keys, Dv] |
+ * [stages], aligned for the products: Q [rows, Dk], dO [rows, Dv], RowStatistics [rows] of 16 bytes,
+ * u32 [rows]: the keys that each row sees | u32 [entries]. */
+NSAI_SIZE nsai_smem_dkv(int panels, int keys, int rows, int stages, int entries, int dk, int dv) {
+  const int stage = nsai_product_pair(panels, rows, dk, dv) + (16 + 4) * rows;
+  return nsai_product_pair(panels, keys, dk, dv) +
+         stages * nsai_smem_aligned(stage, panels ? 1024 : 128) + 4 * entries;
+}
+
+/* backward/pipelines/dq.cuh: Q [128, Dk] | dO [128, Dv] | K [64, Dk] and V [64, Dv] [stages] |
+ * RowStatistics [3, 128] of 16 bytes | u64 [2, stages, tokens]: keys that each token sees, and those
+ * of lists | u32 [3, stages]: flags | barriers | barriers of the rows. */
+NSAI_SIZE nsai_smem_dq_tma(int stages, int tokens, int dk, int dv) {
+  const int flags = nsai_smem_aligned(stages * (16 * tokens + 12), 8);
+  return nsai_panel_pair(128, dk, dv) + stages * nsai_panel_pair(64, dk, dv) + 3 * 128 * 16 +
+         flags + nsai_barrier_bytes(stages + 1);
+}
+
+/* backward/pipelines/dkv_stages.cuh: K [keys, Dk] | V [keys, Dv] | Q [64, Dk] and dO [64, Dv] [stages]
+ * | [stages]: LSE and u f32 [warps, 64, 2], gates f32 [64], u32 [64]: the keys that each row sees,
+ * flags of 16 bytes | barriers | barrier of K and V | if they join: u8 [warps, tokens]. `warps`: that
+ * write row statistics, one or, if they join branches, one for each 64 keys. */
+NSAI_SIZE nsai_smem_dkv_tma(int keys, int stages, int joins, int tokens, int dk, int dv) {
+  const int warps = joins ? keys / 64 : 1;
+  const int known = 64 * (8 * warps + 4 + 4) + 16;
+  return nsai_panel_pair(keys, dk, dv) + stages * (nsai_panel_pair(64, dk, dv) + known) +
+         nsai_barrier_bytes(stages) + 8 + (joins ? warps * tokens : 0);
+}
+
 #endif /* NSAI_PARAMS_SMEM_H */

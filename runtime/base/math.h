@@ -20,12 +20,6 @@ static inline int64_t nsai_round_up(int64_t x, int64_t step) {
 static inline int64_t nsai_larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t nsai_smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* The same for the unsigned sizes of a launch: threads and shared bytes. */
-static inline uint32_t nsai_round_up_u32(uint32_t x, uint32_t step) {
-  return (x + step - 1) / step * step;
-}
-
-static inline uint32_t nsai_larger_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 static inline uint32_t nsai_smaller_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 #endif

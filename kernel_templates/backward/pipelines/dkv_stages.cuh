@@ -1,11 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Shared memory of backward/pipelines/dkv.cuh, its barriers, and the order of the stages.
-//
-//   K [kKeys, Dk] | V [kKeys, Dv] | kStages * (Q [64, Dk] | dO [64, Dv]) |
-//   kStages * (LSE, u (and gates) of pairs of rows | u32 [64]: keys that each row sees | u32: flags
-//   over all rows)
+// Shared memory of backward/pipelines/dkv.cuh (nsai_smem_dkv_tma() of params/smem.h), its barriers,
+// and the order of the stages.
 #pragma once
 #include "backward/pipelines/dkv_tiles.cuh"
 #include "backward/products.cuh"

@@ -12,13 +12,8 @@ typedef struct keys_tiles {
 } keys_tiles;
 
 static uint32_t keys_shared(const nsai_model *m, const keys_tiles *s, int32_t entries) {
-  uint32_t align = s->wgmma ? 1024 : 128;
-  uint32_t stage = nsai_product_tile_bytes(s->wgmma, s->rows, m->head_dim_qk) +
-                   nsai_product_tile_bytes(s->wgmma, s->rows, m->head_dim_v) +
-                   20 * (uint32_t)s->rows;
-  uint32_t keys = nsai_product_tile_bytes(s->wgmma, s->keys, m->head_dim_qk) +
-                  nsai_product_tile_bytes(s->wgmma, s->keys, m->head_dim_v);
-  return keys + (uint32_t)s->stages * nsai_round_up_u32(stage, align) + 4 * (uint32_t)entries;
+  return nsai_smem_dkv(s->wgmma, s->keys, s->rows, s->stages, entries, m->head_dim_qk,
+                       m->head_dim_v);
 }
 
 /* The scores of so many rows fit beside the sums in registers. */

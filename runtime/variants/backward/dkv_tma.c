@@ -16,14 +16,8 @@ bool nsai_dkv_may_join(const nsai_model *m) {
 }
 
 static uint32_t shared_bytes(const nsai_model *m, const nsai_dkv_use *use, int32_t stages) {
-  int32_t keys = use->keys;
-  uint32_t tile = nsai_panel_bytes(keys, m->head_dim_qk) + nsai_panel_bytes(keys, m->head_dim_v);
-  uint32_t stage =
-      nsai_panel_bytes(STAGE_ROWS, m->head_dim_qk) + nsai_panel_bytes(STAGE_ROWS, m->head_dim_v);
-  uint32_t joined = use->joins; /* LSE and u of rows once more; a byte for each token and tile */
-  uint32_t known = (16 + 8 * joined) * STAGE_ROWS + 16 + 2 * 8;
-  uint32_t listed = joined * 2 * (uint32_t)(STAGE_ROWS * m->kv_heads / m->heads);
-  return tile + (uint32_t)stages * (stage + known) + 8 + listed;
+  const int32_t tokens = STAGE_ROWS * m->kv_heads / m->heads;
+  return nsai_smem_dkv_tma(use->keys, stages, use->joins, tokens, m->head_dim_qk, m->head_dim_v);
 }
 
 static int32_t choose_stages(const nsai_request *r, const nsai_dkv_use *use) {

@@ -15,11 +15,7 @@ typedef struct rows_tiles {
 } rows_tiles;
 
 static uint32_t rows_shared(const nsai_model *m, const rows_tiles *s) {
-  uint32_t rows = nsai_product_tile_bytes(s->wgmma, ROWS, m->head_dim_qk) +
-                  nsai_product_tile_bytes(s->wgmma, ROWS, m->head_dim_v);
-  uint32_t keys = nsai_product_tile_bytes(s->wgmma, s->keys, m->head_dim_qk) +
-                  nsai_product_tile_bytes(s->wgmma, s->keys, m->head_dim_v);
-  return rows + (uint32_t)s->stages * keys + 8 * WARPS;
+  return nsai_smem_dq(s->wgmma, ROWS, s->keys, WARPS, s->stages, m->head_dim_qk, m->head_dim_v);
 }
 
 /* The scores of so many keys fit beside dQ in registers. */

@@ -15,11 +15,7 @@
 #define MOST_GROUP 64
 
 static uint32_t shared_bytes(const nsai_model *m, int32_t stages) {
-  uint32_t rows = nsai_panel_bytes(ROWS, m->head_dim_qk) + nsai_panel_bytes(ROWS, m->head_dim_v);
-  uint32_t stage = nsai_panel_bytes(KEYS, m->head_dim_qk) + nsai_panel_bytes(KEYS, m->head_dim_v);
-  uint32_t tokens = (uint32_t)(ROWS / nsai_padded_group(m));
-  uint32_t bits = (uint32_t)stages * (2 * 8 * tokens + 3 * 4), barriers = 2 * 8 * (stages + 1u);
-  return rows + (uint32_t)stages * stage + NSA_BRANCHES * ROWS * 16 + (bits + 7) / 8 * 8 + barriers;
+  return nsai_smem_dq_tma(stages, ROWS / nsai_padded_group(m), m->head_dim_qk, m->head_dim_v);
 }
 
 static int32_t choose_stages(const nsai_model *m, const nsai_target *t) {
