@@ -2,8 +2,9 @@
  * SPDX-License-Identifier: MIT
  *
  * Parameter structs that the host passes to kernels on packed tensors. kv_cache.h has those for KV
- * caches, backward.h those for gradients. Host and kernels share only these headers: plain C
- * without system headers, so that NVRTC accepts them. Both sides assert the sizes at the end.
+ * caches, backward.h those for gradients, smem.h the sizes of shared memory. Host and kernels share
+ * only these headers: plain C without system headers, so that NVRTC accepts them. Both sides assert
+ * the sizes at the end.
  *
  * Conventions: strides count elements; pointers are device addresses; NULL means "not wanted" or
  * "absent". Letters as in include/nsa/attention.h: T query tokens, Hq, Hkv, G = Hq / Hkv, Dk, Dv,

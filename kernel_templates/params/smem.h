@@ -212,7 +212,7 @@ NSAI_SIZE nsai_smem_decode_pipelined(NsaiDecodeSizes s) {
   const int stages = nsai_smem_aligned(s.stages * nsai_tile_pair(16, s.dk, s.dv), 128);
   const int o = 64 * (nsai_padded_dim(s.dv) + 8), segments = 48, carry = 64;
   const int pooled = 64 * nsai_smem_larger(s.kept_blocks, 1);
-  const int received = (s.cluster - 1) * 3 * (s.group * s.dv / s.cluster * 4 + 128);
+  const int received = (s.cluster - 1) * 3 * (s.group * s.dv / 4 / s.cluster * 16 + 128);
   const int statistics = 128 * (3 * s.warps + s.cluster), gates = 192;
   const int best = 8 * s.cluster * nsai_smem_larger(s.free, 1);
   const int barriers = 8 * (s.warps * 4 * s.stages + 9);
