@@ -95,8 +95,7 @@ struct SharedStorage {
   u64 barriers[kBarriers];
   int pages[Config::kListPages];
 };
-static_assert(sizeof(SharedStorage) <= Config::kSharedBytes &&
-                  Config::kSharedBytes < sizeof(SharedStorage) + 128,
+static_assert(sizeof(SharedStorage) == Config::kSharedBytes,
               "the host computes another size of shared memory");
 
 // ---- queries, barriers

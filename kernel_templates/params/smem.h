@@ -181,7 +181,7 @@ typedef struct NsaiDecodeSizes {
  * ExchangeBuffer: P [terms, warps] of 512 bytes, f32 [4 * warps + 3, 16] | KvTensors of 160 bytes |
  * received O f32 [3, cluster, slice | 1, 4] and statistics f32 [3, cluster, 16, 2] |
  * weights and gates f32 [3, rows of a slice, cluster + 1] | ScanPool |
- * Search: f32 [kept_blocks, 16], carries f32 [warps + 1, 16], FewBest of 256 keys,
+ * Search: f32 [kept_blocks, 16], carries f32 [warps + 1, 16], FewBest (core/topn_cta.cuh),
  *   u64 [cluster * free + most_blocks + 2], int [n + 1] | barriers | int [pages].
  * A slice is a CTA's share of O, in vectors of four columns. `terms`: of P (kSplitP). */
 NSAI_SIZE nsai_smem_decode_cluster(NsaiDecodeSizes s, int terms, int pages) {
@@ -192,7 +192,7 @@ NSAI_SIZE nsai_smem_decode_cluster(NsaiDecodeSizes s, int terms, int pages) {
   const int exchange = 512 * terms * s.warps + 64 * (4 * s.warps + 3);
   const int received = 3 * s.cluster * (16 * (slice | 1) + 128);
   const int weights = nsai_smem_aligned(12 * rows * (s.cluster + 1), 16);
-  const int best = 8 * 256 + 4 * 32 + 8 * (free + 1) + 8;
+  const int best = nsai_smem_aligned(8 * 256 + 4 * 32 + 8 * free + 4, 16);
   const int keys = 8 * (s.cluster * free + s.most_blocks + 2);
   const int search = 64 * (s.kept_blocks + s.warps + 1) + best + keys + 4 * (s.select_count + 1);
   const int barriers = 8 * (13 + 3 * s.stages);
