@@ -179,9 +179,8 @@ static void test_configuration(void **state) {
   tuning_dry_run(&w, NSA_TUNE_EXHAUSTIVE, &p, 1);
   assert_int_equal(w.results.count, 2);
   assert_string_equal(w.results.events[1].candidate, "dense_gemm");
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   tuning_enter(&w, "variants: {disable: [\"dense.*\"]}\n");
-  machine_expect("none", nsa_tune(w.ctx, &p, 1, &o), NSA_E_UNSUPPORTED, "matches it with");
+  tuning_expect(&w, &p, NSA_E_UNSUPPORTED, "matches it with");
   tuning_leave(&w);
 }
 
@@ -234,10 +233,9 @@ static void test_problems(void **state) {
 static void test_no_length(void **state) {
   tuning w = { 0 };
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1000, 0);
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   tuning_enter(&w, "tuning: {lengths: [4Ki]}\n");
-  machine_expect("no length", nsa_tune(w.ctx, &p, 1, &o), NSA_E_CONFIG,
-                 "tuning.lengths holds no length up to the problem's max_kv_len 1000");
+  tuning_expect(&w, &p, NSA_E_CONFIG,
+                "tuning.lengths holds no length up to the problem's max_kv_len 1000");
   tuning_leave(&w);
 }
 
@@ -250,9 +248,7 @@ static void test_wrong_heuristic(void **state) {
     uint8_t before[16], after[16];
     tuning_enter(&w, "");
     machine_expect("digest", nsa_records_digest(w.ctx, before), NSA_OK, NULL);
-    nsa_tune_options o = INIT(nsa_tune_options, .level = NSA_TUNE_QUICK);
-    machine_expect("wrong", tuning_tune(&w, &o, &p, 1), NSA_E_VERIFY,
-                   "the heuristic's own choice computes wrong results for ");
+    tuning_expect(&w, &p, NSA_E_VERIFY, "the heuristic's own choice computes wrong results for ");
     tuning_expect_nothing_chosen(&w, &p);
     nsai_tune_span span = { 0 };
     assert_true(nsai_tune_next(&w.results, &span));

@@ -71,10 +71,9 @@ static void enter_lengths(tuning *w, const char *lengths, const char *more) {
 
 static void enter(tuning *w, const char *more) { enter_lengths(w, "1024", more); }
 
-static void tune(tuning *w, int32_t level) {
+static void tune(tuning *w) {
   nsa_problem p = pass();
-  nsa_tune_options o = INIT(nsa_tune_options, .level = level);
-  machine_expect("tune", tuning_tune(w, &o, &p, 1), NSA_OK, NULL);
+  tuning_expect(w, &p, NSA_OK, NULL);
 }
 
 /* Fails unless the plan's keys are done so, by a record. */
@@ -86,24 +85,19 @@ static void expect_keys(const tuning *w, const char *variant) {
   nsa_plan_destroy(plan);
 }
 
-static const nsa_tune_event *chosen_for(const tuning *w, const char *stage) {
-  nsai_tune_span span = { 0 };
-  assert_true(nsai_tune_next(&w->results, &span));
-  return nsai_tune_find(&span, NSA_TUNE_CHOSEN, stage, NULL);
-}
-
 /* ---- tests ---- */
 
 static void test_winner(void **state) {
   tuning w = { 0 };
   enter(&w, "");
   ms_of_mma = 4;
-  tune(&w, NSA_TUNE_QUICK);
+  tune(&w);
   assert_true(passes > 0);
   assert_int_equal(most_heads, 2);
-  assert_non_null(chosen_for(&w, "compress"));
-  assert_non_null(strstr(chosen_for(&w, "backward_q")->candidate, "backward_q_sm90_tma"));
-  const nsa_tune_event *keys = chosen_for(&w, "backward_kv");
+  assert_non_null(tuning_find_stage(&w, NSA_TUNE_CHOSEN, "compress"));
+  assert_non_null(strstr(tuning_find_stage(&w, NSA_TUNE_CHOSEN, "backward_q")->candidate,
+                         "backward_q_sm90_tma"));
+  const nsa_tune_event *keys = tuning_find_stage(&w, NSA_TUNE_CHOSEN, "backward_kv");
   assert_non_null(strstr(keys->candidate, "backward_kv_sm80"));
   assert_non_null(strstr(keys->problem, ":sel=own:len1024"));
   /* 10 ms each: sorting lists, inverting them with three kernels, and the sums. */
@@ -113,7 +107,7 @@ static void test_winner(void **state) {
   expect_keys(&w, "backward_kv_sm80");
   enter(&w, ""); /* another process */
   expect_keys(&w, "backward_kv_sm80");
-  tune(&w, NSA_TUNE_QUICK);
+  tune(&w);
   assert_int_equal(passes, 0); /* known: nothing is measured */
   tuning_leave(&w);
 }
@@ -123,8 +117,8 @@ static void test_saved(void **state) {
   tuning w = { 0 };
   enter(&w, "runtime: {recompute: never}\n");
   ms_of_mma = 4;
-  tune(&w, NSA_TUNE_QUICK);
-  const nsa_tune_event *keys = chosen_for(&w, "backward_kv");
+  tune(&w);
+  const nsa_tune_event *keys = tuning_find_stage(&w, NSA_TUNE_CHOSEN, "backward_kv");
   assert_non_null(strstr(keys->candidate, "backward_kv_sm80"));
   assert_non_null(strstr(keys->problem, ":sel=own:saved:len1024"));
   expect_keys(&w, "backward_kv_sm80");
@@ -138,7 +132,7 @@ static void expect_wrong(const char *note) {
   wrong_mma = wrong;
   random_mma = !wrong;
   ms_of_mma = 1;
-  tune(&w, NSA_TUNE_QUICK);
+  tune(&w);
   const nsa_tune_event *event = tuning_find(&w, NSA_TUNE_WRONG, NULL);
   assert_non_null(event);
   assert_string_equal(event->stage, "backward_kv");
@@ -166,8 +160,7 @@ static void expect_no_room(uint64_t bytes, int want_chosen, int want_left_out) {
   int chosen = 0, left_out = 0;
   enter_lengths(&w, "1024, 4096, 8192", "");
   room = bytes;
-  nsa_tune_options o = INIT(nsa_tune_options, .level = NSA_TUNE_QUICK);
-  machine_expect("tune", tuning_tune(&w, &o, &p, 1), NSA_OK, NULL);
+  tuning_expect(&w, &p, NSA_OK, NULL);
   while (nsai_tune_next(&w.results, &span)) {
     const nsa_tune_event *done = nsai_tune_find(&span, NSA_TUNE_DONE, NULL, NULL);
     chosen += nsai_tune_find(&span, NSA_TUNE_CHOSEN, "backward_kv", NULL) != NULL;
@@ -193,9 +186,7 @@ static void test_other_refusal(void **state) {
     enter_lengths(&w, "1024, 4096, 8192", "");
     room = rooms[i];
     machine_record()->refusal = 801;
-    nsa_tune_options o = INIT(nsa_tune_options, .level = NSA_TUNE_QUICK);
-    machine_expect("tune", tuning_tune(&w, &o, &p, 1), NSA_E_CUDA,
-                   "cuMemAlloc: CUDA_ERROR_NOT_SUPPORTED (801)");
+    tuning_expect(&w, &p, NSA_E_CUDA, "cuMemAlloc: CUDA_ERROR_NOT_SUPPORTED (801)");
     machine_record()->refusal = 0;
     tuning_leave(&w);
   }

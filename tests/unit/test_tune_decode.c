@@ -75,11 +75,6 @@ static void leave(tuning *w) {
   tuning_leave(w);
 }
 
-static void tune(tuning *w, const nsa_problem *p, int32_t level) {
-  nsa_tune_options o = INIT(nsa_tune_options, .level = level);
-  machine_expect("tune", tuning_tune(w, &o, p, 1), NSA_OK, NULL);
-}
-
 /* Threads of the scan of a plan; 0 with `by_record`: no record decides. */
 static int32_t threads_of(const tuning *w, const nsa_problem *p, bool by_record) {
   nsa_plan *plan = machine_plan(w->ctx, p);
@@ -87,12 +82,6 @@ static int32_t threads_of(const tuning *w, const nsa_problem *p, bool by_record)
   if (by_record && plan->choice.decider[NSAI_STAGE_DECODE] != NSAI_BY_RECORD) threads = 0;
   nsa_plan_destroy(plan);
   return threads;
-}
-
-static void expect_story(const tuning *w, const nsa_problem *p, const char *part) {
-  char story[16384];
-  assert_true(nsa_explain(w->ctx, p, story, sizeof story) < sizeof story);
-  if (!strstr(story, part)) fail_msg("\"%s\" is not in:\n%s", part, story);
 }
 
 #define ONE_BATCH "tuning: {batches: [1]}\n"
@@ -105,7 +94,7 @@ static void test_winner(void **state) {
   enter(&w, ONE_BATCH);
   ms_of_256 = 4;
   assert_int_equal(threads_of(&w, &p, false), 128);
-  tune(&w, &p, NSA_TUNE_QUICK);
+  tuning_expect(&w, &p, NSA_OK, NULL);
   assert_true(machine_record()->graph_launches > 0 && verified > 0);
   const nsa_tune_event *chosen = tuning_find(&w, NSA_TUNE_CHOSEN, NULL);
   assert_non_null(chosen);
@@ -119,7 +108,7 @@ static void test_winner(void **state) {
   assert_int_equal(threads_of(&w, &p, true), 256);
   enter(&w, ONE_BATCH); /* another process */
   assert_int_equal(threads_of(&w, &p, true), 256);
-  expect_story(&w, &p, "record of 1 x 1024 tokens, level quick");
+  machine_expect_story(w.ctx, &p, "record of 1 x 1024 tokens, level quick");
   p.page_size = NSA_NONE; /* the same bytes are read */
   assert_int_equal(threads_of(&w, &p, true), 256);
   p = steps(1, 2); /* another record's */
@@ -133,7 +122,7 @@ static void test_wrong_candidate(void **state) {
   enter(&w, "tuning: {batches: [3]}\n");
   wrong_of_256 = true;
   ms_of_256 = 1;
-  tune(&w, &p, NSA_TUNE_QUICK);
+  tuning_expect(&w, &p, NSA_OK, NULL);
   const nsa_tune_event *wrong = tuning_find(&w, NSA_TUNE_WRONG, NULL);
   assert_non_null(wrong);
   assert_non_null(strstr(wrong->candidate, "warps=8"));
@@ -146,12 +135,11 @@ static void test_wrong_candidate(void **state) {
 /* Steps that compute nothing at all. */
 static void test_wrong_heuristic(void **state) {
   tuning w = { 0 };
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = steps(2, 1);
   enter(&w, "tuning: {batches: [2]}\n");
   all_wrong = true;
-  machine_expect("wrong", tuning_tune(&w, &o, &p, 1), NSA_E_VERIFY,
-                 "the heuristic's own choice computes wrong results for decode:");
+  tuning_expect(&w, &p, NSA_E_VERIFY,
+                "the heuristic's own choice computes wrong results for decode:");
   tuning_expect_nothing_chosen(&w, &p);
   leave(&w);
 }
@@ -161,12 +149,12 @@ static void test_resume(void **state) {
   nsa_problem p = steps(1, 1);
   enter(&w, ONE_BATCH);
   ms_of_256 = 4;
-  tune(&w, &p, NSA_TUNE_QUICK);
+  tuning_expect(&w, &p, NSA_OK, NULL);
   size_t timed = tuning_count(&w, NSA_TUNE_TIMED);
   enter(&w, ONE_BATCH);
   ms_of_256 = 4;
   machine_record()->launches = machine_record()->graph_launches = 0;
-  tune(&w, &p, NSA_TUNE_QUICK);
+  tuning_expect(&w, &p, NSA_OK, NULL);
   assert_int_equal(machine_record()->launches + machine_record()->graph_launches, 0);
   assert_int_equal(tuning_count(&w, NSA_TUNE_TIMED), timed);
   assert_non_null(strstr(tuning_find(&w, NSA_TUNE_CHOSEN, NULL)->candidate, "warps=8"));
@@ -199,10 +187,9 @@ static void test_batches(void **state) {
   }
   tuning w = { 0 };
   nsa_problem p = steps(4, 1);
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   enter(&w, "tuning: {batches: [8]}\n");
-  machine_expect("no batch", tuning_tune(&w, &o, &p, 1), NSA_E_CONFIG,
-                 "tuning.batches holds no number up to the problem's max_seqs 4");
+  tuning_expect(&w, &p, NSA_E_CONFIG,
+                "tuning.batches holds no number up to the problem's max_seqs 4");
   leave(&w);
 }
 
@@ -212,17 +199,17 @@ static void test_nearest(void **state) {
   nsa_problem few = steps(1, 1), many = steps(64, 1);
   enter(&w, ONE_BATCH);
   ms_of_256 = 4;
-  tune(&w, &few, NSA_TUNE_QUICK);
+  tuning_expect(&w, &few, NSA_OK, NULL);
   enter(&w, "tuning: {batches: [64]}\n");
   ms_of_256 = 30;
-  tune(&w, &many, NSA_TUNE_QUICK);
+  tuning_expect(&w, &many, NSA_OK, NULL);
   enter(&w, "");
   few.max_seqs = 7;
   many.max_seqs = 9;
   assert_int_equal(threads_of(&w, &few, true), 256);
   assert_int_equal(threads_of(&w, &many, true), 128);
-  expect_story(&w, &few, "record of 1 x 1024 tokens");
-  expect_story(&w, &many, "record of 64 x 1024 tokens");
+  machine_expect_story(w.ctx, &few, "record of 1 x 1024 tokens");
+  machine_expect_story(w.ctx, &many, "record of 64 x 1024 tokens");
   many.max_kv_len = 64 * TOKENS; /* as far in length from both */
   assert_int_equal(threads_of(&w, &many, true), 128);
   leave(&w);
@@ -235,27 +222,25 @@ static void test_room(void **state) {
   nsa_problem p = steps(4, 1);
   enter(&w, "tuning: {batches: [1, 4]}\n");
   room = 20 << 20; /* bytes of a tensor */
-  tune(&w, &p, NSA_TUNE_QUICK);
+  tuning_expect(&w, &p, NSA_OK, NULL);
   assert_true(nsai_tune_next(&w.results, &span));
   assert_non_null(nsai_tune_find(&span, NSA_TUNE_CHOSEN, "decode", NULL));
   assert_true(nsai_tune_next(&w.results, &span));
   assert_null(nsai_tune_find(&span, NSA_TUNE_CHOSEN, "decode", NULL));
   const nsa_tune_event *done = nsai_tune_find(&span, NSA_TUNE_DONE, NULL, NULL);
   assert_non_null(strstr(done->note, "cuMemAlloc"));
-  expect_story(&w, &p, "record of 1 x 1024 tokens");
+  machine_expect_story(w.ctx, &p, "record of 1 x 1024 tokens");
   leave(&w);
 }
 
 /* An append has nothing to choose. */
 static void test_append(void **state) {
   tuning w = { 0 };
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = steps(1, 1);
   enter(&w, "");
   p.op = NSA_OP_APPEND;
   p.max_tokens = 16;
-  machine_expect("append", tuning_tune(&w, &o, &p, 1), NSA_E_UNSUPPORTED,
-                 "NSA_OP_APPEND has nothing to choose");
+  tuning_expect(&w, &p, NSA_E_UNSUPPORTED, "NSA_OP_APPEND has nothing to choose");
   leave(&w);
 }
 
@@ -267,7 +252,7 @@ static void test_first_use(void **state) {
   enter(&w, "tuning: {on_first_use: quick, lengths: [64]}\n");
   ms_of_256 = 4;
   assert_int_equal(threads_of(&w, &p, true), 256);
-  expect_story(&w, &p, "record of 5 x 1024 tokens");
+  machine_expect_story(w.ctx, &p, "record of 5 x 1024 tokens");
   leave(&w);
 }
 

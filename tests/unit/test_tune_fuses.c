@@ -7,12 +7,11 @@
  */
 #include "support/cmocka_all.h"
 
-#include "cli/tune_results.h"
 #include "fusing.h"
-#include "machine.h"
 #include "reference/reference.h"
 #include "run/run.h"
 #include "tune/internal.h"
+#include "tune_fixture.h"
 
 #include <math.h>
 
@@ -57,31 +56,12 @@ static double take_time(const fake_cuda_launch *launch, const void *params) {
 
 /* ---- contexts ---- */
 
-typedef struct tuning {
-  char dir[64];
-  nsa_ctx *ctx;
-  nsai_tune_results results; /* of the last tuning */
-} tuning;
-
-static void be_silent(void *user, int32_t level, const char *component, const char *text) {
-  (void)user, (void)level, (void)component, (void)text;
-}
-
-/* A context on the fake GPU, in a folder that lives longer than it. */
-static void enter(tuning *w, const char *extra) {
-  char yaml[2048];
-  machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
-  strcat(yaml, "tuning: {min_gain: 0.02, lengths: [1024], inputs: random}\n");
-  machine_reopen(&w->ctx, w->dir, &(machine_reopening){ yaml, extra, be_silent, NULL });
+static void enter(tuning *w, const char *more) {
+  char yaml[512];
+  snprintf(yaml, sizeof yaml, "tuning: {min_gain: 0.02, lengths: [1024], inputs: random}\n%s",
+           more);
+  tuning_enter(w, yaml);
   machine_record()->kernel = take_time;
-}
-
-static void leave(tuning *w) {
-  nsa_destroy(w->ctx);
-  machine_remove(w->dir);
-  nsai_tune_results_fini(&w->results);
-  memset(w, 0, sizeof *w);
-  *machine_record() = (fake_cuda_state){ 0 };
 }
 
 static int begin(void **state) {
@@ -91,30 +71,17 @@ static int begin(void **state) {
   wrong = NULL;
   longest_verified = 0;
   room_to_time = fusing_rival_scratch = 0;
-  return 0;
+  return tuning_begin(state);
 }
 
-static void keep_event(void *user, const nsa_tune_event *event) {
-  tuning *w = user;
-  nsai_tune_results_add(&w->results, event);
-}
-
-static nsa_status tune(tuning *w, int32_t level) {
+static void tune(tuning *w, nsa_status status, const char *text) {
   nsa_problem p = machine_problem(NSA_OP_FORWARD, TOKENS, 0);
-  nsai_tune_results_fini(&w->results);
-  nsa_tune_options o = INIT(nsa_tune_options, .level = level, .event = keep_event, .user = w);
-  return nsa_tune(w->ctx, &p, 1, &o);
-}
-
-static const nsa_tune_event *find(const tuning *w, int32_t kind, const char *stage) {
-  nsai_tune_span span = { 0 };
-  assert_true(nsai_tune_next(&w->results, &span));
-  return nsai_tune_find(&span, kind, stage, NULL);
+  tuning_expect(w, &p, status, text);
 }
 
 static void expect_chosen(const tuning *w, const char *stage, const char *variant, double ms,
                           double gain, const char *note) {
-  const nsa_tune_event *e = find(w, NSA_TUNE_CHOSEN, stage);
+  const nsa_tune_event *e = tuning_find_stage(w, NSA_TUNE_CHOSEN, stage);
   if (!e) fail_msg("nothing is chosen for %s", stage);
   if (strncmp(e->candidate, variant, strlen(variant)) != 0 || fabs(e->ms - ms) > 1e-3 ||
       fabs(e->gain - gain) > 1e-3 || strcmp(e->note, note) != 0)
@@ -148,17 +115,15 @@ static nsai_record *find_record(const tuning *w) {
 static void test_rival_wins(void **state) {
   tuning w = { 0 };
   ms_of_rival = 16;
-  enter(&w, NULL);
-  machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  enter(&w, "");
+  tune(&w, NSA_OK, NULL);
   assert_int_equal(longest_verified, 128 * 4 + 37); /* a tile of compressed keys, and a rest */
   expect_chosen(&w, "attend_compressed", "made_up_rival", 16, 0.2, "fuses importance, select");
-  assert_null(find(&w, NSA_TUNE_CHOSEN, "importance"));
-  assert_null(find(&w, NSA_TUNE_CHOSEN, "select"));
+  assert_null(tuning_find_stage(&w, NSA_TUNE_CHOSEN, "importance"));
+  assert_null(tuning_find_stage(&w, NSA_TUNE_CHOSEN, "select"));
   expect_chosen(&w, "attend_selected", "attend_selected_sm80", 10, 0, "");
   expect_chosen(&w, "attend_window", "attend_window_sm80", 5, 0, "");
-  nsai_tune_span span = { 0 };
-  assert_true(nsai_tune_next(&w.results, &span));
-  assert_true(fabs(nsai_tune_find(&span, NSA_TUNE_BASELINE, NULL, "forward")->ms - 41) < 1e-3);
+  assert_true(fabs(tuning_find(&w, NSA_TUNE_BASELINE, "forward")->ms - 41) < 1e-3);
   expect_variants(&w,
                   "attend_compressed=made_up_rival importance=made_up_rival select=made_up_rival");
   /* The record says what was measured, and keeps the winners of the fused stages. */
@@ -181,7 +146,7 @@ static void test_rival_wins(void **state) {
   }
   nsai_record_destroy(r);
   /* Where it cannot serve, the others do, by the same record. */
-  enter(&w, "variants.disable=[attend_compressed.made_up*]");
+  enter(&w, "variants: {disable: [attend_compressed.made_up*]}\n");
   nsa_problem p = machine_problem(NSA_OP_FORWARD, TOKENS, 0);
   nsa_plan *plan = machine_plan(w.ctx, &p);
   assert_string_equal(plan->choice.variant[NSAI_STAGE_ATTEND_COMPRESSED]->name,
@@ -190,37 +155,37 @@ static void test_rival_wins(void **state) {
   assert_int_equal(plan->choice.decider[NSAI_STAGE_IMPORTANCE], NSAI_BY_RECORD);
   nsa_plan_destroy(plan);
   /* Another call tells the same. */
-  enter(&w, NULL);
-  machine_expect("again", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  enter(&w, "");
+  tune(&w, NSA_OK, NULL);
   expect_chosen(&w, "attend_compressed", "made_up_rival", 16, 0.2, "fuses importance, select");
-  assert_null(find(&w, NSA_TUNE_CHOSEN, "importance"));
-  assert_null(find(&w, NSA_TUNE_CHOSEN, "select"));
-  leave(&w);
+  assert_null(tuning_find_stage(&w, NSA_TUNE_CHOSEN, "importance"));
+  assert_null(tuning_find_stage(&w, NSA_TUNE_CHOSEN, "select"));
+  tuning_leave(&w);
 }
 
 /* Faster than its own stage's rivals with the time of the stages it fuses, but by less than tuning.min_gain. */
 static void test_rival_loses(void **state) {
   tuning w = { 0 };
   ms_of_rival = 19.9;
-  enter(&w, NULL);
-  machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  enter(&w, "");
+  tune(&w, NSA_OK, NULL);
   expect_chosen(&w, "attend_compressed", "attend_compressed_sm80", 20, 0,
                 "with importance, select");
   expect_chosen(&w, "importance", "importance_sm80", 6, 0, "");
   expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_sm80");
-  leave(&w);
+  tuning_leave(&w);
 }
 
 static void test_wrong_rival(void **state) {
   tuning w = { 0 };
   ms_of_rival = 1;
   wrong = "made_up_rival";
-  enter(&w, NULL);
-  machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
-  assert_non_null(strstr(find(&w, NSA_TUNE_WRONG, NULL)->candidate, "made_up_rival"));
+  enter(&w, "");
+  tune(&w, NSA_OK, NULL);
+  assert_non_null(strstr(tuning_find_stage(&w, NSA_TUNE_WRONG, NULL)->candidate, "made_up_rival"));
   expect_chosen(&w, "attend_compressed", "attend_compressed_sm80", 10, 0, "");
   expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_sm80");
-  leave(&w);
+  tuning_leave(&w);
 }
 
 /* One whose workspace the device has no room for is out, and nobody else. */
@@ -229,8 +194,8 @@ static void test_no_room(void **state) {
   ms_of_rival = 1;
   fusing_rival_scratch = 256;
   room_to_time = 16 << 20;
-  enter(&w, NULL);
-  machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  enter(&w, "");
+  tune(&w, NSA_OK, NULL);
   size_t refused = 0;
   for (size_t i = 0; i < w.results.count; i++) {
     const nsa_tune_event *e = &w.results.events[i];
@@ -242,7 +207,7 @@ static void test_no_room(void **state) {
   assert_int_equal(refused, 2); /* of 2 and of 4 warps */
   expect_chosen(&w, "attend_compressed", "attend_compressed_sm80", 10, 0, "");
   expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_sm80");
-  leave(&w);
+  tuning_leave(&w);
 }
 
 /* ---- one that is the default ---- */
@@ -261,11 +226,11 @@ static void test_topn_stays(void **state) {
   tuning w = { 0 };
   fusing_topn = true;
   ms_of_topn = 15;
-  enter(&w, NULL);
-  machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  enter(&w, "");
+  tune(&w, NSA_OK, NULL);
   expect_chosen(&w, "attend_compressed", "made_up_topn warps=4", 15, 0, "fuses importance, select");
-  assert_null(find(&w, NSA_TUNE_CHOSEN, "importance"));
-  assert_null(find(&w, NSA_TUNE_CHOSEN, "select"));
+  assert_null(tuning_find_stage(&w, NSA_TUNE_CHOSEN, "importance"));
+  assert_null(tuning_find_stage(&w, NSA_TUNE_CHOSEN, "select"));
   assert_true(count_timed(&w, "importance") > 1 && count_timed(&w, "select") > 1);
   expect_variants(&w, "attend_compressed=made_up_topn importance=made_up_topn select=made_up_topn");
   nsai_record *r = find_record(&w);
@@ -273,25 +238,27 @@ static void test_topn_stays(void **state) {
   assert_non_null(nsai_record_chosen(r, "select"));
   nsai_record_destroy(r);
   size_t timed = count_timed(&w, "importance");
-  machine_expect("more", tune(&w, NSA_TUNE_NORMAL), NSA_OK, NULL); /* goes on */
+  nsa_problem p = machine_problem(NSA_OP_FORWARD, TOKENS, 0);
+  nsa_tune_options more = INIT(nsa_tune_options, .level = NSA_TUNE_NORMAL);
+  machine_expect("more", tuning_tune(&w, &more, &p, 1), NSA_OK, NULL); /* goes on */
   assert_true(count_timed(&w, "importance") > timed);
   expect_chosen(&w, "attend_compressed", "made_up_topn warps=4", 15, 0, "fuses importance, select");
-  leave(&w);
+  tuning_leave(&w);
 }
 
 static void test_topn_loses(void **state) {
   tuning w = { 0 };
   fusing_topn = true;
   ms_of_topn = 25;
-  enter(&w, NULL);
-  machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  enter(&w, "");
+  tune(&w, NSA_OK, NULL);
   expect_chosen(&w, "attend_compressed", "attend_compressed_sm80", 20, 0.2,
                 "with importance, select");
   expect_chosen(&w, "importance", "importance_sm80", 6, 0, "");
   expect_chosen(&w, "select", "select_topn", 4, 0, "");
   expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_sm80 "
                       "select=select_topn");
-  leave(&w);
+  tuning_leave(&w);
 }
 
 /* The heuristic's choices for the stages it fuses must be right, too. */
@@ -301,21 +268,21 @@ static void test_wrong_heuristic(void **state) {
     tuning w = { 0 };
     fusing_topn = true;
     wrong = kernels[i];
-    enter(&w, NULL);
-    machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_E_VERIFY, "the heuristic's own choice");
-    leave(&w);
+    enter(&w, "");
+    tune(&w, NSA_E_VERIFY, "the heuristic's own choice");
+    tuning_leave(&w);
   }
 }
 
 /* Forced, it has no rivals that leave stages to others. */
 static void test_forced(void **state) {
   tuning w = { 0 };
-  enter(&w, "variants.force.attend_compressed=made_up_topn");
-  machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  enter(&w, "variants: {force: {attend_compressed: made_up_topn}}\n");
+  tune(&w, NSA_OK, NULL);
   expect_chosen(&w, "attend_compressed", "made_up_topn", 30, 0, "fuses importance, select");
   assert_int_equal(count_timed(&w, "importance") + count_timed(&w, "select"), 0);
   expect_variants(&w, "attend_compressed=made_up_topn importance=made_up_topn select=made_up_topn");
-  leave(&w);
+  tuning_leave(&w);
 }
 
 /* So it is where nothing else can do one of its stages: the other's candidates are not even planned. */
@@ -324,17 +291,16 @@ static void test_alone(void **state) {
     tuning w = { 0 };
     nsa_problem p = machine_problem(NSA_OP_FORWARD, TOKENS, 0);
     fusing_topn = true;
-    enter(&w, "variants.disable=[select.*]");
-    nsa_tune_options o = INIT(nsa_tune_options, .level = NSA_TUNE_QUICK, .dry_run = dry,
-                              .event = keep_event, .user = &w);
-    machine_expect("tune", nsa_tune(w.ctx, &p, 1, &o), NSA_OK, NULL);
+    enter(&w, "variants: {disable: [select.*]}\n");
+    nsa_tune_options o = INIT(nsa_tune_options, .level = NSA_TUNE_QUICK, .dry_run = dry);
+    machine_expect("tune", tuning_tune(&w, &o, &p, 1), NSA_OK, NULL);
     if (!dry)
       expect_chosen(&w, "attend_compressed", "made_up_topn", 30, 0, "fuses importance, select");
     for (size_t i = 0; i < w.results.count; i++) {
       assert_string_not_equal(w.results.events[i].stage, "select");
       assert_string_not_equal(w.results.events[i].stage, "importance"); /* comes before select */
     }
-    leave(&w);
+    tuning_leave(&w);
   }
 }
 
@@ -344,15 +310,15 @@ static void test_refused(void **state) {
   fusing_topn = true;
   ms_of_topn = 1;
   setenv("FAKE_NVRTC_FAT", "made_up_topn", 1);
-  enter(&w, "runtime.compile_jobs=1");
+  enter(&w, "runtime: {compile_jobs: 1}\n");
   machine_record()->spills = 1000;
-  machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  tune(&w, NSA_OK, NULL);
   machine_record()->spills = 0;
   unsetenv("FAKE_NVRTC_FAT");
   expect_chosen(&w, "attend_compressed", "attend_compressed_sm80", 10, 0, "");
   expect_chosen(&w, "importance", "importance_sm80", 6, 0, "");
   expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_sm80");
-  leave(&w);
+  tuning_leave(&w);
 }
 
 /* ---- columns ---- */
@@ -452,14 +418,14 @@ static void test_weights(void **state) {
   assert_true(isinf(ms[0]) && fabs(ms[1] - 7) < 1e-9);
 }
 
-#define TEST(name) cmocka_unit_test_setup(name, begin)
+#define FRESH(name) cmocka_unit_test_setup(name, begin)
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    TEST(test_rival_wins), TEST(test_rival_loses), TEST(test_wrong_rival),
-    TEST(test_topn_stays), TEST(test_topn_loses),  TEST(test_wrong_heuristic),
-    TEST(test_forced),     TEST(test_refused),     TEST(test_combinations),
-    TEST(test_weights),    TEST(test_alone),       TEST(test_no_room),
+    FRESH(test_rival_wins), FRESH(test_rival_loses), FRESH(test_wrong_rival),
+    FRESH(test_topn_stays), FRESH(test_topn_loses),  FRESH(test_wrong_heuristic),
+    FRESH(test_forced),     FRESH(test_refused),     FRESH(test_combinations),
+    FRESH(test_weights),    FRESH(test_alone),       FRESH(test_no_room),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

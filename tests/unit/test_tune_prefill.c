@@ -60,19 +60,10 @@ static void enter(tuning *w) {
   verified_seqs = 0;
 }
 
-static void tune(tuning *w) {
-  nsa_problem p = prefill(NSA_OVERLAP_HIGH);
-  nsa_tune_options o = INIT(nsa_tune_options, .level = NSA_TUNE_QUICK);
-  machine_expect("tune", tuning_tune(w, &o, &p, 1), NSA_OK, NULL);
-}
-
 /* Threads of the window's kernel of a plan that follows a record; 0: it follows none. */
-static int32_t threads_of(const tuning *w, const nsa_problem *p) {
-  nsa_plan *plan = machine_plan(w->ctx, p);
-  bool by_record = plan->choice.decider[NSAI_STAGE_ATTEND_WINDOW] == NSAI_BY_RECORD;
-  int32_t threads = nsai_plan_form(plan, NSAI_STAGE_ATTEND_WINDOW)->spec[0].threads;
-  nsa_plan_destroy(plan);
-  return by_record ? threads : 0;
+static int32_t threads_of(tuning *w, const nsa_problem *p) {
+  int32_t threads = tuning_planned_threads(w, p, NSAI_STAGE_ATTEND_WINDOW);
+  return w->by_record ? threads : 0;
 }
 
 /* ---- tests ---- */
@@ -85,7 +76,7 @@ static void test_winner(void **state) {
   nsa_problem p = prefill(NSA_OVERLAP_HIGH);
   enter(&w);
   ms_of_64 = 4;
-  tune(&w);
+  tuning_expect(&w, &p, NSA_OK, NULL);
   assert_int_equal(verified_seqs, 3);
   assert_true(nsai_tune_next(&w.results, &span));
   assert_non_null(strstr(span.events[0].problem, "prefill:"));
@@ -114,7 +105,7 @@ static void test_wrong_candidate(void **state) {
   enter(&w);
   wrong_of_64 = true;
   ms_of_64 = 1;
-  tune(&w);
+  tuning_expect(&w, &p, NSA_OK, NULL);
   const nsa_tune_event *wrong = tuning_find(&w, NSA_TUNE_WRONG, NULL);
   assert_non_null(wrong);
   assert_string_equal(wrong->stage, "attend_window");
@@ -125,12 +116,10 @@ static void test_wrong_candidate(void **state) {
 /* The tuner brings no selections to a cache. */
 static void test_selection(void **state) {
   tuning w = { 0 };
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = prefill(NSA_OVERLAP_HIGH);
   enter(&w);
   p.selection = NSA_SELECT_RANGES;
-  machine_expect("ranges", tuning_tune(&w, &o, &p, 1), NSA_E_UNSUPPORTED,
-                 "leave problem.selection 0");
+  tuning_expect(&w, &p, NSA_E_UNSUPPORTED, "leave problem.selection 0");
   tuning_leave(&w);
 }
 

@@ -14,11 +14,10 @@
 
 static void test_winner(void **state) {
   tuning w = { 0 };
-  bool by_record;
   dense_enter(&w, "");
   dense_ms_of_64 = 5;
-  assert_int_not_equal(dense_planned_threads(&w, &by_record), 64);
-  assert_false(by_record);
+  assert_int_not_equal(dense_planned_threads(&w), 64);
+  assert_false(w.by_record);
   dense_tune(&w, NSA_TUNE_QUICK, 0);
   const nsa_tune_event *chosen = tuning_find(&w, NSA_TUNE_CHOSEN, NULL);
   assert_non_null(chosen);
@@ -27,11 +26,11 @@ static void test_winner(void **state) {
   assert_true(tuning_count(&w, NSA_TUNE_TIMED) >= 2);
   assert_true(fabs(tuning_find(&w, NSA_TUNE_BASELINE, "dense")->ms - 5) < 1e-6);
   assert_true(fabs(tuning_find(&w, NSA_TUNE_BASELINE, "dense.default")->ms - 10) < 1e-6);
-  assert_int_equal(dense_planned_threads(&w, &by_record), 64);
-  assert_true(by_record);
+  assert_int_equal(dense_planned_threads(&w), 64);
+  assert_true(w.by_record);
   dense_enter(&w, ""); /* another process */
-  assert_int_equal(dense_planned_threads(&w, &by_record), 64);
-  assert_true(by_record);
+  assert_int_equal(dense_planned_threads(&w), 64);
+  assert_true(w.by_record);
   assert_int_equal(w.warnings, 0);
   tuning_leave(&w);
 }
@@ -56,23 +55,21 @@ static void test_final_clocks(void **state) {
 /* Less than tuning.min_gain is no reason to leave the heuristic's choice. */
 static void test_min_gain(void **state) {
   tuning w = { 0 };
-  bool by_record;
   dense_enter(&w, "tuning: {min_gain: 0.1}\n");
   dense_ms_of_64 = 9.1;
   dense_tune(&w, NSA_TUNE_QUICK, 0);
   assert_true(fabs(tuning_find(&w, NSA_TUNE_CHOSEN, NULL)->gain) < 1e-9);
-  assert_int_not_equal(dense_planned_threads(&w, &by_record), 64);
-  assert_true(by_record);
+  assert_int_not_equal(dense_planned_threads(&w), 64);
+  assert_true(w.by_record);
   dense_ms_of_64 = 8.9;
   dense_tune(&w, NSA_TUNE_QUICK, 1);
-  assert_int_equal(dense_planned_threads(&w, &by_record), 64);
+  assert_int_equal(dense_planned_threads(&w), 64);
   tuning_leave(&w);
 }
 
 /* A wrong candidate is told and never chosen, however fast, and not measured by the next call. */
 static void test_wrong_candidate(void **state) {
   tuning w = { 0 };
-  bool by_record;
   dense_enter(&w, "");
   dense_wrong_of_64 = true;
   dense_ms_of_64 = 1;
@@ -82,14 +79,14 @@ static void test_wrong_candidate(void **state) {
   assert_non_null(strstr(wrong->candidate, "warps=2"));
   assert_true(wrong->note[0]);
   assert_null(tuning_find(&w, NSA_TUNE_TIMED, wrong->candidate));
-  assert_int_not_equal(dense_planned_threads(&w, &by_record), 64);
+  assert_int_not_equal(dense_planned_threads(&w), 64);
   dense_tune(&w, NSA_TUNE_QUICK, 0); /* told again, not tried */
   assert_int_equal(tuning_count(&w, NSA_TUNE_WRONG), 1);
-  assert_int_not_equal(dense_planned_threads(&w, &by_record), 64);
+  assert_int_not_equal(dense_planned_threads(&w), 64);
   dense_wrong_of_64 = false; /* fresh: judged anew */
   dense_tune(&w, NSA_TUNE_QUICK, 1);
   assert_int_equal(tuning_count(&w, NSA_TUNE_WRONG), 0);
-  assert_int_equal(dense_planned_threads(&w, &by_record), 64);
+  assert_int_equal(dense_planned_threads(&w), 64);
   tuning_leave(&w);
 }
 
@@ -140,7 +137,6 @@ static void test_budget(void **state) {
 
 static void test_cancel(void **state) {
   tuning w = { 0 };
-  bool by_record;
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   static const char *const what[] = { "compiling", "verifying", "timing", "confirming",
@@ -159,7 +155,7 @@ static void test_cancel(void **state) {
     unsetenv("FAKE_NVRTC_MS");
     assert_int_equal(w.results.events[w.results.count - 1].kind, NSA_TUNE_DONE);
     dense_tune(&w, NSA_TUNE_QUICK, 0); /* goes on */
-    assert_int_equal(dense_planned_threads(&w, &by_record), 64);
+    assert_int_equal(dense_planned_threads(&w), 64);
     machine_remove(w.dir); /* compiles anew */
     w.dir[0] = 0;
   }
@@ -200,22 +196,20 @@ static void test_refused_candidate(void **state) {
  * finds the best of what compiles. */
 static void test_refused_heuristic(void **state) {
   tuning w = { 0 };
-  bool by_record;
   dense_enter(&w, "runtime: {compile_jobs: 1}\n");
   dense_ms_of_64 = 5;
   setenv("FAKE_NVRTC_FAT", "attend_dense_sm90", 1);
   machine_record()->spills = 1;
   dense_tune(&w, NSA_TUNE_QUICK, 0);
   assert_int_equal(tuning_count(&w, NSA_TUNE_REFUSED), 1);
-  assert_int_equal(dense_planned_threads(&w, &by_record), 64);
-  assert_true(by_record);
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
+  assert_int_equal(dense_planned_threads(&w), 64);
+  assert_true(w.by_record);
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   machine_remove(w.dir);
   w.dir[0] = 0;
   dense_enter(&w, "runtime: {compile_jobs: 1}\nvariants: {disable: [dense.dense_sm80]}\n");
   machine_record()->spills = 1000; /* nothing compiles */
-  machine_expect("none", tuning_tune(&w, &o, &p, 1), NSA_E_COMPILE, "spills");
+  tuning_expect(&w, &p, NSA_E_COMPILE, "spills");
   machine_record()->spills = 0;
   unsetenv("FAKE_NVRTC_FAT");
   tuning_leave(&w);
@@ -281,7 +275,6 @@ static void test_refused_launch(void **state) {
   static const int spare[] = { 0, 1, 4 };
   for (size_t i = 0; i < sizeof spare / sizeof *spare; i++) {
     tuning w = { 0 };
-    bool by_record;
     dense_enter(&w, "");
     dense_ms_of_64 = 1;
     machine_record()->refuse_threads = 64;
@@ -295,28 +288,25 @@ static void test_refused_launch(void **state) {
     assert_null(tuning_find(&w, NSA_TUNE_TIMED, refused->candidate));
     assert_true(tuning_count(&w, NSA_TUNE_TIMED) >= 2);
     assert_null(strstr(tuning_find(&w, NSA_TUNE_CHOSEN, NULL)->candidate, "warps=2"));
-    assert_int_not_equal(dense_planned_threads(&w, &by_record), 64);
-    assert_true(by_record);
+    assert_int_not_equal(dense_planned_threads(&w), 64);
+    assert_true(w.by_record);
     machine_record()->refuse_threads = 0;
     int launches = machine_record()->launches;
     dense_tune(&w, NSA_TUNE_QUICK, 0); /* remembered and told, not tried */
     assert_int_equal(tuning_count(&w, NSA_TUNE_REFUSED), 1);
     assert_int_equal(machine_record()->launches, launches);
     dense_tune(&w, NSA_TUNE_QUICK, 1); /* fresh: tried anew */
-    assert_int_equal(dense_planned_threads(&w, &by_record), 64);
+    assert_int_equal(dense_planned_threads(&w), 64);
     tuning_leave(&w);
   }
 }
 
 static void test_refused_launch_of_heuristic(void **state) {
   tuning w = { 0 };
-  bool by_record;
-  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   dense_enter(&w, "");
-  machine_record()->refuse_threads = dense_planned_threads(&w, &by_record);
-  machine_expect("refused", tuning_tune(&w, &o, &p, 1), NSA_E_CUDA,
-                 "refuses to run the heuristic's own choice for ");
+  machine_record()->refuse_threads = dense_planned_threads(&w);
+  tuning_expect(&w, &p, NSA_E_CUDA, "refuses to run the heuristic's own choice for ");
   assert_int_equal(tuning_count(&w, NSA_TUNE_REFUSED), 0);
   tuning_expect_nothing_chosen(&w, &p);
   tuning_leave(&w);
@@ -326,14 +316,11 @@ static void test_refused_launch_of_heuristic(void **state) {
  * that one out. */
 static void test_lost_context(void **state) {
   tuning w = { 0 };
-  bool by_record;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
-  nsa_tune_options o = INIT(nsa_tune_options, .level = NSA_TUNE_QUICK);
   dense_enter(&w, "");
   dense_ms_of_64 = 1;
   machine_record()->break_threads = 64;
-  machine_expect("lost", tuning_tune(&w, &o, &p, 1), NSA_E_CUDA,
-                 "the device failed in a run with dense_sm80 ");
+  tuning_expect(&w, &p, NSA_E_CUDA, "the device failed in a run with dense_sm80 ");
   assert_non_null(strstr(nsa_last_error(), "warps=2"));
   assert_non_null(strstr(nsa_last_error(), "CUDA context is lost"));
   assert_non_null(strstr(tuning_find(&w, NSA_TUNE_DONE, NULL)->note, "warps=2"));
@@ -343,9 +330,9 @@ static void test_lost_context(void **state) {
   dense_tune(&w, NSA_TUNE_QUICK, 0);
   assert_int_equal(machine_record()->broken, 0);
   assert_null(strstr(tuning_find(&w, NSA_TUNE_CHOSEN, NULL)->candidate, "warps=2"));
-  assert_int_not_equal(dense_planned_threads(&w, &by_record), 64);
-  machine_record()->break_threads = dense_planned_threads(&w, &by_record); /* the heuristic's own */
-  o.fresh = 1;
+  assert_int_not_equal(dense_planned_threads(&w), 64);
+  machine_record()->break_threads = dense_planned_threads(&w); /* the heuristic's own */
+  nsa_tune_options o = INIT(nsa_tune_options, .level = NSA_TUNE_QUICK, .fresh = 1);
   machine_expect("lost", tuning_tune(&w, &o, &p, 1), NSA_E_CUDA, "CUDA context is lost");
   assert_int_equal(tuning_count(&w, NSA_TUNE_REFUSED), 0);
   machine_record()->broken = 0;
@@ -356,14 +343,13 @@ static void test_lost_context(void **state) {
 
 static void test_first_use(void **state) {
   tuning w = { 0 };
-  bool by_record;
   dense_enter(&w, "tuning: {on_first_use: quick}\n");
   dense_ms_of_64 = 5;
-  assert_int_equal(dense_planned_threads(&w, &by_record), 64);
-  assert_true(by_record);
+  assert_int_equal(dense_planned_threads(&w), 64);
+  assert_true(w.by_record);
   int launches = machine_record()->launches;
   assert_true(launches > 0);
-  assert_int_equal(dense_planned_threads(&w, &by_record), 64);
+  assert_int_equal(dense_planned_threads(&w), 64);
   assert_int_equal(machine_record()->launches, launches); /* there is a record now */
   assert_int_equal(w.warnings, 0);
   tuning_leave(&w);

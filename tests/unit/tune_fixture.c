@@ -107,6 +107,11 @@ nsa_status tuning_tune(tuning *w, const nsa_tune_options *options, const nsa_pro
   return status;
 }
 
+void tuning_expect(tuning *w, const nsa_problem *p, nsa_status status, const char *text) {
+  nsa_tune_options o = INIT(nsa_tune_options, .level = NSA_TUNE_QUICK);
+  machine_expect("tune", tuning_tune(w, &o, p, 1), status, text);
+}
+
 void tuning_dry_run(tuning *w, int32_t level, const nsa_problem *problems, size_t count) {
   nsa_tune_options o = INIT(nsa_tune_options, .level = level, .dry_run = 1);
   machine_expect("dry run", tuning_tune(w, &o, problems, count), NSA_OK, NULL);
@@ -172,35 +177,47 @@ void dense_enter(tuning *w, const char *more) {
   in_final = false;
 }
 
+static nsai_tune_span first_problem(const tuning *w) {
+  nsai_tune_span span = { 0 };
+  assert_true(nsai_tune_next(&w->results, &span));
+  return span;
+}
+
 void dense_tune(tuning *w, int32_t level, int32_t fresh) {
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   nsa_tune_options o = INIT(nsa_tune_options, .level = level, .fresh = fresh);
   machine_expect("tune", tuning_tune(w, &o, &p, 1), NSA_OK, NULL);
-  nsai_tune_span span = { 0 };
-  assert_true(nsai_tune_next(&w->results, &span));
+  nsai_tune_span span = first_problem(w);
   assert_int_equal(span.count, w->results.count);
   assert_int_equal(span.events[span.count - 1].kind, NSA_TUNE_DONE);
 }
 
 const nsa_tune_event *tuning_find(const tuning *w, int32_t kind, const char *candidate) {
-  nsai_tune_span span = { 0 };
-  assert_true(nsai_tune_next(&w->results, &span));
+  nsai_tune_span span = first_problem(w);
   return nsai_tune_find(&span, kind, NULL, candidate);
 }
 
+const nsa_tune_event *tuning_find_stage(const tuning *w, int32_t kind, const char *stage) {
+  nsai_tune_span span = first_problem(w);
+  return nsai_tune_find(&span, kind, stage, NULL);
+}
+
 size_t tuning_count(const tuning *w, int32_t kind) {
-  nsai_tune_span span = { 0 };
-  assert_true(nsai_tune_next(&w->results, &span));
+  nsai_tune_span span = first_problem(w);
   return nsai_tune_count(&span, kind);
 }
 
-int32_t dense_planned_threads(const tuning *w, bool *by_record) {
-  nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
-  nsa_plan *plan = machine_plan(w->ctx, &p);
-  int32_t threads = nsai_plan_form(plan, NSAI_STAGE_DENSE)->spec[0].threads;
-  *by_record = plan->choice.decider[NSAI_STAGE_DENSE] == NSAI_BY_RECORD;
+int32_t tuning_planned_threads(tuning *w, const nsa_problem *p, nsai_stage stage) {
+  nsa_plan *plan = machine_plan(w->ctx, p);
+  int32_t threads = nsai_plan_form(plan, stage)->spec[0].threads;
+  w->by_record = plan->choice.decider[stage] == NSAI_BY_RECORD;
   nsa_plan_destroy(plan);
   return threads;
+}
+
+int32_t dense_planned_threads(tuning *w) {
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
+  return tuning_planned_threads(w, &p, NSAI_STAGE_DENSE);
 }
 
 int tuning_begin(void **state) {

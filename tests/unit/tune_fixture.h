@@ -9,6 +9,7 @@
 
 #include "cli/tune_results.h"
 #include "machine.h"
+#include "model/stage.h"
 
 #include <nsa/tune.h>
 
@@ -22,6 +23,7 @@ typedef struct tuning {
   bool reenter;                  /* tune from another thread, once */
   bool second_plan, keep_second; /* make a plan in another thread, once; keep that plan */
   nsa_plan *second;
+  bool by_record; /* whether a record decided the last planned kernel */
   int warnings;
 } tuning;
 
@@ -37,14 +39,21 @@ void tuning_leave(tuning *w);
 /* nsa_tune with the fixture's callbacks. */
 nsa_status tuning_tune(tuning *w, const nsa_tune_options *options, const nsa_problem *problems,
                        size_t count);
+/* The same of one problem at level quick, which must end with `status` and an error that contains
+ * `text`, if that is given. */
+void tuning_expect(tuning *w, const nsa_problem *p, nsa_status status, const char *text);
 /* Must succeed and launch nothing. */
 void tuning_dry_run(tuning *w, int32_t level, const nsa_problem *problems, size_t count);
+
+/* The number of threads of a stage's first kernel in a plan; w->by_record. */
+int32_t tuning_planned_threads(tuning *w, const nsa_problem *p, nsai_stage stage);
 
 /* Checks that no stage of a plan of the problem follows a record. */
 void tuning_expect_nothing_chosen(tuning *w, const nsa_problem *p);
 
-/* Finds an event of the first problem of the last tuning. */
+/* Finds an event of the first problem of the last tuning: of a candidate, or of a stage. */
 const nsa_tune_event *tuning_find(const tuning *w, int32_t kind, const char *candidate);
+const nsa_tune_event *tuning_find_stage(const tuning *w, int32_t kind, const char *stage);
 size_t tuning_count(const tuning *w, int32_t kind);
 
 /* ---- a dense kernel ---- */
@@ -58,7 +67,7 @@ void dense_enter(tuning *w, const char *more);
 /* Tunes dense attention of 1024 tokens, which must be completed. */
 void dense_tune(tuning *w, int32_t level, int32_t fresh);
 
-/* The number of threads of the dense kernel of a plan, and whether a record decided it. */
-int32_t dense_planned_threads(const tuning *w, bool *by_record);
+/* The number of threads of the dense kernel of a plan; w->by_record. */
+int32_t dense_planned_threads(tuning *w);
 
 #endif /* TEST_TUNE_FIXTURE_H */
