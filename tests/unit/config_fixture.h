@@ -8,7 +8,12 @@
 
 #define MODEL "model: {heads: 64, kv_heads: 4, head_dim: 128}\n"
 
-/* ---- helpers ---- */
+/* A request of a configuration that depends on nothing else of the machine. */
+#define REQUEST(...)                                                                               \
+  ((nsai_config_request){ .variant = nsai_variant_name_at,                                         \
+                          .skip_system_file = true,                                                \
+                          .skip_environment = true,                                                \
+                          __VA_ARGS__ })
 
 static nsai_config *load(const nsai_config_request *request) {
   nsai_config *config;
@@ -17,12 +22,7 @@ static nsai_config *load(const nsai_config_request *request) {
 }
 
 static nsai_config *load_text(const char *text, const char *const *overrides) {
-  return load(&(nsai_config_request){ .variant = nsai_variant_name_at,
-                                      .text = text,
-                                      .name = "t.yaml",
-                                      .overrides = overrides,
-                                      .skip_system_file = true,
-                                      .skip_environment = true });
+  return load(&REQUEST(.text = text, .name = "t.yaml", .overrides = overrides));
 }
 
 static void expect_failure(const nsai_config_request *request, nsa_status expected,

@@ -106,9 +106,7 @@ static void expect_window(const tuning *w, int64_t tokens, int32_t overlap, cons
 }
 
 static void expect_story(const tuning *w, const nsa_problem *problem, const char *part) {
-  static char story[65536];
-  assert_true(nsa_explain(w->ctx, problem, story, sizeof story) < sizeof story);
-  if (!strstr(story, part)) fail_msg("\"%s\" is not in:\n%s", part, story);
+  machine_expect_story(w->ctx, problem, part);
 }
 
 #define LOW NSA_OVERLAP_LOW

@@ -208,10 +208,7 @@ static void test_devices(void **state) {
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     char text[128];
     snprintf(text, sizeof text, "nsa: 1\nruntime: {device: %s}\n", cases[i].text);
-    nsai_config_request request = { .variant = nsai_variant_name_at,
-                                    .text = text,
-                                    .skip_system_file = true,
-                                    .skip_environment = true };
+    nsai_config_request request = REQUEST(.text = text);
     nsai_config *c;
     nsa_status status = nsai_config_load(&request, &c);
     if ((status == NSA_OK) != cases[i].good) fail_msg("%s: status %d", cases[i].text, status);
@@ -303,11 +300,7 @@ static void test_bad_overrides(void **state) {
                                     "profiles=[]",         "model.select={count: 8, inti: 0}",
                                     "variants.disable=[a", "\xFF=1",
                                     "runtime=never",       NULL };
-  nsai_config_request request = { .variant = nsai_variant_name_at,
-                                  .text = "nsa: 1\n",
-                                  .overrides = overrides,
-                                  .skip_system_file = true,
-                                  .skip_environment = true };
+  nsai_config_request request = REQUEST(.text = "nsa: 1\n", .overrides = overrides);
   nsai_config *c;
   assert_int_equal(nsai_config_load(&request, &c), NSA_E_CONFIG);
   static const char expected[] =
@@ -331,12 +324,7 @@ static void test_bad_overrides(void **state) {
 /* A rule broken between two sources is told at the stronger one. */
 static void test_rule_across_layers(void **state) {
   const char *const overrides[] = { "model.compress.block=24", NULL };
-  expect_failure(&(nsai_config_request){ .variant = nsai_variant_name_at,
-                                         .text = "nsa: 1\n" MODEL,
-                                         .overrides = overrides,
-                                         .skip_system_file = true,
-                                         .skip_environment = true },
-                 NSA_E_CONFIG,
+  expect_failure(&REQUEST(.text = "nsa: 1\n" MODEL, .overrides = overrides), NSA_E_CONFIG,
                  "override:1:22: error: model.compress.stride: 16 does not divide the block: "
                  "model.compress.block is 24 (override:1); ");
 }
@@ -384,12 +372,7 @@ static void test_files_that_cannot_be_read(void **state) {
 }
 
 static void test_need_model(void **state) {
-  nsai_config_request request = { .variant = nsai_variant_name_at,
-                                  .text = "nsa: 1\n",
-                                  .name = "t.yaml",
-                                  .skip_system_file = true,
-                                  .skip_environment = true,
-                                  .need_model = true };
+  nsai_config_request request = REQUEST(.text = "nsa: 1\n", .name = "t.yaml", .need_model = true);
   expect_failure(&request, NSA_E_CONFIG, "t.yaml:1:1: error: model: missing: ");
   request.text = NULL;
   expect_failure(&request, NSA_E_CONFIG, "error: model: missing: ");
@@ -401,12 +384,8 @@ static void test_need_model(void **state) {
 
 /* What came with weights may not say which libraries to open. */
 static void test_model_file(void **state) {
-  nsai_config_request request = { .variant = nsai_variant_name_at,
-                                  .path = file_path,
-                                  .text = "nsa: 1\nruntime: {jit: never}\n",
-                                  .skip_system_file = true,
-                                  .skip_environment = true,
-                                  .model_file = true };
+  nsai_config_request request =
+      REQUEST(.path = file_path, .text = "nsa: 1\nruntime: {jit: never}\n", .model_file = true);
   write_file("nsa: 1\n" MODEL "x-trained: 2026\n", 0600);
   nsai_config_destroy(load(&request));
   remove_file();
@@ -512,20 +491,13 @@ static void test_profile_breaks_rule(void **state) {
 static void test_profiles_are_replaced(void **state) {
   char path[512];
   snprintf(path, sizeof path, "%s/configs/devices/h200.yaml", source_root());
-  nsai_config *c = load(&(nsai_config_request){ .variant = nsai_variant_name_at,
-                                                .path = path,
-                                                .skip_system_file = true,
-                                                .skip_environment = true });
+  nsai_config *c = load(&REQUEST(.path = path));
   assert_int_equal(nsai_config_apply_device(c, "sm_90a", "NVIDIA H200", NULL), NSA_OK);
   assert_int_equal(c->device.sms, 132);
   assert_true(c->device.measured);
   nsai_config_destroy(c);
-  c = load(&(nsai_config_request){ .variant = nsai_variant_name_at,
-                                   .path = path,
-                                   .text = "nsa: 1\nprofiles: [{match: {}, device: {sms: 1, "
-                                           "source: me}}]\n",
-                                   .skip_system_file = true,
-                                   .skip_environment = true });
+  c = load(&REQUEST(.path = path, .text = "nsa: 1\nprofiles: [{match: {}, device: {sms: 1, "
+                                          "source: me}}]\n"));
   assert_int_equal(nsai_config_apply_device(c, "sm_90a", "NVIDIA H200", NULL), NSA_OK);
   assert_int_equal(c->device.sms, 1);
   assert_int_equal(c->device.l2, 0);
@@ -567,10 +539,7 @@ static void test_dump(void **state) {
 }
 
 static void check_file(const char *path) {
-  nsai_config *c = load(&(nsai_config_request){ .variant = nsai_variant_name_at,
-                                                .path = path,
-                                                .skip_system_file = true,
-                                                .skip_environment = true });
+  nsai_config *c = load(&REQUEST(.path = path));
   if (*c->warnings) fail_msg("%s", c->warnings);
   expect_round_trip(c);
   bool is_device = strstr(path, "/devices/") != NULL;

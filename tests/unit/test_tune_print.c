@@ -20,7 +20,7 @@ static const char *print(nsai_tune_format format, const nsai_tune_results *resul
   return text;
 }
 
-static void add(nsai_tune_results *results, nsa_tune_event event) {
+static void add_event(nsai_tune_results *results, nsa_tune_event event) {
   char stage[64], candidate[128];
   event.struct_size = (uint32_t)sizeof event;
   if (event.stage) event.stage = strcpy(stage, event.stage);
@@ -30,50 +30,34 @@ static void add(nsai_tune_results *results, nsa_tune_event event) {
   memset(candidate, '?', sizeof candidate);
 }
 
+#define ADD(results, ...) add_event(results, (nsa_tune_event){ __VA_ARGS__ })
+
 /* A problem with the times of its forward and of dense attention. */
 static void add_length(nsai_tune_results *results, const char *problem, int64_t tokens,
                        double forward, double dense) {
-  add(results, (nsa_tune_event){ .kind = NSA_TUNE_PROBLEM, .problem = problem, .tokens = tokens });
-  add(results,
-      (nsa_tune_event){ .kind = NSA_TUNE_BASELINE, .candidate = "forward", .ms = forward });
-  add(results, (nsa_tune_event){ .kind = NSA_TUNE_BASELINE, .candidate = "dense", .ms = dense });
-  add(results, (nsa_tune_event){ .kind = NSA_TUNE_BASELINE,
-                                 .candidate = "dense_gemm",
-                                 .ms = dense * (tokens > 5000 ? 2 : 0.5) });
-  add(results, (nsa_tune_event){ .kind = NSA_TUNE_DONE });
+  ADD(results, .kind = NSA_TUNE_PROBLEM, .problem = problem, .tokens = tokens);
+  ADD(results, .kind = NSA_TUNE_BASELINE, .candidate = "forward", .ms = forward);
+  ADD(results, .kind = NSA_TUNE_BASELINE, .candidate = "dense", .ms = dense);
+  ADD(results, .kind = NSA_TUNE_BASELINE, .candidate = "dense_gemm",
+      .ms = dense * (tokens > 5000 ? 2 : 0.5));
+  ADD(results, .kind = NSA_TUNE_DONE);
 }
 
 static void add_stage(nsai_tune_results *results) {
-  add(results, (nsa_tune_event){ .kind = NSA_TUNE_PROBLEM,
-                                 .problem = "fwd:h4/2:ov=low:len4096",
-                                 .tokens = 4096,
-                                 .ms = 1500 });
-  add(results, (nsa_tune_event){ .kind = NSA_TUNE_TIMED,
-                                 .stage = "attend_window",
-                                 .candidate = "mma rows=64",
-                                 .ms = 2,
-                                 .spread = 0.01 });
-  add(results, (nsa_tune_event){ .kind = NSA_TUNE_TIMED,
-                                 .stage = "attend_window",
-                                 .candidate = "mma rows=128",
-                                 .ms = 1.5,
-                                 .spread = 0.02 });
-  add(results, (nsa_tune_event){ .kind = NSA_TUNE_REFUSED,
-                                 .stage = "attend_window",
-                                 .candidate = "mma rows=256",
-                                 .note = "spills, a lot" });
-  add(results, (nsa_tune_event){ .kind = NSA_TUNE_WRONG,
-                                 .stage = "attend_window",
-                                 .candidate = "mma rows=32",
-                                 .note = "row 7: \"nan\"" });
-  add(results, (nsa_tune_event){ .kind = NSA_TUNE_CHOSEN,
-                                 .stage = "attend_window",
-                                 .candidate = "mma rows=128",
-                                 .ms = 1.5,
-                                 .gain = 0.25 });
-  add(results, (nsa_tune_event){
-                   .kind = NSA_TUNE_BASELINE, .candidate = "forward", .ms = 4, .spread = 0.005 });
-  add(results, (nsa_tune_event){ .kind = NSA_TUNE_DONE, .note = "the budget is spent" });
+  ADD(results, .kind = NSA_TUNE_PROBLEM, .problem = "fwd:h4/2:ov=low:len4096", .tokens = 4096,
+      .ms = 1500);
+  ADD(results, .kind = NSA_TUNE_TIMED, .stage = "attend_window", .candidate = "mma rows=64",
+      .ms = 2, .spread = 0.01);
+  ADD(results, .kind = NSA_TUNE_TIMED, .stage = "attend_window", .candidate = "mma rows=128",
+      .ms = 1.5, .spread = 0.02);
+  ADD(results, .kind = NSA_TUNE_REFUSED, .stage = "attend_window", .candidate = "mma rows=256",
+      .note = "spills, a lot");
+  ADD(results, .kind = NSA_TUNE_WRONG, .stage = "attend_window", .candidate = "mma rows=32",
+      .note = "row 7: \"nan\"");
+  ADD(results, .kind = NSA_TUNE_CHOSEN, .stage = "attend_window", .candidate = "mma rows=128",
+      .ms = 1.5, .gain = 0.25);
+  ADD(results, .kind = NSA_TUNE_BASELINE, .candidate = "forward", .ms = 4, .spread = 0.005);
+  ADD(results, .kind = NSA_TUNE_DONE, .note = "the budget is spent");
 }
 
 static void test_text(void **state) {
@@ -95,15 +79,10 @@ static void test_text(void **state) {
 /* A winner whose time contains that of other stages says so. */
 static void test_notes(void **state) {
   nsai_tune_results results = { 0 };
-  add(&results, (nsa_tune_event){ .kind = NSA_TUNE_PROBLEM, .problem = "fwd", .tokens = 4096 });
-  add(&results, (nsa_tune_event){ .kind = NSA_TUNE_CHOSEN,
-                                  .stage = "attend_selected",
-                                  .candidate = "both",
-                                  .ms = 3,
-                                  .spread = 0.01,
-                                  .gain = 0.25,
-                                  .note = "fuses attend_window" });
-  add(&results, (nsa_tune_event){ .kind = NSA_TUNE_DONE });
+  ADD(&results, .kind = NSA_TUNE_PROBLEM, .problem = "fwd", .tokens = 4096);
+  ADD(&results, .kind = NSA_TUNE_CHOSEN, .stage = "attend_selected", .candidate = "both", .ms = 3,
+      .spread = 0.01, .gain = 0.25, .note = "fuses attend_window");
+  ADD(&results, .kind = NSA_TUNE_DONE);
   print(NSAI_TUNE_TEXT, &results);
   assert_non_null(strstr(text, "3.000     1.0 %      4.000   25.0 %\n"
                                "  attend_selected: fuses attend_window\n"));
@@ -131,7 +110,7 @@ static void test_json(void **state) {
   assert_string_equal(text, "{\"file\": \"a \\\"b\\\".yaml\", \"problems\": [],\n"
                             " \"summary\": []}");
   add_stage(&results);
-  add(&results, (nsa_tune_event){ .kind = NSA_TUNE_PROBLEM, .problem = "x", .ms = (double)NAN });
+  ADD(&results, .kind = NSA_TUNE_PROBLEM, .problem = "x", .ms = (double)NAN);
   print(NSAI_TUNE_JSON, &results);
   assert_non_null(
       strstr(text, "\"ms\": 1.5, \"spread\": 0.02, \"heuristic_ms\": 2, \"gain\": 0.25"));
@@ -163,10 +142,8 @@ static void test_csv(void **state) {
 
 static void test_dry_run(void **state) {
   nsai_tune_results results = { 0 };
-  add(&results, (nsa_tune_event){
-                    .kind = NSA_TUNE_PROBLEM, .problem = "dense:h4", .tokens = 64, .ms = 12000 });
-  add(&results,
-      (nsa_tune_event){ .kind = NSA_TUNE_PLANNED, .stage = "dense", .candidate = "mma rows=64" });
+  ADD(&results, .kind = NSA_TUNE_PROBLEM, .problem = "dense:h4", .tokens = 64, .ms = 12000);
+  ADD(&results, .kind = NSA_TUNE_PLANNED, .stage = "dense", .candidate = "mma rows=64");
   assert_string_equal(print(NSAI_TUNE_TEXT, &results), "a \"b\".yaml\n\n"
                                                        "dense:h4 at 64 tokens\n"
                                                        "  dense             mma rows=64\n"
@@ -214,7 +191,7 @@ static void test_sort(void **state) {
   nsai_tune_results results = { 0 };
   nsai_tune_span span = { 0 };
   nsai_tune_results_sort(&results);
-  add(&results, (nsa_tune_event){ .kind = NSA_TUNE_DONE, .note = "of no problem" });
+  ADD(&results, .kind = NSA_TUNE_DONE, .note = "of no problem");
   add_length(&results, "fwd:ov=low:len16384", 16384, 1, 2);
   add_length(&results, "fwd:ov=high:len8192", 8192, 3, 4);
   add_length(&results, "fwd:ov=low:len4096", 4096, 5, 6);
