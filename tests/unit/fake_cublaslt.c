@@ -10,29 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-size_t cublasLtGetVersion(void);
-const char *cublasLtGetStatusName(nsai_cublas_status status);
-const char *cublasLtGetStatusString(nsai_cublas_status status);
-nsai_cublas_status cublasLtCreate(nsai_cublaslt_handle *out);
-nsai_cublas_status cublasLtDestroy(nsai_cublaslt_handle handle);
-nsai_cublas_status cublasLtMatmul(nsai_cublaslt_handle handle, nsai_cublaslt_desc desc,
-                                  const void *alpha, const void *a, nsai_cublaslt_layout a_layout,
-                                  const void *b, nsai_cublaslt_layout b_layout, const void *beta,
-                                  const void *c, nsai_cublaslt_layout c_layout, void *d,
-                                  nsai_cublaslt_layout d_layout, const nsai_cublaslt_algo *algo,
-                                  void *workspace, size_t workspace_bytes, nsai_cu_stream stream);
-nsai_cublas_status cublasLtMatmulAlgoGetHeuristic(nsai_cublaslt_handle handle,
-                                                  nsai_cublaslt_desc desc, nsai_cublaslt_layout a,
-                                                  nsai_cublaslt_layout b, nsai_cublaslt_layout c,
-                                                  nsai_cublaslt_layout d, nsai_cublaslt_pref pref,
-                                                  int wanted, nsai_cublaslt_heuristic *results,
-                                                  int *found);
-nsai_cublas_status cublasLtMatmulDescCreate(nsai_cublaslt_desc *out, int32_t compute,
-                                            int32_t scale);
-nsai_cublas_status cublasLtMatrixLayoutCreate(nsai_cublaslt_layout *out, int32_t type,
-                                              uint64_t rows, uint64_t columns, int64_t leading);
-nsai_cublas_status cublasLtMatmulPreferenceCreate(nsai_cublaslt_pref *out);
-
 size_t cublasLtGetVersion(void) { return 130000; }
 const char *cublasLtGetStatusName(nsai_cublas_status status) {
   (void)status;
@@ -89,13 +66,10 @@ nsai_cublas_status cublasLtMatmulPreferenceCreate(nsai_cublaslt_pref *out) { ret
 
 /* The three kinds of descriptor are destroyed and set alike. */
 #define DESCRIPTOR(kind)                                                                           \
-  nsai_cublas_status cublasLt##kind##Destroy(void *memory);                                        \
   nsai_cublas_status cublasLt##kind##Destroy(void *memory) {                                       \
     free(memory);                                                                                  \
     return 0;                                                                                      \
   }                                                                                                \
-  nsai_cublas_status cublasLt##kind##SetAttribute(void *memory, int32_t attribute,                 \
-                                                  const void *value, size_t bytes);                \
   nsai_cublas_status cublasLt##kind##SetAttribute(void *memory, int32_t attribute,                 \
                                                   const void *value, size_t bytes) {               \
     return memory && value && bytes ? set_##kind(memory, attribute, value) : 7;                    \

@@ -479,9 +479,6 @@ static nsai_cu_result encode_map(void *map, int32_t type, uint32_t rank, void *a
 static nsai_cu_result unsupported(void) { return 801; }
 
 nsai_cu_result cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags,
-                                   int32_t *found);
-
-nsai_cu_result cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags,
                                    int32_t *found) {
   typedef void (*any)(void);
   static const struct {

@@ -14,16 +14,6 @@ enum { NOT_SUPPORTED = 3, NOT_FOUND = 6 }; /* nvmlReturn_t */
 static int inits; /* calls of nvmlInit without their nvmlShutdown */
 static int gpu;
 
-int fake_nvml_inits(void);
-const char *nvmlErrorString(nsai_nvml_result result);
-nsai_nvml_result nvmlInit_v2(void);
-nsai_nvml_result nvmlShutdown(void);
-nsai_nvml_result nvmlDeviceGetHandleByPciBusId_v2(const char *id, nsai_nvml_device *out);
-nsai_nvml_result nvmlDeviceGetClockInfo(nsai_nvml_device device, int32_t clock, unsigned *mhz);
-nsai_nvml_result nvmlDeviceGetTemperature(nsai_nvml_device device, int32_t sensor,
-                                          unsigned *celsius);
-nsai_nvml_result nvmlDeviceGetPowerUsage(nsai_nvml_device device, unsigned *milliwatts);
-
 int fake_nvml_inits(void) { return inits; }
 
 /* Fails when told to, and where a figure is asked for uninitialised or of another device. */
