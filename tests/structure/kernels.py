@@ -5,7 +5,7 @@
 
   kernels.py digest [SET=]CACHE_DIR... -o FILE.tsv [--arch LIST]
   kernels.py compare OLD.tsv NEW.tsv [--moves moves.tsv] [--changed NAME,...] [--only SET]
-                     [--arch LIST] [--as-set]
+                     [--arch LIST]
   kernels.py quick PROGRAM -o FILE.tsv [--arch LIST] [--jobs N] [--no-sample]
   kernels.py self-test [PROGRAM]
 
@@ -27,8 +27,8 @@ variants: after variants were renamed, compare with `--only choice`.
 `compare` compares two files as multisets, by entry name. --moves names a tab-separated file whose
 lines "kernel:OLD<TAB>kernel:NEW" rename entries; its other lines are ignored. Kernels of --changed
 (new names) may differ. --only and --arch leave out other sets and architectures, such as
-`quick --arch sm_90a --no-sample` has not compiled. --as-set ignores how often the same code occurs.
-The exit status is 1 when anything else differs, or when nothing was compared.
+`quick --arch sm_90a --no-sample` has not compiled. The exit status is 1 when anything else differs,
+or when nothing was compared.
 """
 import argparse
 import collections
@@ -280,13 +280,13 @@ def quick(args):
 # ---- comparing ----
 
 def read_moves(path):
-    """The new names of entries by their old ones."""
-    names = {}
+    """New names by old ones, of kernels and of other words."""
+    moves = {'kernel': {}, 'word': {}}
     for line in pathlib.Path(path).read_text().splitlines() if path else []:
-        fields = line.split('\t')
-        if len(fields) == 2 and all(field.startswith('kernel:') for field in fields):
-            names[fields[0][7:]] = fields[1][7:]
-    return names
+        sides = [side.partition(':') for side in line.split('\t')]
+        if len(sides) == 2 and sides[0][0] == sides[1][0] and sides[0][0] in moves:
+            moves[sides[0][0]][sides[0][2]] = sides[1][2]
+    return moves
 
 
 def read_digests(path, names, args):
@@ -296,9 +296,6 @@ def read_digests(path, names, args):
         group, arch, entry, *code = line.split('\t')
         if args.only in (None, group) and (archs is None or arch in archs):
             kernels[group, arch, names.get(entry, entry)][tuple(code)] += 1
-    if args.as_set:
-        for key, codes in kernels.items():
-            kernels[key] = collections.Counter(set(codes))
     return kernels
 
 
@@ -322,8 +319,7 @@ def moved_names(old, new):
 
 
 def compare(args):
-    names = read_moves(args.moves)
-    old = read_digests(args.old, names, args)
+    old = read_digests(args.old, read_moves(args.moves)['kernel'], args)
     new = read_digests(args.new, {}, args)
     allowed = set(args.changed.split(',')) if args.changed else set()
     same = differ = expected = 0
@@ -462,7 +458,6 @@ def main(words):
     one.add_argument('--changed', help='entry names that may differ, separated by commas')
     one.add_argument('--only', help='compare this set alone')
     one.add_argument('--arch', help='compare these architectures alone')
-    one.add_argument('--as-set', action='store_true', help='ignore how often the same code occurs')
     one.set_defaults(run=compare)
     one = commands.add_parser('quick')
     one.add_argument('program', help='nsa-autotune')

@@ -12,11 +12,13 @@
  * them here. A pointer is printed as "buffer+offset"; the workspace is "ws". A kernel's
  * parameters are printed in words of 8 bytes, "offset value" each, without those that are 0.
  */
+#include "gradients.h"
 #include "launch_cases.h"
 #include "launch_print.h"
 #include "machine.h"
 #include "plan/context.h"
 #include "plan/parts.h"
+#include "support/init.h"
 
 #include <nsa/backward.h>
 #include <nsa/kv_cache.h>
@@ -225,47 +227,25 @@ static void make_io(subject *x) {
     io->kv_reads = TENSOR("kv_reads", NSA_I64, x->seqs, m->kv_heads, NSA_BRANCHES, 2);
 }
 
-/* The gradient of a tensor, if that is present. */
 static void make_gradient(const subject *x, const nsa_tensor *of, nsa_tensor *gradient) {
   char name[24];
-  if (!of->data) return;
   *gradient = *of;
   if (x->s->wants & FLOAT_GRADS) gradient->dtype = NSA_F32;
   snprintf(name, sizeof name, "d_%s", buffer_name(of->data));
   gradient->data = buffer_new(name);
 }
 
-static void make_grads(subject *x) {
-  nsa_grads *g = &x->grads;
-  nsa_io *io = &x->io;
-  *g = (nsa_grads)NSA_GRADS_INIT;
-  g->accumulate = (x->s->wants & ACCUMULATE) != 0;
-  make_gradient(x, &io->o, &g->d_o);
-  make_gradient(x, &io->q, &g->d_q);
-  for (int b = 0; b < NSA_BRANCHES; b++) {
-    if (!nsai_reads_pair(x->m, b)) continue;
-    make_gradient(x, &io->kv.k[b], &g->d_kv.k[b]);
-    make_gradient(x, &io->kv.v[b], &g->d_kv.v[b]);
-  }
-  if (x->m->phi == NSAI_PHI_EXTERNAL) {
-    make_gradient(x, &io->kv.k_cmp, &g->d_kv.k_cmp);
-    make_gradient(x, &io->kv.v_cmp, &g->d_kv.v_cmp);
-  }
-  nsa_phi_side *const of[] = { &io->phi.k, &io->phi.v }, *const to[] = { &g->d_phi.k, &g->d_phi.v };
-  for (int i = 0; i < 2; i++) {
-    make_gradient(x, &of[i]->pe, &to[i]->pe);
-    make_gradient(x, &of[i]->w, &to[i]->w);
-    make_gradient(x, &of[i]->w1, &to[i]->w1);
-    make_gradient(x, &of[i]->b1, &to[i]->b1);
-    make_gradient(x, &of[i]->w2, &to[i]->w2);
-    make_gradient(x, &of[i]->b2, &to[i]->b2);
-  }
-  make_gradient(x, &io->gate.value, &g->d_gate.value);
-  make_gradient(x, &io->gate.x, &g->d_gate.x);
-  make_gradient(x, &io->gate.w1, &g->d_gate.w1);
-  make_gradient(x, &io->gate.b1, &g->d_gate.b1);
-  make_gradient(x, &io->gate.w2, &g->d_gate.w2);
-  make_gradient(x, &io->gate.b2, &g->d_gate.b2);
+/* A gradient of every input that the model reads; of k_cmp and v_cmp only where phi is external. */
+static void make_all_gradients(subject *x) {
+  nsa_kv *d_kv = &x->grads.d_kv;
+  pair pairs[MAX_PAIRS];
+  x->grads = INIT(nsa_grads, .accumulate = (x->s->wants & ACCUMULATE) != 0);
+  make_gradient(x, &x->io.o, &x->grads.d_o);
+  int count = list_pairs(&x->io, &x->grads, pairs);
+  for (int i = 0; i < count; i++) make_gradient(x, pairs[i].input, pairs[i].gradient);
+  for (int b = 0; b < NSA_BRANCHES; b++)
+    if (!nsai_reads_pair(x->m, b)) d_kv->k[b] = d_kv->v[b] = (nsa_tensor){ 0 };
+  if (x->m->phi != NSAI_PHI_EXTERNAL) d_kv->k_cmp = d_kv->v_cmp = (nsa_tensor){ 0 };
 }
 
 /* ---- plans and runs ---- */
@@ -316,18 +296,10 @@ static void find_sizes(subject *x) {
 }
 
 static nsa_problem problem_of(const scenario *s) {
-  nsa_problem p = NSA_PROBLEM_INIT;
-  p.op = s->op;
-  p.max_tokens = s->max_tokens;
-  p.max_kv_len = s->max_kv_len;
-  p.max_seqs = s->max_seqs;
-  p.max_q_len = s->max_q_len;
-  p.page_size = s->page_size;
-  p.window_ring = s->window_ring;
-  p.selection = s->selection;
-  p.overlap = s->overlap;
-  p.max_probe_rows = s->probe_rows;
-  return p;
+  return INIT(nsa_problem, .op = s->op, .max_tokens = s->max_tokens, .max_kv_len = s->max_kv_len,
+              .max_seqs = s->max_seqs, .max_q_len = s->max_q_len, .page_size = s->page_size,
+              .window_ring = s->window_ring, .selection = s->selection, .overlap = s->overlap,
+              .max_probe_rows = s->probe_rows);
 }
 
 static void print_explanation(nsa_ctx *ctx, const nsa_problem *problem) {
@@ -353,13 +325,12 @@ static void print_run(nsa_ctx *ctx, const scenario *s) {
   printf("workspace %llu bytes; %s\n", (unsigned long long)caps.workspace_bytes, caps.variants);
   buffers_forget();
   find_sizes(&x);
-  nsa_exec exec = NSA_EXEC_INIT;
-  exec.branches = s->branches;
-  exec.workspace = buffer_new("ws");
-  exec.workspace_bytes = BUFFER_BYTES; /* an f32 d_o needs more than the plan's workspace */
+  /* An f32 d_o needs more than the plan's workspace. */
+  nsa_exec exec = INIT(nsa_exec, .branches = s->branches, .workspace = buffer_new("ws"),
+                       .workspace_bytes = BUFFER_BYTES);
   make_batch(&x);
   make_io(&x);
-  if (s->op == NSA_OP_BACKWARD) make_grads(&x);
+  if (s->op == NSA_OP_BACKWARD) make_all_gradients(&x);
   fake_cuda_state *record = machine_record();
   record->launches = record->waits = record->memory_calls = 0;
   record->kernel = print_launch;
@@ -379,7 +350,6 @@ static void print_case(const char *config, const scenario *s, const char *settin
   machine_overrides o;
   const char *list[16];
   int n = 0;
-  nsa_options options = NSA_OPTIONS_INIT;
   nsa_ctx *ctx = NULL;
   printf("\n== %s: %s%s%s\n", config, s->name, setting ? ": " : "", setting ? setting : "");
   machine_overrides_init(&o, "/nonexistent", NULL);
@@ -388,9 +358,8 @@ static void print_case(const char *config, const scenario *s, const char *settin
   for (int i = 0; i < MAX_SETTINGS && s->set[i]; i++) list[n++] = s->set[i];
   list[n++] = setting;
   list[n] = NULL;
-  options.overrides = list;
-  options.device = "cuda:1";
-  options.log_level = NSA_LOG_ERROR;
+  nsa_options options =
+      INIT(nsa_options, .overrides = list, .device = "cuda:1", .log_level = NSA_LOG_ERROR);
   nsa_status status = nsa_create(config, &options, &ctx);
   if (status)
     print_failure("context", status);

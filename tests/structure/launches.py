@@ -30,6 +30,8 @@ import subprocess
 import sys
 import tempfile
 
+from kernels import read_moves
+
 PARTS = ('explain', 'offsets', 'overlap')
 GPU, CASE = '==== ', '== '
 RUN_LINES = ('workspace ', 'plan: ', 'context: ')  # one of these ends the explanation
@@ -37,16 +39,6 @@ KERNEL_LINE = re.compile(r'^  (?:kernel (\w+)(?=:)|(\w+)(?= grid ))')
 WORD = re.compile(r'\w+')
 ADDRESS = re.compile(r'\bws\+\d+')
 WORKSPACE = re.compile(r'\bworkspace:? \d+( bytes)')
-
-
-def read_moves(path):
-    """New names by old ones, of kernels and of other words."""
-    moves = {'kernel': {}, 'word': {}}
-    for line in pathlib.Path(path).read_text().splitlines() if path else []:
-        sides = [side.partition(':') for side in line.split('\t')]
-        if len(sides) == 2 and sides[0][0] == sides[1][0] and sides[0][0] in moves:
-            moves[sides[0][0]][sides[0][2]] = sides[1][2]
-    return moves
 
 
 def rename(line, moves):

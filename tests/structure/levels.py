@@ -3,16 +3,13 @@
 # SPDX-License-Identifier: MIT
 """Checks that the source folders depend on each other in one direction only.
 
-    levels.py SOURCE_ROOT [LIBRARY] [--write]
+    levels.py SOURCE_ROOT [LIBRARY]
 
 Every folder has a level. A file includes files of its own folder or of a lower level, by a path
 from one of the include roots (runtime, autotune, kernel_templates). With LIBRARY, the static
 library that was built, symbols are checked as well: an object calls its own folder or a lower level,
 and public functions are defined in runtime/api and in the api.c of autotune's folders.
 Kernel families (attend, decode, ...) include the shared folders below them but no other family.
-
-offences.txt beside this file lists the known offences. A new offence fails the check, and so does a
-listed one that no longer exists: delete its line. --write writes the list anew.
 """
 
 import argparse
@@ -170,29 +167,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("root")
     parser.add_argument("library", nargs="?")
-    parser.add_argument("--write", action="store_true", help="write offences.txt anew")
     options = parser.parse_args()
     files = sources(options.root)
     found = set(include_offences(options.root, files))
     if options.library:
         found |= set(symbol_offences(options.root, files, options.library))
-    list_path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "offences.txt")
-    if options.write:
-        with open(list_path, "w", encoding="utf-8") as out:
-            out.writelines(f"{line}\n" for line in sorted(found))
-        return
-    known = set()
-    if os.path.exists(list_path):
-        with open(list_path, encoding="utf-8") as file:
-            known = {line.rstrip("\n") for line in file}
-    if not options.library:
-        known = {line for line in known if " uses " not in line and " defines " not in line}
-    for line in sorted(found - known):
-        print(f"new: {line}")
-    for line in sorted(known - found):
-        print(f"gone, delete its line in tests/structure/offences.txt: {line}")
-    print(f"{len(found)} offences, {len(known)} known")
-    sys.exit(found != known)
+    for line in sorted(found):
+        print(line)
+    sys.exit(bool(found))
 
 
 if __name__ == "__main__":
