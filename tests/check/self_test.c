@@ -14,83 +14,97 @@
 #include <string.h>
 
 typedef struct damage {
-  const char *name;
-  const char *problem;
-  void (*inject)(nsai_trial_run *trial); /* works on fetched images, or on the device's guards */
-  int memory;                            /* 1: nsai_verify_tensors_damaged must report it */
+  const char *name, *problem;
+  /* Works on the fetched image of a tensor, or on the guards and inputs of the device. */
+  void (*inject)(nsai_trial_run *trial, int slot);
+  int slot;
+  bool memory; /* nsai_verify_tensors_damaged must report it */
 } damage;
 
 static nsa_tensor host(nsai_trial_run *trial, int slot) {
   return nsai_verify_tensors_view(&trial->data, slot, NSAI_VERIFY_HOST);
 }
 
-static void inject_output(nsai_trial_run *trial) {
-  nsa_tensor t = host(trial, NSAI_VERIFY_O);
-  for (int64_t row = 0; row < trial->data.tokens; row++)
-    nsai_verify_store(&t, row * t.stride[0] + 3,
-                      1.02f * nsai_verify_load(&t, row * t.stride[0] + 3) + 0.1f);
+/* Elements from `at` on become factor times themselves plus a constant. */
+static void scale(const nsa_tensor *t, int64_t at, int64_t count, float factor, float plus) {
+  for (int64_t i = at; i < at + count; i++)
+    nsai_verify_store(t, i, factor * nsai_verify_load(t, i) + plus);
 }
 
-static void inject_element(nsai_trial_run *trial) {
-  nsa_tensor t = host(trial, NSAI_VERIFY_O_BRANCH + NSA_WIN);
-  nsai_verify_store(&t, (trial->data.tokens - 1) * t.stride[0] + t.stride[1], 30);
+/* One channel of all rows. */
+static void inject_output(nsai_trial_run *trial, int slot) {
+  nsa_tensor t = host(trial, slot);
+  for (int64_t row = 0; row < t.shape[0]; row++) scale(&t, row * t.stride[0] + 3, 1, 1.02f, 0.1f);
 }
 
-static void inject_nan(nsai_trial_run *trial) {
-  nsa_tensor t = host(trial, NSAI_VERIFY_O);
+static void inject_gradient(nsai_trial_run *trial, int slot) {
+  nsa_tensor t = host(trial, slot);
+  for (int64_t row = 0; row < t.shape[0]; row++) scale(&t, row * t.stride[0] + 3, 1, 1.1f, 0.05f);
+}
+
+/* One element of the last row's second head. */
+static void inject_element(nsai_trial_run *trial, int slot) {
+  nsa_tensor t = host(trial, slot);
+  nsai_verify_store(&t, (t.shape[0] - 1) * t.stride[0] + t.stride[1], 30);
+}
+
+static void inject_small_element(nsai_trial_run *trial, int slot) {
+  nsa_tensor t = host(trial, slot);
+  nsai_verify_store(&t, (t.shape[0] - 1) * t.stride[0] + t.stride[1], 3);
+}
+
+static void inject_nan(nsai_trial_run *trial, int slot) {
+  nsa_tensor t = host(trial, slot);
   nsai_verify_store(&t, 7 * t.stride[0], NAN);
 }
 
-static void inject_lse(nsai_trial_run *trial) {
-  nsa_tensor t = host(trial, NSAI_VERIFY_LSE + NSA_SEL);
+static void inject_lse(nsai_trial_run *trial, int slot) {
+  nsa_tensor t = host(trial, slot);
   ((float *)t.data)[20 * t.stride[0]] += 0.01f;
 }
 
-static void inject_empty_row(nsai_trial_run *trial) {
-  nsa_tensor t = host(trial, NSAI_VERIFY_LSE + NSA_CMP); /* rows before the first block: -inf */
-  ((float *)t.data)[0] = 0;
+/* Rows before the first block have -inf. */
+static void inject_empty_row(nsai_trial_run *trial, int slot) {
+  *(float *)host(trial, slot).data = 0;
 }
 
-static void inject_compressed(nsai_trial_run *trial) {
-  nsa_tensor t = host(trial, NSAI_VERIFY_K_CMP);
-  for (int64_t i = 0; i < t.shape[2]; i++)
-    nsai_verify_store(&t, t.stride[0] + i, 1.05f * nsai_verify_load(&t, t.stride[0] + i));
+static void inject_compressed(nsai_trial_run *trial, int slot) {
+  nsa_tensor t = host(trial, slot);
+  scale(&t, t.stride[0], t.shape[2], 1.05f, 0);
 }
 
-static int32_t *last_index(nsai_trial_run *trial) {
-  nsa_tensor t = host(trial, NSAI_VERIFY_INDEX);
-  return (int32_t *)t.data + (trial->data.tokens - 1) * t.stride[0];
+static int32_t *last_index(nsai_trial_run *trial, int slot) {
+  nsa_tensor t = host(trial, slot);
+  return (int32_t *)t.data + (t.shape[0] - 1) * t.stride[0];
 }
 
 /* Replaces the first free selected block by the lowest free block that was not selected: the
  * list stays well formed but is another set. */
-static void inject_choice(nsai_trial_run *trial) {
+static void inject_choice(nsai_trial_run *trial, int slot) {
   const nsai_model *g = &trial->c->model;
-  int32_t *row = last_index(trial), missing = g->select_init;
+  int32_t *row = last_index(trial, slot), missing = g->select_init;
   int32_t i = g->select_init;
   while (row[i] == missing) i++, missing++;
   for (int32_t j = i; j > g->select_init; j--) row[j] = row[j - 1];
   row[i] = missing;
 }
 
-static void inject_order(nsai_trial_run *trial) {
-  int32_t *row = last_index(trial), first = row[0];
+static void inject_order(nsai_trial_run *trial, int slot) {
+  int32_t *row = last_index(trial, slot), first = row[0];
   row[0] = row[1];
   row[1] = first;
 }
 
-static void inject_forced(nsai_trial_run *trial) {
-  const nsai_model *g = &trial->c->model;
-  last_index(trial)[g->select_count - 1] = -1;
+static void inject_forced(nsai_trial_run *trial, int slot) {
+  last_index(trial, slot)[trial->c->model.select_count - 1] = -1;
 }
 
-static void inject_guard(nsai_trial_run *trial) {
-  nsai_verify_buffer *b = &trial->data.buffer[NSAI_VERIFY_O];
-  b->image[NSAI_VERIFY_GUARD - 1] ^= 1;
+static void inject_guard(nsai_trial_run *trial, int slot) {
+  trial->data.buffer[slot].image[NSAI_VERIFY_GUARD - 1] ^= 1;
 }
 
-static void inject_tail(nsai_trial_run *trial) {
-  nsai_verify_buffer *b = &trial->data.buffer[NSAI_VERIFY_O];
+static void inject_tail(nsai_trial_run *trial, int slot) {
+  nsai_verify_buffer *b = &trial->data.buffer[slot];
   b->image[NSAI_VERIFY_GUARD + b->bytes + 5] ^= 1;
 }
 
@@ -100,99 +114,68 @@ static void poke(nsai_trial_run *trial, uint8_t *at) {
   (void)nsai_verify_device_upload(trial->data.device, at, "x", 1);
 }
 
-static void inject_input(nsai_trial_run *trial) {
-  poke(trial, trial->data.buffer[NSAI_VERIFY_V0].device + NSAI_VERIFY_GUARD);
+static void inject_input(nsai_trial_run *trial, int slot) {
+  poke(trial, trial->data.buffer[slot].device + NSAI_VERIFY_GUARD);
 }
 
-static void inject_workspace(nsai_trial_run *trial) {
+static void inject_workspace(nsai_trial_run *trial, int slot) {
+  (void)slot;
   poke(trial, (uint8_t *)trial->data.guarded + NSAI_VERIFY_GUARD - 1);
 }
 
-static void inject_gradient(nsai_trial_run *trial) {
-  nsa_tensor t = host(trial, NSAI_VERIFY_D_K0);
-  for (int64_t row = 0; row < trial->data.kv_tokens; row++)
-    nsai_verify_store(&t, row * t.stride[0] + 3,
-                      1.1f * nsai_verify_load(&t, row * t.stride[0] + 3) + 0.05f);
-}
-
-static void inject_query_gradient(nsai_trial_run *trial) {
-  nsa_tensor t = host(trial, NSAI_VERIFY_D_Q);
-  nsai_verify_store(&t, (trial->data.tokens - 1) * t.stride[0] + t.stride[1], 3);
-}
-
-static void inject_gate_gradient(nsai_trial_run *trial) {
-  nsa_tensor t = host(trial, NSAI_VERIFY_D_GATE_VALUE);
-  nsai_verify_store(&t, 7 * t.stride[0], NAN);
-}
-
-static void inject_gradient_tail(nsai_trial_run *trial) {
-  nsai_verify_buffer *b = &trial->data.buffer[NSAI_VERIFY_D_V0];
-  b->image[NSAI_VERIFY_GUARD + b->bytes + 5] ^= 1;
-}
-
 /* One head's share of the weights is 2 % too large. */
-static void inject_weights(nsai_trial_run *trial) {
-  nsa_tensor t = host(trial, NSAI_VERIFY_D_PHI_K + 1); /* w */
+static void inject_weights(nsai_trial_run *trial, int slot) {
+  nsa_tensor t = host(trial, slot);
   for (int64_t row = 0; row < t.shape[1]; row++)
-    for (int64_t i = 0; i < t.shape[2]; i++) {
-      int64_t at = t.stride[0] + row * t.stride[1] + i;
-      nsai_verify_store(&t, at, 1.02f * nsai_verify_load(&t, at));
-    }
+    scale(&t, t.stride[0] + row * t.stride[1], t.shape[2], 1.02f, 0);
 }
 
 /* The contribution that pe shares with all blocks is counted twice at one token of a block. */
-static void inject_pe(nsai_trial_run *trial) {
-  nsa_tensor t = host(trial, NSAI_VERIFY_D_PHI_V);
-  for (int64_t i = 0; i < t.shape[2]; i++)
-    nsai_verify_store(&t, 3 * t.stride[1] + i, 2 * nsai_verify_load(&t, 3 * t.stride[1] + i));
+static void inject_pe(nsai_trial_run *trial, int slot) {
+  nsa_tensor t = host(trial, slot);
+  scale(&t, 3 * t.stride[1], t.shape[2], 2, 0);
 }
 
 /* The last token's features have no gradient. */
-static void inject_features(nsai_trial_run *trial) {
-  nsa_tensor t = host(trial, NSAI_VERIFY_D_GATE_X);
-  for (int64_t i = 0; i < t.shape[1]; i++)
-    nsai_verify_store(&t, (trial->data.tokens - 1) * t.stride[0] + i, 0);
+static void inject_features(nsai_trial_run *trial, int slot) {
+  nsa_tensor t = host(trial, slot);
+  scale(&t, (t.shape[0] - 1) * t.stride[0], t.shape[1], 0, 0);
 }
 
 /* The sums for the biases lack their last part. */
-static void inject_bias(nsai_trial_run *trial) {
-  nsa_tensor t = host(trial, NSAI_VERIFY_D_GATE_B2);
-  for (int64_t i = 0; i < t.shape[0]; i++)
-    nsai_verify_store(&t, i, 0.95f * nsai_verify_load(&t, i));
-}
-
-static void inject_weights_tail(nsai_trial_run *trial) {
-  nsai_verify_buffer *b = &trial->data.buffer[NSAI_VERIFY_D_GATE_W1];
-  b->image[NSAI_VERIFY_GUARD + b->bytes + 5] ^= 1;
+static void inject_bias(nsai_trial_run *trial, int slot) {
+  nsa_tensor t = host(trial, slot);
+  scale(&t, 0, t.shape[0], 0.95f, 0);
 }
 
 #define FEW "fwd:q=300:s32x6+1+2:fill=correlated:seed=3"
 #define BACK "bwd:q=200:s32x6+1+2:seed=3"
 #define LAYERS "bwd:q=200:s32x6+1+2:phi=linear:gate=mlp.32.16.silu:seed=2"
+#define SLOT(name) NSAI_VERIFY_##name
 
 static const damage damages[] = {
-  { "output", FEW, inject_output, 0 },
-  { "one element", FEW, inject_element, 0 },
-  { "NaN", FEW, inject_nan, 0 },
-  { "lse", FEW, inject_lse, 0 },
-  { "lse of an empty row", FEW, inject_empty_row, 0 },
-  { "compressed key", FEW, inject_compressed, 0 },
-  { "another block", FEW, inject_choice, 0 },
-  { "order of blocks", FEW, inject_order, 0 },
-  { "forced block", FEW, inject_forced, 0 },
-  { "guard before", FEW, inject_guard, 1 },
-  { "guard behind", FEW, inject_tail, 1 },
-  { "input", FEW, inject_input, 1 },
-  { "workspace's guard", FEW, inject_workspace, 1 },
-  { "gradient of keys", BACK, inject_gradient, 0 },
-  { "one element of d_q", BACK, inject_query_gradient, 0 },
-  { "NaN of a gate's gradient", BACK, inject_gate_gradient, 0 },
-  { "guard behind a gradient", BACK, inject_gradient_tail, 1 },
-  { "gradient of phi's weights", LAYERS, inject_weights, 0 },
-  { "gradient of pe", LAYERS, inject_pe, 0 },
-  { "gradient of features", LAYERS, inject_features, 0 },
-  { "gradient of a bias", LAYERS, inject_bias, 0 },
-  { "guard behind weights' gradients", LAYERS, inject_weights_tail, 1 },
+  { "output", FEW, inject_output, SLOT(O), 0 },
+  { "one element", FEW, inject_element, SLOT(O_BRANCH) + NSA_WIN, 0 },
+  { "NaN", FEW, inject_nan, SLOT(O), 0 },
+  { "lse", FEW, inject_lse, SLOT(LSE) + NSA_SEL, 0 },
+  { "lse of an empty row", FEW, inject_empty_row, SLOT(LSE) + NSA_CMP, 0 },
+  { "compressed key", FEW, inject_compressed, SLOT(K_CMP), 0 },
+  { "another block", FEW, inject_choice, SLOT(INDEX), 0 },
+  { "order of blocks", FEW, inject_order, SLOT(INDEX), 0 },
+  { "forced block", FEW, inject_forced, SLOT(INDEX), 0 },
+  { "guard before", FEW, inject_guard, SLOT(O), 1 },
+  { "guard behind", FEW, inject_tail, SLOT(O), 1 },
+  { "input", FEW, inject_input, SLOT(V0), 1 },
+  { "workspace's guard", FEW, inject_workspace, 0, 1 },
+  { "gradient of keys", BACK, inject_gradient, SLOT(D_K0), 0 },
+  { "one element of d_q", BACK, inject_small_element, SLOT(D_Q), 0 },
+  { "NaN of a gate's gradient", BACK, inject_nan, SLOT(D_GATE_VALUE), 0 },
+  { "guard behind a gradient", BACK, inject_tail, SLOT(D_V0), 1 },
+  { "gradient of phi's weights", LAYERS, inject_weights, SLOT(D_PHI_K) + 1, 0 }, /* w */
+  { "gradient of pe", LAYERS, inject_pe, SLOT(D_PHI_V), 0 },
+  { "gradient of features", LAYERS, inject_features, SLOT(D_GATE_X), 0 },
+  { "gradient of a bias", LAYERS, inject_bias, SLOT(D_GATE_B2), 0 },
+  { "guard behind weights' gradients", LAYERS, inject_tail, SLOT(D_GATE_W1), 1 },
 };
 
 static nsa_status verify_backward(nsai_trial_run *trial, nsai_verify_result *result) {
@@ -223,7 +206,7 @@ static int noticed(chk_plans *plans, const damage *kind, nsai_verify_result *res
   /* Without damage everything must pass; otherwise any damage would seem to be reported. */
   if (!status) status = verify(&trial, &expected, result);
   if (!status && result->outcome == NSAI_VERIFY_PASSED) {
-    kind->inject(&trial);
+    kind->inject(&trial, kind->slot);
     if (kind->memory)
       seen = nsai_verify_tensors_damaged(&trial.data) != NULL;
     else if (!verify(&trial, &expected, result))
@@ -243,21 +226,22 @@ static void nudge(nsai_trial_run *trial, int slot) {
   ((uint16_t *)t.data)[3 * t.stride[0] + 5] ^= 1;
 }
 
-static void nudge_input(nsai_trial_run *trial) { nudge(trial, NSAI_VERIFY_V0); }
-static void nudge_blocks(nsai_trial_run *trial) { nudge(trial, NSAI_VERIFY_V_CMP); }
-
 /* A change of the trial run's contents, and how many of the four parts depend on it. */
 typedef struct change {
   const char *name;
-  void (*make)(nsai_trial_run *trial); /* NULL: no change */
+  void (*make)(nsai_trial_run *trial, int slot); /* NULL: no change */
+  int slot;
   int64_t parts;
 } change;
 
 static const change changes[] = {
-  { "first verification", NULL, 4 },     { "nothing", NULL, 0 },
-  { "a stored block", nudge_blocks, 2 }, { "that block back", nudge_blocks, 2 },
-  { "chosen blocks", inject_choice, 2 }, { "fetched again", NULL, 2 },
-  { "an input", nudge_input, 4 },
+  { "first verification", NULL, 0, 4 },
+  { "nothing", NULL, 0, 0 },
+  { "a stored block", nudge, SLOT(V_CMP), 2 },
+  { "that block back", nudge, SLOT(V_CMP), 2 },
+  { "chosen blocks", inject_choice, SLOT(INDEX), 2 },
+  { "fetched again", NULL, 0, 2 },
+  { "an input", nudge, SLOT(V0), 4 },
 };
 
 /* Whether exactly those expected results are recomputed that a change affects. Returns the
@@ -276,7 +260,7 @@ static int expected_follows(chk_plans *plans, FILE *out) {
     int64_t before = expected.computed;
     result = (nsai_verify_result){ 0 };
     if (!changes[i].make) status = nsai_verify_tensors_fetch(&trial.data);
-    if (changes[i].make) changes[i].make(&trial);
+    if (changes[i].make) changes[i].make(&trial, changes[i].slot);
     if (!status) status = nsai_verify_forward(&trial, &expected, &result);
     int right = !status && expected.computed - before == changes[i].parts;
     fprintf(out, "expected: %-18s %lld of 4 parts computed%s\n", changes[i].name,
