@@ -5,6 +5,7 @@
 
 #include "plan/variant.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,6 +63,10 @@ int nsai_cli_fail(nsa_status status) {
   return exit_code(status);
 }
 
+int nsai_cli_exit(nsa_status status) {
+  return status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
+}
+
 nsa_status nsai_cli_fail_io(const char *path, const char *what, int error) {
   char text[128];
   return nsai_fail(NSA_E_IO, "%s: %s: %s", path, what, strerror_r(error, text, sizeof text));
@@ -87,20 +92,29 @@ void nsai_cli_override(nsai_cli_settings *settings, const char *override,
 }
 
 static error_t parse_setting(int key, char *value, struct argp_state *state) {
+  if (key == ARGP_KEY_INIT) state->child_inputs[0] = state->input;
   if (key != 's') return ARGP_ERR_UNKNOWN;
   if (!strchr(value, '=')) argp_error(state, "--set %s: expected KEY=VALUE", value);
   nsai_cli_override(state->input, value, state);
   return 0;
 }
 
-static const struct argp_option setting_options[] = {
-  { "set", 's', "KEY=VALUE", 0, "Override a key of the configuration: runtime.cache_dir=/tmp/x",
-    0 },
-  { 0 }
-};
-const struct argp nsai_cli_settings_argp = {
-  setting_options, parse_setting, NULL, NULL, NULL, NULL, NULL
-};
+void nsai_cli_parse(int argc, char **argv, const struct argp_option *options, argp_parser_t parse,
+                    const char *usage, const char *help, void *arguments) {
+  static const struct argp_option settings[] = {
+    { "set", 's', "KEY=VALUE", 0, "Override a key of the configuration: runtime.cache_dir=/tmp/x",
+      0 },
+    { 0 }
+  };
+  const struct argp own = { .options = options, .parser = parse };
+  const struct argp_child children[] = { { &own, 0, NULL, 0 }, { 0 } };
+  const struct argp all = { .options = settings,
+                            .parser = parse_setting,
+                            .args_doc = usage,
+                            .doc = help,
+                            .children = children };
+  argp_parse(&all, argc, argv, 0, NULL, arguments);
+}
 
 nsa_status nsai_cli_config(const char *path, const nsai_cli_settings *settings, bool need_model,
                            nsai_config **out) {
@@ -115,18 +129,38 @@ nsa_status nsai_cli_config(const char *path, const nsai_cli_settings *settings, 
 
 /* ---- texts ---- */
 
-char *nsai_cli_text(nsai_cli_writer write, const void *subject) {
-  size_t size = 0, needed = 0;
-  char *text = NULL;
+nsa_status nsai_cli_text(nsai_cli_writer write, const void *subject, char **text) {
+  size_t size = 0;
   /* The text may grow between two calls (a cache, a search): repeat until it fits. */
-  do {
-    size = write(subject, text, needed) + 1;
-    if (size <= needed) return text;
-    free(text);
-    text = malloc(size);
-    needed = size;
-  } while (text);
-  return NULL;
+  for (*text = NULL;;) {
+    nsai_writer out = nsai_writer_open(*text, size);
+    nsa_status status = write(subject, &out);
+    if (status == NSA_OK && out.used < size) return NSA_OK;
+    free(*text);
+    *text = NULL;
+    NSAI_TRY(status);
+    size = out.used + 1;
+    *text = malloc(size);
+    if (!*text) return nsai_fail_nomem("a text", size);
+  }
+}
+
+nsa_status nsai_cli_print(nsai_cli_writer write, const void *subject) {
+  char *text;
+  NSAI_TRY(nsai_cli_text(write, subject, &text));
+  fputs(text, stdout);
+  free(text);
+  return NSA_OK;
+}
+
+nsa_status nsai_cli_write_file(const char *path, const char *text) {
+  bool piped = !strcmp(path, "-");
+  FILE *out = piped ? stdout : fopen(path, "wbe");
+  if (!out) return nsai_cli_fail_io(path, "cannot be written", errno);
+  fputs(text, out);
+  int error = fflush(out) || ferror(out) ? errno : 0;
+  if (!piped && fclose(out) && !error) error = errno;
+  return error ? nsai_cli_fail_io(path, "cannot be written", error) : NSA_OK;
 }
 
 /* ---- time, interruption, progress ---- */

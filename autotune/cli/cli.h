@@ -53,17 +53,24 @@ void nsai_cli_error(const char *format, ...) NSAI_PRINTF(1, 2);
  * code of `status`. */
 int nsai_cli_fail(nsa_status status);
 
+/* The exit code of a subcommand that ends with `status`; a failure is printed as above. */
+int nsai_cli_exit(nsa_status status);
+
 /* Fails with NSA_E_IO and "path: what: why". */
 nsa_status nsai_cli_fail_io(const char *path, const char *what, int error);
 
-/* Overrides given as --set KEY=VALUE; argp child parser of every subcommand that reads a
- * configuration. Its input is a nsai_cli_settings. */
+/* Overrides of the configuration, given as --set KEY=VALUE or implied by other options. */
 #define NSAI_CLI_MAX_OVERRIDES 64 /* more than anybody sets by hand */
 typedef struct nsai_cli_settings {
   const char *overrides[NSAI_CLI_MAX_OVERRIDES + 1]; /* NULL-terminated */
   int count;
 } nsai_cli_settings;
-extern const struct argp nsai_cli_settings_argp;
+
+/* Parses a subcommand's arguments; exits when they are wrong. `arguments` is the input of `parse` and
+ * begins with the nsai_cli_settings, which --set fills. `options` may be NULL; `usage` describes the
+ * arguments that are no options, NULL: there are none. */
+void nsai_cli_parse(int argc, char **argv, const struct argp_option *options, argp_parser_t parse,
+                    const char *usage, const char *help, void *arguments);
 
 /* The override that --arch implies: the file or NSA_DEVICE may select the CPU device, which
  * compiles nothing. */
@@ -88,10 +95,17 @@ extern const char *const nsai_cli_ops[];
 /* Converts one of them to NSA_OP_*; 0: unknown word. */
 int32_t nsai_cli_op(const char *word);
 
-/* Calls a function with snprintf's interface until the text fits; the caller frees the text.
- * NULL: out of memory. */
-typedef size_t (*nsai_cli_writer)(const void *subject, char *buf, size_t size);
-char *nsai_cli_text(nsai_cli_writer write, const void *subject);
+/* Writes a text about its subject. Called a second time where the text did not fit. */
+typedef nsa_status (*nsai_cli_writer)(const void *subject, nsai_writer *out);
+
+/* The whole text; the caller frees it, NULL after a failure. NSA_E_NOMEM, or what `write` says. */
+nsa_status nsai_cli_text(nsai_cli_writer write, const void *subject, char **text);
+
+/* The same on standard output. */
+nsa_status nsai_cli_print(nsai_cli_writer write, const void *subject);
+
+/* Writes a text to a file, "-": to standard output. NSA_E_IO. */
+nsa_status nsai_cli_write_file(const char *path, const char *text);
 
 /* "1.5 MiB", for messages. */
 const char *nsai_cli_bytes(uint64_t bytes, char buf[32]);

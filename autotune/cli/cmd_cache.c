@@ -23,7 +23,6 @@ typedef struct arguments {
 static error_t parse(int key, char *value, struct argp_state *state) {
   arguments *a = state->input;
   switch (key) {
-  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
   case 'j': a->json = true; break;
   case 'r': a->records = true; break;
   case 'v': a->verbose = true; break;
@@ -39,8 +38,6 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   }
   return 0;
 }
-
-static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
 
 void nsai_cli_cache_close(nsai_cli_cache *o) {
   nsai_cache_close(o->cache);
@@ -89,21 +86,16 @@ static void list_text(const nsai_cache_item *item, const char *used) {
            nsai_cli_bytes(item->bytes, size), used, item->file);
 }
 
-static void json_string(nsai_writer *out, const char *name, const char *text) {
-  nsai_write(out, ", \"%s\": ", name);
-  nsai_write_json(out, text);
-}
-
 static void list_json(nsai_writer *out, const nsai_cache_item *item, const char *used) {
   nsai_write(out, "{\"bytes\": %" PRIu64, item->bytes);
-  json_string(out, "folder", item->folder);
-  json_string(out, "file", item->file);
-  json_string(out, "problem", item->problem);
+  nsai_write_json_member(out, ", ", "folder", item->folder);
+  nsai_write_json_member(out, ", ", "file", item->file);
+  nsai_write_json_member(out, ", ", "problem", item->problem);
   if (!item->problem) {
-    json_string(out, "kernel", item->entry);
-    json_string(out, "arch", item->arch);
-    json_string(out, "compiler", item->compiler_id);
-    json_string(out, "used_at", item->used_at ? used : NULL);
+    nsai_write_json_member(out, ", ", "kernel", item->entry);
+    nsai_write_json_member(out, ", ", "arch", item->arch);
+    nsai_write_json_member(out, ", ", "compiler", item->compiler_id);
+    nsai_write_json_member(out, ", ", "used_at", item->used_at ? used : NULL);
     nsai_write(out, ", \"registers\": %d, \"shared_bytes\": %d", item->registers,
                item->shared_bytes);
   }
@@ -126,30 +118,14 @@ static bool list_item(void *user, const nsai_cache_item *item) {
   return true;
 }
 
-typedef struct json_subject {
-  nsai_cache *cache;
-  nsa_status *status;
-} json_subject;
-
-static size_t write_list_json(const void *user, char *buf, size_t size) {
-  const json_subject *subject = user;
-  nsai_writer out = nsai_writer_open(buf, size);
-  listing l = { .json = &out };
-  nsai_write(&out, "{\"entries\": [");
-  *subject->status = nsai_cache_each(subject->cache, list_item, &l);
-  nsai_write(&out, "],\n \"count\": %" PRId64 ", \"bad\": %" PRId64 ", \"bytes\": %" PRIu64 "}\n",
+static nsa_status write_json(const void *subject, nsai_writer *out) {
+  nsai_cache *const *cache = subject;
+  listing l = { .json = out };
+  nsai_write(out, "{\"entries\": [");
+  NSAI_TRY(nsai_cache_each(*cache, list_item, &l));
+  nsai_write(out, "],\n \"count\": %" PRId64 ", \"bad\": %" PRId64 ", \"bytes\": %" PRIu64 "}\n",
              l.entries, l.bad, l.bytes);
-  return out.used;
-}
-
-static nsa_status print_json(nsai_cache *cache) {
-  nsa_status status = NSA_OK;
-  json_subject subject = { cache, &status };
-  char *text = nsai_cli_text(write_list_json, &subject);
-  if (!text) return nsai_fail_nomem("the list", 0);
-  if (status == NSA_OK) fputs(text, stdout);
-  free(text);
-  return status;
+  return NSA_OK;
 }
 
 static nsa_status print_list(nsai_cache *cache) {
@@ -174,24 +150,18 @@ int nsai_cmd_list(int argc, char **argv) {
     { "verbose", 'v', 0, 0, "With --records: print each record's own text", 0 },
     { 0 }
   };
-  static const struct argp argp = {
-    options,
-    parse,
-    NULL,
-    "Lists the entries of the kernel cache, all folders of it, or the tuning records in the same "
-    "folders: device, length, level, date, and what was chosen for each stage.\v"
-    "Exit status 6 when the user's folder is refused.",
-    children,
-    NULL,
-    NULL
-  };
+  static const char help[] =
+      "Lists the entries of the kernel cache, all folders of it, or the tuning records in the same "
+      "folders: device, length, level, date, and what was chosen for each stage.\vExit status 6 "
+      "when the user's folder is refused.";
   arguments a = { 0 };
   nsai_cli_cache o;
-  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsai_cli_parse(argc, argv, options, parse, NULL, help, &a);
   if (a.records) return nsai_list_records(&a.settings, a.json, a.verbose);
   nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_ERROR, NSAI_CACHE_READ_ONLY, &o);
-  if (status == NSA_OK) status = a.json ? print_json(o.cache) : print_list(o.cache);
-  int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
+  if (status == NSA_OK)
+    status = a.json ? nsai_cli_print(write_json, &o.cache) : print_list(o.cache);
+  int code = nsai_cli_exit(status);
   nsai_cli_cache_close(&o);
   return code;
 }
@@ -199,22 +169,15 @@ int nsai_cmd_list(int argc, char **argv) {
 /* ---- verify and gc ---- */
 
 int nsai_cmd_verify(int argc, char **argv) {
-  static const struct argp argp = {
-    NULL,
-    parse,
-    NULL,
-    "Verifies every entry of the kernel cache and removes bad ones from the user's folder. Reads "
-    "every tuning record; bad ones are named and stay, since they may hold hours of measuring: "
-    "tuning the same again replaces them.\v"
-    "Exit status 6 when an entry or a record was bad or the folder is refused.",
-    children,
-    NULL,
-    NULL
-  };
+  static const char help[] =
+      "Verifies every entry of the kernel cache and removes bad ones from the user's folder. Reads "
+      "every tuning record; bad ones are named and stay, since they may hold hours of measuring: "
+      "tuning the same again replaces them.\vExit status 6 when an entry or a record was bad or "
+      "the folder is refused.";
   arguments a = { 0 };
   nsai_cli_cache o;
   int64_t good = 0, bad = 0, good_records = 0, bad_records = 0;
-  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsai_cli_parse(argc, argv, NULL, parse, NULL, help, &a);
   /* At INFO the cache names each invalid entry. */
   nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_INFO, NSAI_CACHE_READ_WRITE, &o);
   if (status == NSA_OK) status = nsai_cache_verify(o.cache, &good, &bad);
@@ -234,28 +197,21 @@ int nsai_cmd_gc(int argc, char **argv) {
   static const struct argp_option options[] = {
     { "limit", 'l', "SIZE", 0, "Bytes that may stay, as 100Mi (runtime.cache_limit)", 0 }, { 0 }
   };
-  static const struct argp argp = {
-    options,
-    parse,
-    NULL,
-    "Removes the least recently used entries of the user's folder until it is within the limit, "
-    "and temporary files of processes that died. Tuning records stay.",
-    children,
-    NULL,
-    NULL
-  };
+  static const char help[] =
+      "Removes the least recently used entries of the user's folder until it is within the limit, "
+      "and temporary files of processes that died. Tuning records stay.";
   arguments a = { 0 };
   nsai_cli_cache o;
   int64_t removed = 0;
   uint64_t left = 0;
   char size[32];
-  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsai_cli_parse(argc, argv, options, parse, NULL, help, &a);
   nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_ERROR, NSAI_CACHE_READ_WRITE, &o);
   if (status == NSA_OK)
     status = nsai_cache_gc(o.cache, o.config->runtime.cache_limit, &removed, &left);
   if (status == NSA_OK)
     printf("%" PRId64 " removed, %s left\n", removed, nsai_cli_bytes(left, size));
-  int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
+  int code = nsai_cli_exit(status);
   nsai_cli_cache_close(&o);
   return code;
 }

@@ -137,7 +137,6 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   static const char *const selections[] = { "topn", "blocks", "ranges", NULL };
   arguments *a = state->input;
   switch (key) {
-  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
   case 'a':
     parse_archs(a, value, state);
     nsai_cli_override(&a->settings, NSAI_CLI_NO_DEVICE, state);
@@ -393,21 +392,13 @@ done:
 }
 
 int nsai_cmd_compile(int argc, char **argv) {
-  static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
-  static const struct argp argp = {
-    options,
-    parse,
-    "FILE...",
-    "Compiles the kernels that the files' `model` and `serving` sections lead to into the kernel "
-    "cache, those that are missing. With --arch no GPU is needed.\vInterrupted by SIGINT it keeps "
-    "the finished kernels and exits with 130.",
-    children,
-    NULL,
-    NULL
-  };
+  static const char help[] =
+      "Compiles the kernels that the files' `model` and `serving` sections lead to into the kernel "
+      "cache, those that are missing. With --arch no GPU is needed.\vInterrupted by SIGINT it "
+      "keeps the finished kernels and exits with 130.";
   arguments a = { 0 };
   int code = NSAI_EXIT_OK;
-  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsai_cli_parse(argc, argv, options, parse, "FILE...", help, &a);
   nsai_cli_catch_interrupt();
   for (int f = 0; f < a.file_count; f++) {
     for (int i = 0; i < (a.arch_count ? a.arch_count : 1); i++) {

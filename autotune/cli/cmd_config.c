@@ -29,7 +29,6 @@ static error_t parse_check(int key, char *value, struct argp_state *state) {
   check_arguments *a = state->input;
   int code;
   switch (key) {
-  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
   case ARGP_KEY_ARG:
     code = check_file(value, &a->settings);
     if (code) a->code = code;
@@ -41,19 +40,11 @@ static error_t parse_check(int key, char *value, struct argp_state *state) {
 }
 
 int nsai_cmd_check(int argc, char **argv) {
-  static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
-  static const struct argp argp = {
-    NULL,
-    parse_check,
-    "FILE...",
-    "Checks configuration files: every problem with file, line and column to stderr.\v"
-    "Exit status 3 when a file is wrong.",
-    children,
-    NULL,
-    NULL
-  };
+  static const char help[] =
+      "Checks configuration files: every problem with file, line and column to stderr.\vExit "
+      "status 3 when a file is wrong.";
   check_arguments a = { 0 };
-  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsai_cli_parse(argc, argv, NULL, parse_check, "FILE...", help, &a);
   return a.code;
 }
 
@@ -75,7 +66,6 @@ static const struct argp_option config_options[] = {
 static error_t parse_config(int key, char *value, struct argp_state *state) {
   config_arguments *a = state->input;
   switch (key) {
-  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
   case 'o': a->origin = true; break;
   case OPT_SCHEMA: a->schema = true; break;
   case ARGP_KEY_ARG:
@@ -87,47 +77,37 @@ static error_t parse_config(int key, char *value, struct argp_state *state) {
   return 0;
 }
 
-static size_t write_plain(const void *config, char *buf, size_t size) {
-  return nsai_config_dump(config, false, buf, size);
+static nsa_status write_plain(const void *config, nsai_writer *out) {
+  nsai_config_dump(config, false, out);
+  return NSA_OK;
 }
 
-static size_t write_origin(const void *config, char *buf, size_t size) {
-  return nsai_config_dump(config, true, buf, size);
+static nsa_status write_origin(const void *config, nsai_writer *out) {
+  nsai_config_dump(config, true, out);
+  return NSA_OK;
 }
 
-static size_t write_schema(const void *nothing, char *buf, size_t size) {
+static nsa_status write_schema(const void *nothing, nsai_writer *out) {
   (void)nothing;
-  return nsai_config_json_schema(buf, size);
-}
-
-/* Prints the text and frees it. */
-static int print_text(char *text) {
-  if (!text) return nsai_cli_fail(nsai_fail_nomem("the text", 0));
-  fputs(text, stdout);
-  free(text);
-  return NSAI_EXIT_OK;
+  nsai_config_json_schema(out);
+  return NSA_OK;
 }
 
 int nsai_cmd_config(int argc, char **argv) {
-  static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
-  static const struct argp argp = {
-    config_options,
-    parse_config,
-    "[FILE]",
-    "Prints the effective configuration as YAML that loads again: built-in values, "
-    "/etc/nsa/nsa.yaml, FILE, the environment, overrides. Profiles wait for a device and are not "
-    "laid over.",
-    children,
-    NULL,
-    NULL
-  };
+  static const char help[] =
+      "Prints the effective configuration as YAML that loads again: built-in values, "
+      "/etc/nsa/nsa.yaml, FILE, the environment, overrides. Profiles wait for a device and are not "
+      "laid over.";
   config_arguments a = { 0 };
   nsai_config *config = NULL;
-  argp_parse(&argp, argc, argv, 0, NULL, &a);
-  if (a.schema) return print_text(nsai_cli_text(write_schema, NULL));
-  nsa_status status = nsai_cli_config(a.file, &a.settings, false, &config);
-  if (status != NSA_OK) return nsai_cli_fail(status);
-  int code = print_text(nsai_cli_text(a.origin ? write_origin : write_plain, config));
+  nsai_cli_parse(argc, argv, config_options, parse_config, "[FILE]", help, &a);
+  nsa_status status = NSA_OK;
+  if (a.schema) {
+    status = nsai_cli_print(write_schema, NULL);
+  } else {
+    status = nsai_cli_config(a.file, &a.settings, false, &config);
+    if (status == NSA_OK) status = nsai_cli_print(a.origin ? write_origin : write_plain, config);
+  }
   nsai_config_destroy(config);
-  return code;
+  return nsai_cli_exit(status);
 }

@@ -25,7 +25,6 @@ static const struct argp_option options[] = {
 static error_t parse(int key, char *value, struct argp_state *state) {
   arguments *a = state->input;
   switch (key) {
-  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
   case 'j': a->json = true; break;
   case ARGP_KEY_ARG:
     if (state->arg_num) argp_error(state, "one FILE only");
@@ -36,12 +35,14 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   return 0;
 }
 
-static size_t write_json(const void *inputs, char *buf, size_t size) {
-  return nsai_report_json(inputs, buf, size);
+static nsa_status write_json(const void *inputs, nsai_writer *out) {
+  nsai_report_write(inputs, true, out);
+  return NSA_OK;
 }
 
-static size_t write_text(const void *inputs, char *buf, size_t size) {
-  return nsai_report_text(inputs, buf, size);
+static nsa_status write_text(const void *inputs, nsai_writer *out) {
+  nsai_report_write(inputs, false, out);
+  return NSA_OK;
 }
 
 /* Whether the device that the configuration asks for can be used. */
@@ -56,32 +57,18 @@ static int verdict(const nsai_report_inputs *in) {
 }
 
 int nsai_cmd_doctor(int argc, char **argv) {
-  static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
-  static const struct argp argp = {
-    options,
-    parse,
-    "[FILE]",
-    "Prints one sentence on what a run would use here, then the device, the driver, NVRTC and "
-    "cuBLASLt with every path tried, and the kernel cache. FILE is a configuration whose "
-    "`runtime` section counts.\vExit status 4 when there is no usable GPU.",
-    children,
-    NULL,
-    NULL
-  };
+  static const char help[] =
+      "Prints one sentence on what a run would use here, then the device, the driver, NVRTC and "
+      "cuBLASLt with every path tried, and the kernel cache. FILE is a configuration whose "
+      "`runtime` section counts.\vExit status 4 when there is no usable GPU.";
   arguments a = { 0 };
   nsai_config *config = NULL;
-  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsai_cli_parse(argc, argv, options, parse, "[FILE]", help, &a);
   nsa_status status = nsai_cli_config(a.file, &a.settings, false, &config);
   if (status != NSA_OK) return nsai_cli_fail(status);
-  nsai_report_inputs in = { .device = config->runtime.device,
-                            .driver_path = config->runtime.driver_path,
-                            .nvrtc_path = config->runtime.nvrtc_path,
-                            .cublaslt_path = config->runtime.cublaslt_path,
-                            .cache_dir = config->runtime.cache_dir };
-  char *text = nsai_cli_text(a.json ? write_json : write_text, &in);
-  int code = text ? verdict(&in) : nsai_cli_fail(nsai_fail_nomem("the report", 0));
-  if (text) fputs(text, stdout);
-  free(text);
+  nsai_report_inputs in = nsai_report_inputs_of(config);
+  status = nsai_cli_print(a.json ? write_json : write_text, &in);
+  int code = status == NSA_OK ? verdict(&in) : nsai_cli_fail(status);
   nsai_config_destroy(config);
   return code;
 }

@@ -40,7 +40,6 @@ static const struct argp_option options[] = {
 static error_t parse(int key, char *value, struct argp_state *state) {
   arguments *a = state->input;
   switch (key) {
-  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
   case 'r': a->records = true; break;
   case ARGP_KEY_ARG:
     if (state->arg_num) argp_error(state, "one FILE only");
@@ -51,8 +50,6 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   }
   return 0;
 }
-
-static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
 
 /* ---- export ---- */
 
@@ -111,22 +108,15 @@ static nsa_status export_to(nsai_cache *cache, const char *path, export_state *e
 }
 
 int nsai_cmd_export(int argc, char **argv) {
-  static const struct argp argp = {
-    options,
-    parse,
-    "FILE|-",
-    "Writes every good entry of the kernel cache, all folders of it, into FILE or to standard "
-    "output, for `nsa-autotune import`; with --records every tuning record, as text that may be "
-    "edited.\vExit status 6 when a bad entry was left out.",
-    children,
-    NULL,
-    NULL
-  };
+  static const char help[] =
+      "Writes every good entry of the kernel cache, all folders of it, into FILE or to standard "
+      "output, for `nsa-autotune import`; with --records every tuning record, as text that may be "
+      "edited.\vExit status 6 when a bad entry was left out.";
   arguments a = { 0 };
   nsai_cli_cache o;
   export_state e = { 0 };
   char size[32];
-  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsai_cli_parse(argc, argv, options, parse, "FILE|-", help, &a);
   if (a.records) return nsai_export_records(&a.settings, a.path);
   nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_ERROR, NSAI_CACHE_READ_ONLY, &o);
   if (status == NSA_OK) status = export_to(o.cache, a.path, &e);
@@ -137,7 +127,7 @@ int nsai_cmd_export(int argc, char **argv) {
   if (status == NSA_OK)
     fprintf(stderr, "%" PRId64 " %s, %s\n", e.entries, e.entries == 1 ? "entry" : "entries",
             nsai_cli_bytes(e.bytes, size));
-  int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
+  int code = nsai_cli_exit(status);
   nsai_cli_cache_close(&o);
   return code;
 }
@@ -226,32 +216,25 @@ static nsa_status import_from(const nsai_cli_cache *o, const char *path, pack *p
 }
 
 int nsai_cmd_import(int argc, char **argv) {
-  static const struct argp argp = {
-    options,
-    parse,
-    "FILE|-",
-    "Adds the entries of a file that `nsa-autotune export` wrote to the user's folder of the "
-    "kernel cache. Everything is checked before anything is stored. Import from those only whom "
-    "you would let run code on your GPU. With --records FILE is one of `export --records`: ranks "
-    "import what one of them has tuned.\vExit status 6 when the file is damaged or the folder "
-    "cannot be written.",
-    children,
-    NULL,
-    NULL
-  };
+  static const char help[] =
+      "Adds the entries of a file that `nsa-autotune export` wrote to the user's folder of the "
+      "kernel cache. Everything is checked before anything is stored. Import from those only whom "
+      "you would let run code on your GPU. With --records FILE is one of `export --records`: ranks "
+      "import what one of them has tuned.\vExit status 6 when the file is damaged or the folder "
+      "cannot be written.";
   arguments a = { 0 };
   nsai_cli_cache o;
   nsai_cache_tier_info tier;
   pack p = { 0 };
   int64_t entries = 0;
-  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsai_cli_parse(argc, argv, options, parse, "FILE|-", help, &a);
   if (a.records) return nsai_import_records(&a.settings, a.path);
   nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_ERROR, NSAI_CACHE_READ_WRITE, &o);
   if (status == NSA_OK) status = import_from(&o, a.path, &p, &entries);
   if (status == NSA_OK && nsai_cache_tier(o.cache, 0, &tier))
     printf("%" PRId64 " %s imported into %s\n", entries, entries == 1 ? "entry" : "entries",
            tier.path);
-  int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
+  int code = nsai_cli_exit(status);
   free(p.data);
   nsai_cli_cache_close(&o);
   return code;

@@ -56,7 +56,6 @@ static const struct argp_option options[] = {
 static error_t parse(int key, char *value, struct argp_state *state) {
   arguments *a = state->input;
   switch (key) {
-  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
   case 'd':
     snprintf(a->device, sizeof a->device, "runtime.device=%s", value);
     nsai_cli_override(&a->settings, a->device, state);
@@ -338,27 +337,18 @@ static nsa_status run_demo(demo *d) {
 }
 
 int nsai_cmd_quickstart(int argc, char **argv) {
-  static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
-  static const struct argp argp = {
-    options,
-    parse,
-    NULL,
-    "Makes plans for a model of 64 heads, runs its forward, checks it by a property, and times it "
-    "beside dense attention, as shares of the device's speed too where the configuration has its "
-    "figures (`nsa-autotune show device`). Without a usable GPU, and unless --device says "
-    "otherwise, it uses "
-    "the CPU device.",
-    children,
-    NULL,
-    NULL
-  };
+  static const char help[] =
+      "Makes plans for a model of 64 heads, runs its forward, checks it by a property, and times "
+      "it beside dense attention, as shares of the device's speed too where the configuration has "
+      "its figures (`nsa-autotune show device`). Without a usable GPU, and unless --device says "
+      "otherwise, it uses the CPU device.";
   arguments a = { 0 };
   demo d = { 0 };
-  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsai_cli_parse(argc, argv, options, parse, NULL, help, &a);
   nsai_cli_catch_interrupt();
   nsa_status status = open_demo(&a, &d);
   if (status == NSA_OK) status = run_demo(&d);
-  int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
+  int code = nsai_cli_exit(status);
   demo_destroy(&d);
   return code;
 }

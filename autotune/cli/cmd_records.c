@@ -24,7 +24,7 @@ static nsa_status open_both(const nsai_cli_settings *settings, nsai_cache_mode m
 }
 
 static int close_both(nsa_status status, nsai_cli_cache *cache, nsai_records *records) {
-  int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
+  int code = nsai_cli_exit(status);
   nsai_records_close(records);
   nsai_cli_cache_close(cache);
   return code;
@@ -51,24 +51,19 @@ static void list_text(nsai_writer *out, const nsai_record *r) {
   }
 }
 
-static void json_string(nsai_writer *out, const char *name, const char *text) {
-  nsai_write(out, ", \"%s\": ", name);
-  nsai_write_json(out, text);
-}
-
 /* All numbers of a record are finite. */
 static void list_json(nsai_writer *out, const nsai_record *r) {
   bool first = true;
-  json_string(out, "device", r->device);
-  json_string(out, "arch", r->arch);
+  nsai_write_json_member(out, ", ", "device", r->device);
+  nsai_write_json_member(out, ", ", "arch", r->arch);
   nsai_write(out, ", \"sms\": %d", r->sms);
-  json_string(out, "key", r->problem);
+  nsai_write_json_member(out, ", ", "key", r->problem);
   nsai_write(out, ", \"tokens\": %" PRId64, r->bucket);
-  json_string(out, "level", r->level);
-  json_string(out, "date", r->date);
-  json_string(out, "library", r->library);
-  json_string(out, "driver", r->driver);
-  json_string(out, "compiler", r->compiler);
+  nsai_write_json_member(out, ", ", "level", r->level);
+  nsai_write_json_member(out, ", ", "date", r->date);
+  nsai_write_json_member(out, ", ", "library", r->library);
+  nsai_write_json_member(out, ", ", "driver", r->driver);
+  nsai_write_json_member(out, ", ", "compiler", r->compiler);
   nsai_write(out, ", \"complete\": %s, \"candidates\": %d, \"chosen\": {",
              r->complete ? "true" : "false", r->timing_count);
   for (int32_t i = 0; i < r->timing_count; i++) {
@@ -90,10 +85,10 @@ static void list_json(nsai_writer *out, const nsai_record *r) {
 }
 
 static void list_item_json(listing *l, const nsai_record_item *item) {
-  nsai_write(l->out, "%s\n  {\"folder\": ", l->records + l->bad ? "," : "");
-  nsai_write_json(l->out, item->folder);
-  json_string(l->out, "file", item->file);
-  json_string(l->out, "problem", item->problem);
+  nsai_write(l->out, "%s\n  ", l->records + l->bad ? "," : "");
+  nsai_write_json_member(l->out, "{", "folder", item->folder);
+  nsai_write_json_member(l->out, ", ", "file", item->file);
+  nsai_write_json_member(l->out, ", ", "problem", item->problem);
   nsai_write(l->out, ", \"hidden\": %s", item->hidden ? "true" : "false");
   if (item->record) list_json(l->out, item->record);
   nsai_write(l->out, "}");
@@ -120,35 +115,26 @@ static bool list_item(void *user, const nsai_record_item *item) {
 typedef struct list_subject {
   nsai_records *records;
   bool json, verbose;
-  nsa_status *status;
 } list_subject;
 
-static size_t write_list(const void *user, char *buf, size_t size) {
-  const list_subject *s = user;
-  nsai_writer out = nsai_writer_open(buf, size);
-  listing l = { .out = &out, .json = s->json, .verbose = s->verbose };
-  if (s->json) nsai_write(&out, "{\"records\": [");
-  *s->status = nsai_records_each(s->records, list_item, &l);
+static nsa_status write_list(const void *subject, nsai_writer *out) {
+  const list_subject *s = subject;
+  listing l = { .out = out, .json = s->json, .verbose = s->verbose };
+  if (s->json) nsai_write(out, "{\"records\": [");
+  NSAI_TRY(nsai_records_each(s->records, list_item, &l));
   if (s->json)
-    nsai_write(&out, "],\n \"count\": %" PRId64 ", \"bad\": %" PRId64 "}\n", l.records, l.bad);
+    nsai_write(out, "],\n \"count\": %" PRId64 ", \"bad\": %" PRId64 "}\n", l.records, l.bad);
   else if (!s->verbose)
-    nsai_write(&out, "%" PRId64 " record%s, %" PRId64 " bad\n", l.records, plural(l.records),
-               l.bad);
-  return out.used;
+    nsai_write(out, "%" PRId64 " record%s, %" PRId64 " bad\n", l.records, plural(l.records), l.bad);
+  return NSA_OK;
 }
 
 int nsai_list_records(const nsai_cli_settings *settings, bool json, bool verbose) {
   nsai_cli_cache cache;
-  nsai_records *records;
-  nsa_status status = open_both(settings, NSAI_CACHE_READ_ONLY, &cache, &records);
-  if (status == NSA_OK) {
-    list_subject s = { records, json, verbose, &status };
-    char *text = nsai_cli_text(write_list, &s);
-    if (!text) status = nsai_fail_nomem("the list", 0);
-    if (status == NSA_OK) fputs(text, stdout);
-    free(text);
-  }
-  return close_both(status, &cache, records);
+  list_subject s = { .json = json, .verbose = verbose };
+  nsa_status status = open_both(settings, NSAI_CACHE_READ_ONLY, &cache, &s.records);
+  if (status == NSA_OK) status = nsai_cli_print(write_list, &s);
+  return close_both(status, &cache, s.records);
 }
 
 /* ---- verify ---- */
@@ -181,36 +167,17 @@ nsa_status nsai_verify_records(const nsai_cli_cache *cache, int64_t *good, int64
 
 /* ---- export ---- */
 
-typedef struct export_subject {
-  nsai_records *records;
-  nsa_status *status;
-} export_subject;
-
-static size_t write_export(const void *user, char *buf, size_t size) {
-  const export_subject *s = user;
-  nsai_writer out = nsai_writer_open(buf, size);
-  *s->status = nsai_records_export(s->records, &out);
-  return out.used;
-}
-
-static nsa_status write_file(const char *path, const char *text) {
-  bool piped = !strcmp(path, "-");
-  FILE *out = piped ? stdout : fopen(path, "wbe");
-  if (!out) return nsai_cli_fail_io(path, "cannot be written", errno);
-  fputs(text, out);
-  int error = fflush(out) || ferror(out) ? errno : 0;
-  if (!piped && fclose(out) && !error) error = errno;
-  return error ? nsai_cli_fail_io(path, "cannot be written", error) : NSA_OK;
+static nsa_status write_export(const void *subject, nsai_writer *out) {
+  nsai_records *const *records = subject;
+  return nsai_records_export(*records, out);
 }
 
 static nsa_status export_to(nsai_records *records, const char *path) {
   counts c = { 0 };
-  nsa_status status = NSA_OK;
-  export_subject s = { records, &status };
+  char *text;
   NSAI_TRY(nsai_records_each(records, count_item, &c));
-  char *text = nsai_cli_text(write_export, &s);
-  if (!text) return nsai_fail_nomem("the records", 0);
-  if (status == NSA_OK) status = write_file(path, text);
+  NSAI_TRY(nsai_cli_text(write_export, &records, &text));
+  nsa_status status = nsai_cli_write_file(path, text);
   free(text);
   NSAI_TRY(status);
   fprintf(stderr, "%" PRId64 " record%s\n", c.good, plural(c.good));

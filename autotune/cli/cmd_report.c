@@ -29,7 +29,6 @@ static const struct argp_option options[] = {
 static error_t parse(int key, char *value, struct argp_state *state) {
   arguments *a = state->input;
   switch (key) {
-  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
   case 'o': a->folder = value; break;
   case OPT_COMMIT: a->commit = value; break;
   case OPT_NO_RUN: a->no_run = true; break;
@@ -75,31 +74,27 @@ static void find_device(report *r, nsai_device *device) {
     nsai_report_check_records(r, "a GPU can be used", FAIL, "%s", nsa_status_text(status));
 }
 
-static size_t write_environment_json(const void *inputs, char *buf, size_t size) {
-  return nsai_report_json(inputs, buf, size);
+static nsa_status write_environment_json(const void *inputs, nsai_writer *out) {
+  nsai_report_write(inputs, true, out);
+  return NSA_OK;
 }
 
-static size_t write_environment(const void *inputs, char *buf, size_t size) {
-  return nsai_report_text(inputs, buf, size);
+static nsa_status write_environment(const void *inputs, nsai_writer *out) {
+  nsai_report_write(inputs, false, out);
+  return NSA_OK;
 }
 
-static size_t write_configuration(const void *config, char *buf, size_t size) {
-  return nsai_config_dump(config, true, buf, size);
+static nsa_status write_configuration(const void *config, nsai_writer *out) {
+  nsai_config_dump(config, true, out);
+  return NSA_OK;
 }
 
 static nsa_status quote(report *r, const nsai_device *device) {
-  const nsai_config *c = r->config;
-  nsai_report_inputs inputs = { .device = c->runtime.device,
-                                .driver_path = c->runtime.driver_path,
-                                .nvrtc_path = c->runtime.nvrtc_path,
-                                .cublaslt_path = c->runtime.cublaslt_path,
-                                .cache_dir = c->runtime.cache_dir,
-                                .found = device->driver ? device : NULL };
-  r->environment = nsai_cli_text(write_environment, &inputs);
-  r->environment_json = nsai_cli_text(write_environment_json, &inputs);
-  r->configuration = nsai_cli_text(write_configuration, c);
-  if (r->environment && r->environment_json && r->configuration) return NSA_OK;
-  return nsai_fail_nomem("the report", 0);
+  nsai_report_inputs inputs = nsai_report_inputs_of(r->config);
+  inputs.found = device->driver ? device : NULL;
+  NSAI_TRY(nsai_cli_text(write_environment, &inputs, &r->environment));
+  NSAI_TRY(nsai_cli_text(write_environment_json, &inputs, &r->environment_json));
+  return nsai_cli_text(write_configuration, r->config, &r->configuration);
 }
 
 /* Reads machine and configuration, then releases the device for the checks. */
@@ -184,18 +179,13 @@ static nsa_status run_tools(report *r) {
 
 static nsa_status write_file(const char *folder, const char *name, nsai_cli_writer write,
                              const report *r) {
-  char path[4096];
-  char *text = nsai_cli_text(write, r);
-  if (!text) return nsai_fail_nomem("the report", 0);
+  char path[4096], *text;
+  NSAI_TRY(nsai_cli_text(write, r, &text));
   snprintf(path, sizeof path, "%s/%s", folder, name);
-  FILE *out = fopen(path, "we");
-  int error = out ? 0 : errno;
-  if (out && (fputs(text, out) < 0 || fflush(out))) error = errno;
-  if (out && fclose(out) && !error) error = errno;
+  nsa_status status = nsai_cli_write_file(path, text);
   free(text);
-  if (error) return nsai_cli_fail_io(path, "cannot be written", error);
-  printf("%s\n", path);
-  return NSA_OK;
+  if (status == NSA_OK) printf("%s\n", path);
+  return status;
 }
 
 static nsa_status make_report(report *r) {
@@ -211,25 +201,17 @@ static nsa_status make_report(report *r) {
 }
 
 int nsai_cmd_report(int argc, char **argv) {
-  static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
-  static const struct argp argp = {
-    options,
-    parse,
-    "FILE",
-    "Writes report.md and report.json about this machine and a configuration FILE: environment, "
-    "effective configuration, what the tuning records chose, sparse against dense attention, and "
-    "the results of nsacheck and nsa-bench where these programs stand beside this one or in $PATH. "
-    "Without a GPU it reports what there is.\vExit status 7 when a check failed.",
-    children,
-    NULL,
-    NULL
-  };
+  static const char help[] =
+      "Writes report.md and report.json about this machine and a configuration FILE: environment, "
+      "effective configuration, what the tuning records chose, sparse against dense attention, and "
+      "the results of nsacheck and nsa-bench where these programs stand beside this one or in "
+      "$PATH. Without a GPU it reports what there is.\vExit status 7 when a check failed.";
   arguments a = { 0 };
   report r = { .a = &a };
-  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsai_cli_parse(argc, argv, options, parse, "FILE", help, &a);
   nsai_cli_catch_interrupt();
   nsa_status status = make_report(&r);
-  int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
+  int code = nsai_cli_exit(status);
   for (int i = 0; i < TOOLS; i++) {
     if (status == NSA_OK && nsai_report_outcome(&r, &r.tools[i]) == FAIL) code = NSAI_EXIT_VERIFY;
     nsai_child_fini(&r.tools[i]);

@@ -59,9 +59,9 @@ outcome nsai_report_outcome(const report *r, const nsai_child *program);
 /* Reads and evaluates the records of the file's problems. NSA_E_NOMEM. */
 nsa_status nsai_report_records(report *r);
 
-/* cmd_report_write.c: the complete report, for nsai_cli_text; `user` is the report. */
+/* cmd_report_write.c: the complete report, for nsai_cli_text; the subject is the report. */
 
-size_t nsai_report_write_markdown(const void *user, char *buf, size_t size);
-size_t nsai_report_write_json(const void *user, char *buf, size_t size);
+nsa_status nsai_report_write_markdown(const void *subject, nsai_writer *out);
+nsa_status nsai_report_write_json(const void *subject, nsai_writer *out);
 
 #endif /* NSAI_CLI_CMD_REPORT_IMPL_H */

@@ -37,7 +37,6 @@ static const struct argp_option options[] = {
 static error_t parse(int key, char *value, struct argp_state *state) {
   arguments *a = state->input;
   switch (key) {
-  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
   case 'j': a->json = true; break;
   case 'a':
     a->arch = value;
@@ -60,12 +59,6 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   return 0;
 }
 
-/* Appends `, "name": "text"`; the first member of an object has no comma. */
-static void member(nsai_writer *out, const char *comma, const char *name, const char *text) {
-  nsai_write(out, "%s\"%s\": ", comma, name);
-  nsai_write_json(out, text);
-}
-
 /* ---- tables ---- */
 
 /* The tile sizes from which the tuner may choose, one line each. */
@@ -84,11 +77,11 @@ static void write_space_json(nsai_writer *out, const nsai_space *space) {
   nsai_write(out, ", \"tiles\": [");
   for (int i = 0; space && i < space->count; i++) {
     const nsai_range *r = &space->range[i];
-    member(out, i ? ", {" : "{", "name", nsai_tile_name(r->tile));
+    nsai_write_json_member(out, i ? ", {" : "{", "name", nsai_tile_name(r->tile));
     nsai_write(out, ", \"values\": [");
     for (int k = 0; k < NSAI_MAX_RANGE && r->values[k]; k++)
       nsai_write(out, "%s%d", k ? ", " : "", r->values[k]);
-    member(out, "], ", "why", r->why);
+    nsai_write_json_member(out, "], ", "why", r->why);
     nsai_write(out, "}");
   }
   nsai_write(out, "]");
@@ -124,10 +117,10 @@ static void write_variants(nsai_writer *out, bool json) {
       write_space(out, v->space);
       continue;
     }
-    member(out, row > nsai_library_parts.variants ? ",\n {" : "[{", "stage",
-           nsai_stage_name(v->stage));
-    member(out, ", ", "name", v->name);
-    member(out, ", ", "why", v->why);
+    nsai_write_json_member(out, row > nsai_library_parts.variants ? ",\n {" : "[{", "stage",
+                           nsai_stage_name(v->stage));
+    nsai_write_json_member(out, ", ", "name", v->name);
+    nsai_write_json_member(out, ", ", "why", v->why);
     write_fuses_json(out, v->fuses);
     write_space_json(out, v->space);
     nsai_write(out, "}");
@@ -149,35 +142,28 @@ static void write_archs(nsai_writer *out, bool json) {
   if (json) nsai_write(out, "]\n");
 }
 
-static size_t describe_env(const void *nothing, char *buf, size_t size) {
-  (void)nothing;
-  return nsai_env_describe(buf, size);
-}
-
-/* One line of nsai_env_describe: name, key, type, built-in value, help. */
-static void write_env_line(nsai_writer *out, bool json, bool first, char *line) {
-  static const char *const names[] = { "name", "key", "type", "default", "help" };
-  char *field[5] = { "", "", "", "", "" };
-  for (int i = 0; i < 5 && line; i++) field[i] = strsep(&line, "\t");
+static void write_env_var(nsai_writer *out, const nsai_env_var *var, bool json, bool first) {
+  const nsai_key *key = &nsai_keys[var->key];
+  char type[256];
+  nsai_writer t = nsai_writer_open(type, sizeof type);
+  nsai_type_write(key, &t);
   if (!json) {
-    nsai_write(out, "%-18s %-22s %s\n%-18s %s; built-in: %s\n", field[0], field[1], field[4], "",
-               field[2], field[3]);
+    nsai_write(out, "%-18s %-22s %s\n%-18s %s; built-in: %s\n", var->name, key->path, key->help, "",
+               type, key->fallback);
     return;
   }
-  for (int i = 0; i < 5; i++) member(out, i ? ", " : first ? "[{" : ",\n {", names[i], field[i]);
+  nsai_write_json_member(out, first ? "[{" : ",\n {", "name", var->name);
+  nsai_write_json_member(out, ", ", "key", key->path);
+  nsai_write_json_member(out, ", ", "type", type);
+  nsai_write_json_member(out, ", ", "default", key->fallback);
+  nsai_write_json_member(out, ", ", "help", key->help);
   nsai_write(out, "}");
 }
 
 static void write_env(nsai_writer *out, bool json) {
-  char *text = nsai_cli_text(describe_env, NULL), *rest = text;
-  bool first = true;
-  while (rest && *rest) {
-    char *line = strsep(&rest, "\n");
-    write_env_line(out, json, first, line);
-    first = false;
-  }
+  const nsai_env_var *var = NULL;
+  for (size_t i = 0; (var = nsai_env_at(i)); i++) write_env_var(out, var, json, !i);
   if (json) nsai_write(out, "]\n");
-  free(text);
 }
 
 /* The environment variable that sets a key; NULL: none. */
@@ -200,11 +186,11 @@ static void write_key(nsai_writer *out, nsai_key_id id, bool json) {
     nsai_write(out, variable ? "; %s\n" : "%s\n", variable ? variable : "");
     return;
   }
-  member(out, id ? ",\n {" : "[{", "name", key->path);
-  member(out, ", ", "type", type);
-  if (key->fallback) member(out, ", ", "default", fallback);
-  if (variable) member(out, ", ", "variable", variable);
-  member(out, ", ", "help", key->help);
+  nsai_write_json_member(out, id ? ",\n {" : "[{", "name", key->path);
+  nsai_write_json_member(out, ", ", "type", type);
+  if (key->fallback) nsai_write_json_member(out, ", ", "default", fallback);
+  if (variable) nsai_write_json_member(out, ", ", "variable", variable);
+  nsai_write_json_member(out, ", ", "help", key->help);
   nsai_write(out, "}");
 }
 
@@ -220,9 +206,10 @@ typedef struct explain_subject {
   nsa_problem problem;
 } explain_subject;
 
-static size_t explain(const void *user, char *buf, size_t size) {
-  const explain_subject *s = user;
-  return nsa_explain(s->ctx, &s->problem, buf, size);
+static nsa_status explain(const void *subject, nsai_writer *out) {
+  const explain_subject *s = subject;
+  out->used = nsa_explain(s->ctx, &s->problem, out->buf, out->size);
+  return NSA_OK;
 }
 
 /* `comma`: text before its JSON object. */
@@ -230,16 +217,15 @@ static nsa_status write_problem(nsa_ctx *ctx, int32_t op, bool json, const char 
                                 nsai_writer *out) {
   explain_subject subject = { ctx, NSA_PROBLEM_INIT };
   nsa_caps caps = NSA_CAPS_INIT;
-  char name[1024];
+  char name[1024], *text;
   subject.problem.op = op;
   NSAI_TRY(nsa_query(ctx, &subject.problem, &caps));
-  char *text = nsai_cli_text(explain, &subject);
-  if (!text) return nsai_fail_nomem("the explanation", 0);
+  NSAI_TRY(nsai_cli_text(explain, &subject, &text));
   if (json) {
     nsa_problem_string(ctx, &subject.problem, name, sizeof name);
-    member(out, comma, "problem", name);
-    member(out, ", ", "variants", caps.variants);
-    member(out, ", ", "explanation", text);
+    nsai_write_json_member(out, comma, "problem", name);
+    nsai_write_json_member(out, ", ", "variants", caps.variants);
+    nsai_write_json_member(out, ", ", "explanation", text);
     nsai_write(out, ", \"supported\": %s, \"workspace_bytes\": %llu, \"missing_kernels\": %d}",
                caps.supported ? "true" : "false", (unsigned long long)caps.workspace_bytes,
                caps.missing_kernels);
@@ -265,24 +251,21 @@ static nsa_status write_file(nsa_ctx *ctx, int32_t op, bool json, nsai_writer *o
 typedef struct subject {
   const arguments *a;
   nsa_ctx *ctx; /* NULL: only tables are shown */
-  nsa_status *status;
 } subject;
 
-static size_t write_subject(const void *user, char *buf, size_t size) {
+static nsa_status write_subject(const void *user, nsai_writer *out) {
   const subject *s = user;
   const char *what = s->a->what;
-  nsai_writer out = nsai_writer_open(buf, size);
-  if (s->ctx)
-    *s->status = write_file(s->ctx, s->a->op, s->a->json, &out);
-  else if (!strcmp(what, "env"))
-    write_env(&out, s->a->json);
+  if (s->ctx) return write_file(s->ctx, s->a->op, s->a->json, out);
+  if (!strcmp(what, "env"))
+    write_env(out, s->a->json);
   else if (!strcmp(what, "keys"))
-    write_keys(&out, s->a->json);
+    write_keys(out, s->a->json);
   else if (!strcmp(what, "arch"))
-    write_archs(&out, s->a->json);
+    write_archs(out, s->a->json);
   else
-    write_variants(&out, s->a->json);
-  return out.used;
+    write_variants(out, s->a->json);
+  return NSA_OK;
 }
 
 static bool is_table(const char *what) {
@@ -298,41 +281,28 @@ static nsa_status open_file(const arguments *a, nsa_ctx **ctx) {
 }
 
 static nsa_status show(const arguments *a) {
-  nsa_status status = NSA_OK;
-  subject s = { .a = a, .status = &status };
+  subject s = { .a = a };
   if (!is_table(a->what)) NSAI_TRY(open_file(a, &s.ctx));
-  char *text = nsai_cli_text(write_subject, &s);
-  if (!text) status = nsai_fail_nomem("the text", 0);
-  if (status == NSA_OK) fputs(text, stdout);
-  free(text);
+  nsa_status status = nsai_cli_print(write_subject, &s);
   nsa_destroy(s.ctx);
   return status;
 }
 
 int nsai_cmd_show(int argc, char **argv) {
-  static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
-  static const struct argp argp = {
-    options,
-    parse,
-    "[variants|keys|env|arch|device [FILE]|FILE]",
-    "Shows the variant table with what each variant is good for, the keys of the configuration, "
-    "the "
-    "environment variables, the architectures; the limits and speeds of the device, and where they "
-    "come from; or, for a "
-    "configuration FILE, which variants would serve its forward and its dense attention, and every "
-    "reason against the others.",
-    children,
-    NULL,
-    NULL
-  };
+  static const char help[] =
+      "Shows the variant table with what each variant is good for, the keys of the configuration, "
+      "the environment variables, the architectures; the limits and speeds of the device, and "
+      "where they come from; or, for a configuration FILE, which variants would serve its forward "
+      "and its dense attention, and every reason against the others.";
   arguments a = { .what = "variants" };
   nsa_status status;
-  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsai_cli_parse(argc, argv, options, parse, "[variants|keys|env|arch|device [FILE]|FILE]", help,
+                 &a);
   if (!strcmp(a.what, "device"))
     status = nsai_show_device(a.file, a.arch, &a.settings, a.json);
   else
     status = show(&a);
-  int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
+  int code = nsai_cli_exit(status);
   if (code == NSAI_EXIT_NO_GPU)
     fprintf(stderr, "Without a GPU, name an architecture with --arch: %s.\n", nsai_arch_names());
   return code;

@@ -74,27 +74,23 @@ static void write_text(nsai_writer *out, const subject *s) {
 static void write_json(nsai_writer *out, const subject *s) {
   figure figures[FIGURES];
   collect(s, figures);
-  nsai_write(out, "{\"name\": ");
-  nsai_write_json(out, s->device->name);
-  nsai_write(out, ", \"arch\": ");
-  nsai_write_json(out, s->device->arch->name);
+  nsai_write_json_member(out, "{", "name", s->device->name);
+  nsai_write_json_member(out, ", ", "arch", s->device->arch->name);
   for (int i = 0; i < FIGURES; i++)
     nsai_write(out, ",\n \"%s\": {\"device\": %.15g, \"configuration\": %.15g}", figures[i].key,
                figures[i].device, figures[i].config);
-  nsai_write(out,
-             ",\n \"measured\": %s, \"source\": ", s->config->device.measured ? "true" : "false");
-  nsai_write_json(out, s->config->device.source);
+  nsai_write(out, ",\n \"measured\": %s", s->config->device.measured ? "true" : "false");
+  nsai_write_json_member(out, ", ", "source", s->config->device.source);
   nsai_write(out, "}\n");
 }
 
-static size_t write_subject(const void *user, char *buf, size_t size) {
+static nsa_status write_subject(const void *user, nsai_writer *out) {
   const subject *s = user;
-  nsai_writer out = nsai_writer_open(buf, size);
   if (s->json)
-    write_json(&out, s);
+    write_json(out, s);
   else
-    write_text(&out, s);
-  return out.used;
+    write_text(out, s);
+  return NSA_OK;
 }
 
 static nsa_status open_device(nsai_config *config, const char *arch, nsai_device *device) {
@@ -117,10 +113,7 @@ nsa_status nsai_show_device(const char *file, const char *arch, const nsai_cli_s
   NSAI_TRY(nsai_cli_config(file, settings, false, &config));
   NSAI_TRY_TO(done, open_device(config, arch, &device));
   const subject s = { config, &device, json };
-  char *text = nsai_cli_text(write_subject, &s);
-  if (!text) NSAI_TRY_TO(done, nsai_fail_nomem("the text", 0));
-  fputs(text, stdout);
-  free(text);
+  status = nsai_cli_print(write_subject, &s);
 done:
   nsai_device_fini(&device);
   nsai_config_destroy(config);

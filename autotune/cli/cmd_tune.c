@@ -50,17 +50,13 @@ static const struct argp_option options[] = {
 /* ---- arguments ---- */
 
 static int32_t parse_level(const char *word, struct argp_state *state) {
-  uint32_t best = UINT32_MAX;
+  uint32_t least = UINT32_MAX;
   const char *nearest = NULL;
   for (int32_t level = 0; nsai_level_name(level); level++) {
-    uint32_t distance = nsai_edit_distance(word, nsai_level_name(level));
-    if (!distance) return NSA_TUNE_HEURISTIC + level;
-    if (distance < best) {
-      best = distance;
-      nearest = nsai_level_name(level);
-    }
+    if (nsai_is_nearer(word, nsai_level_name(level), &least)) nearest = nsai_level_name(level);
+    if (!least) return NSA_TUNE_HEURISTIC + level;
   }
-  if (nearest && nsai_is_near(word, best))
+  if (nearest)
     argp_error(state, "--level: no level \"%s\"; did you mean \"%s\"?", word, nearest);
   else
     argp_error(state, "--level: no level \"%s\"; there are heuristic, quick, normal and exhaustive",
@@ -88,7 +84,6 @@ static void set_format(arguments *a, nsai_tune_format format, struct argp_state 
 static error_t parse(int key, char *value, struct argp_state *state) {
   arguments *a = state->input;
   switch (key) {
-  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
   case 'l': a->level = parse_level(value, state); break;
   case OPT_BUDGET: a->budget = parse_budget(value, state); break;
   case OPT_FRESH: a->fresh = true; break;
@@ -210,18 +205,17 @@ done:
   return status;
 }
 
-static size_t write_results(const void *user, char *buf, size_t size) {
-  const job *j = user;
-  nsai_writer out = nsai_writer_open(buf, size);
-  nsai_tune_print(&out, j->a->format, j->file, &j->results);
-  return out.used;
+static nsa_status write_results(const void *subject, nsai_writer *out) {
+  const job *j = subject;
+  nsai_tune_print(out, j->a->format, j->file, &j->results);
+  return NSA_OK;
 }
 
 /* Prints what was measured, also after a failure or an interruption. */
 static nsa_status print_results(const job *j, bool *begun) {
   if (!j->results.count) return NSA_OK;
-  char *text = nsai_cli_text(write_results, j);
-  if (!text) return nsai_fail_nomem("the results", 0);
+  char *text;
+  NSAI_TRY(nsai_cli_text(write_results, j, &text));
   fputs(*begun ? (j->a->format == NSAI_TUNE_JSON ? ",\n" : "") : nsai_tune_head(j->a->format),
         stdout);
   fputs(text, stdout);
@@ -256,24 +250,16 @@ static int tune_all(const arguments *a, bool *begun) {
 }
 
 int nsai_cmd_tune(int argc, char **argv) {
-  static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
-  static const struct argp argp = {
-    options,
-    parse,
-    "FILE...",
-    "Verifies and times, on this machine's GPU, the candidates of every stage that the files' "
-    "`model` and `serving` sections lead to, and keeps the winners in records beside the kernel "
-    "cache, from which later plans choose. Prints what was chosen, beside the heuristic's choice, "
-    "and the length from which the sparse forward is faster than dense attention. Nothing else "
-    "should run on the GPU meanwhile.\vInterrupted by SIGINT it keeps what was measured and exits "
-    "with 130; the same command resumes.",
-    children,
-    NULL,
-    NULL
-  };
+  static const char help[] =
+      "Verifies and times, on this machine's GPU, the candidates of every stage that the files' "
+      "`model` and `serving` sections lead to, and keeps the winners in records beside the kernel "
+      "cache, from which later plans choose. Prints what was chosen, beside the heuristic's "
+      "choice, and the length from which the sparse forward is faster than dense attention. "
+      "Nothing else should run on the GPU meanwhile.\vInterrupted by SIGINT it keeps what was "
+      "measured and exits with 130; the same command resumes.";
   arguments a = { 0 };
   bool begun = false;
-  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsai_cli_parse(argc, argv, options, parse, "FILE...", help, &a);
   nsai_cli_catch_interrupt();
   int code = tune_all(&a, &begun);
   if (begun) fputs(nsai_tune_foot(a.format), stdout);

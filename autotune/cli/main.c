@@ -58,17 +58,12 @@ static int run_command(const command *c, int argc, char **argv) {
 }
 
 static int refuse_command(const char *word) {
-  const command *nearest = NULL;
-  uint32_t best = UINT32_MAX;
-  for (size_t i = 0; i < COMMANDS; i++) {
-    uint32_t distance = nsai_edit_distance(word, commands[i].name);
-    if (distance < best) {
-      best = distance;
-      nearest = &commands[i];
-    }
-  }
-  if (nearest && nsai_is_near(word, best))
-    nsai_cli_error("unknown command \"%s\"; did you mean \"%s\"?", word, nearest->name);
+  const char *nearest = NULL;
+  uint32_t least = UINT32_MAX;
+  for (size_t i = 0; i < COMMANDS; i++)
+    if (nsai_is_nearer(word, commands[i].name, &least)) nearest = commands[i].name;
+  if (nearest)
+    nsai_cli_error("unknown command \"%s\"; did you mean \"%s\"?", word, nearest);
   else
     nsai_cli_error("unknown command \"%s\"; `nsa-autotune --help` lists them", word);
   return NSAI_EXIT_USAGE;

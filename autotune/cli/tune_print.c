@@ -278,8 +278,7 @@ void nsai_tune_print(nsai_writer *out, nsai_tune_format format, const char *file
     return;
   }
   if (format == NSAI_TUNE_JSON) {
-    nsai_write(out, "{\"file\": ");
-    nsai_write_json(out, file);
+    nsai_write_json_member(out, "{", "file", file);
     nsai_write(out, ", \"problems\": ");
   } else {
     nsai_write(out, format == NSAI_TUNE_MARKDOWN ? "## %s\n\n" : "%s\n\n", file);

@@ -13,8 +13,7 @@
  * event. */
 const char *nsai_tune_state(int32_t kind);
 
-/* The state of a candidate by the kind of its event: "timed", "refused", ...; NULL: another kind
- * of event. */
+/* Where the sparse forward is faster, by nsai_tune_crossover: "at every length", ... */
 const char *nsai_tune_where_faster(double crossover);
 
 /* The spread of a winner, or of its candidate if the winner's event has none. */

@@ -10,11 +10,6 @@
 #include <math.h>
 #include <string.h>
 
-static void json_string(nsai_writer *out, const char *name, const char *text) {
-  nsai_write(out, "\"%s\": ", name);
-  nsai_write_json(out, text);
-}
-
 static void json_number(nsai_writer *out, const char *name, double value) {
   if (isfinite(value))
     nsai_write(out, ", \"%s\": %.6g", name, value);
@@ -24,10 +19,8 @@ static void json_number(nsai_writer *out, const char *name, double value) {
 
 static void json_candidate(nsai_writer *out, const nsa_tune_event *e, const char *state,
                            bool first) {
-  nsai_write(out, "%s\n    {", first ? "" : ",");
-  json_string(out, "stage", e->stage);
-  nsai_write(out, ", ");
-  json_string(out, "candidate", e->candidate);
+  nsai_write_json_member(out, first ? "\n    {" : ",\n    {", "stage", e->stage);
+  nsai_write_json_member(out, ", ", "candidate", e->candidate);
   if (state) nsai_write(out, ", \"state\": \"%s\"", state);
 }
 
@@ -60,10 +53,7 @@ static void json_candidates(nsai_writer *out, const nsai_tune_span *span) {
       json_number(out, "ms", e->ms);
       json_number(out, "spread", e->spread);
     }
-    if (e->note[0]) {
-      nsai_write(out, ", ");
-      json_string(out, "note", e->note);
-    }
+    if (e->note[0]) nsai_write_json_member(out, ", ", "note", e->note);
     nsai_write(out, "}");
     first = false;
   }
@@ -76,8 +66,7 @@ static void json_baselines(nsai_writer *out, const nsai_tune_span *span) {
   for (size_t i = 0; i < span->count; i++) {
     const nsa_tune_event *e = &span->events[i];
     if (e->kind != NSA_TUNE_BASELINE) continue;
-    nsai_write(out, "%s\n    {", first ? "" : ",");
-    json_string(out, "name", e->candidate);
+    nsai_write_json_member(out, first ? "\n    {" : ",\n    {", "name", e->candidate);
     json_number(out, "ms", e->ms);
     json_number(out, "spread", e->spread);
     nsai_write(out, "}");
@@ -89,31 +78,28 @@ static void json_baselines(nsai_writer *out, const nsai_tune_span *span) {
 void nsai_tune_json_problem(nsai_writer *out, const nsai_tune_span *span) {
   const nsa_tune_event *done = nsai_tune_find(span, NSA_TUNE_DONE, NULL, NULL);
   char inputs[NSAI_TUNE_INPUTS_BYTES];
-  nsai_write(out, "{");
-  json_string(out, "problem", span->events[0].problem);
-  nsai_write(out, ", \"tokens\": %" PRId64 ", ", span->events[0].tokens);
-  json_string(out, "inputs", nsai_tune_inputs(span->events[0].problem, inputs));
+  nsai_write_json_member(out, "{", "problem", span->events[0].problem);
+  nsai_write(out, ", \"tokens\": %" PRId64, span->events[0].tokens);
+  nsai_write_json_member(out, ", ", "inputs", nsai_tune_inputs(span->events[0].problem, inputs));
   json_number(out, "estimate_ms", span->events[0].ms);
   json_chosen(out, span);
   json_candidates(out, span);
   json_baselines(out, span);
-  nsai_write(out, ",\n   \"done\": %s, ", done ? "true" : "false");
-  json_string(out, "note", done ? done->note : "");
+  nsai_write(out, ",\n   \"done\": %s", done ? "true" : "false");
+  nsai_write_json_member(out, ", ", "note", done ? done->note : "");
   nsai_write(out, "}");
 }
 
 void nsai_tune_json_series(nsai_writer *out, const nsai_tune_point *points, size_t count) {
   char inputs[NSAI_TUNE_INPUTS_BYTES];
   double crossover = nsai_tune_crossover(points, count);
-  nsai_write(out, "{");
-  json_string(out, "inputs", nsai_tune_inputs(points[0].problem, inputs));
+  nsai_write_json_member(out, "{", "inputs", nsai_tune_inputs(points[0].problem, inputs));
   nsai_write(out, ", \"points\": [");
   for (size_t i = 0; i < count; i++) {
     const nsai_tune_point *p = &points[i];
     nsai_write(out, "%s\n    {\"tokens\": %" PRId64, i ? "," : "", p->tokens);
     json_number(out, "forward_ms", p->forward_ms);
-    nsai_write(out, ", ");
-    json_string(out, "baseline", p->dense);
+    nsai_write_json_member(out, ", ", "baseline", p->dense);
     json_number(out, "baseline_ms", p->dense_ms);
     json_number(out, "ratio", p->dense_ms / p->forward_ms);
     nsai_write(out, "}");

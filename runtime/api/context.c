@@ -55,20 +55,19 @@ nsa_status nsa_config_check(const char *yaml, size_t len, const char *name, char
 }
 
 size_t nsa_config_dump(const nsa_ctx *ctx, int32_t with_origin, char *buf, size_t size) {
-  if (nsai_context_check(ctx) == NSA_OK)
-    return nsai_config_dump(ctx->config, with_origin != 0, buf, size);
-  return nsai_writer_open(buf, size).used;
+  nsai_writer out = nsai_writer_open(buf, size);
+  if (nsai_context_check(ctx) == NSA_OK) nsai_config_dump(ctx->config, with_origin != 0, &out);
+  return out.used;
 }
 
 size_t nsa_report(nsa_ctx *ctx, char *buf, size_t size) {
+  nsai_writer out = nsai_writer_open(buf, size);
   nsai_report_inputs inputs = { 0 };
-  if (ctx && nsai_context_check(ctx) == NSA_OK)
-    inputs = (nsai_report_inputs){ .device = ctx->config->runtime.device,
-                                   .driver_path = ctx->config->runtime.driver_path,
-                                   .nvrtc_path = ctx->config->runtime.nvrtc_path,
-                                   .cublaslt_path = ctx->config->runtime.cublaslt_path,
-                                   .cache_dir = ctx->config->runtime.cache_dir,
-                                   .cache = ctx->cache,
-                                   .found = ctx->cpu ? NULL : &ctx->device };
-  return nsai_report_json(&inputs, buf, size);
+  if (ctx && nsai_context_check(ctx) == NSA_OK) {
+    inputs = nsai_report_inputs_of(ctx->config);
+    inputs.cache = ctx->cache;
+    inputs.found = ctx->cpu ? NULL : &ctx->device;
+  }
+  nsai_report_write(&inputs, true, &out);
+  return out.used;
 }

@@ -17,7 +17,6 @@
 
 /* One library: what was opened, or why not. */
 typedef struct library_facts {
-  const char *name;
   bool open;
   char version[32];
   nsai_library library;
@@ -46,17 +45,20 @@ static void keep_search(library_facts *f, const nsai_library_spec *spec,
   if (nsai_library_locate(spec, query, &f->tried, &located) == NSA_OK) f->library = located;
 }
 
+static void keep_library(library_facts *f, const nsai_library *library, const nsai_tried *tried) {
+  f->open = true;
+  f->library = *library;
+  f->tried = *tried;
+}
+
 static const nsai_driver *gather_driver(const nsai_report_inputs *in, library_facts *f) {
   const nsai_driver *driver;
   const nsai_library_query query = { in->driver_path, 0 };
-  f->name = "driver";
   if (nsai_driver_open(in->driver_path, NULL, &driver) != NSA_OK) {
     keep_search(f, &nsai_driver_spec, &query);
     return NULL;
   }
-  f->open = true;
-  f->library = driver->library;
-  f->tried = driver->tried;
+  keep_library(f, &driver->library, &driver->tried);
   snprintf(f->version, sizeof f->version, "%d.%d", (int)(driver->version / 1000),
            (int)(driver->version % 1000 / 10));
   return driver;
@@ -65,28 +67,22 @@ static const nsai_driver *gather_driver(const nsai_report_inputs *in, library_fa
 static void gather_nvrtc(const nsai_report_inputs *in, int32_t max_major, library_facts *f) {
   const nsai_nvrtc *nvrtc;
   const nsai_library_query query = { in->nvrtc_path, max_major };
-  f->name = "nvrtc";
   if (nsai_nvrtc_open(&query, NULL, &nvrtc) != NSA_OK) {
     keep_search(f, &nsai_nvrtc_spec, &query);
     return;
   }
-  f->open = true;
-  f->library = nvrtc->library;
-  f->tried = nvrtc->tried;
+  keep_library(f, &nvrtc->library, &nvrtc->tried);
   snprintf(f->version, sizeof f->version, "%d.%d", (int)nvrtc->major, (int)nvrtc->minor);
 }
 
 static void gather_cublaslt(const nsai_report_inputs *in, int32_t max_major, library_facts *f) {
   const nsai_cublaslt *lt;
   const nsai_library_query query = { in->cublaslt_path, max_major };
-  f->name = "cublaslt";
   if (nsai_cublaslt_open(&query, NULL, &lt) != NSA_OK) {
     keep_search(f, &nsai_cublaslt_spec, &query);
     return;
   }
-  f->open = true;
-  f->library = lt->library;
-  f->tried = lt->tried;
+  keep_library(f, &lt->library, &lt->tried);
   snprintf(f->version, sizeof f->version, "%lld", (long long)lt->version);
 }
 
@@ -166,22 +162,17 @@ static void gather(const nsai_report_inputs *in, facts *f) {
 
 /* ---- JSON ---- */
 
-static void json_member(nsai_writer *out, const char *name, const char *text) {
-  nsai_write(out, ", \"%s\": ", name);
-  nsai_write_json(out, text);
-}
-
-static void json_library(nsai_writer *out, const library_facts *f) {
-  nsai_write(out, ", \"%s\": {\"opened\": %s", f->name, f->open ? "true" : "false");
-  json_member(out, "version", f->open ? f->version : NULL);
-  json_member(out, "path", f->library.path[0] ? f->library.path : NULL);
-  json_member(out, "build_id", f->library.build_id[0] ? f->library.build_id : NULL);
-  json_member(out, "error", f->open ? NULL : f->error);
+static void json_library(nsai_writer *out, const char *name, const library_facts *f) {
+  nsai_write(out, ", \"%s\": {\"opened\": %s", name, f->open ? "true" : "false");
+  nsai_write_json_member(out, ", ", "version", f->open ? f->version : NULL);
+  nsai_write_json_member(out, ", ", "path", f->library.path[0] ? f->library.path : NULL);
+  nsai_write_json_member(out, ", ", "build_id",
+                         f->library.build_id[0] ? f->library.build_id : NULL);
+  nsai_write_json_member(out, ", ", "error", f->open ? NULL : f->error);
   nsai_write(out, ", \"tried\": [");
   for (int32_t i = 0; i < f->tried.count; i++) {
-    nsai_write(out, "%s{\"path\": ", i ? ", " : "");
-    nsai_write_json(out, f->tried.item[i].path);
-    json_member(out, "outcome", f->tried.item[i].outcome);
+    nsai_write_json_member(out, i ? ", {" : "{", "path", f->tried.item[i].path);
+    nsai_write_json_member(out, ", ", "outcome", f->tried.item[i].outcome);
     nsai_write(out, "}");
   }
   nsai_write(out, "], \"tried_beyond\": %d}", (int)f->tried.dropped);
@@ -195,10 +186,10 @@ static void json_device(nsai_writer *out, const facts *f) {
   }
   const nsai_device *d = &f->device;
   nsai_write(out, "{\"ordinal\": %d", (int)d->ordinal);
-  json_member(out, "name", d->name);
-  json_member(out, "uuid", d->uuid);
-  json_member(out, "pci_id", d->pci_id);
-  json_member(out, "arch", d->arch->name);
+  nsai_write_json_member(out, ", ", "name", d->name);
+  nsai_write_json_member(out, ", ", "uuid", d->uuid);
+  nsai_write_json_member(out, ", ", "pci_id", d->pci_id);
+  nsai_write_json_member(out, ", ", "arch", d->arch->name);
   nsai_write(out,
              ", \"compute_capability\": \"%d.%d\", \"sm_count\": %d, \"shared_bytes\": %d, "
              "\"l2_bytes\": %lld, \"memory_bytes\": %llu",
@@ -215,9 +206,8 @@ static void json_device(nsai_writer *out, const facts *f) {
 static void json_cache(nsai_writer *out, const facts *f) {
   nsai_write(out, ", \"cache\": [");
   for (int32_t i = 0; i < f->tiers; i++) {
-    nsai_write(out, "%s{\"path\": ", i ? ", " : "");
-    nsai_write_json(out, f->tier[i].path);
-    json_member(out, "state", f->tier[i].state);
+    nsai_write_json_member(out, i ? ", {" : "{", "path", f->tier[i].path);
+    nsai_write_json_member(out, ", ", "state", f->tier[i].state);
     nsai_write(out, ", \"used\": %s, \"writable\": %s, \"network\": %s}",
                f->tier[i].used ? "true" : "false", f->tier[i].writable ? "true" : "false",
                f->tier[i].network ? "true" : "false");
@@ -225,28 +215,13 @@ static void json_cache(nsai_writer *out, const facts *f) {
   nsai_write(out, "]");
 }
 
-static const char no_memory[] = "out of host memory: no report";
-
-size_t nsai_report_json(const nsai_report_inputs *inputs, char *buf, size_t size) {
-  nsai_writer out = nsai_writer_open(buf, size);
-  facts *f = calloc(1, sizeof *f); /* about 140 KB, with every path tried */
-  nsai_write(&out, "{\"version\": \"%d.%d.%d\"", NSA_VERSION_MAJOR, NSA_VERSION_MINOR,
-             NSA_VERSION_PATCH);
-  json_member(&out, "templates", nsai_embedded_digest);
-  if (!f) {
-    json_member(&out, "verdict", no_memory);
-  } else {
-    gather(inputs, f);
-    json_member(&out, "verdict", f->verdict);
-    json_device(&out, f);
-    json_library(&out, &f->driver);
-    json_library(&out, &f->nvrtc);
-    json_library(&out, &f->cublaslt);
-    json_cache(&out, f);
-  }
-  nsai_write(&out, "}\n");
-  free(f);
-  return out.used;
+static void json_facts(nsai_writer *out, const facts *f) {
+  nsai_write_json_member(out, ", ", "verdict", f->verdict);
+  json_device(out, f);
+  json_library(out, "driver", &f->driver);
+  json_library(out, "nvrtc", &f->nvrtc);
+  json_library(out, "cublaslt", &f->cublaslt);
+  json_cache(out, f);
 }
 
 /* ---- text ---- */
@@ -281,16 +256,34 @@ static void text_facts(nsai_writer *out, const facts *f) {
   if (f->tiers == 0) nsai_write(out, "cache      memory only\n");
 }
 
-size_t nsai_report_text(const nsai_report_inputs *inputs, char *buf, size_t size) {
-  nsai_writer out = nsai_writer_open(buf, size);
-  facts *f = calloc(1, sizeof *f);
-  if (!f) {
-    nsai_write(&out, "%s\n", no_memory);
-    return out.used;
+/* ---- both ---- */
+
+void nsai_report_write(const nsai_report_inputs *inputs, bool json, nsai_writer *out) {
+  static const char no_memory[] = "out of host memory: no report";
+  facts *f = calloc(1, sizeof *f); /* about 140 KB, with every path tried */
+  if (f) gather(inputs, f);
+  if (json) {
+    nsai_write(out, "{\"version\": \"%d.%d.%d\"", NSA_VERSION_MAJOR, NSA_VERSION_MINOR,
+               NSA_VERSION_PATCH);
+    nsai_write_json_member(out, ", ", "templates", nsai_embedded_digest);
+    if (f)
+      json_facts(out, f);
+    else
+      nsai_write_json_member(out, ", ", "verdict", no_memory);
+    nsai_write(out, "}\n");
+  } else if (f) {
+    nsai_write(out, "libnsa %d.%d.%d\n", NSA_VERSION_MAJOR, NSA_VERSION_MINOR, NSA_VERSION_PATCH);
+    text_facts(out, f);
+  } else {
+    nsai_write(out, "%s\n", no_memory);
   }
-  gather(inputs, f);
-  nsai_write(&out, "libnsa %d.%d.%d\n", NSA_VERSION_MAJOR, NSA_VERSION_MINOR, NSA_VERSION_PATCH);
-  text_facts(&out, f);
   free(f);
-  return out.used;
+}
+
+nsai_report_inputs nsai_report_inputs_of(const nsai_config *config) {
+  return (nsai_report_inputs){ .device = config->runtime.device,
+                               .driver_path = config->runtime.driver_path,
+                               .nvrtc_path = config->runtime.nvrtc_path,
+                               .cublaslt_path = config->runtime.cublaslt_path,
+                               .cache_dir = config->runtime.cache_dir };
 }

@@ -8,6 +8,7 @@
 #define NSAI_API_REPORT_H
 
 #include "cache/cache.h"
+#include "config/config.h"
 #include "driver/cuda_api.h"
 #include "driver/device.h"
 
@@ -22,10 +23,10 @@ typedef struct nsai_report_inputs {
   const nsai_device *found; /* the context's device; NULL: chosen by `device` */
 } nsai_report_inputs;
 
-/* One JSON object, by snprintf's rule. */
-size_t nsai_report_json(const nsai_report_inputs *inputs, char *buf, size_t size);
+/* What a configuration says of them; strings are borrowed. */
+nsai_report_inputs nsai_report_inputs_of(const nsai_config *config);
 
-/* The same for people. */
-size_t nsai_report_text(const nsai_report_inputs *inputs, char *buf, size_t size);
+/* Appends the report: as one JSON object, or for people. */
+void nsai_report_write(const nsai_report_inputs *inputs, bool json, nsai_writer *out);
 
 #endif /* NSAI_API_REPORT_H */

@@ -30,3 +30,9 @@ void nsai_write_json(nsai_writer *writer, const char *text) {
   }
   nsai_write(writer, "\"");
 }
+
+void nsai_write_json_member(nsai_writer *writer, const char *before, const char *name,
+                            const char *text) {
+  nsai_write(writer, "%s\"%s\": ", before, name);
+  nsai_write_json(writer, text);
+}

@@ -12,4 +12,8 @@
  * U+FFFD. */
 void nsai_write_json(nsai_writer *writer, const char *text);
 
+/* Appends the member `"name": text` of an object behind `before`: "{" or ", ". */
+void nsai_write_json_member(nsai_writer *writer, const char *before, const char *name,
+                            const char *text);
+
 #endif /* NSAI_BASE_JSON_H */

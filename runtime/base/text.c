@@ -106,11 +106,14 @@ uint32_t nsai_edit_distance(const char *a, const char *b) {
   return d[m][n];
 }
 
-bool nsai_is_near(const char *word, uint32_t distance) {
+bool nsai_is_nearer(const char *word, const char *known, uint32_t *least) {
   /* A third of the letters may be wrong, as in compilers' suggestions: beyond that they are
    * noise. */
   size_t allowed = strlen(word) / 3;
-  return distance <= (allowed ? allowed : 1);
+  uint32_t distance = nsai_edit_distance(word, known);
+  if (distance >= *least || distance > (allowed ? allowed : 1)) return false;
+  *least = distance;
+  return true;
 }
 
 bool nsai_glob_match(const char *pattern, const char *text) {

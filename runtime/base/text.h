@@ -40,8 +40,9 @@ void nsai_write_quoted(nsai_writer *writer, const char *text);
  * of neighbours. Words of more than 32 bytes have distance UINT32_MAX. */
 uint32_t nsai_edit_distance(const char *a, const char *b);
 
-/* Whether a suggestion at `distance` edits from `word` is close enough to be useful. */
-bool nsai_is_near(const char *word, uint32_t distance);
+/* Whether `known` is near enough to `word` to be what was meant, and nearer than those before it.
+ * `*least` is UINT32_MAX before the first. */
+bool nsai_is_nearer(const char *word, const char *known, uint32_t *least);
 
 /* Whether all of `text` matches `pattern`: * is any run of bytes, ? any one byte. */
 bool nsai_glob_match(const char *pattern, const char *text);

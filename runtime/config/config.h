@@ -13,6 +13,7 @@
 
 #include "base/arena.h"
 #include "base/error.h"
+#include "base/writer.h"
 #include "cache/cache.h" /* nsai_cache_mode */
 #include "model/model.h"
 #include "model/stage.h"
@@ -271,12 +272,12 @@ nsa_status nsai_config_apply_device(nsai_config *config, const char *arch, const
 void nsai_config_destroy(nsai_config *config);
 
 /* Writes the effective values as YAML that loads again to the same values. Profiles appear as
- * their effect, not as a section. with_origin adds to each line the origin of its value. Returns
- * a length as snprintf does. */
-size_t nsai_config_dump(const nsai_config *config, bool with_origin, char *buf, size_t size);
+ * their effect, not as a section. with_origin adds to each line the origin of its value.
+ */
+void nsai_config_dump(const nsai_config *config, bool with_origin, nsai_writer *out);
 
 /* Writes the JSON Schema of the format, generated from the declared keys:
- * configs/nsa.schema.json. Returns a length as snprintf does. */
-size_t nsai_config_json_schema(char *buf, size_t size);
+ * configs/nsa.schema.json. */
+void nsai_config_json_schema(nsai_writer *out);
 
 #endif /* NSAI_CONFIG_CONFIG_H */

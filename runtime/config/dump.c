@@ -56,20 +56,18 @@ static void write_key(const nsai_config *config, nsai_key_id id, const char *bef
   nsai_write(writer, "\n");
 }
 
-size_t nsai_config_dump(const nsai_config *config, bool with_origin, char *buf, size_t size) {
-  nsai_writer writer = nsai_writer_open(buf, size);
+void nsai_config_dump(const nsai_config *config, bool with_origin, nsai_writer *writer) {
   const char *before = "";
-  nsai_write(&writer, "nsa: " NSAI_SCHEMA_VERSION "\n");
+  nsai_write(writer, "nsa: " NSAI_SCHEMA_VERSION "\n");
   if (with_origin && config->profile.source) {
-    nsai_write(&writer, "# profile: ");
-    write_place(&config->profile, &writer);
-    nsai_write(&writer, "\n");
+    nsai_write(writer, "# profile: ");
+    write_place(&config->profile, writer);
+    nsai_write(writer, "\n");
   }
   for (int id = 0; id < NSAI_KEY_COUNT; id++) {
     bool is_model = strncmp(nsai_keys[id].path, "model.", strlen("model.")) == 0;
     if (nsai_keys[id].type == NSAI_TYPE_ALIAS || (is_model && !config->has_model)) continue;
-    write_key(config, (nsai_key_id)id, before, with_origin, &writer);
+    write_key(config, (nsai_key_id)id, before, with_origin, writer);
     before = nsai_keys[id].path;
   }
-  return writer.used;
 }

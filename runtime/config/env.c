@@ -3,8 +3,6 @@
  */
 #include "config/env.h"
 
-#include "config/value.h"
-
 #include <stdlib.h>
 
 static const nsai_env_var variables[] = {
@@ -32,15 +30,4 @@ const nsai_env_var *nsai_env_at(size_t index) {
 const char *nsai_env_get(const nsai_env_var *var) {
   const char *value = secure_getenv(var->name);
   return value && *value ? value : NULL;
-}
-
-size_t nsai_env_describe(char *buf, size_t size) {
-  nsai_writer writer = nsai_writer_open(buf, size);
-  for (size_t i = 0; i < VARIABLES; i++) {
-    const nsai_key *key = &nsai_keys[variables[i].key];
-    nsai_write(&writer, "%s\t%s\t", variables[i].name, key->path);
-    nsai_type_write(key, &writer);
-    nsai_write(&writer, "\t%s\t%s\n", key->fallback, key->help);
-  }
-  return writer.used;
 }

@@ -22,8 +22,4 @@ const nsai_env_var *nsai_env_at(size_t index);
  * privileges (for example set-user-id). Thread-safe like getenv: as long as nobody calls setenv. */
 const char *nsai_env_get(const nsai_env_var *var);
 
-/* Writes the table: one line per variable with name, key, type, built-in value and help,
- * separated by tabs. Returns a length as snprintf does. */
-size_t nsai_env_describe(char *buf, size_t size);
-
 #endif /* NSAI_CONFIG_ENV_H */

@@ -157,25 +157,23 @@ static void write_profiles(nsai_writer *w) {
   nsai_write(w, "\n        }}\n    }");
 }
 
-size_t nsai_config_json_schema(char *buf, size_t size) {
-  nsai_writer w = nsai_writer_open(buf, size);
-  nsai_write(&w, "{\n  \"$schema\": \"http://json-schema.org/draft-07/schema#\",\n"
-                 "  \"title\": \"libnsa configuration\",\n"
-                 "  \"type\": \"object\",\n  \"required\": [\"nsa\"],\n"
-                 "  \"additionalProperties\": false,\n  \"patternProperties\": {\"^x-\": {}},\n"
-                 "  \"properties\": {\n"
-                 "    \"nsa\": {\"description\": \"version of the format; the first key\", "
-                 "\"const\": " NSAI_SCHEMA_VERSION "}");
-  write_references(true, 2, &w);
-  write_profiles(&w);
-  nsai_write(&w, "\n  },\n  \"definitions\": {");
+void nsai_config_json_schema(nsai_writer *w) {
+  nsai_write(w, "{\n  \"$schema\": \"http://json-schema.org/draft-07/schema#\",\n"
+                "  \"title\": \"libnsa configuration\",\n"
+                "  \"type\": \"object\",\n  \"required\": [\"nsa\"],\n"
+                "  \"additionalProperties\": false,\n  \"patternProperties\": {\"^x-\": {}},\n"
+                "  \"properties\": {\n"
+                "    \"nsa\": {\"description\": \"version of the format; the first key\", "
+                "\"const\": " NSAI_SCHEMA_VERSION "}");
+  write_references(true, 2, w);
+  write_profiles(w);
+  nsai_write(w, "\n  },\n  \"definitions\": {");
   const char *before = "", *step;
   for (int id = 0; id < NSAI_KEY_COUNT; before = nsai_keys[id++].path) {
     size_t length = nsai_key_step((nsai_key_id)id, "", &step);
     if (strncmp(step, before, length + 1) == 0) continue;
-    if (id) nsai_write(&w, ",");
-    write_member(id, step, length, 2, &w);
+    if (id) nsai_write(w, ",");
+    write_member(id, step, length, 2, w);
   }
-  nsai_write(&w, "\n  }\n}\n");
-  return w.used;
+  nsai_write(w, "\n  }\n}\n");
 }

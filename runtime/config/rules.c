@@ -209,10 +209,7 @@ static void check_forced(const checker *c, nsai_key_id key, const char *name, ns
   for (int32_t i = 0, listed = 0; c->config->variant(i, &known); i++) {
     if (known.stage != stage) continue;
     nsai_write(&w, "%s %s", listed++ ? "," : "", known.name);
-    uint32_t distance = nsai_edit_distance(name, known.name);
-    if (distance >= best || !nsai_is_near(name, distance)) continue;
-    best = distance;
-    nearest = known.name;
+    if (nsai_is_nearer(name, known.name, &best)) nearest = known.name;
   }
   nsai_excerpt_text excerpt;
   nsai_excerpt(name, strlen(name), &excerpt);

@@ -208,9 +208,7 @@ static bool suggest_sibling(const char *prefix, const char *word, nsai_suggestio
     if (!length) continue;
     nsai_writer w = nsai_writer_open(name, sizeof name);
     nsai_write_bytes(&w, step, length);
-    uint32_t distance = nsai_edit_distance(word, name);
-    if (distance >= best || !nsai_is_near(word, distance)) continue;
-    best = distance;
+    if (!nsai_is_nearer(word, name, &best)) continue;
     suggestion->key = step[length] ? NSAI_KEY_COUNT : (nsai_key_id)id;
     w = nsai_writer_open(suggestion->text, sizeof suggestion->text);
     nsai_write(&w, "unknown key; did you mean '%s'?", name);
@@ -285,11 +283,7 @@ const char *nsai_word_suggest(const nsai_word *words, const char *text) {
   }
   const char *found = NULL;
   uint32_t best = UINT32_MAX;
-  for (const nsai_word *word = words; word->text; word++) {
-    uint32_t distance = nsai_edit_distance(text, word->text);
-    if (distance >= best || !nsai_is_near(text, distance)) continue;
-    best = distance;
-    found = word->text;
-  }
+  for (const nsai_word *word = words; word->text; word++)
+    if (nsai_is_nearer(text, word->text, &best)) found = word->text;
   return found;
 }

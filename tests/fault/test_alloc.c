@@ -188,9 +188,10 @@ static nsa_status report(fixture *f) {
   nsai_report_inputs inputs = {
     .driver_path = f->dir, .nvrtc_path = f->dir, .cublaslt_path = f->dir, .cache_dir = f->dir
   };
-  size_t length = nsai_report_json(&inputs, text, sizeof text);
-  length += nsai_report_text(&inputs, text, sizeof text);
-  return length ? NSA_OK : NSA_E_INTERNAL;
+  nsai_writer out = nsai_writer_open(text, sizeof text);
+  nsai_report_write(&inputs, true, &out);
+  nsai_report_write(&inputs, false, &out);
+  return out.used ? NSA_OK : NSA_E_INTERNAL;
 }
 
 static void test_missing_and_report(void **state) {

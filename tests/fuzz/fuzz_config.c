@@ -18,10 +18,13 @@ static void require(int condition) {
 }
 
 static char *dump(const nsai_config *config) {
-  size_t length = nsai_config_dump(config, false, NULL, 0);
-  char *text = malloc(length + 1);
+  nsai_writer none = nsai_writer_open(NULL, 0);
+  nsai_config_dump(config, false, &none);
+  char *text = malloc(none.used + 1);
   require(text != NULL);
-  require(nsai_config_dump(config, false, text, length + 1) == length);
+  nsai_writer out = nsai_writer_open(text, none.used + 1);
+  nsai_config_dump(config, false, &out);
+  require(out.used == none.used);
   return text;
 }
 

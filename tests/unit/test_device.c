@@ -130,23 +130,31 @@ static void test_deviceless(void **state) {
   assert_int_equal(nsai_device_init_arch("sm_90", &device), NSA_E_UNSUPPORTED);
 }
 
-/* snprintf's rule, on a machine with the fake GPU and on one without a driver. */
+/* Writes a report into 64 KiB; returns its length. */
+static size_t report(const nsai_report_inputs *inputs, bool json, char text[65536]) {
+  nsai_writer out = nsai_writer_open(text, 65536);
+  nsai_report_write(inputs, json, &out);
+  assert_true(out.used < out.size && strlen(text) == out.used);
+  return out.used;
+}
+
+/* On a machine with the fake GPU and on one without a driver. */
 static void test_report(void **state) {
-  static char text[65536], cut[100];
+  static char text[65536];
+  char cut[100];
   nsai_report_inputs inputs = { .driver_path = fake_path(), .cache_dir = "/nonexistent/nsa" };
-  size_t length = nsai_report_json(&inputs, text, sizeof text);
-  assert_true(length < sizeof text && strlen(text) == length);
+  size_t length = report(&inputs, true, text);
   assert_non_null(strstr(text, "\"arch\": \"sm_90a\""));
   assert_non_null(strstr(text, "{\"path\": \"/nonexistent/nsa\", \"state\": \"does not exist\""));
-  assert_int_equal(nsai_report_json(&inputs, cut, sizeof cut), length);
-  assert_int_equal(strlen(cut), sizeof cut - 1);
-  assert_int_equal(nsai_report_json(&inputs, NULL, 0), length);
+  nsai_writer out = nsai_writer_open(cut, sizeof cut);
+  nsai_report_write(&inputs, true, &out);
+  assert_int_equal(out.used, length);
   inputs.driver_path = "/nonexistent/libcuda.so.1";
-  nsai_report_text(&inputs, text, sizeof text);
+  report(&inputs, false, text);
   assert_non_null(strstr(text, "No usable NVIDIA driver: libcuda.so.1 was found at none of the 1"));
   assert_non_null(strstr(text, "tried /nonexistent/libcuda.so.1: No such file"));
   inputs.device = "cpu";
-  nsai_report_text(&inputs, text, sizeof text);
+  report(&inputs, false, text);
   assert_non_null(strstr(text, "The CPU device is used"));
 }
 

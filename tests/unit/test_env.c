@@ -37,17 +37,6 @@ static void test_table(void **state) {
   assert_int_equal(count, 14);
 }
 
-static void test_describe(void **state) {
-  char text[8192];
-  size_t length = nsai_env_describe(text, sizeof text);
-  assert_true(length < sizeof text);
-  assert_int_equal(nsai_env_describe(NULL, 0), length);
-  assert_non_null(strstr(text, "NSA_JIT\truntime.jit\ton_demand | prepare_only | never\t"
-                               "on_demand\twhen kernels may be compiled"));
-  assert_non_null(strstr(text, "NSA_COMPILE_JOBS\truntime.compile_jobs\t"
-                               "a whole number from 0 to 256\t0\t"));
-}
-
 static void test_all_variables(void **state) {
   clear();
   setenv("NSA_CACHE_DIR", "/cache", 1);
@@ -140,8 +129,9 @@ static void test_bad_values(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_table),         cmocka_unit_test(test_describe),
-    cmocka_unit_test(test_all_variables), cmocka_unit_test(test_strength),
+    cmocka_unit_test(test_table),
+    cmocka_unit_test(test_all_variables),
+    cmocka_unit_test(test_strength),
     cmocka_unit_test(test_bad_values),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -58,9 +58,13 @@ static void test_distance(void **state) {
   assert_int_equal(nsai_edit_distance("", "gate"), 4);
   assert_int_equal(nsai_edit_distance("kitten", "sitting"), 3);
   assert_int_equal(nsai_edit_distance("a-word-of-more-than-thirty-two-bytes", "a"), UINT32_MAX);
-  assert_true(nsai_is_near("jti", 1));
-  assert_false(nsai_is_near("jti", 2));
-  assert_true(nsai_is_near("selection", 3));
+  uint32_t least = UINT32_MAX;
+  assert_false(nsai_is_nearer("jti", "jobs", &least)); /* 3 edits of 3 letters */
+  assert_true(nsai_is_nearer("jti", "jit", &least));
+  assert_int_equal(least, 1);
+  assert_false(nsai_is_nearer("jti", "jt", &least)); /* as near as the one before */
+  least = UINT32_MAX;
+  assert_true(nsai_is_nearer("selection", "select", &least)); /* 3 of 9 */
 }
 
 static void test_glob(void **state) {
