@@ -67,15 +67,7 @@ static nsa_tensor by_heads(int slot, nsa_tensor t) {
 static nsa_status make_like(const nsai_verify_tensors *d, int slot, nsa_tensor *t) {
   if (!nsai_verify_tensors_has(d, slot)) return NSA_OK;
   nsa_tensor view = nsai_verify_tensors_view(d, slot, NSAI_VERIFY_HOST);
-  int64_t count = 1;
-  *t = view;
-  t->dtype = NSA_F32;
-  for (int32_t i = t->ndim - 1; i >= 0; i--) {
-    t->stride[i] = count;
-    count *= t->shape[i];
-  }
-  t->data = calloc((size_t)(count + 1), sizeof(float));
-  if (!t->data) return nsai_fail_nomem("gradients of the reference", 0);
+  NSAI_TRY(nsai_verify_tensor_alloc(NSA_F32, view.ndim, view.shape, t));
   if (!d->c->accumulate) return NSA_OK;
   nsa_tensor to = by_heads(slot, *t), from = by_heads(slot, view);
   nsai_verify_copy_rows(&to, &from, 0, to.shape[0]);
@@ -93,23 +85,18 @@ static void wanted_grads(const nsai_verify_tensors *d, const wanted *w, nsa_grad
   nsai_verify_set_grads(w->slot, grads);
 }
 
-/* Compressed keys or values in the model's dtype, as every implementation stores them. */
-static nsa_status make_compressed(const nsai_verify_tensors *d, int32_t dim, nsa_tensor *t) {
-  const nsai_model *g = &d->c->model;
-  *t = (nsa_tensor){ .shape = { d->blocks, g->kv_heads, dim },
-                     .stride = { (int64_t)g->kv_heads * dim, dim, 1 },
-                     .ndim = 3,
-                     .dtype = g->dtype };
-  t->data = calloc((size_t)(d->blocks * t->stride[0] + 1), sizeof(uint16_t));
-  return t->data ? NSA_OK : nsai_fail_nomem("compressed keys", 0);
+/* Compressed keys or values as every implementation stores them in `dtype`; or their gradients. */
+static nsa_status make_compressed(const nsai_verify_tensors *d, int32_t dtype, int32_t dim,
+                                  nsa_tensor *t) {
+  return nsai_verify_tensor_alloc(dtype, 3, (int64_t[]){ d->blocks, d->c->model.kv_heads, dim }, t);
 }
 
 /* `rounded` gets compressed keys and values in the model's dtype; the caller frees them. */
 static nsa_status round_compressed(nsai_trial_run *trial, const nsa_batch *batch, nsa_io *rounded) {
   const nsai_model *g = &trial->c->model;
   rounded->kv.k_cmp = rounded->kv.v_cmp = (nsa_tensor){ 0 };
-  NSAI_TRY(make_compressed(&trial->data, g->head_dim_qk, &rounded->kv.k_cmp));
-  NSAI_TRY(make_compressed(&trial->data, g->head_dim_v, &rounded->kv.v_cmp));
+  NSAI_TRY(make_compressed(&trial->data, g->dtype, g->head_dim_qk, &rounded->kv.k_cmp));
+  NSAI_TRY(make_compressed(&trial->data, g->dtype, g->head_dim_v, &rounded->kv.v_cmp));
   return nsai_reference_compress(g, batch, rounded, trial->threads);
 }
 
@@ -120,32 +107,13 @@ static double root_of_squares(const nsa_tensor *t) {
   return sqrt(sum / (double)t->shape[1]);
 }
 
-/* The gradients of compressed blocks in f32, if phi has weights, whose gradients are sums over
- * them. */
-static nsa_status want_blocks(const nsai_trial_run *trial, nsa_tensor blocks[2]) {
-  const nsai_model *g = &trial->c->model;
-  for (int side = 0; side < 2; side++) {
-    nsa_tensor *t = &blocks[side];
-    NSAI_TRY(make_compressed(&trial->data, side ? g->head_dim_v : g->head_dim_qk, t));
-    free(t->data);
-    t->dtype = NSA_F32;
-    t->data = calloc((size_t)(t->shape[0] * t->stride[0] + 1), sizeof(float));
-    if (!t->data) return nsai_fail_nomem("gradients of blocks", 0);
-  }
-  return NSA_OK;
-}
-
 /* A d_o in the model's dtype, as every implementation multiplies it. The caller frees it unless
  * it is the case's own. */
 static nsa_status round_d_o(const nsai_verify_tensors *d, nsa_tensor *out) {
   nsa_tensor view = nsai_verify_tensors_view(d, NSAI_VERIFY_D_O, NSAI_VERIFY_HOST);
   *out = view;
   if (!d->c->d_o_f32) return NSA_OK;
-  out->dtype = d->c->model.dtype;
-  out->stride[1] = view.shape[2];
-  out->stride[0] = view.shape[1] * view.shape[2];
-  out->data = calloc((size_t)(view.shape[0] * out->stride[0] + 1), sizeof(uint16_t));
-  if (!out->data) return nsai_fail_nomem("a rounded d_o", 0);
+  NSAI_TRY(nsai_verify_tensor_alloc(d->c->model.dtype, 3, view.shape, out));
   nsai_verify_copy_rows(out, &view, 0, d->tokens);
   return NSA_OK;
 }
@@ -170,7 +138,11 @@ static nsa_status plain_rows(nsai_trial_run *trial, const nsa_batch *batch, cons
   nsai_verify_set_grads(w->plain, &grads);
   grads.accumulate = (uint32_t)trial->c->accumulate;
   grads.d_o = *d_o;
-  if (sums) NSAI_TRY_TO(done, want_blocks(trial, blocks));
+  /* phi's weights have gradients that are sums over blocks. */
+  if (sums) {
+    NSAI_TRY_TO(done, make_compressed(d, NSA_F32, model.head_dim_qk, &blocks[0]));
+    NSAI_TRY_TO(done, make_compressed(d, NSA_F32, model.head_dim_v, &blocks[1]));
+  }
   grads.d_kv.k_cmp = blocks[0];
   grads.d_kv.v_cmp = blocks[1];
   NSAI_TRY_TO(done, nsai_reference_backward(&model, trial->c->selection, trial->c->branches, batch,

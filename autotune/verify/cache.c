@@ -21,12 +21,6 @@
 
 /* ---- shapes ---------------------------------------------------------------------------------- */
 
-static nsa_status alloc_host(int32_t dtype, int32_t ndim, const int64_t *shape, nsa_tensor *out) {
-  *out = nsai_verify_tensor(dtype, ndim, shape);
-  out->data = calloc(nsai_verify_tensor_bytes(out) + 1, 1);
-  return out->data ? NSA_OK : nsai_fail_nomem("a reference", nsai_verify_tensor_bytes(out));
-}
-
 static const nsai_model *model_of(const nsai_verify_cache_setup *w) { return &w->c.problem.model; }
 
 static int32_t longest(const nsai_verify_cache_setup *w) {
@@ -191,10 +185,10 @@ static nsa_status make_new_kv(const nsai_verify_cache_setup *w, const nsai_verif
   const nsai_model *g = model_of(w);
   for (int b = 0; b < NSA_BRANCHES; b++) {
     if (!nsai_reads_pair(g, b)) continue;
-    NSAI_TRY(
-        alloc_host(g->dtype, 3, (int64_t[]){ rows, g->kv_heads, g->head_dim_qk }, &new_kv->k[b]));
-    NSAI_TRY(
-        alloc_host(g->dtype, 3, (int64_t[]){ rows, g->kv_heads, g->head_dim_v }, &new_kv->v[b]));
+    NSAI_TRY(nsai_verify_tensor_alloc(g->dtype, 3, (int64_t[]){ rows, g->kv_heads, g->head_dim_qk },
+                                      &new_kv->k[b]));
+    NSAI_TRY(nsai_verify_tensor_alloc(g->dtype, 3, (int64_t[]){ rows, g->kv_heads, g->head_dim_v },
+                                      &new_kv->v[b]));
     nsai_verify_fill_keys(in, b, &new_kv->k[b]);
     nsai_verify_fill_values(in, b, &new_kv->v[b]);
   }
@@ -263,7 +257,7 @@ static nsa_status ask_reference(nsai_verify_cache_setup *w, int32_t selection, b
   for (int b = 0; b < NSA_BRANCHES; b++) io.lse[b] = w->want_lse[b];
   if (g->select_count) io.block_idx = selection == NSA_SELECT_TOPN ? w->topn : w->on;
   if (probes) {
-    NSAI_TRY_TO(done, alloc_host(NSA_I32, 1, (int64_t[]){ w->tokens }, &rows));
+    NSAI_TRY_TO(done, nsai_verify_tensor_alloc(NSA_I32, 1, (int64_t[]){ w->tokens }, &rows));
     for (int64_t i = 0; i < w->tokens; i++) ((int32_t *)rows.data)[i] = (int32_t)i;
     io.probe_rows = rows;
     io.probe_importance = w->importance;
@@ -277,15 +271,17 @@ done:
 static nsa_status make_expected(nsai_verify_cache_setup *w) {
   const nsai_model *g = model_of(w);
   const int64_t lists[] = { w->tokens, g->kv_heads, g->select_count };
-  NSAI_TRY(alloc_host(NSA_F32, 3, (int64_t[]){ w->tokens, g->heads, g->head_dim_v }, &w->want_o));
+  NSAI_TRY(nsai_verify_tensor_alloc(NSA_F32, 3, (int64_t[]){ w->tokens, g->heads, g->head_dim_v },
+                                    &w->want_o));
   for (int b = 0; b < NSA_BRANCHES; b++)
     if (has_branch(g, b))
-      NSAI_TRY(alloc_host(NSA_F32, 2, (int64_t[]){ w->tokens, g->heads }, &w->want_lse[b]));
+      NSAI_TRY(nsai_verify_tensor_alloc(NSA_F32, 2, (int64_t[]){ w->tokens, g->heads },
+                                        &w->want_lse[b]));
   if (!g->select_count) return ask_reference(w, NSA_SELECT_TOPN, false);
-  NSAI_TRY(alloc_host(NSA_I32, 3, lists, &w->topn));
-  NSAI_TRY(alloc_host(NSA_I32, 3, lists, &w->on));
-  NSAI_TRY(
-      alloc_host(NSA_F32, 3, (int64_t[]){ w->tokens, g->kv_heads, w->blocks }, &w->importance));
+  NSAI_TRY(nsai_verify_tensor_alloc(NSA_I32, 3, lists, &w->topn));
+  NSAI_TRY(nsai_verify_tensor_alloc(NSA_I32, 3, lists, &w->on));
+  NSAI_TRY(nsai_verify_tensor_alloc(NSA_F32, 3, (int64_t[]){ w->tokens, g->kv_heads, w->blocks },
+                                    &w->importance));
   NSAI_TRY(ask_reference(w, NSA_SELECT_TOPN, true));
   memcpy(w->on.data, w->topn.data, nsai_verify_tensor_bytes(&w->topn));
   return NSA_OK;

@@ -48,22 +48,6 @@ int64_t nsai_verify_cache_copies(double bytes) {
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-nsa_tensor nsai_verify_tensor(int32_t dtype, int32_t ndim, const int64_t *shape) {
-  nsa_tensor t = { .ndim = ndim, .dtype = dtype };
-  int64_t stride = 1;
-  for (int i = ndim - 1; i >= 0; i--) {
-    t.shape[i] = shape[i];
-    t.stride[i] = stride;
-    stride *= shape[i];
-  }
-  return t;
-}
-
-size_t nsai_verify_tensor_bytes(const nsa_tensor *t) {
-  size_t element = t->dtype == NSA_BF16 || t->dtype == NSA_F16 ? 2 : 4;
-  return (size_t)(t->shape[0] * t->stride[0]) * element;
-}
-
 nsa_tensor *nsai_verify_cache_tensor(nsa_kv *cache, int index) {
   if (index < NSA_BRANCHES) return &cache->k[index];
   if (index < 2 * NSA_BRANCHES) return &cache->v[index - NSA_BRANCHES];

@@ -58,10 +58,6 @@ nsa_status nsai_verify_cache_alloc(nsai_verify_cache *kv, size_t bytes, void **o
  * progress. */
 nsa_status nsai_verify_cache_workspace(nsai_verify_cache *kv, uint64_t bytes);
 
-/* A packed tensor without memory, its last dimension contiguous; and its size in bytes. */
-nsa_tensor nsai_verify_tensor(int32_t dtype, int32_t ndim, const int64_t *shape);
-size_t nsai_verify_tensor_bytes(const nsa_tensor *tensor);
-
 /* The tensors of a cache in this order: K of each pair, V of each, compressed K, compressed V. */
 #define NSAI_VERIFY_CACHE_TENSORS (2 * NSA_BRANCHES + 2)
 nsa_tensor *nsai_verify_cache_tensor(nsa_kv *cache, int index);

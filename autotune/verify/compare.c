@@ -144,8 +144,7 @@ void nsai_verify_compare_tensors(const char *name, nsai_verify_tolerance toleran
   for (int64_t row = 0; row < got->shape[0]; row++)
     for (int32_t h = 0; h < heads; h++)
       for (int32_t i = 0; i < got->shape[2]; i++) {
-        double a = (double)nsai_verify_load(got, row * got->stride[0] + h * got->stride[1] + i);
-        double b = (double)nsai_verify_load(want, row * want->stride[0] + h * want->stride[1] + i);
+        double a = nsai_verify_at(got, row, h, i), b = nsai_verify_at(want, row, h, i);
         if (add(&groups[h], &s, a, b, row, i)) continue;
         nsai_verify_fail(result, "%s row %lld head %d dim %d: got %.9g, want %.9g", name,
                          (long long)row, h, i, a, b);
@@ -177,22 +176,18 @@ void nsai_verify_compare_lse(const char *name, const nsa_tensor *got,
         want[at]);
 }
 
-static double element(const nsa_tensor *t, int64_t r, int64_t h, int32_t i) {
-  return (double)nsai_verify_load(t, r * t->stride[0] + h * t->stride[1] + i);
-}
-
 /* Sums one head. Returns 0 and stores the position in `g` where `got` is not finite. */
 static int add_gradient(const nsai_verify_gradient *x, int64_t h, group *g) {
   sums unused = { 0 };
   *g = (group){ .worst = -1 };
   for (int64_t r = x->begin; r < x->begin + x->rows; r++)
     for (int32_t i = 0; i < x->want->shape[2]; i++) {
-      double got = element(x->got, r, h, i), want = element(x->want, r, h, i);
+      double got = nsai_verify_at(x->got, r, h, i), want = nsai_verify_at(x->want, r, h, i);
       if (!isfinite(got) || !add(g, &unused, got, want, r, i)) {
         *g = (group){ .got = got, .want = want, .token = r, .dim = i };
         return 0;
       }
-      double plain = x->plain ? element(x->plain, r, h, i) - want : 0;
+      double plain = x->plain ? nsai_verify_at(x->plain, r, h, i) - want : 0;
       g->plain += plain * plain;
     }
   return 1;

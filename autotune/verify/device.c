@@ -107,12 +107,7 @@ nsa_status nsai_verify_device_capture(const nsai_verify_device *device,
 
 nsa_status nsai_verify_device_upload(const nsai_verify_device *device, void *to, const void *from,
                                      size_t bytes) {
-  if (!device->driver) {
-    memcpy(to, from, bytes);
-    return NSA_OK;
-  }
-  NSAI_TRY(NSAI_CUDA(device->driver,
-                     cuMemcpyHtoDAsync((nsai_cu_ptr)(uintptr_t)to, from, bytes, device->stream)));
+  NSAI_TRY(nsai_verify_device_send(device, to, from, bytes));
   return nsai_verify_device_wait(device, NULL);
 }
 

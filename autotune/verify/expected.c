@@ -97,15 +97,10 @@ nsa_status nsai_verify_expected_compressed(nsai_verify_expected *expected,
   make_oracle(trial, 1, &o);
   nsa_tensor *sides[2] = { &o.io.kv.k_cmp, &o.io.kv.v_cmp };
   for (int i = 0; i < 2; i++) {
-    nsa_tensor *want = sides[i];
-    want->shape[0] = trial->data.blocks;
-    want->dtype = NSA_F32;
-    want->stride[1] = want->shape[2];
-    want->stride[0] = want->shape[1] * want->shape[2];
+    sides[i]->shape[0] = trial->data.blocks;
     free(expected->compressed[i].data);
-    want->data = malloc((size_t)(want->shape[0] * want->stride[0] + 1) * sizeof(float));
-    expected->compressed[i] = *want;
-    if (!want->data) return nsai_fail_nomem("compressed blocks", 0);
+    NSAI_TRY(nsai_verify_tensor_alloc(NSA_F32, 3, sides[i]->shape, &expected->compressed[i]));
+    *sides[i] = expected->compressed[i];
   }
   NSAI_TRY(nsai_reference_compress(&o.model, o.batch, &o.io, trial->threads));
   computed(expected, NSAI_VERIFY_EXPECTED_COMPRESSED);

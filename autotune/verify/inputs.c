@@ -4,6 +4,7 @@
 #include "verify/inputs.h"
 
 #include "base/float16.h"
+#include "run/check_tensor.h"
 #include "verify/parallel.h"
 
 #include <math.h>
@@ -31,10 +32,37 @@ enum {
 #define LARGE_SCALE 6.0f    /* of q and of k: raw logits of standard deviation 36 */
 #define TINY_SCALE 0x1p-10f
 
+nsa_tensor nsai_verify_tensor(int32_t dtype, int32_t ndim, const int64_t *shape) {
+  nsa_tensor t = { .ndim = ndim, .dtype = dtype };
+  int64_t stride = 1;
+  for (int i = ndim - 1; i >= 0; i--) {
+    t.shape[i] = shape[i];
+    t.stride[i] = stride;
+    stride *= shape[i] ? shape[i] : 1;
+  }
+  return t;
+}
+
+size_t nsai_verify_tensor_bytes(const nsa_tensor *t) {
+  return (size_t)(t->shape[0] * t->stride[0]) * (size_t)nsai_dtype_bytes(t->dtype);
+}
+
+nsa_status nsai_verify_tensor_alloc(int32_t dtype, int32_t ndim, const int64_t *shape,
+                                    nsa_tensor *out) {
+  *out = nsai_verify_tensor(dtype, ndim, shape);
+  out->data = calloc(nsai_verify_tensor_bytes(out) + 1, 1);
+  return out->data ? NSA_OK
+                   : nsai_fail_nomem("a tensor of the reference", nsai_verify_tensor_bytes(out));
+}
+
 float nsai_verify_load(const nsa_tensor *t, int64_t offset) {
   if (t->dtype == NSA_F32) return ((const float *)t->data)[offset];
   uint16_t bits = ((const uint16_t *)t->data)[offset];
   return t->dtype == NSA_BF16 ? nsai_float_from_bf16(bits) : nsai_float_from_f16(bits);
+}
+
+double nsai_verify_at(const nsa_tensor *t, int64_t row, int64_t head, int64_t i) {
+  return (double)nsai_verify_load(t, row * t->stride[0] + head * t->stride[1] + i);
 }
 
 void nsai_verify_store(const nsa_tensor *t, int64_t offset, float value) {
@@ -51,8 +79,7 @@ void nsai_verify_copy_rows(const nsa_tensor *to, const nsa_tensor *from, int64_t
     for (int64_t h = 0; h < from->shape[1]; h++)
       for (int64_t i = 0; i < from->shape[2]; i++)
         nsai_verify_store(to, r * to->stride[0] + h * to->stride[1] + i,
-                          nsai_verify_load(from,
-                                           (r + skip) * from->stride[0] + h * from->stride[1] + i));
+                          (float)nsai_verify_at(from, r + skip, h, i));
 }
 
 /* ---- white ----------------------------------------------------------------------------------- */
@@ -197,7 +224,7 @@ void nsai_verify_fill_values(const nsai_verify_inputs *in, int branch, const nsa
 
 /* ---- overlap --------------------------------------------------------------------------------- */
 
-static const int32_t *index_row(const nsa_tensor *index, int64_t t, int64_t head) {
+const int32_t *nsai_verify_index_row(const nsa_tensor *index, int64_t t, int64_t head) {
   return (const int32_t *)index->data + t * index->stride[0] + head * index->stride[1];
 }
 
@@ -213,18 +240,20 @@ static int64_t union_size(const nsai_model *g, const nsa_tensor *index, int64_t 
   for (;; size++) {
     int32_t least = INT32_MAX;
     for (int i = 0; i < count; i++)
-      if (at[i] < g->select_count && index_row(index, t + i, head)[at[i]] < least)
-        least = index_row(index, t + i, head)[at[i]];
+      if (at[i] < g->select_count && nsai_verify_index_row(index, t + i, head)[at[i]] < least)
+        least = nsai_verify_index_row(index, t + i, head)[at[i]];
     if (least == INT32_MAX) return size;
     for (int i = 0; i < count; i++)
-      if (at[i] < g->select_count && index_row(index, t + i, head)[at[i]] == least) at[i]++;
+      if (at[i] < g->select_count && nsai_verify_index_row(index, t + i, head)[at[i]] == least)
+        at[i]++;
   }
 }
 
 /* The fraction of token t's free blocks that token t - 1 selects too; -1 when it has none. */
 static double shared_share(const nsai_model *g, const nsa_tensor *index, int64_t t, int64_t head,
                            int64_t position) {
-  const int32_t *now = index_row(index, t, head), *before = index_row(index, t - 1, head);
+  const int32_t *now = nsai_verify_index_row(index, t, head),
+                *before = nsai_verify_index_row(index, t - 1, head);
   int32_t free_blocks = 0, kept = 0;
   for (int32_t i = 0, j = 0; i < g->select_count; i++) {
     if (is_forced(g, position, now[i])) continue;
@@ -244,7 +273,7 @@ void nsai_verify_overlap_measure(const nsai_model *g, const nsa_tensor *index, i
   for (int64_t head = 0; head < g->kv_heads; head++)
     for (int64_t t = 1; t < tokens; t++) {
       /* A list is full when its last entry is not -1; rows after a full one are full too. */
-      if (index_row(index, t - 1, head)[g->select_count - 1] < 0) continue;
+      if (nsai_verify_index_row(index, t - 1, head)[g->select_count - 1] < 0) continue;
       out->rows++;
       double share = shared_share(g, index, t, head, first + t);
       if (share >= 0) r += share, pairs++;

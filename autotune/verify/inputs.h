@@ -30,13 +30,26 @@ void nsai_verify_fill_values(const nsai_verify_inputs *in, int branch, const nsa
 void nsai_verify_fill_normal(const nsai_verify_inputs *in, uint64_t stream, float scale,
                              const nsa_tensor *t);
 
-/* Elements of a host tensor, widened or rounded once. `offset` counts elements. */
+/* A contiguous tensor without data, and its size. */
+nsa_tensor nsai_verify_tensor(int32_t dtype, int32_t ndim, const int64_t *shape);
+size_t nsai_verify_tensor_bytes(const nsa_tensor *t);
+
+/* The same with zeros in host memory; the caller frees `out->data`. NSA_E_NOMEM. */
+nsa_status nsai_verify_tensor_alloc(int32_t dtype, int32_t ndim, const int64_t *shape,
+                                    nsa_tensor *out);
+
+/* Elements of a host tensor, widened or rounded once. `offset` counts elements; nsai_verify_at is of
+ * a tensor [rows, heads, columns]. */
 float nsai_verify_load(const nsa_tensor *t, int64_t offset);
+double nsai_verify_at(const nsa_tensor *t, int64_t row, int64_t head, int64_t i);
 void nsai_verify_store(const nsa_tensor *t, int64_t offset, float value);
 
 /* Copies `rows` rows of `from` [T, H, D], after skipping `skip` rows, to the beginning of `to`. */
 void nsai_verify_copy_rows(const nsa_tensor *to, const nsa_tensor *from, int64_t skip,
                            int64_t rows);
+
+/* The blocks of a token row and KV head in host block indices [T, Hkv, n]. */
+const int32_t *nsai_verify_index_row(const nsa_tensor *index, int64_t t, int64_t head);
 
 /* How similar the selections of adjacent tokens are. */
 typedef struct nsai_verify_overlap {

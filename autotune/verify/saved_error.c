@@ -26,18 +26,8 @@ typedef struct saved_error {
   nsa_tensor u[NSA_BRANCHES]; /* f32 [T, Hq, 1]: e */
 } saved_error;
 
-/* f32 zeros, contiguous. */
 static nsa_status make(nsa_tensor *t, int64_t rows, int64_t heads, int64_t width) {
-  *t = (nsa_tensor){ .shape = { rows, heads, width },
-                     .stride = { heads * width, width, 1 },
-                     .ndim = 3,
-                     .dtype = NSA_F32 };
-  t->data = calloc((size_t)(rows * heads * width + 1), sizeof(float));
-  return t->data ? NSA_OK : nsai_fail_nomem("a tensor of the reference", 0);
-}
-
-static double at(const nsa_tensor *t, int64_t row, int64_t head, int64_t i) {
-  return (double)nsai_verify_load(t, row * t->stride[0] + head * t->stride[1] + i);
+  return nsai_verify_tensor_alloc(NSA_F32, 3, (int64_t[]){ rows, heads, width }, t);
 }
 
 /* An absent tensor is allowed. */
@@ -88,7 +78,8 @@ static nsa_status find_errors(saved_error *e) {
       for (int64_t h = 0; h < e->keys.heads; h++)
         for (int64_t i = 0; i < d_o.shape[2]; i++)
           add(&e->u[b], t, h, 0,
-              at(&d_o, t, h, i) * (at(&e->io->o_branch[b], t, h, i) - at(&exact[b], t, h, i)));
+              nsai_verify_at(&d_o, t, h, i) * (nsai_verify_at(&e->io->o_branch[b], t, h, i) -
+                                               nsai_verify_at(&exact[b], t, h, i)));
   }
 done:
   for (int b = 0; b < NSA_BRANCHES; b++) free(exact[b].data);
@@ -96,7 +87,7 @@ done:
 }
 
 static double gate_of(const saved_error *e, int64_t t, int64_t h, int b) {
-  double x = at(&e->io->gate.value, t, h, b);
+  double x = nsai_verify_at(&e->io->gate.value, t, h, b);
   return e->keys.gate == NSAI_GATE_WEIGHTS ? x : 1 / (1 + exp(-x));
 }
 
@@ -107,12 +98,13 @@ static nsa_status add_rows(const saved_error *e, nsa_tensor *plain) {
   for (int b = 0; b < NSA_BRANCHES; b++)
     for (int64_t t = 0; t < e->trial->data.tokens && has(e, b); t++)
       for (int64_t h = 0; h < e->keys.heads; h++) {
-        double g = gate_of(e, t, h, b), u = at(&e->u[b], t, h, 0);
+        double g = gate_of(e, t, h, b), u = nsai_verify_at(&e->u[b], t, h, 0);
         double slope = e->keys.gate == NSAI_GATE_WEIGHTS ? 1 : g * (1 - g);
         if (u == 0) continue; /* the gate of a row without keys may have any value */
         add(&plain[NSAI_VERIFY_D_GATE_VALUE], t, h, b, slope * u);
         for (int64_t i = 0; i < e->keys.head_dim_qk; i++)
-          add(&plain[NSAI_VERIFY_D_Q], t, h, i, -e->scale * g * u * at(&mean[b], t, h, i));
+          add(&plain[NSAI_VERIFY_D_Q], t, h, i,
+              -e->scale * g * u * nsai_verify_at(&mean[b], t, h, i));
       }
 done:
   for (int b = 0; b < NSA_BRANCHES; b++) free(mean[b].data);
@@ -136,13 +128,14 @@ static nsa_status add_keys(const saved_error *e, int b, nsa_tensor *to) {
   for (int64_t t = 0; t < d->tokens; t++)
     for (int64_t h = 0; h < e->keys.heads; h++)
       for (int64_t i = 0; i < e->keys.head_dim_qk; i++)
-        add(&grads.d_o, t, h, i, at(&e->u[b], t, h, 0) * at(&io.q, t, h, i));
+        add(&grads.d_o, t, h, i,
+            nsai_verify_at(&e->u[b], t, h, 0) * nsai_verify_at(&io.q, t, h, i));
   NSAI_TRY_TO(done, nsai_reference_backward(&e->keys, e->trial->c->selection, 1u << b, e->batch,
                                             &io, &grads, e->trial->threads));
   for (int64_t r = 0; r < to->shape[0]; r++)
     for (int64_t h = 0; h < e->keys.kv_heads; h++)
       for (int64_t i = 0; i < e->keys.head_dim_qk; i++)
-        add(to, r, h, i, -e->scale * at(&d_v, r, h, i));
+        add(to, r, h, i, -e->scale * nsai_verify_at(&d_v, r, h, i));
 done:
   free(d_v.data);
   free(grads.d_o.data);

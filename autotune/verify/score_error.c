@@ -32,10 +32,6 @@ typedef struct score_error {
   double *gates;                       /* [Hq * 3] of the token */
 } score_error;
 
-static double at(const nsa_tensor *t, int64_t row, int64_t head, int64_t i) {
-  return (double)nsai_verify_load(t, row * t->stride[0] + head * t->stride[1] + i);
-}
-
 static double rounded(double x, int32_t dtype) {
   uint16_t bits;
   nsa_tensor t = { .data = &bits, .dtype = dtype };
@@ -76,7 +72,7 @@ static int find_gates(score_error *e) {
   }
   for (int64_t i = 0; i < count; i++) {
     if (g->gate != NSAI_GATE_MLP)
-      e->gates[i] = at(&gate->value, e->token, i / NSA_BRANCHES, i % NSA_BRANCHES);
+      e->gates[i] = nsai_verify_at(&gate->value, e->token, i / NSA_BRANCHES, i % NSA_BRANCHES);
     if (g->gate != NSAI_GATE_WEIGHTS) e->gates[i] = 1 / (1 + exp(-e->gates[i]));
   }
   return 1;
@@ -124,9 +120,11 @@ static void add_branch(score_error *e, int branch) {
     if (!sees(e, branch, i)) continue;
     double score = 0, d_value = 0;
     for (int32_t c = 0; c < g->head_dim_qk; c++)
-      score += at(&e->io->q, e->token, e->head, c) * at(k, first + i, kv_head, c);
+      score += nsai_verify_at(&e->io->q, e->token, e->head, c) *
+               nsai_verify_at(k, first + i, kv_head, c);
     for (int32_t c = 0; c < g->head_dim_v; c++)
-      d_value += at(e->d_o, e->token, e->head, c) * at(v, first + i, kv_head, c);
+      d_value +=
+          nsai_verify_at(e->d_o, e->token, e->head, c) * nsai_verify_at(v, first + i, kv_head, c);
     e->score[i] = score * e->scale;
     e->d_value[i] = d_value;
     most = fmax(most, e->score[i]);
@@ -144,7 +142,7 @@ static void add_branch(score_error *e, int branch) {
     double error = e->scale * (rounded(d_score, g->dtype) - d_score);
     float *to = (float *)e->d_q->data + e->token * e->d_q->stride[0] + e->head * e->d_q->stride[1];
     for (int32_t c = 0; c < g->head_dim_qk; c++)
-      to[c] += (float)(error * at(k, first + i, kv_head, c));
+      to[c] += (float)(error * nsai_verify_at(k, first + i, kv_head, c));
   }
 }
 

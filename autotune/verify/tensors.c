@@ -6,6 +6,7 @@
  */
 #include "verify/tensors.h"
 
+#include "run/check_tensor.h"
 #include "verify/tensors_fill.h"
 
 #include <stdio.h>
@@ -15,86 +16,27 @@
 #define INT_FILL 0xa5 /* a large negative number; not -1, which is a legal index */
 
 const char *nsai_verify_slot_name(int slot) {
-  static const char *const names[NSAI_VERIFY_SLOTS] = { "cu_q",
-                                                        "cu_kv",
-                                                        "cu_cmp",
-                                                        "q",
-                                                        "k[0]",
-                                                        "k[1]",
-                                                        "k[2]",
-                                                        "v[0]",
-                                                        "v[1]",
-                                                        "v[2]",
-                                                        "phi.k.pe",
-                                                        "phi.k.w",
-                                                        "phi.k.w1",
-                                                        "phi.k.b1",
-                                                        "phi.k.w2",
-                                                        "phi.k.b2",
-                                                        "phi.v.pe",
-                                                        "phi.v.w",
-                                                        "phi.v.w1",
-                                                        "phi.v.b1",
-                                                        "phi.v.w2",
-                                                        "phi.v.b2",
-                                                        "gate.value",
-                                                        "gate.x",
-                                                        "gate.w1",
-                                                        "gate.b1",
-                                                        "gate.w2",
-                                                        "gate.b2",
-                                                        "block_idx (in)",
-                                                        "ranges",
-                                                        "k_cmp (in)",
-                                                        "v_cmp (in)",
-                                                        "probe_rows",
-                                                        "importance",
-                                                        "d_o",
-                                                        "o_branch[0] (in)",
-                                                        "o_branch[1] (in)",
-                                                        "o_branch[2] (in)",
-                                                        "lse[0] (in)",
-                                                        "lse[1] (in)",
-                                                        "lse[2] (in)",
-                                                        "o",
-                                                        "o_branch[0]",
-                                                        "o_branch[1]",
-                                                        "o_branch[2]",
-                                                        "lse[0]",
-                                                        "lse[1]",
-                                                        "lse[2]",
-                                                        "block_idx",
-                                                        "k_cmp",
-                                                        "v_cmp",
-                                                        "probe_importance",
-                                                        "d_q",
-                                                        "d_kv.k[0]",
-                                                        "d_kv.k[1]",
-                                                        "d_kv.k[2]",
-                                                        "d_kv.v[0]",
-                                                        "d_kv.v[1]",
-                                                        "d_kv.v[2]",
-                                                        "d_kv.k_cmp",
-                                                        "d_kv.v_cmp",
-                                                        "d_phi.k.pe",
-                                                        "d_phi.k.w",
-                                                        "d_phi.k.w1",
-                                                        "d_phi.k.b1",
-                                                        "d_phi.k.w2",
-                                                        "d_phi.k.b2",
-                                                        "d_phi.v.pe",
-                                                        "d_phi.v.w",
-                                                        "d_phi.v.w1",
-                                                        "d_phi.v.b1",
-                                                        "d_phi.v.w2",
-                                                        "d_phi.v.b2",
-                                                        "d_gate.value",
-                                                        "d_gate.x",
-                                                        "d_gate.w1",
-                                                        "d_gate.b1",
-                                                        "d_gate.w2",
-                                                        "d_gate.b2" };
-  return names[slot];
+  /* In the order of nsai_verify_slot. */
+  static const char names[] = "cu_q\0cu_kv\0cu_cmp\0q\0"
+                              "k[0]\0k[1]\0k[2]\0v[0]\0v[1]\0v[2]\0"
+                              "phi.k.pe\0phi.k.w\0phi.k.w1\0phi.k.b1\0phi.k.w2\0phi.k.b2\0"
+                              "phi.v.pe\0phi.v.w\0phi.v.w1\0phi.v.b1\0phi.v.w2\0phi.v.b2\0"
+                              "gate.value\0gate.x\0gate.w1\0gate.b1\0gate.w2\0gate.b2\0"
+                              "block_idx (in)\0ranges\0k_cmp (in)\0v_cmp (in)\0"
+                              "probe_rows\0importance\0d_o\0"
+                              "o_branch[0] (in)\0o_branch[1] (in)\0o_branch[2] (in)\0"
+                              "lse[0] (in)\0lse[1] (in)\0lse[2] (in)\0"
+                              "o\0o_branch[0]\0o_branch[1]\0o_branch[2]\0lse[0]\0lse[1]\0lse[2]\0"
+                              "block_idx\0k_cmp\0v_cmp\0probe_importance\0d_q\0"
+                              "d_kv.k[0]\0d_kv.k[1]\0d_kv.k[2]\0"
+                              "d_kv.v[0]\0d_kv.v[1]\0d_kv.v[2]\0d_kv.k_cmp\0d_kv.v_cmp\0"
+                              "d_phi.k.pe\0d_phi.k.w\0d_phi.k.w1\0d_phi.k.b1\0d_phi.k.w2\0"
+                              "d_phi.k.b2\0d_phi.v.pe\0d_phi.v.w\0d_phi.v.w1\0d_phi.v.b1\0"
+                              "d_phi.v.w2\0d_phi.v.b2\0d_gate.value\0d_gate.x\0d_gate.w1\0"
+                              "d_gate.b1\0d_gate.w2\0d_gate.b2";
+  const char *name = names;
+  while (slot-- > 0) name += strlen(name) + 1;
+  return name;
 }
 
 void nsai_verify_tensors_locate(const nsai_verify_case *c, int64_t t, int32_t *sequence,
@@ -110,14 +52,7 @@ void nsai_verify_tensors_locate(const nsai_verify_case *c, int64_t t, int32_t *s
 /* Declares a contiguous slot of `ndim` dimensions. */
 static void declare(nsai_verify_tensors *d, int slot, int32_t dtype, int32_t ndim,
                     const int64_t *shape) {
-  nsa_tensor *v = &d->view[slot];
-  *v = (nsa_tensor){ .ndim = ndim, .dtype = dtype };
-  int64_t stride = 1;
-  for (int32_t i = ndim - 1; i >= 0; i--) {
-    v->shape[i] = shape[i];
-    v->stride[i] = stride;
-    stride *= shape[i] ? shape[i] : 1;
-  }
+  d->view[slot] = nsai_verify_tensor(dtype, ndim, shape);
 }
 
 static void declare1(nsai_verify_tensors *d, int slot, int32_t dtype, int64_t n) {
@@ -128,7 +63,7 @@ static void declare2(nsai_verify_tensors *d, int slot, int32_t dtype, int64_t ro
   int64_t shape[2] = { rows, width };
   declare(d, slot, dtype, 2, shape);
   /* A gap of 3 elements: tensors of 4-byte types may have any outer stride. */
-  if (d->c->layout == NSAI_VERIFY_LAYOUT_STRIDED && nsai_verify_element_bytes(dtype) == 4)
+  if (d->c->layout == NSAI_VERIFY_LAYOUT_STRIDED && (size_t)nsai_dtype_bytes(dtype) == 4)
     d->view[slot].stride[0] = width + 3;
 }
 
@@ -397,7 +332,7 @@ static size_t view_bytes(const nsa_tensor *v) {
     if (v->shape[i] == 0) return 0;
     last += (v->shape[i] - 1) * v->stride[i];
   }
-  return (size_t)(last + 1) * nsai_verify_element_bytes(v->dtype) + (uintptr_t)v->data;
+  return (size_t)(last + 1) * (size_t)nsai_dtype_bytes(v->dtype) + (uintptr_t)v->data;
 }
 
 static nsa_status create_buffers(nsai_verify_tensors *d) {
@@ -457,71 +392,48 @@ nsa_tensor nsai_verify_tensors_view(const nsai_verify_tensors *d, int slot, int 
 
 /* ---- runs ------------------------------------------------------------------------------------ */
 
+/* Slots of weights, and those of gradients, have the order of the public structs' fields. */
+_Static_assert(sizeof(nsa_phi) == 12 * sizeof(nsa_tensor), "slots from NSAI_VERIFY_PHI_K on");
+_Static_assert(sizeof(nsa_gate) == 6 * sizeof(nsa_tensor), "slots from NSAI_VERIFY_GATE_VALUE on");
+_Static_assert(sizeof(nsa_kv) == 8 * sizeof(nsa_tensor), "slots from NSAI_VERIFY_D_K0 on");
+
 void nsai_verify_tensors_io(const nsai_verify_tensors *d, int where, nsa_batch *batch, nsa_io *io) {
+  nsa_tensor view[NSAI_VERIFY_FIRST_GRADIENT];
+  for (int slot = 0; slot < NSAI_VERIFY_FIRST_GRADIENT; slot++)
+    view[slot] = nsai_verify_tensors_view(d, slot, where);
+  bool external = nsai_verify_tensors_has(d, NSAI_VERIFY_K_CMP_IN);
+  bool chosen = nsai_verify_tensors_has(d, NSAI_VERIFY_INDEX_IN);
   *batch = (nsa_batch)NSA_BATCH_INIT;
   *io = (nsa_io)NSA_IO_INIT;
-#define VIEW(slot) nsai_verify_tensors_view(d, slot, where)
   batch->num_seqs = d->c->num_seqs;
-  batch->cu_q = VIEW(NSAI_VERIFY_CU_Q);
-  batch->cu_kv = VIEW(NSAI_VERIFY_CU_KV);
-  batch->cu_cmp = VIEW(NSAI_VERIFY_CU_BLOCKS);
+  batch->cu_q = view[NSAI_VERIFY_CU_Q];
+  batch->cu_kv = view[NSAI_VERIFY_CU_KV];
+  batch->cu_cmp = view[NSAI_VERIFY_CU_BLOCKS];
   io->softmax_scale = d->c->softmax_scale;
-  io->q = VIEW(NSAI_VERIFY_Q);
-  io->o = VIEW(NSAI_VERIFY_O);
+  io->q = view[NSAI_VERIFY_Q];
+  io->o = view[NSAI_VERIFY_O];
   for (int b = 0; b < NSA_BRANCHES; b++) {
-    io->kv.k[b] = VIEW(NSAI_VERIFY_K0 + b);
-    io->kv.v[b] = VIEW(NSAI_VERIFY_V0 + b);
-    int given = nsai_verify_tensors_has(d, NSAI_VERIFY_LSE_IN + b);
-    io->o_branch[b] = VIEW((given ? NSAI_VERIFY_O_BRANCH_IN : NSAI_VERIFY_O_BRANCH) + b);
-    io->lse[b] = VIEW((given ? NSAI_VERIFY_LSE_IN : NSAI_VERIFY_LSE) + b);
+    bool given = nsai_verify_tensors_has(d, NSAI_VERIFY_LSE_IN + b);
+    io->kv.k[b] = view[NSAI_VERIFY_K0 + b];
+    io->kv.v[b] = view[NSAI_VERIFY_V0 + b];
+    io->o_branch[b] = view[(given ? NSAI_VERIFY_O_BRANCH_IN : NSAI_VERIFY_O_BRANCH) + b];
+    io->lse[b] = view[(given ? NSAI_VERIFY_LSE_IN : NSAI_VERIFY_LSE) + b];
   }
-  nsa_phi_side *sides[2] = { &io->phi.k, &io->phi.v };
-  for (int side = 0; side < 2; side++) {
-    int first = side ? NSAI_VERIFY_PHI_V : NSAI_VERIFY_PHI_K;
-    *sides[side] = (nsa_phi_side){ .pe = VIEW(first),
-                                   .w = VIEW(first + 1),
-                                   .w1 = VIEW(first + 2),
-                                   .b1 = VIEW(first + 3),
-                                   .w2 = VIEW(first + 4),
-                                   .b2 = VIEW(first + 5) };
-  }
-  io->gate = (nsa_gate){ .value = VIEW(NSAI_VERIFY_GATE_VALUE),
-                         .x = VIEW(NSAI_VERIFY_GATE_X),
-                         .w1 = VIEW(NSAI_VERIFY_GATE_W1),
-                         .b1 = VIEW(NSAI_VERIFY_GATE_B1),
-                         .w2 = VIEW(NSAI_VERIFY_GATE_W2),
-                         .b2 = VIEW(NSAI_VERIFY_GATE_B2) };
-  int external = nsai_verify_tensors_has(d, NSAI_VERIFY_K_CMP_IN);
-  io->kv.k_cmp = VIEW(external ? NSAI_VERIFY_K_CMP_IN : NSAI_VERIFY_K_CMP);
-  io->kv.v_cmp = VIEW(external ? NSAI_VERIFY_V_CMP_IN : NSAI_VERIFY_V_CMP);
-  io->block_idx = VIEW(nsai_verify_tensors_has(d, NSAI_VERIFY_INDEX_IN) ? NSAI_VERIFY_INDEX_IN
-                                                                        : NSAI_VERIFY_INDEX);
-  io->ranges = VIEW(NSAI_VERIFY_RANGES);
-  io->probe_rows = VIEW(NSAI_VERIFY_PROBE_ROWS);
-  io->probe_importance = VIEW(NSAI_VERIFY_PROBE);
-#undef VIEW
+  memcpy(&io->phi, &view[NSAI_VERIFY_PHI_K], sizeof io->phi);
+  memcpy(&io->gate, &view[NSAI_VERIFY_GATE_VALUE], sizeof io->gate);
+  io->kv.k_cmp = view[external ? NSAI_VERIFY_K_CMP_IN : NSAI_VERIFY_K_CMP];
+  io->kv.v_cmp = view[external ? NSAI_VERIFY_V_CMP_IN : NSAI_VERIFY_V_CMP];
+  io->block_idx = view[chosen ? NSAI_VERIFY_INDEX_IN : NSAI_VERIFY_INDEX];
+  io->ranges = view[NSAI_VERIFY_RANGES];
+  io->probe_rows = view[NSAI_VERIFY_PROBE_ROWS];
+  io->probe_importance = view[NSAI_VERIFY_PROBE];
 }
 
 void nsai_verify_set_grads(const nsa_tensor *slot, nsa_grads *grads) {
-  nsa_phi_side *sides[2] = { &grads->d_phi.k, &grads->d_phi.v };
   grads->d_q = slot[NSAI_VERIFY_D_Q];
-  for (int pair = 0; pair < NSA_BRANCHES; pair++) {
-    grads->d_kv.k[pair] = slot[NSAI_VERIFY_D_K0 + pair];
-    grads->d_kv.v[pair] = slot[NSAI_VERIFY_D_V0 + pair];
-  }
-  grads->d_kv.k_cmp = slot[NSAI_VERIFY_D_K_CMP];
-  grads->d_kv.v_cmp = slot[NSAI_VERIFY_D_V_CMP];
-  for (int side = 0; side < 2; side++) {
-    const nsa_tensor *x = &slot[side ? NSAI_VERIFY_D_PHI_V : NSAI_VERIFY_D_PHI_K];
-    *sides[side] =
-        (nsa_phi_side){ .pe = x[0], .w = x[1], .w1 = x[2], .b1 = x[3], .w2 = x[4], .b2 = x[5] };
-  }
-  grads->d_gate = (nsa_gate){ .value = slot[NSAI_VERIFY_D_GATE_VALUE],
-                              .x = slot[NSAI_VERIFY_D_GATE_X],
-                              .w1 = slot[NSAI_VERIFY_D_GATE_W1],
-                              .b1 = slot[NSAI_VERIFY_D_GATE_B1],
-                              .w2 = slot[NSAI_VERIFY_D_GATE_W2],
-                              .b2 = slot[NSAI_VERIFY_D_GATE_B2] };
+  memcpy(&grads->d_kv, &slot[NSAI_VERIFY_D_K0], sizeof grads->d_kv);
+  memcpy(&grads->d_phi, &slot[NSAI_VERIFY_D_PHI_K], sizeof grads->d_phi);
+  memcpy(&grads->d_gate, &slot[NSAI_VERIFY_D_GATE_VALUE], sizeof grads->d_gate);
 }
 
 void nsai_verify_tensors_grads(const nsai_verify_tensors *d, int where, nsa_grads *grads) {
@@ -575,8 +487,4 @@ nsa_status nsai_verify_tensors_fetch(nsai_verify_tensors *d) {
   for (int slot = NSAI_VERIFY_FIRST_OUTPUT; slot < NSAI_VERIFY_SLOTS; slot++)
     if (d->buffer[slot].device) NSAI_TRY(nsai_verify_buffer_fetch(d->device, &d->buffer[slot]));
   return NSA_OK;
-}
-
-const int32_t *nsai_verify_index_row(const nsa_tensor *index, int64_t t, int32_t head) {
-  return (const int32_t *)index->data + t * index->stride[0] + head * index->stride[1];
 }

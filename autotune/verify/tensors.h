@@ -146,9 +146,6 @@ int64_t nsai_verify_tensors_difference(const nsai_verify_tensors *a, const nsai_
 
 const char *nsai_verify_slot_name(int slot);
 
-/* The blocks of a token row and KV head in host block indices [T, Hkv, n]. */
-const int32_t *nsai_verify_index_row(const nsa_tensor *index, int64_t t, int32_t head);
-
 /* The sequence that token row `t` belongs to, and its position (may be negative). */
 void nsai_verify_tensors_locate(const nsai_verify_case *c, int64_t t, int32_t *sequence,
                                 int64_t *position);

@@ -142,15 +142,10 @@ static void fill_saved(nsai_verify_tensors *d, int threads) {
   nsa_batch batch;
   nsa_io io;
   nsai_verify_tensors_io(d, NSAI_VERIFY_HOST, &batch, &io);
-  int64_t row = (int64_t)g->heads * g->head_dim_v;
-  io.o = (nsa_tensor){ .shape = { d->token_capacity, g->heads, g->head_dim_v },
-                       .stride = { row, g->head_dim_v, 1 },
-                       .ndim = 3,
-                       .dtype = NSA_F32 };
-  io.o.data = calloc((size_t)(d->token_capacity * row + 1), sizeof(float));
+  const int64_t shape[] = { d->token_capacity, g->heads, g->head_dim_v };
   int32_t selection = d->c->selection == NSA_SELECT_TOPN ? NSA_SELECT_BLOCKS : d->c->selection;
   /* Without memory the inputs stay NaN, which no comparison overlooks. */
-  if (io.o.data)
+  if (nsai_verify_tensor_alloc(NSA_F32, 3, shape, &io.o) == NSA_OK)
     (void)nsai_reference_forward(g, selection, d->c->branches, nsai_verify_tensors_batch(d, &batch),
                                  &io, threads);
   free(io.o.data);

@@ -7,11 +7,6 @@
 #include "verify/tensors.h"
 
 #define NSAI_VERIFY_FLOAT_FILL 0xff /* NaN in bf16, fp16 and f32 */
-
-static inline size_t nsai_verify_element_bytes(int32_t dtype) {
-  return dtype == NSA_F16 || dtype == NSA_BF16 ? 2 : dtype == NSA_I64 ? 8 : 4;
-}
-
 /* Writes the contents of all inputs into their host images. `probes`: rows of
  * NSAI_VERIFY_PROBE_ROWS. */
 void nsai_verify_tensors_fill(nsai_verify_tensors *data, int threads, const int64_t *probes);

@@ -4,6 +4,7 @@
  * What a run must leave alone: inputs, guard zones, and the parts of outputs that it does not
  * write.
  */
+#include "run/check_tensor.h"
 #include "verify/tensors.h"
 #include "verify/tensors_fill.h"
 #include <stdio.h>
@@ -43,12 +44,12 @@ static size_t run_offset(const nsai_verify_tensors *d, int slot, int64_t run) {
   }
   offset += run * v->stride[0];
   return NSAI_VERIFY_GUARD + (uintptr_t)v->data +
-         (size_t)offset * nsai_verify_element_bytes(v->dtype);
+         (size_t)offset * (size_t)nsai_dtype_bytes(v->dtype);
 }
 
 static size_t run_bytes(const nsai_verify_tensors *d, int slot) {
   const nsa_tensor *v = &d->view[slot];
-  return (size_t)v->shape[v->ndim - 1] * nsai_verify_element_bytes(v->dtype);
+  return (size_t)v->shape[v->ndim - 1] * (size_t)nsai_dtype_bytes(v->dtype);
 }
 
 static int is_filled(const uint8_t *bytes, size_t count, int fill) {
