@@ -95,197 +95,145 @@ static const nsai_word auto_words[] = { { "auto", -1 }, { NULL, 0 } };
 
 #define AT(field) offsetof(nsai_config, field)
 
-/* One entry per key: path, type, offset; then range and step, words, built-in value, help. The
- * model's built-in values are those of the paper (arXiv 2502.11089, section 4.1), with the mean
+/* A row of the table: for a key that is one of some words, for numbers from `least` to `most` in
+ * steps (0: any), and for other keys. `fallback` is the built-in value. */
+#define WORD(id, path, field, words, fallback, help)                                               \
+  [NSAI_KEY_##id] = { path, NSAI_TYPE_WORD, AT(field), 0, 0, 0, words, fallback, help }
+#define RANGE(id, path, type, field, least, most, step, fallback, help)                            \
+  [NSAI_KEY_##id] = { path, NSAI_TYPE_##type, AT(field), least, most, step, NULL, fallback, help }
+#define PLAIN(id, path, type, field, fallback, help)                                               \
+  [NSAI_KEY_##id] = { path, NSAI_TYPE_##type, AT(field), 0, 0, 0, NULL, fallback, help }
+
+/* The model's built-in values are those of the paper (arXiv 2502.11089, section 4.1), with the mean
  * as phi. */
 const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
-  [NSAI_KEY_MODEL_HEADS] = { "model.heads", NSAI_TYPE_INT, AT(model.heads), 1, MAX_HEADS, 0, NULL,
-                             NULL, "query heads (Hq)" },
-  [NSAI_KEY_MODEL_KV_HEADS] = { "model.kv_heads", NSAI_TYPE_INT, AT(model.kv_heads), 1, MAX_HEADS,
-                                0, NULL, NULL,
-                                "key and value heads (Hkv); divides heads, at most 64 query heads "
-                                "each" },
+  RANGE(MODEL_HEADS, "model.heads", INT, model.heads, 1, MAX_HEADS, 0, NULL, "query heads (Hq)"),
+  RANGE(MODEL_KV_HEADS, "model.kv_heads", INT, model.kv_heads, 1, MAX_HEADS, 0, NULL,
+        "key and value heads (Hkv); divides heads, at most 64 query heads each"),
   [NSAI_KEY_MODEL_HEAD_DIM] = { "model.head_dim", NSAI_TYPE_ALIAS, 0, NSAI_MIN_HEAD_DIM,
                                 NSAI_MAX_HEAD_DIM, NSAI_HEAD_DIM_STEP, NULL, NULL,
                                 "head_dim_qk and head_dim_v in one" },
-  [NSAI_KEY_MODEL_HEAD_DIM_QK] = { "model.head_dim_qk", NSAI_TYPE_INT, AT(model.head_dim_qk),
-                                   NSAI_MIN_HEAD_DIM, NSAI_MAX_HEAD_DIM, NSAI_HEAD_DIM_STEP, NULL,
-                                   NULL, "width of a query and a key (Dk), or head_dim for both" },
-  [NSAI_KEY_MODEL_HEAD_DIM_V] = { "model.head_dim_v", NSAI_TYPE_INT, AT(model.head_dim_v),
-                                  NSAI_MIN_HEAD_DIM, NSAI_MAX_HEAD_DIM, NSAI_HEAD_DIM_STEP, NULL,
-                                  NULL, "width of a value (Dv), or head_dim for both" },
-  [NSAI_KEY_COMPRESS_BLOCK] = { "model.compress.block", NSAI_TYPE_INT, AT(model.block), 1,
-                                MAX_BLOCK, 0, NULL, "32", "tokens of a compressed block (l)" },
-  [NSAI_KEY_COMPRESS_STRIDE] = { "model.compress.stride", NSAI_TYPE_INT, AT(model.stride), 1,
-                                 MAX_BLOCK, 0, NULL, "16",
-                                 "tokens between two compressed blocks (d); divides block and "
-                                 "select.block" },
-  [NSAI_KEY_COMPRESS_PHI] = { "model.compress.phi", NSAI_TYPE_WORD, AT(model.phi), 0, 0, 0,
-                              phi_words, "mean",
-                              "what makes a compressed key or value of a block; external: the "
-                              "caller brings them" },
-  [NSAI_KEY_COMPRESS_HIDDEN] = { "model.compress.hidden", NSAI_TYPE_INT, AT(model.phi_hidden), 0,
-                                 MAX_WIDTH, 0, NULL, "0",
-                                 "hidden width of phi mlp; 0 with any other phi" },
-  [NSAI_KEY_COMPRESS_ACTIVATION] = { "model.compress.activation", NSAI_TYPE_WORD,
-                                     AT(model.phi_activation), 0, 0, 0, activation_words, "silu",
-                                     "between the layers of phi mlp" },
-  [NSAI_KEY_SELECT_BLOCK] = { "model.select.block", NSAI_TYPE_INT, AT(model.select_block), 1,
-                              MAX_BLOCK, 0, NULL, "64",
-                              "tokens of a selected block (l'); a multiple of compress.stride, at "
-                              "least compress.block" },
-  [NSAI_KEY_SELECT_COUNT] = { "model.select.count", NSAI_TYPE_INT, AT(model.select_count), 0,
-                              NSAI_MAX_SELECTED, 0, NULL, "16",
-                              "blocks a query selects (n), forced ones included; 0: no selected "
-                              "branch" },
-  [NSAI_KEY_SELECT_INIT] = { "model.select.init", NSAI_TYPE_INT, AT(model.select_init), 0,
-                             NSAI_MAX_SELECTED, 0, NULL, "1", "first blocks that are forced" },
-  [NSAI_KEY_SELECT_LOCAL] = { "model.select.local", NSAI_TYPE_INT, AT(model.select_local), 0,
-                              NSAI_MAX_SELECTED, 0, NULL, "2",
-                              "last blocks that are forced, the current one included" },
-  [NSAI_KEY_MODEL_WINDOW] = { "model.window", NSAI_TYPE_INT, AT(model.window), 0, MAX_WINDOW, 0,
-                              NULL, "512",
-                              "tokens of the window, the query's own included (w); 0: no window "
-                              "branch" },
-  [NSAI_KEY_MODEL_GATE] = { "model.gate", NSAI_TYPE_WORD, AT(model.gate), 0, 0, 0, gate_words,
-                            "logits",
-                            "how gates arrive: used as they are, through a sigmoid, or computed "
-                            "from token features" },
-  [NSAI_KEY_GATE_CHANNELS] = { "model.gate_mlp.channels", NSAI_TYPE_INT, AT(model.gate_channels), 0,
-                               MAX_WIDTH, 0, NULL, "0",
-                               "features of a token for gate mlp; 0 with any other gate" },
-  [NSAI_KEY_GATE_HIDDEN] = { "model.gate_mlp.hidden", NSAI_TYPE_INT, AT(model.gate_hidden), 0,
-                             MAX_WIDTH, 0, NULL, "0", "hidden width of gate mlp; 0: one layer" },
-  [NSAI_KEY_GATE_ACTIVATION] = { "model.gate_mlp.activation", NSAI_TYPE_WORD,
-                                 AT(model.gate_activation), 0, 0, 0, activation_words, "silu",
-                                 "between the layers of gate mlp" },
-  [NSAI_KEY_MODEL_KV_SHARING] = { "model.kv_sharing", NSAI_TYPE_WORD, AT(model.per_branch), 0, 0, 0,
-                                  sharing_words, "per_branch",
-                                  "a key and value pair for each branch, or one for all" },
-  [NSAI_KEY_MODEL_CAUSAL] = { "model.causal", NSAI_TYPE_BOOL, AT(causal), 0, 0, 0, NULL, "true",
-                              "always true: NSA is causal" },
-  [NSAI_KEY_MODEL_DTYPE] = { "model.dtype", NSAI_TYPE_WORD, AT(model.dtype), 0, 0, 0, dtype_words,
-                             "bf16",
-                             "of queries, keys, values and outputs; f32 on the CPU device only" },
+  RANGE(MODEL_HEAD_DIM_QK, "model.head_dim_qk", INT, model.head_dim_qk, NSAI_MIN_HEAD_DIM,
+        NSAI_MAX_HEAD_DIM, NSAI_HEAD_DIM_STEP, NULL,
+        "width of a query and a key (Dk), or head_dim for both"),
+  RANGE(MODEL_HEAD_DIM_V, "model.head_dim_v", INT, model.head_dim_v, NSAI_MIN_HEAD_DIM,
+        NSAI_MAX_HEAD_DIM, NSAI_HEAD_DIM_STEP, NULL, "width of a value (Dv), or head_dim for both"),
+  RANGE(COMPRESS_BLOCK, "model.compress.block", INT, model.block, 1, MAX_BLOCK, 0, "32",
+        "tokens of a compressed block (l)"),
+  RANGE(COMPRESS_STRIDE, "model.compress.stride", INT, model.stride, 1, MAX_BLOCK, 0, "16",
+        "tokens between two compressed blocks (d); divides block and select.block"),
+  WORD(COMPRESS_PHI, "model.compress.phi", model.phi, phi_words, "mean",
+       "what makes a compressed key or value of a block; external: the caller brings them"),
+  RANGE(COMPRESS_HIDDEN, "model.compress.hidden", INT, model.phi_hidden, 0, MAX_WIDTH, 0, "0",
+        "hidden width of phi mlp; 0 with any other phi"),
+  WORD(COMPRESS_ACTIVATION, "model.compress.activation", model.phi_activation, activation_words,
+       "silu", "between the layers of phi mlp"),
+  RANGE(SELECT_BLOCK, "model.select.block", INT, model.select_block, 1, MAX_BLOCK, 0, "64",
+        "tokens of a selected block (l'); a multiple of compress.stride, at least compress.block"),
+  RANGE(SELECT_COUNT, "model.select.count", INT, model.select_count, 0, NSAI_MAX_SELECTED, 0, "16",
+        "blocks a query selects (n), forced ones included; 0: no selected branch"),
+  RANGE(SELECT_INIT, "model.select.init", INT, model.select_init, 0, NSAI_MAX_SELECTED, 0, "1",
+        "first blocks that are forced"),
+  RANGE(SELECT_LOCAL, "model.select.local", INT, model.select_local, 0, NSAI_MAX_SELECTED, 0, "2",
+        "last blocks that are forced, the current one included"),
+  RANGE(MODEL_WINDOW, "model.window", INT, model.window, 0, MAX_WINDOW, 0, "512",
+        "tokens of the window, the query's own included (w); 0: no window branch"),
+  WORD(MODEL_GATE, "model.gate", model.gate, gate_words, "logits",
+       "how gates arrive: used as they are, through a sigmoid, or computed from token features"),
+  RANGE(GATE_CHANNELS, "model.gate_mlp.channels", INT, model.gate_channels, 0, MAX_WIDTH, 0, "0",
+        "features of a token for gate mlp; 0 with any other gate"),
+  RANGE(GATE_HIDDEN, "model.gate_mlp.hidden", INT, model.gate_hidden, 0, MAX_WIDTH, 0, "0",
+        "hidden width of gate mlp; 0: one layer"),
+  WORD(GATE_ACTIVATION, "model.gate_mlp.activation", model.gate_activation, activation_words,
+       "silu", "between the layers of gate mlp"),
+  WORD(MODEL_KV_SHARING, "model.kv_sharing", model.per_branch, sharing_words, "per_branch",
+       "a key and value pair for each branch, or one for all"),
+  PLAIN(MODEL_CAUSAL, "model.causal", BOOL, causal, "true", "always true: NSA is causal"),
+  WORD(MODEL_DTYPE, "model.dtype", model.dtype, dtype_words, "bf16",
+       "of queries, keys, values and outputs; f32 on the CPU device only"),
 
-  [NSAI_KEY_MAX_TOKENS] = { "serving.max_tokens", NSAI_TYPE_LONG, AT(serving.max_tokens), 0,
-                            NSAI_MAX_ROWS, 0, NULL, "0",
-                            "query tokens of one run; 0: each problem says" },
-  [NSAI_KEY_MAX_KV_TOKENS] = { "serving.max_kv_tokens", NSAI_TYPE_LONG, AT(serving.max_kv_tokens),
-                               0, NSAI_MAX_ROWS, 0, NULL, "0",
-                               "KV tokens of one run, all sequences together, for problems "
-                               "that give no max_tokens either; 0: max_tokens" },
-  [NSAI_KEY_MAX_KV_LEN] = { "serving.max_kv_len", NSAI_TYPE_LONG, AT(serving.max_kv_len), 0,
-                            NSAI_MAX_ROWS, 0, NULL, "0",
-                            "KV tokens of one sequence; 0: each problem says" },
-  [NSAI_KEY_MAX_SEQS] = { "serving.max_seqs", NSAI_TYPE_INT, AT(serving.max_seqs), 0, NSAI_MAX_SEQS,
-                          0, NULL, "0", "sequences of one run; 0: each problem says, else 1" },
-  [NSAI_KEY_MAX_Q_LEN] = { "serving.max_q_len", NSAI_TYPE_INT, AT(serving.max_q_len), 0,
-                           NSA_MAX_DECODE_LEN, 0, NULL, "0",
-                           "new tokens of a sequence in one decode step, drafts included; 0: each "
-                           "problem says, else 1" },
-  [NSAI_KEY_PAGE_SIZE] = { "serving.page_size", NSAI_TYPE_INT, AT(serving.page_size), 0,
-                           NSAI_MAX_PAGE_SIZE, NSAI_MIN_PAGE_SIZE, NULL, "0",
-                           "tokens of a page of the KV cache: 16, 32, 64 or 128, a multiple of "
-                           "compress.stride; 0: each problem says, else no pages" },
+  RANGE(MAX_TOKENS, "serving.max_tokens", LONG, serving.max_tokens, 0, NSAI_MAX_ROWS, 0, "0",
+        "query tokens of one run; 0: each problem says"),
+  RANGE(MAX_KV_TOKENS, "serving.max_kv_tokens", LONG, serving.max_kv_tokens, 0, NSAI_MAX_ROWS, 0,
+        "0",
+        "KV tokens of one run, all sequences together, for problems that give no max_tokens "
+        "either; 0: max_tokens"),
+  RANGE(MAX_KV_LEN, "serving.max_kv_len", LONG, serving.max_kv_len, 0, NSAI_MAX_ROWS, 0, "0",
+        "KV tokens of one sequence; 0: each problem says"),
+  RANGE(MAX_SEQS, "serving.max_seqs", INT, serving.max_seqs, 0, NSAI_MAX_SEQS, 0, "0",
+        "sequences of one run; 0: each problem says, else 1"),
+  RANGE(
+      MAX_Q_LEN, "serving.max_q_len", INT, serving.max_q_len, 0, NSA_MAX_DECODE_LEN, 0, "0",
+      "new tokens of a sequence in one decode step, drafts included; 0: each problem says, else 1"),
+  RANGE(PAGE_SIZE, "serving.page_size", INT, serving.page_size, 0, NSAI_MAX_PAGE_SIZE,
+        NSAI_MIN_PAGE_SIZE, "0",
+        "tokens of a page of the KV cache: 16, 32, 64 or 128, a multiple of compress.stride; 0: "
+        "each problem says, else no pages"),
 
-  [NSAI_KEY_DEVICE] = { "runtime.device", NSAI_TYPE_DEVICE, AT(runtime.device), 0, 0, 0, NULL,
-                        "auto",
-                        "auto, cpu, a CUDA ordinal (cuda:1), a PCI bus id, or a GPU's UUID" },
-  [NSAI_KEY_JIT] = { "runtime.jit", NSAI_TYPE_WORD, AT(runtime.jit), 0, 0, 0, jit_words,
-                     "on_demand",
-                     "when kernels may be compiled: making a plan too, in nsa_prepare only, or "
-                     "never" },
-  [NSAI_KEY_CACHE_DIR] = { "runtime.cache_dir", NSAI_TYPE_PATH, AT(runtime.cache_dir), 0, 0, 0,
-                           NULL, "null",
-                           "folder of compiled kernels; null: $XDG_CACHE_HOME/nsa, then "
-                           "~/.cache/nsa" },
-  [NSAI_KEY_CACHE_MODE] = { "runtime.cache_mode", NSAI_TYPE_WORD, AT(runtime.cache_mode), 0, 0, 0,
-                            cache_words, "read_write", "how the cache folder is used" },
-  [NSAI_KEY_CACHE_LIMIT] = { "runtime.cache_limit", NSAI_TYPE_SIZE, AT(runtime.cache_limit), MIB,
-                             1024 * GIB, 0, NULL, "1Gi",
-                             "bytes of the cache folder; the least recently used kernels go "
-                             "first" },
-  [NSAI_KEY_LOG_LEVEL] = { "runtime.log_level", NSAI_TYPE_WORD, AT(runtime.log_level), 0, 0, 0,
-                           level_words, "warn", "lines up to this level are logged" },
-  [NSAI_KEY_RECOMPUTE] = { "runtime.recompute", NSAI_TYPE_WORD, AT(runtime.recompute), 0, 0, 0,
-                           recompute_words, "auto",
-                           "outputs and LSE of the branches, in a backward pass: computed again "
-                           "where the forward's are not given, always, or never: then each has to "
-                           "be given" },
-  [NSAI_KEY_CHECK_INPUTS] = { "runtime.check_inputs", NSAI_TYPE_WORD, AT(runtime.check_inputs), 0,
-                              0, 0, check_words, "basic",
-                              "what run calls check; off: only that tensors are there and fit the "
-                              "plan; basic: also dtypes, shapes, strides, and that no output "
-                              "overlaps another tensor; full, to find bugs: also whose memory it "
-                              "is, and the values of batches, which waits for the stream" },
-  [NSAI_KEY_COMPILE_JOBS] = { "runtime.compile_jobs", NSAI_TYPE_INT, AT(runtime.compile_jobs), 0,
-                              MAX_JOBS, 0, NULL, "0",
-                              "kernels compiled at once; 0: as many as cores, at most 4" },
-  [NSAI_KEY_NVRTC_PATH] = { "runtime.nvrtc_path", NSAI_TYPE_PATH, AT(runtime.nvrtc_path), 0, 0, 0,
-                            NULL, "null", "file of libnvrtc; null: searched for" },
-  [NSAI_KEY_CUBLASLT_PATH] = { "runtime.cublaslt_path", NSAI_TYPE_PATH, AT(runtime.cublaslt_path),
-                               0, 0, 0, NULL, "null", "file of libcublasLt; null: searched for" },
-  [NSAI_KEY_DRIVER_PATH] = { "runtime.driver_path", NSAI_TYPE_PATH, AT(runtime.driver_path), 0, 0,
-                             0, NULL, "null", "file of libcuda; null: searched for" },
-  [NSAI_KEY_LINE_INFO] = { "runtime.line_info", NSAI_TYPE_BOOL, AT(runtime.line_info), 0, 0, 0,
-                           NULL, "false", "compile kernels with line information, for profilers" },
-  [NSAI_KEY_COUNT_READS] = { "runtime.count_reads", NSAI_TYPE_BOOL, AT(runtime.count_reads), 0, 0,
-                             0, NULL, "false",
-                             "a diagnostic: decode kernels that count what they read of K and V "
-                             "(io.kv_reads), a little slower" },
-  [NSAI_KEY_DUMP_DIR] = { "runtime.dump_dir", NSAI_TYPE_PATH, AT(runtime.dump_dir), 0, 0, 0, NULL,
-                          "null", "folder that receives generated sources; null: none" },
-  [NSAI_KEY_TEMPLATES_DIR] = { "runtime.templates_dir", NSAI_TYPE_PATH, AT(runtime.templates_dir),
-                               0, 0, 0, NULL, "null",
-                               "folder whose kernel templates replace the embedded ones; null: "
-                               "none" },
+  PLAIN(DEVICE, "runtime.device", DEVICE, runtime.device, "auto",
+        "auto, cpu, a CUDA ordinal (cuda:1), a PCI bus id, or a GPU's UUID"),
+  WORD(JIT, "runtime.jit", runtime.jit, jit_words, "on_demand",
+       "when kernels may be compiled: making a plan too, in nsa_prepare only, or never"),
+  PLAIN(CACHE_DIR, "runtime.cache_dir", PATH, runtime.cache_dir, "null",
+        "folder of compiled kernels; null: $XDG_CACHE_HOME/nsa, then ~/.cache/nsa"),
+  WORD(CACHE_MODE, "runtime.cache_mode", runtime.cache_mode, cache_words, "read_write",
+       "how the cache folder is used"),
+  RANGE(CACHE_LIMIT, "runtime.cache_limit", SIZE, runtime.cache_limit, MIB, 1024 * GIB, 0, "1Gi",
+        "bytes of the cache folder; the least recently used kernels go first"),
+  WORD(LOG_LEVEL, "runtime.log_level", runtime.log_level, level_words, "warn",
+       "lines up to this level are logged"),
+  WORD(RECOMPUTE, "runtime.recompute", runtime.recompute, recompute_words, "auto",
+       "outputs and LSE of the branches, in a backward pass: computed again where the forward's "
+       "are not given, always, or never: then each has to be given"),
+  WORD(CHECK_INPUTS, "runtime.check_inputs", runtime.check_inputs, check_words, "basic",
+       "what run calls check; off: only that tensors are there and fit the plan; basic: also "
+       "dtypes, shapes, strides, and that no output overlaps another tensor; full, to find bugs: "
+       "also whose memory it is, and the values of batches, which waits for the stream"),
+  RANGE(COMPILE_JOBS, "runtime.compile_jobs", INT, runtime.compile_jobs, 0, MAX_JOBS, 0, "0",
+        "kernels compiled at once; 0: as many as cores, at most 4"),
+  PLAIN(NVRTC_PATH, "runtime.nvrtc_path", PATH, runtime.nvrtc_path, "null",
+        "file of libnvrtc; null: searched for"),
+  PLAIN(CUBLASLT_PATH, "runtime.cublaslt_path", PATH, runtime.cublaslt_path, "null",
+        "file of libcublasLt; null: searched for"),
+  PLAIN(DRIVER_PATH, "runtime.driver_path", PATH, runtime.driver_path, "null",
+        "file of libcuda; null: searched for"),
+  PLAIN(LINE_INFO, "runtime.line_info", BOOL, runtime.line_info, "false",
+        "compile kernels with line information, for profilers"),
+  PLAIN(COUNT_READS, "runtime.count_reads", BOOL, runtime.count_reads, "false",
+        "a diagnostic: decode kernels that count what they read of K and V (io.kv_reads), a little "
+        "slower"),
+  PLAIN(DUMP_DIR, "runtime.dump_dir", PATH, runtime.dump_dir, "null",
+        "folder that receives generated sources; null: none"),
+  PLAIN(TEMPLATES_DIR, "runtime.templates_dir", PATH, runtime.templates_dir, "null",
+        "folder whose kernel templates replace the embedded ones; null: none"),
 
-  [NSAI_KEY_TUNING_LEVEL] = { "tuning.level", NSAI_TYPE_WORD, AT(tuning.level), 0, 0, 0,
-                              effort_words, "quick",
-                              "effort of a tuning that is not told otherwise; heuristic: times "
-                              "nothing" },
-  [NSAI_KEY_TUNING_BUDGET] = { "tuning.budget", NSAI_TYPE_DURATION, AT(tuning.budget_s), SECOND,
-                               24 * HOUR, 0, NULL, "10m",
-                               "time a tuning may take, compiling included" },
-  [NSAI_KEY_TUNING_MIN_GAIN] = { "tuning.min_gain", NSAI_TYPE_SHARE, AT(tuning.min_gain), 0, 50, 0,
-                                 NULL, "0.02",
-                                 "share of its time by which the heuristic's choice must be "
-                                 "beaten" },
-  [NSAI_KEY_TUNING_INPUTS] = { "tuning.inputs", NSAI_TYPE_WORD, AT(tuning.inputs), 0, 0, 0,
-                               input_words, "both",
-                               "what is timed: random keys, keys whose neighbours select alike as "
-                               "trained models' do, or both" },
-  [NSAI_KEY_TUNING_LENGTHS] = { "tuning.lengths", NSAI_TYPE_COUNTS, AT(tuning.lengths), MIN_LENGTH,
-                                NSAI_MAX_ROWS, 0, NULL, "null",
-                                "KV tokens of the sequences that are timed, ascending; null: 1Ki, "
-                                "4Ki, 16Ki and on up to the longest that serving allows" },
-  [NSAI_KEY_TUNING_BATCHES] = { "tuning.batches", NSAI_TYPE_COUNTS, AT(tuning.batches), 1,
-                                NSAI_MAX_SEQS, 0, NULL, "null",
-                                "sequences of the decode steps that are timed, ascending; null: 1, "
-                                "4, 16 and on up to serving.max_seqs" },
-  [NSAI_KEY_TUNING_ON_FIRST_USE] = { "tuning.on_first_use", NSAI_TYPE_WORD, AT(tuning.on_first_use),
-                                     0, 0, 0, first_use_words, "off",
-                                     "effort of the tuning that making a plan begins when it finds "
-                                     "no record" },
-  [NSAI_KEY_TUNING_FIRST_USE_BUDGET] = { "tuning.first_use_budget", NSAI_TYPE_DURATION,
-                                         AT(tuning.first_use_budget_s), SECOND, 10 * MINUTE, 0,
-                                         NULL, "20s", "time that tuning on first use may take" },
-  [NSAI_KEY_TUNING_RECORDS] = { "tuning.records", NSAI_TYPE_BOOL, AT(tuning.records), 0, 0, 0, NULL,
-                                "true",
-                                "plans follow the records of earlier tuning; false: the heuristic "
-                                "alone, and on_first_use is off" },
+  WORD(TUNING_LEVEL, "tuning.level", tuning.level, effort_words, "quick",
+       "effort of a tuning that is not told otherwise; heuristic: times nothing"),
+  RANGE(TUNING_BUDGET, "tuning.budget", DURATION, tuning.budget_s, SECOND, 24 * HOUR, 0, "10m",
+        "time a tuning may take, compiling included"),
+  RANGE(TUNING_MIN_GAIN, "tuning.min_gain", SHARE, tuning.min_gain, 0, 50, 0, "0.02",
+        "share of its time by which the heuristic's choice must be beaten"),
+  WORD(TUNING_INPUTS, "tuning.inputs", tuning.inputs, input_words, "both",
+       "what is timed: random keys, keys whose neighbours select alike as trained models' do, or "
+       "both"),
+  RANGE(TUNING_LENGTHS, "tuning.lengths", COUNTS, tuning.lengths, MIN_LENGTH, NSAI_MAX_ROWS, 0,
+        "null",
+        "KV tokens of the sequences that are timed, ascending; null: 1Ki, 4Ki, 16Ki and on up to "
+        "the longest that serving allows"),
+  RANGE(TUNING_BATCHES, "tuning.batches", COUNTS, tuning.batches, 1, NSAI_MAX_SEQS, 0, "null",
+        "sequences of the decode steps that are timed, ascending; null: 1, 4, 16 and on up to "
+        "serving.max_seqs"),
+  WORD(TUNING_ON_FIRST_USE, "tuning.on_first_use", tuning.on_first_use, first_use_words, "off",
+       "effort of the tuning that making a plan begins when it finds no record"),
+  RANGE(TUNING_FIRST_USE_BUDGET, "tuning.first_use_budget", DURATION, tuning.first_use_budget_s,
+        SECOND, 10 * MINUTE, 0, "20s", "time that tuning on first use may take"),
+  PLAIN(TUNING_RECORDS, "tuning.records", BOOL, tuning.records, "true",
+        "plans follow the records of earlier tuning; false: the heuristic alone, and on_first_use "
+        "is off"),
 
 #define FORCE(stage, name)                                                                         \
-  [NSAI_KEY_FORCE + stage] = { "variants.force." name,                                             \
-                               NSAI_TYPE_VARIANT,                                                  \
-                               AT(variants.force) + stage * sizeof(char *),                        \
-                               0,                                                                  \
-                               0,                                                                  \
-                               0,                                                                  \
-                               NULL,                                                               \
-                               "null",                                                             \
-                               "the variant of stage " name "; null: free choice" }
+  PLAIN(FORCE + stage, "variants.force." name, VARIANT, variants.force[stage], "null",             \
+        "the variant of stage " name "; null: free choice")
   FORCE(NSAI_STAGE_GATE, "gate"),
   FORCE(NSAI_STAGE_COMPRESS, "compress"),
   FORCE(NSAI_STAGE_ATTEND_COMPRESSED, "attend_compressed"),
@@ -299,8 +247,8 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
   FORCE(NSAI_STAGE_BACKWARD_Q, "backward_q"),
   FORCE(NSAI_STAGE_BACKWARD_KV, "backward_kv"),
 #undef FORCE
-  [NSAI_KEY_DISABLE] = { "variants.disable", NSAI_TYPE_GLOBS, AT(variants.disable), 0, 0, 0, NULL,
-                         "[]", "variants that are never chosen: globs over stage.variant" },
+  PLAIN(DISABLE, "variants.disable", GLOBS, variants.disable, "[]",
+        "variants that are never chosen: globs over stage.variant"),
 
   [NSAI_KEY_SELECT_DENSE_BELOW] = { "thresholds.select_dense_below", NSAI_TYPE_LONG,
                                     AT(thresholds.select_dense_below), 0, NSAI_MAX_ROWS, 0,
@@ -308,23 +256,18 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                                     "KV tokens up to which the selected branch runs dense; auto: "
                                     "select.count * select.block, where both are the same" },
 
-  [NSAI_KEY_DEVICE_SMS] = { "device.sms", NSAI_TYPE_INT, AT(device.sms), 0, MAX_SMS, 0, NULL, "0",
-                            "streaming multiprocessors; 0: unknown" },
-  [NSAI_KEY_DEVICE_SMEM] = { "device.smem_per_block", NSAI_TYPE_SIZE, AT(device.smem_per_block), 0,
-                             MIB, 0, NULL, "0",
-                             "bytes of shared memory a block can have; 0: unknown" },
-  [NSAI_KEY_DEVICE_L2] = { "device.l2", NSAI_TYPE_SIZE, AT(device.l2), 0, GIB, 0, NULL, "0",
-                           "bytes of L2 cache; 0: unknown" },
-  [NSAI_KEY_DEVICE_HBM] = { "device.hbm_gbps", NSAI_TYPE_NUMBER, AT(device.hbm_gbps), 0, MAX_FIGURE,
-                            0, NULL, "0", "memory bandwidth in 1e9 bytes/s; 0: unknown" },
-  [NSAI_KEY_DEVICE_TFLOPS] = { "device.bf16_tflops", NSAI_TYPE_NUMBER, AT(device.bf16_tflops), 0,
-                               MAX_FIGURE, 0, NULL, "0",
-                               "dense bf16 matrix product in 1e12 operations/s; 0: unknown" },
-  [NSAI_KEY_DEVICE_SOURCE] = { "device.source", NSAI_TYPE_TEXT, AT(device.source), 0, 0, 0, NULL,
-                               "null", "where the figures come from" },
-  [NSAI_KEY_DEVICE_MEASURED] = { "device.measured", NSAI_TYPE_BOOL, AT(device.measured), 0, 0, 0,
-                                 NULL, "false",
-                                 "bandwidth and rate were measured, not read from a data sheet" },
+  RANGE(DEVICE_SMS, "device.sms", INT, device.sms, 0, MAX_SMS, 0, "0",
+        "streaming multiprocessors; 0: unknown"),
+  RANGE(DEVICE_SMEM, "device.smem_per_block", SIZE, device.smem_per_block, 0, MIB, 0, "0",
+        "bytes of shared memory a block can have; 0: unknown"),
+  RANGE(DEVICE_L2, "device.l2", SIZE, device.l2, 0, GIB, 0, "0", "bytes of L2 cache; 0: unknown"),
+  RANGE(DEVICE_HBM, "device.hbm_gbps", NUMBER, device.hbm_gbps, 0, MAX_FIGURE, 0, "0",
+        "memory bandwidth in 1e9 bytes/s; 0: unknown"),
+  RANGE(DEVICE_TFLOPS, "device.bf16_tflops", NUMBER, device.bf16_tflops, 0, MAX_FIGURE, 0, "0",
+        "dense bf16 matrix product in 1e12 operations/s; 0: unknown"),
+  PLAIN(DEVICE_SOURCE, "device.source", TEXT, device.source, "null", "where the figures come from"),
+  PLAIN(DEVICE_MEASURED, "device.measured", BOOL, device.measured, "false",
+        "bandwidth and rate were measured, not read from a data sheet"),
 };
 
 nsai_key_id nsai_key_find(const char *path, size_t length) {
