@@ -114,10 +114,17 @@ static nsa_status check_memory_of_call(const nsai_run *run) {
   return nsai_check_overlap(run->tensors);
 }
 
-static nsa_status forward(nsai_run *run) {
+/* The arguments of a call, by the function that knows which it has; fills the sizes. */
+typedef nsa_status (*check_fn)(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
+                               nsai_run_sizes *sizes);
+static nsa_status check_call(nsai_run *run, check_fn fn) {
   nsai_check check = check_of(run);
-  NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
-  NSAI_TRY(check_memory_of_call(run));
+  NSAI_TRY(fn(&check, run->batch, run->io, &run->sizes));
+  return check_memory_of_call(run);
+}
+
+static nsa_status forward(nsai_run *run) {
+  NSAI_TRY(check_call(run, nsai_check_run));
   if (run->driver) return nsai_enqueue_forward(run);
   const nsai_problem *p = &run->plan->problem;
   return nsai_reference_forward(&p->model, p->selection, run->branches, run->batch, run->io,
@@ -125,9 +132,7 @@ static nsa_status forward(nsai_run *run) {
 }
 
 static nsa_status dense(nsai_run *run) {
-  nsai_check check = check_of(run);
-  NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
-  NSAI_TRY(check_memory_of_call(run));
+  NSAI_TRY(check_call(run, nsai_check_run));
   if (run->driver) return nsai_enqueue_dense(run);
   return nsai_reference_dense(&run->plan->problem.model, run->batch, run->io, ALL_PROCESSORS);
 }
@@ -141,10 +146,8 @@ static nsai_reference_cache cache_of(const nsai_run *run) {
 /* Over a cache. */
 static nsa_status cached(nsai_run *run) {
   const nsai_problem *p = &run->plan->problem;
-  nsai_check check = check_of(run);
   nsai_reference_cache cache = cache_of(run);
-  NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
-  NSAI_TRY(check_memory_of_call(run));
+  NSAI_TRY(check_call(run, nsai_check_run));
   if (run->driver)
     return p->op == NSA_OP_DECODE ? nsai_enqueue_decode(run) : nsai_enqueue_forward(run);
   return nsai_reference_cached(&p->model, &cache, p->selection, run->branches, run->batch, run->io,
@@ -153,10 +156,8 @@ static nsa_status cached(nsai_run *run) {
 
 static nsa_status append(nsai_run *run) {
   const nsa_io *io = run->io;
-  nsai_check check = check_of(run);
   nsai_reference_cache cache = cache_of(run);
-  NSAI_TRY(nsai_check_append(&check, run->batch, io, &run->sizes));
-  NSAI_TRY(check_memory_of_call(run));
+  NSAI_TRY(check_call(run, nsai_check_append));
   if (run->driver) return nsai_enqueue_append(run);
   return nsai_reference_append(&run->plan->problem.model, &cache, run->batch, &io->kv, &io->new_kv,
                                &io->phi, ALL_PROCESSORS);
@@ -179,25 +180,20 @@ static nsa_status backward(nsai_run *run, call_structs *call, const nsa_grads *g
 }
 
 static nsa_status compress(nsai_run *run) {
-  nsai_check check = check_of(run);
-  NSAI_TRY(nsai_check_compress(&check, run->batch, run->io, &run->sizes));
-  NSAI_TRY(check_memory_of_call(run));
+  NSAI_TRY(check_call(run, nsai_check_compress));
   if (run->driver) return nsai_enqueue_compress(run);
   return nsai_reference_compress(&run->plan->problem.model, run->batch, run->io, ALL_PROCESSORS);
 }
 
 static nsa_status select_blocks(nsai_run *run) {
-  const nsa_tensor *importance = &run->io->importance;
   if (run->plan->problem.selection != NSA_SELECT_TOPN)
     return nsai_fail(
         NSA_E_ARG,
         "the plan was made for a selection that the caller brings: there is no top-n in it");
-  nsai_check check = check_of(run);
-  NSAI_TRY(nsai_check_select(&check, run->batch, run->io, &run->sizes));
-  NSAI_TRY(check_memory_of_call(run));
-  run->importance = importance;
+  NSAI_TRY(check_call(run, nsai_check_select));
+  run->importance = &run->io->importance;
   if (run->driver) return nsai_enqueue_select(run);
-  return nsai_reference_select(&run->plan->problem.model, run->batch, run->io, importance,
+  return nsai_reference_select(&run->plan->problem.model, run->batch, run->io, run->importance,
                                ALL_PROCESSORS);
 }
 
