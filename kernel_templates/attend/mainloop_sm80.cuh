@@ -81,7 +81,6 @@ template <class Config> struct Flash {
   static_assert(Config::kThreads == 32 * Config::kWarps, "all warps compute");
   static_assert(sizeof(Shared) == Config::kSharedBytes,
                 "the host computes another size of shared memory");
-  static_assert(sizeof(Shared) <= 101376, "sm_86, sm_89 and sm_120 have 99 KB of shared memory");
 };
 
 // Starts the copy of a tile's Q [kRows, Dk]. Padding heads and tokens from q_len on become zero.

@@ -29,8 +29,7 @@ template <class Config> struct KernelTraits : SelectedPipeline<Config> {
   static constexpr int kStepKeys = kHeld + 32 <= R::kConsumerRegisters ? 64 : 32;
   static constexpr int kParts = R::kKeys / kStepKeys; // steps per stage
   static constexpr int kQBytes = kQueryInRegisters ? 0 : nsai_panel_bytes(16, Config::kHeadDimQk);
-  static constexpr int kSQ = (R::kEnd + 1023) / 1024 * 1024; // [kWarps], or empty
-  static constexpr int kBytes = kQBytes ? kSQ + R::kWarps * kQBytes : R::kEnd;
+  static constexpr int kBytes = kQBytes ? R::kSQ + R::kWarps * kQBytes : R::kEnd;
   static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
 };
 

@@ -81,8 +81,9 @@ template <class Config> struct SelectedPipeline {
   static constexpr int kSPartly = kSSeen + 4 * kStages * kProducers; // u32 [kProducers]
   static constexpr int kBarriers = kSPartly + 4 * kStages * kProducers;
   static constexpr int kSLeast = kBarriers + Barriers<kStages>::kBytes; // int [2, kProducers]
-  static constexpr int kEnd = (kSLeast + 8 * kProducers + 15) / 16 * 16;
-  static constexpr u32 kLast = 1u << 31; // flag in kSSeen
+  static constexpr int kEnd = nsai_smem_aligned(kSLeast + 8 * kProducers, 16);
+  static constexpr int kSQ = nsai_smem_aligned(kEnd, 1024); // Q of each warp or warpgroup, or empty
+  static constexpr u32 kLast = 1u << 31;                    // flag in kSSeen
 
   static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
                 "rows are copied 16 bytes at a time");

@@ -93,7 +93,6 @@ template <class Config> struct KernelTraits {
   static constexpr int kSMore = kSBits + 4 * kStages * kTokens * kParts; // int: more
   static constexpr int kSPosition = kSMore + 4 * kStages;                // TilePosition
   static constexpr int kBytes = (kSPosition + (int)sizeof(TilePosition) + 15) / 16 * 16;
-  static_assert(kBytes <= 101376, "sm_86, sm_89 and sm_120 have 99 KB of shared memory");
   static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
 };
 

@@ -33,8 +33,7 @@ template <class Config> struct KernelTraits : SelectedPipeline<Config> {
   static constexpr int kQuerySteps = R::kColsQk / 16; // steps of 16 columns
   static constexpr int kHeldSteps = kHeldPanels * 4 < kQuerySteps ? kHeldPanels * 4 : kQuerySteps;
   static constexpr int kQBytes = (kQueryPanels - kHeldPanels) * 64 * kPanelPitch;
-  static constexpr int kSQ = (R::kEnd + 1023) / 1024 * 1024; // [kWarpgroups], or empty
-  static constexpr int kBytes = kQBytes ? kSQ + R::kWarpgroups * kQBytes : R::kEnd;
+  static constexpr int kBytes = kQBytes ? R::kSQ + R::kWarpgroups * kQBytes : R::kEnd;
   static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
 };
 

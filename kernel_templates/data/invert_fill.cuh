@@ -57,8 +57,7 @@ template <class Config> NSAI_DEVICE void invert_fill_part(const NsaiInvert &p) {
   constexpr int kAhead = kPerLane == 1 ? 8 : 1;  // tokens whose lists are loaded together
   extern __shared__ __align__(16) int sStarts[]; // [kCounters]: begin of this part in each list
   u16 *sRanks = (u16 *)(sStarts + Config::kCounters); // [kWarps, kCounters]: entries so far
-  static_assert(nsai_smem_invert_fill(kWarps, Config::kCounters) == Config::kSharedBytes,
-                "the host computes another size of shared memory");
+  static_assert(nsai_smem_invert_fill(kWarps, Config::kCounters) == Config::kSharedBytes);
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const int head = p.head_begin + blockIdx.x / p.parts, part = blockIdx.x % p.parts;
   const int first_number = blockIdx.y * Config::kCounters;

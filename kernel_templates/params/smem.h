@@ -23,8 +23,7 @@ NSAI_SIZE nsai_padded_dim(int dim) { return (dim + 15) / 16 * 16; }
 
 /* Bytes of a row of a Tile (core/tile.cuh): an odd number of 16-byte chunks, or a multiple of 8. */
 NSAI_SIZE nsai_tile_pitch(int dim) {
-  const int chunks = nsai_padded_dim(dim) / 8;
-  return 16 * (chunks % 8 == 0 ? chunks : chunks | 1);
+  return nsai_padded_dim(dim) % 64 ? 16 * (nsai_padded_dim(dim) / 8 | 1) : 2 * nsai_padded_dim(dim);
 }
 NSAI_SIZE nsai_tile_bytes(int rows, int dim) { return rows * nsai_tile_pitch(dim); }
 
@@ -48,9 +47,7 @@ NSAI_SIZE nsai_panel_pair(int rows, int dk, int dv) { return nsai_product_pair(1
 /* The barriers `full` and `empty` of a pipeline (core/pipeline.cuh). */
 NSAI_SIZE nsai_barrier_bytes(int stages) { return 16 * stages; }
 
-NSAI_SIZE nsai_smem_aligned(int bytes, int alignment) {
-  return (bytes + alignment - 1) / alignment * alignment;
-}
+NSAI_SIZE nsai_smem_aligned(int bytes, int to) { return (bytes + to - 1) / to * to; }
 NSAI_SIZE nsai_smem_larger(int a, int b) { return a > b ? a : b; }
 
 /* ---- attend: what lies in shared memory, in this order ---- */
@@ -92,8 +89,7 @@ NSAI_SIZE nsai_smem_compressed_topn(int queries, int depth, int blocks, int grou
 NSAI_SIZE nsai_smem_selected_sm80(int warps, int keys, int stages, int tokens, int dk, int dv) {
   const int columns = nsai_padded_dim(dk) + nsai_padded_dim(dv);
   const int q = columns <= NSAI_SELECTED_REGISTER_COLUMNS ? 0 : nsai_tile_bytes(16 * warps, dk);
-  const int bits = 4 * tokens * nsai_smem_larger(1, keys / 32);
-  const int stage = nsai_tile_pair(keys, dk, dv) + bits + 4;
+  const int stage = nsai_tile_pair(keys, dk, dv) + 4 * tokens * nsai_smem_larger(1, keys / 32) + 4;
   return nsai_smem_aligned(q + stages * stage + nsai_barrier_bytes(stages) + 24, 16);
 }
 
@@ -153,8 +149,8 @@ NSAI_SIZE nsai_smem_topn_token(int warps, int free) {
   return 4 * 4096 + warps * (8 * 159 + 4 * 32 + 4 + 4 * nsai_smem_larger(free, 1));
 }
 
-/* decode/split_kv_attend.cuh: the key stream, or int [tokens, count] before it | the merged list. If
- * the caller gives ranges: the key stream | int [count + 1, 2]. */
+/* decode/split_kv_attend.cuh: the key stream, or int [tokens, count] before it | the merged list.
+ * If the caller gives ranges: the key stream | int [count + 1, 2]. */
 NSAI_SIZE nsai_smem_split_kv_attend(int stream, int tokens, int count) {
   const int first = nsai_smem_aligned(nsai_smem_larger(stream, 4 * tokens * count), 8);
   return nsai_smem_aligned(first + nsai_smem_merged_list(tokens, count), 8);
@@ -168,37 +164,32 @@ NSAI_SIZE nsai_smem_single_cta(int stream, int search, int pool, int list, int r
          nsai_smem_aligned(nsai_smem_larger(pool, list), 16) + 4 * rows * (dv + 4);
 }
 
-/* What the two kernels below depend on. */
-typedef struct NsaiDecodeSizes {
-  int dk, dv, group;
-  int warps, stages, cluster; /* warps that attend; CTAs of the cluster */
-  int free, select_count;     /* blocks to be searched; n */
-  int kept_blocks;            /* blocks whose pooled values lie in shared memory */
-  int most_blocks;            /* blocks of a CTA */
-} NsaiDecodeSizes;
-
 /* decode/cluster.cuh: K and V [stages, warps] of 16 keys | Q [16, Dk] |
  * ExchangeBuffer: P [terms, warps] of 512 bytes, f32 [4 * warps + 3, 16] | KvTensors of 160 bytes |
  * received O f32 [3, cluster, slice | 1, 4] and statistics f32 [3, cluster, 16, 2] |
  * weights and gates f32 [3, rows of a slice, cluster + 1] | ScanPool |
  * Search: f32 [kept_blocks, 16], carries f32 [warps + 1, 16], FewBest (core/topn_cta.cuh),
  *   u64 [cluster * free + most_blocks + 2], int [n + 1] | barriers | int [pages].
- * A slice is a CTA's share of O, in vectors of four columns. `terms`: of P (kSplitP). */
-NSAI_SIZE nsai_smem_decode_cluster(NsaiDecodeSizes s, int terms, int pages) {
-  const int row = s.dv / 4, slice = (s.group * row + s.cluster - 1) / s.cluster;
+ * A slice is a CTA's share of O, in vectors of four columns. `warps`: those that attend; `free`:
+ * blocks to be searched; `kept_blocks`: those whose pooled values lie in shared memory;
+ * `most_blocks`: of a CTA; `terms`: of P (kSplitP). */
+NSAI_SIZE nsai_smem_decode_cluster(int dk, int dv, int group, int warps, int stages, int cluster,
+                                   int free, int select_count, int kept_blocks, int most_blocks,
+                                   int terms, int pages) {
+  const int row = dv / 4, slice = (group * row + cluster - 1) / cluster;
   const int rows = slice % row == 0 ? slice / row : (slice - 2) / row + 2;
-  const int free = nsai_smem_larger(s.free, 1);
-  const int stages = s.stages * s.warps * nsai_tile_pair(16, s.dk, s.dv);
-  const int exchange = 512 * terms * s.warps + 64 * (4 * s.warps + 3);
-  const int received = 3 * s.cluster * (16 * (slice | 1) + 128);
-  const int weights = nsai_smem_aligned(12 * rows * (s.cluster + 1), 16);
-  const int best = nsai_smem_aligned(8 * 256 + 4 * 32 + 8 * free + 4, 16);
-  const int keys = 8 * (s.cluster * free + s.most_blocks + 2);
-  const int search = 64 * (s.kept_blocks + s.warps + 1) + best + keys + 4 * (s.select_count + 1);
-  const int barriers = 8 * (13 + 3 * s.stages);
-  return nsai_smem_aligned(stages + nsai_tile_bytes(16, s.dk) + exchange + 160 + received +
-                               weights + nsai_smem_scan_pool(s.warps, 16) +
-                               nsai_smem_aligned(search, 16) + barriers + 4 * pages,
+  const int exchange = 512 * terms * warps + 64 * (4 * warps + 3);
+  const int received = 3 * cluster * (16 * (slice | 1) + 128);
+  const int weights = nsai_smem_aligned(12 * rows * (cluster + 1), 16);
+  const int most = nsai_smem_larger(free, 1); /* that a CTA sends */
+  const int best = nsai_smem_aligned(8 * 256 + 4 * 32 + 8 * most + 4, 16);
+  const int keys = 8 * (cluster * most + most_blocks + 2);
+  const int search = 64 * (kept_blocks + warps + 1) + best + keys + 4 * (select_count + 1);
+  const int tiles = stages * warps * nsai_tile_pair(16, dk, dv) + nsai_tile_bytes(16, dk);
+  const int barriers = 8 * (13 + 3 * stages);
+  return nsai_smem_aligned(tiles + exchange + 160 + received + weights +
+                               nsai_smem_scan_pool(warps, 16) + nsai_smem_aligned(search, 16) +
+                               barriers + 4 * pages,
                            16);
 }
 
@@ -207,17 +198,19 @@ NSAI_SIZE nsai_smem_decode_cluster(NsaiDecodeSizes s, int terms, int pages) {
  * carries f32 [warps + 1, 16] | u64 [32] |
  * received O f32 [cluster - 1, 3, slice, 4] and statistics f32 [cluster - 1, 3, 16, 2] |
  * statistics f32 [3, warps, 16, 2] | and [cluster, 16, 2] | gates f32 [3, 16] |
- * u64 [cluster, free] | barriers [warps, 4 * stages] | and [9] | int [n + 1] | u32 [most_blocks]. */
-NSAI_SIZE nsai_smem_decode_pipelined(NsaiDecodeSizes s) {
-  const int stages = nsai_smem_aligned(s.stages * nsai_tile_pair(16, s.dk, s.dv), 128);
-  const int o = 64 * (nsai_padded_dim(s.dv) + 8), segments = 48, carry = 64;
-  const int pooled = 64 * nsai_smem_larger(s.kept_blocks, 1);
-  const int received = (s.cluster - 1) * 3 * (s.group * s.dv / 4 / s.cluster * 16 + 128);
-  const int statistics = 128 * (3 * s.warps + s.cluster), gates = 192;
-  const int best = 8 * s.cluster * nsai_smem_larger(s.free, 1);
-  const int barriers = 8 * (s.warps * 4 * s.stages + 9);
-  const int lists = 4 * (s.select_count + 1 + s.most_blocks);
-  return nsai_smem_aligned(s.warps * (stages + o + segments + carry) + carry + pooled + 8 * 32 +
+ * u64 [cluster, free] | barriers [warps, 4 * stages] | and [9] | int [n + 1] |
+ * u32 [most_blocks]. */
+NSAI_SIZE nsai_smem_decode_pipelined(int dk, int dv, int group, int warps, int stages, int cluster,
+                                     int free, int select_count, int kept_blocks, int most_blocks) {
+  const int tiles = nsai_smem_aligned(stages * nsai_tile_pair(16, dk, dv), 128);
+  const int o = 64 * (nsai_padded_dim(dv) + 8), segments = 48, carry = 64;
+  const int received = (cluster - 1) * 3 * (group * dv / 4 / cluster * 16 + 128);
+  const int statistics = 128 * (3 * warps + cluster), gates = 192;
+  const int best = 8 * cluster * nsai_smem_larger(free, 1);
+  const int barriers = 8 * (warps * 4 * stages + 9);
+  const int lists = 4 * (select_count + 1 + most_blocks);
+  return nsai_smem_aligned(warps * (tiles + o + segments + carry) + carry +
+                               64 * nsai_smem_larger(kept_blocks, 1) + 8 * 32 +
                                nsai_smem_larger(received, 8) + statistics + gates + best +
                                barriers + lists,
                            16);
@@ -233,7 +226,7 @@ NSAI_SIZE nsai_smem_dq(int panels, int rows, int keys, int warps, int stages, in
 }
 
 /* backward/dkv_mainloop.cuh: K [keys, Dk] | V [keys, Dv] |
- * [stages], aligned for the products: Q [rows, Dk], dO [rows, Dv], RowStatistics [rows] of 16 bytes,
+ * [stages], each aligned: Q [rows, Dk], dO [rows, Dv], RowStatistics [rows] of 16 bytes,
  * u32 [rows]: the keys that each row sees | u32 [entries]. */
 NSAI_SIZE nsai_smem_dkv(int panels, int keys, int rows, int stages, int entries, int dk, int dv) {
   const int stage = nsai_product_pair(panels, rows, dk, dv) + (16 + 4) * rows;
@@ -242,23 +235,23 @@ NSAI_SIZE nsai_smem_dkv(int panels, int keys, int rows, int stages, int entries,
 }
 
 /* backward/pipelines/dq.cuh: Q [128, Dk] | dO [128, Dv] | K [64, Dk] and V [64, Dv] [stages] |
- * RowStatistics [3, 128] of 16 bytes | u64 [2, stages, tokens]: keys that each token sees, and those
- * of lists | u32 [3, stages]: flags | barriers | barriers of the rows. */
+ * RowStatistics [3, 128] of 16 bytes | u64 [2, stages, tokens]: keys that each token sees, and
+ * those of lists | u32 [3, stages]: flags | barriers | barriers of the rows. */
 NSAI_SIZE nsai_smem_dq_tma(int stages, int tokens, int dk, int dv) {
-  const int flags = nsai_smem_aligned(stages * (16 * tokens + 12), 8);
   return nsai_panel_pair(128, dk, dv) + stages * nsai_panel_pair(64, dk, dv) + 3 * 128 * 16 +
-         flags + nsai_barrier_bytes(stages + 1);
+         nsai_smem_aligned(stages * (16 * tokens + 12), 8) + nsai_barrier_bytes(stages + 1);
 }
 
-/* backward/pipelines/dkv_stages.cuh: K [keys, Dk] | V [keys, Dv] | Q [64, Dk] and dO [64, Dv] [stages]
- * | [stages]: LSE and u f32 [warps, 64, 2], gates f32 [64], u32 [64]: the keys that each row sees,
- * flags of 16 bytes | barriers | barrier of K and V | if they join: u8 [warps, tokens]. `warps`: that
- * write row statistics, one or, if they join branches, one for each 64 keys. */
+/* backward/pipelines/dkv_stages.cuh: K [keys, Dk] | V [keys, Dv] |
+ * Q [64, Dk] and dO [64, Dv] [stages] | [stages]: LSE and u f32 [warps, 64, 2], gates f32 [64],
+ * u32 [64]: the keys that each row sees, flags of 16 bytes | barriers | barrier of K and V |
+ * if branches are joined: u8 [warps, tokens]. `warps`: those that write row statistics, one for
+ * each 64 keys if branches are joined, else one. */
 NSAI_SIZE nsai_smem_dkv_tma(int keys, int stages, int joins, int tokens, int dk, int dv) {
   const int warps = joins ? keys / 64 : 1;
-  const int known = 64 * (8 * warps + 4 + 4) + 16;
-  return nsai_panel_pair(keys, dk, dv) + stages * (nsai_panel_pair(64, dk, dv) + known) +
-         nsai_barrier_bytes(stages) + 8 + (joins ? warps * tokens : 0);
+  const int stage = nsai_panel_pair(64, dk, dv) + 64 * (8 * warps + 4 + 4) + 16;
+  return nsai_panel_pair(keys, dk, dv) + stages * stage + nsai_barrier_bytes(stages) + 8 +
+         (joins ? warps * tokens : 0);
 }
 
 #endif /* NSAI_PARAMS_SMEM_H */

@@ -104,8 +104,6 @@ template <class C> struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage<Config>) == Config::kSharedBytes,
               "the host computes another size of shared memory");
-static_assert(sizeof(SharedStorage<Config>) <= 101376,
-              "sm_86, sm_89 and sm_120 have 99 KB of shared memory");
 
 // ---- coordinates
 

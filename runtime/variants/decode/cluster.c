@@ -41,17 +41,10 @@ static int32_t threads_of(const nsai_tiles *s) { return 48 * s->of[NSAI_TILE_WAR
 
 static uint32_t shared_bytes(const nsai_model *m, const nsai_tiles *s) {
   const int32_t terms = m->dtype == NSA_BF16 && m->head_dim_v < 64 ? 2 : 1; /* kSplitP */
-  const NsaiDecodeSizes sizes = { .dk = m->head_dim_qk,
-                                  .dv = m->head_dim_v,
-                                  .group = m->heads / m->kv_heads,
-                                  .warps = s->of[NSAI_TILE_WARPS],
-                                  .stages = s->of[NSAI_TILE_STAGES],
-                                  .cluster = s->of[NSAI_TILE_CLUSTER],
-                                  .free = nsai_free_blocks(m),
-                                  .select_count = m->select_count,
-                                  .kept_blocks = KEPT_BLOCKS,
-                                  .most_blocks = most_blocks(s) };
-  return nsai_smem_decode_cluster(sizes, terms, LIST_PAGES);
+  return nsai_smem_decode_cluster(m->head_dim_qk, m->head_dim_v, m->heads / m->kv_heads,
+                                  s->of[NSAI_TILE_WARPS], s->of[NSAI_TILE_STAGES],
+                                  s->of[NSAI_TILE_CLUSTER], nsai_free_blocks(m), m->select_count,
+                                  KEPT_BLOCKS, most_blocks(s), terms, LIST_PAGES);
 }
 
 /* Selection blocks that one CTA has, at most: ClusterBlockRange of decode/cluster/ranges.cuh. */

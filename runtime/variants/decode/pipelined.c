@@ -33,13 +33,12 @@ enum {
  * the same. */
 #define LEAST_BLOCKS 256
 #define SLACK_BLOCKS 16
-#define TOO_MANY_BLOCKS (1 << 20) /* no CTA has the shared memory for them */
 static int32_t most_blocks(const nsai_problem *p, int32_t warps, int32_t cluster) {
   const nsai_model *m = &p->model;
-  const int64_t run = nsai_decode_run_blocks(p, warps * cluster);
+  /* No CTA has shared memory for a run of 2^20. */
+  const int64_t run = nsai_smaller(nsai_decode_run_blocks(p, warps * cluster), 1 << 20);
   int32_t most = m->select_count ? LEAST_BLOCKS : 1;
-  while (m->select_count && most < TOO_MANY_BLOCKS && most + SLACK_BLOCKS < warps * run + 1)
-    most *= 2;
+  while (m->select_count && most + SLACK_BLOCKS < warps * run + 1) most *= 2;
   return most + SLACK_BLOCKS;
 }
 
@@ -50,17 +49,9 @@ static int64_t places(const nsai_model *m) {
 
 static uint32_t shared_bytes(const nsai_problem *p, int32_t warps, int32_t cluster, int32_t kept) {
   const nsai_model *m = &p->model;
-  const NsaiDecodeSizes sizes = { .dk = m->head_dim_qk,
-                                  .dv = m->head_dim_v,
-                                  .group = m->heads / m->kv_heads,
-                                  .warps = warps,
-                                  .stages = STAGES,
-                                  .cluster = cluster,
-                                  .free = nsai_free_blocks(m),
-                                  .select_count = m->select_count,
-                                  .kept_blocks = kept,
-                                  .most_blocks = most_blocks(p, warps, cluster) };
-  return nsai_smem_decode_pipelined(sizes);
+  return nsai_smem_decode_pipelined(m->head_dim_qk, m->head_dim_v, m->heads / m->kv_heads, warps,
+                                    STAGES, cluster, nsai_free_blocks(m), m->select_count, kept,
+                                    most_blocks(p, warps, cluster));
 }
 
 /* The last selection blocks, which are always chosen, where they lie in the window: its keys are
