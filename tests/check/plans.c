@@ -106,13 +106,8 @@ void chk_device_print(int32_t device, char *text, size_t size) {
     snprintf(text, size, "%d", device);
 }
 
-char *chk_case_yaml(const nsai_verify_case *c, int32_t device, const char *cache_dir) {
+void chk_write_config(FILE *out, const nsai_model *g, int32_t device, const char *cache_dir) {
   char word[16];
-  const nsai_model *g = &c->model;
-  char *text = NULL;
-  size_t size = 0;
-  FILE *out = open_memstream(&text, &size);
-  if (!out) return NULL;
   fprintf(out, "nsa: 1\nmodel:\n  heads: %d\n  kv_heads: %d\n  head_dim_qk: %d\n  head_dim_v: %d\n",
           g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v);
   fprintf(out, "  compress:\n    block: %d\n    stride: %d\n    phi: %s\n", g->block, g->stride,
@@ -134,6 +129,14 @@ char *chk_case_yaml(const nsai_verify_case *c, int32_t device, const char *cache
     fprintf(out, "  cache_dir: \"%s\"\n", cache_dir);
   else
     fprintf(out, "  cache_mode: off\n");
+}
+
+char *chk_case_yaml(const nsai_verify_case *c, int32_t device, const char *cache_dir) {
+  char *text = NULL;
+  size_t size = 0;
+  FILE *out = open_memstream(&text, &size);
+  if (!out) return NULL;
+  chk_write_config(out, &c->model, device, cache_dir);
   if (c->recompute)
     fprintf(out, "  recompute: %s\n", c->recompute == NSAI_RECOMPUTE_NEVER ? "never" : "always");
   write_forced(out, c);

@@ -43,6 +43,10 @@ int32_t chk_case_op(const nsai_verify_case *c);
 /* "cpu", "auto" or the ordinal, as written in a configuration. */
 void chk_device_print(int32_t device, char *text, size_t size);
 
+/* Writes a configuration: the model, and `runtime`, whose section may be continued. cache_dir
+ * NULL: kernels are kept in memory. */
+void chk_write_config(FILE *out, const nsai_model *model, int32_t device, const char *cache_dir);
+
 /* The configuration of a case on a device; the caller frees it. NULL when memory is exhausted. */
 char *chk_case_yaml(const nsai_verify_case *c, int32_t device, const char *cache_dir);
 

@@ -32,11 +32,12 @@ static bool runs(nsa_ctx *ctx, const nsa_problem *problem, const nsai_variant *r
 }
 
 /* Whether the forced row runs the problem on the device or, to make a list only, on any
- * architecture. */
-static bool can_run(const finder *f, const char *yaml, const nsa_problem *problem) {
+ * architecture. Frees the configuration; -1 when that is NULL. */
+static int can_run(const finder *f, char *yaml, const nsa_problem *problem) {
   char force[128];
   const char *const overrides[] = { force, NULL };
   bool found = false;
+  if (!yaml) return -1;
   snprintf(force, sizeof force, "variants.force.%s=%s", nsai_stage_name(f->row->stage),
            f->row->name);
   for (int i = 0; !found && (f->a->list ? nsai_arch_at(i) != NULL : i < 1); i++) {
@@ -48,6 +49,7 @@ static bool can_run(const finder *f, const char *yaml, const nsa_problem *proble
     found = !nsa_create(NULL, &options, &ctx) && runs(ctx, problem, f->row);
     nsa_destroy(ctx);
   }
+  free(yaml);
   return found;
 }
 
@@ -55,18 +57,14 @@ static int try_case(finder *f, const nsai_verify_case *plain) {
   nsai_verify_case c = *plain;
   const nsa_problem problem = chk_case_problem(&c, chk_case_op(&c));
   c.mma = c.gemm = c.lists = 0; /* these force rows themselves */
-  char *yaml = chk_case_yaml(&c, f->a->plans.device, NULL);
-  if (!yaml) return -1;
-  const bool fits = can_run(f, yaml, &problem);
-  free(yaml);
+  const int fits = can_run(f, chk_case_yaml(&c, f->a->plans.device, NULL), &problem);
+  if (fits <= 0) return fits;
   c.force = f->row;
-  if (!fits) return 0;
   f->found++;
   return chk_list_add(f->list, &c, f->a->filter);
 }
 
 static int try_scenario(finder *f, uint64_t seed) {
-  char yaml[2048];
   chk_cache_options options;
   chk_cache_case c = CHK_CACHE_CASE_INIT;
   c.seed = seed;
@@ -77,8 +75,8 @@ static int try_scenario(finder *f, uint64_t seed) {
   const nsa_problem problem =
       chk_cache_problem(&options,
                         f->row->stage == NSAI_STAGE_APPEND ? NSA_OP_APPEND : NSA_OP_DECODE);
-  chk_cache_yaml(&options, f->a->plans.device, yaml, sizeof yaml);
-  if (!can_run(f, yaml, &problem)) return 0;
+  const int fits = can_run(f, chk_cache_yaml(&options, f->a->plans.device, NULL, NULL), &problem);
+  if (fits <= 0) return fits;
   f->found++;
   return chk_list_add_cache(f->list, &c, f->a->filter);
 }

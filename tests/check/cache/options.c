@@ -3,13 +3,12 @@
  */
 #include "options.h"
 
+#include "verify/parallel.h"
+
 #include <string.h>
 
 static uint64_t next(uint64_t *state) {
-  uint64_t z = *state += 0x9e3779b97f4a7c15ull; /* splitmix64 */
-  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
-  z = (z ^ z >> 27) * 0x94d049bb133111ebull;
-  return z ^ z >> 31;
+  return nsai_verify_mix(*state += 0x9e3779b97f4a7c15u); /* splitmix64 */
 }
 
 #define PICK(state, list) ((list)[next(state) % (sizeof(list) / sizeof *(list))])

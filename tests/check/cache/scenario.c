@@ -9,6 +9,7 @@
 #include "base/float16.h"
 #include "base/math.h"
 #include "verify/cache_tensors.h"
+#include "verify/parallel.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -17,10 +18,7 @@
 #define NOWHERE 0x7ffffff0 /* a page id that must never be used */
 
 uint64_t chk_cache_next(chk_scenario *sc) {
-  uint64_t z = sc->random += 0x9e3779b97f4a7c15ull; /* splitmix64 */
-  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
-  z = (z ^ z >> 27) * 0x94d049bb133111ebull;
-  return z ^ z >> 31;
+  return nsai_verify_mix(sc->random += 0x9e3779b97f4a7c15u); /* splitmix64 */
 }
 
 /* ---- memory on both sides ---- */
@@ -213,50 +211,32 @@ void chk_cache_fill(chk_scenario *sc, int what, int64_t rows) {
 
 /* ---- contexts and plans ---- */
 
-static const char *const phi_words[] = { "mean", "linear",
-                                         "mlp\n    hidden: 48\n    activation: silu", "external" };
-
-static const char *const gate_words[] = {
-  "weights", "logits", "mlp\n  gate_mlp: {channels: 64, hidden: 32, activation: silu}"
-};
-
-void chk_cache_yaml(const chk_cache_options *o, int32_t device, char *text, size_t size) {
-  const nsai_model *g = &o->model;
-  char word[16];
-  chk_device_print(device, word, sizeof word);
-  snprintf(text, size,
-           "nsa: 1\nmodel:\n  heads: %d\n  kv_heads: %d\n  head_dim_qk: %d\n  head_dim_v: %d\n"
-           "  compress:\n    block: %d\n    stride: %d\n    phi: %s\n"
-           "  select:\n    block: %d\n    count: %d\n    init: %d\n    local: %d\n"
-           "  window: %d\n  gate: %s\n  kv_sharing: %s\n  dtype: %s\nruntime:\n  device: %s\n"
-           "  count_reads: %s\n",
-           g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block, g->stride,
-           phi_words[g->phi], g->select_block, g->select_count, g->select_init, g->select_local,
-           g->window, gate_words[g->gate], g->per_branch ? "per_branch" : "shared",
-           g->dtype == NSA_F16 ? "fp16" : "bf16", word, o->counted ? "true" : "false");
+char *chk_cache_yaml(const chk_cache_options *o, int32_t device, const char *cache_dir,
+                     const nsai_variant *force) {
+  char *text = NULL;
+  size_t size = 0;
+  FILE *out = open_memstream(&text, &size);
+  if (!out) return NULL;
+  chk_write_config(out, &o->model, device, cache_dir);
+  fprintf(out, "  count_reads: %s\n", o->counted ? "true" : "false");
+  if (force)
+    fprintf(out, "variants:\n  force: {%s: %s}\n", nsai_stage_name(force->stage), force->name);
+  fclose(out);
+  return text;
 }
-
-#define YAML_BYTES 6000 /* includes a path */
 
 static nsa_status make_context(chk_scenario *sc, const chk_plans_options *given, bool gpu,
                                nsa_ctx **out) {
-  char text[YAML_BYTES];
   const int32_t device = gpu && sc->device->driver ? sc->device->ordinal : NSAI_VERIFY_DEVICE_CPU;
-  const nsai_variant *force = sc->options.force;
   nsa_options options = NSA_OPTIONS_INIT;
-  chk_cache_yaml(&sc->options, device, text, sizeof text);
-  size_t used = strlen(text);
-  if (given->cache_dir)
-    snprintf(text + used, sizeof text - used, "  cache_dir: \"%s\"\n", given->cache_dir);
-  else
-    snprintf(text + used, sizeof text - used, "  cache_mode: off\n");
-  used = strlen(text);
-  if (gpu && force)
-    snprintf(text + used, sizeof text - used, "variants:\n  force: {%s: %s}\n",
-             nsai_stage_name(force->stage), force->name);
+  char *text =
+      chk_cache_yaml(&sc->options, device, given->cache_dir, gpu ? sc->options.force : NULL);
+  if (!text) return nsai_fail_nomem("a configuration", 0);
   options.yaml_text = text;
   if (gpu) options.overrides = given->overrides;
-  return nsa_create(gpu ? given->config : NULL, &options, out);
+  nsa_status status = nsa_create(gpu ? given->config : NULL, &options, out);
+  free(text);
+  return status;
 }
 
 static nsa_problem problem_of(const chk_scenario *sc, int32_t op, int32_t selection,

@@ -175,8 +175,10 @@ typedef struct chk_scenario {
 } chk_scenario;
 
 uint64_t chk_cache_next(chk_scenario *sc);
-/* The configuration of a scenario up to its section `runtime`, and its problem for an operation. */
-void chk_cache_yaml(const chk_cache_options *o, int32_t device, char *text, size_t size);
+/* The configuration of a scenario, which the caller frees (NULL: no memory), and its problem for
+ * an operation. */
+char *chk_cache_yaml(const chk_cache_options *o, int32_t device, const char *cache_dir,
+                     const nsai_variant *force);
 nsa_problem chk_cache_problem(const chk_cache_options *options, int32_t op);
 /* Makes memory, contexts and plans of a scenario whose options, device, random, inject and
  * result are set. */
