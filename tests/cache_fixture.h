@@ -65,13 +65,33 @@ static inline void fixture_end(fixture *f) {
   nsai_logger_fini(&f->logger);
 }
 
+/* A test whose *state is a fixture. */
+#define FIXTURE_TEST(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
+
+static inline int fixture_setup(void **state) {
+  static fixture f;
+  fixture_begin(&f);
+  *state = &f;
+  return 0;
+}
+
+static inline int fixture_teardown(void **state) {
+  fixture_end(*state);
+  return 0;
+}
+
 #define FIXTURE_LIMIT ((uint64_t)1 << 30) /* far more than any test stores */
+
+/* Of the fixture's folder alone. */
+static inline nsai_cache_options fixture_options(fixture *f, nsai_cache_mode mode) {
+  static const char *const none[] = { NULL };
+  return (nsai_cache_options){ f->dir, mode, FIXTURE_LIMIT, none, &f->logger };
+}
 
 /* `limit` 0: FIXTURE_LIMIT. */
 static inline nsai_cache *fixture_open(fixture *f, nsai_cache_mode mode, uint64_t limit) {
-  static const char *const none[] = { NULL };
-  const nsai_cache_options options = { f->dir, mode, limit ? limit : FIXTURE_LIMIT, none,
-                                       &f->logger };
+  nsai_cache_options options = fixture_options(f, mode);
+  if (limit) options.limit = limit;
   nsai_cache *cache;
   if (nsai_cache_open(&options, &cache) != NSA_OK) abort();
   return cache;
@@ -129,6 +149,13 @@ static inline bool fixture_find(nsai_cache *cache, int n, size_t size, const cha
   return found;
 }
 
+/* Stores kernel `n` in a cache of its own, as another process would. */
+static inline void fixture_store_on_disk(fixture *f, int n, size_t size) {
+  nsai_cache *cache = fixture_open(f, NSAI_CACHE_READ_WRITE, 0);
+  if (!fixture_store(cache, n, size)) abort();
+  nsai_cache_close(cache);
+}
+
 /* Whether a new process would find kernel `n`: uses another cache, without the memory of the
  * first. */
 static inline bool fixture_on_disk(fixture *f, int n, size_t size) {
@@ -153,6 +180,15 @@ static inline void fixture_write(const char *path, const void *data, size_t size
   int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0 || write(fd, data, size) != (ssize_t)size) abort();
   close(fd);
+}
+
+/* Reads a file that is smaller than `room`; returns its size. */
+static inline size_t fixture_read(const char *path, void *data, size_t room) {
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  ssize_t size = read(fd, data, room);
+  if (size < 0 || (size_t)size >= room) abort();
+  close(fd);
+  return (size_t)size;
 }
 
 /* Files in the kernels' folder whose names start with `prefix`. */

@@ -94,11 +94,17 @@ static inline bool record_equal(const nsai_record *a, const nsai_record *b) {
 }
 
 static inline nsai_records *records_open(fixture *f, nsai_cache_mode mode) {
-  static const char *const none[] = { NULL };
-  const nsai_cache_options options = { f->dir, mode, FIXTURE_LIMIT, none, &f->logger };
+  const nsai_cache_options options = fixture_options(f, mode);
   nsai_records *records;
   if (nsai_records_open(&options, &records) != NSA_OK) abort();
   return records;
+}
+
+/* Saves the full record of problem `n`. */
+static inline void records_save(nsai_records *records, int n) {
+  nsai_record *record = record_full(n);
+  record_must(nsai_records_save(records, record));
+  nsai_record_destroy(record);
 }
 
 /* Looks up problem `n`; NULL: not found. */
@@ -107,6 +113,13 @@ static inline nsai_record *records_find(nsai_records *records, int n) {
   nsai_records_find(records, key->device, key->arch, key->sms, key->problem, &found);
   nsai_record_destroy(key);
   return found;
+}
+
+/* The number of timings of a record that was found, which is freed; -1: it was not found. */
+static inline int32_t count_timings(nsai_record *found) {
+  int32_t count = found ? found->timing_count : -1;
+  nsai_record_destroy(found);
+  return count;
 }
 
 /* Looks it up as a new process would. */

@@ -46,7 +46,17 @@ static inline void expect_child(void (*body)(fixture *)) {
   assert_int_equal(status, 0);
 }
 
-/* In a child: files may have so many bytes. Beyond the limit a write raises SIGXFSZ, which would end the host. */
+/* Waits for children, which have to succeed. */
+static inline void expect_children(const pid_t *children, int count) {
+  for (int i = 0; i < count; i++) {
+    int status;
+    assert_int_equal(waitpid(children[i], &status, 0), children[i]);
+    assert_int_equal(status, 0);
+  }
+}
+
+/* In a child: files may have so many bytes. Beyond the limit a write raises SIGXFSZ, which would
+ * end the host. */
 static inline void limit_files(rlim_t bytes) {
   const struct rlimit limit = { bytes, bytes };
   CHILD_ASSERT(setrlimit(RLIMIT_FSIZE, &limit) == 0);

@@ -30,14 +30,14 @@ static void starve(scenario run, fixture *f) {
 }
 
 static nsa_status use_cache(fixture *f) {
-  static const char *const none[] = { NULL };
-  const nsai_cache_options options = { f->dir, NSAI_CACHE_READ_WRITE, 3000, none, &f->logger };
+  nsai_cache_options options = fixture_options(f, NSAI_CACHE_READ_WRITE);
   static const char cubin[1000] = "cubin";
   const nsai_kernel_key_parts parts = { "k", "source", "options", "sm_80", "t", FIXTURE_COMPILER };
   nsai_kernel_image image = { .cubin = (void *)cubin, .size = sizeof cubin }, found;
   nsai_kernel_key key;
   nsai_cache *cache;
   int64_t good, bad;
+  options.limit = 3000;
   snprintf(image.compiler_id, sizeof image.compiler_id, "%s", FIXTURE_COMPILER);
   NSAI_TRY(nsai_kernel_key_init(&key, &parts));
   nsa_status status = nsai_cache_open(&options, &cache);
@@ -61,9 +61,7 @@ static nsa_status use_cache(fixture *f) {
 /* A cache without its memory tier: the disk is read. */
 static nsa_status read_disk(fixture *f) {
   nsa_status status = NSA_OK;
-  static const char *const none[] = { NULL };
-  const nsai_cache_options options = { f->dir, NSAI_CACHE_READ_WRITE, FIXTURE_LIMIT, none,
-                                       &f->logger };
+  const nsai_cache_options options = fixture_options(f, NSAI_CACHE_READ_WRITE);
   const nsai_kernel_key_parts parts = { "k", "source", "options", "sm_80", "t", "" };
   nsai_kernel_key key;
   nsai_kernel_image found;
@@ -77,13 +75,11 @@ static nsa_status read_disk(fixture *f) {
 }
 
 static void test_cache(void **state) {
-  fixture f;
-  fixture_begin(&f);
-  starve(use_cache, &f);
-  starve(read_disk, &f);
+  fixture *f = *state;
+  starve(use_cache, f);
+  starve(read_disk, f);
   /* Lack of memory is never taken for a damaged file. */
-  assert_int_equal(fixture_count(&f, ""), 1);
-  fixture_end(&f);
+  assert_int_equal(fixture_count(f, ""), 1);
 }
 
 static bool look_at(void *user, const nsai_record_item *item) {
@@ -94,9 +90,7 @@ static bool look_at(void *user, const nsai_record_item *item) {
 
 /* Everything a store of records does, on what the last round left on the disk. */
 static nsa_status use_records(fixture *f) {
-  static const char *const none[] = { NULL };
-  const nsai_cache_options options = { f->dir, NSAI_CACHE_READ_WRITE, FIXTURE_LIMIT, none,
-                                       &f->logger };
+  const nsai_cache_options options = fixture_options(f, NSAI_CACHE_READ_WRITE);
   nsa_status status = NSA_OK;
   unsigned char digest[NSAI_DIGEST_BYTES];
   static char text[16384];
@@ -129,12 +123,10 @@ fail:
 }
 
 static void test_records(void **state) {
-  fixture f;
-  fixture_begin(&f);
-  starve(use_records, &f);
-  starve(use_records, &f); /* with a file to read and to merge with */
-  assert_null(strstr(f.last, "is bad"));
-  fixture_end(&f);
+  fixture *f = *state;
+  starve(use_records, f);
+  starve(use_records, f); /* with a file to read and to merge with */
+  assert_null(strstr(f->last, "is bad"));
 }
 
 static nsa_status compile(fixture *f) {
@@ -160,16 +152,11 @@ fail:
 }
 
 static void test_compiler(void **state) {
-  fixture f;
+  fixture *f = *state;
   const nsai_library_query query = { NULL, 0 };
   const nsai_nvrtc *nvrtc;
-  fixture_begin(&f);
-  if (nsai_nvrtc_open(&query, NULL, &nvrtc) != NSA_OK) {
-    fixture_end(&f);
-    skip();
-  }
-  starve(compile, &f);
-  fixture_end(&f);
+  if (nsai_nvrtc_open(&query, NULL, &nvrtc) != NSA_OK) skip();
+  starve(compile, f);
 }
 
 static nsa_status missing(fixture *f) {
@@ -195,19 +182,17 @@ static nsa_status report(fixture *f) {
 }
 
 static void test_missing_and_report(void **state) {
-  fixture f;
-  fixture_begin(&f);
-  starve(missing, &f);
-  starve(report, &f);
-  fixture_end(&f);
+  fixture *f = *state;
+  starve(missing, f);
+  starve(report, f);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_cache),
-    cmocka_unit_test(test_records),
-    cmocka_unit_test(test_compiler),
-    cmocka_unit_test(test_missing_and_report),
+    FIXTURE_TEST(test_cache),
+    FIXTURE_TEST(test_records),
+    FIXTURE_TEST(test_compiler),
+    FIXTURE_TEST(test_missing_and_report),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

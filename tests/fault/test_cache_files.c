@@ -17,96 +17,84 @@ enum { SIZE = 400 };
 
 /* Stores kernel 1 and reads its file back. */
 static size_t store_and_read(fixture *f, char path[PATH_MAX], unsigned char *data, size_t room) {
-  nsai_cache *cache = fixture_open(f, NSAI_CACHE_READ_WRITE, 0);
-  assert_true(fixture_store(cache, 1, SIZE));
-  nsai_cache_close(cache);
+  fixture_store_on_disk(f, 1, SIZE);
   fixture_path(f, 1, path);
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
-  ssize_t size = read(fd, data, room);
-  close(fd);
+  size_t size = fixture_read(path, data, room);
   assert_true(size > SIZE);
-  return (size_t)size;
+  return size;
 }
 
 static void test_truncated_at_every_length(void **state) {
-  fixture f;
+  fixture *f = *state;
   char path[PATH_MAX];
   unsigned char data[4096];
-  fixture_begin(&f);
-  size_t size = store_and_read(&f, path, data, sizeof data);
+  size_t size = store_and_read(f, path, data, sizeof data);
   for (size_t n = 0; n < size; n++) {
     fixture_write(path, data, n);
-    f.warnings = 0;
-    assert_false(fixture_on_disk(&f, 1, SIZE));
-    assert_int_equal(f.warnings, 1);
+    f->warnings = 0;
+    assert_false(fixture_on_disk(f, 1, SIZE));
+    assert_int_equal(f->warnings, 1);
     assert_int_equal(access(path, F_OK), -1); /* removed, so that the next store can be seen */
   }
   data[size] = 0;
   fixture_write(path, data, size + 1);
-  assert_false(fixture_on_disk(&f, 1, SIZE));
+  assert_false(fixture_on_disk(f, 1, SIZE));
   fixture_write(path, data, size);
-  assert_true(fixture_on_disk(&f, 1, SIZE));
-  fixture_end(&f);
+  assert_true(fixture_on_disk(f, 1, SIZE));
 }
 
 static void test_every_byte_flipped(void **state) {
-  fixture f;
+  fixture *f = *state;
   char path[PATH_MAX];
   unsigned char data[4096];
-  fixture_begin(&f);
-  size_t size = store_and_read(&f, path, data, sizeof data);
+  size_t size = store_and_read(f, path, data, sizeof data);
   for (size_t at = 0; at < size; at++) {
     bool stamp = at >= NSAI_CACHE_STAMP_AT && at < NSAI_CACHE_STAMP_AT + NSAI_CACHE_STAMP_BYTES;
     data[at] ^= (unsigned char)(1 << at % 8);
     fixture_write(path, data, size);
     /* The stamp of last use is no part of the content: only the order of eviction suffers. */
-    assert_int_equal(fixture_on_disk(&f, 1, SIZE), stamp);
+    assert_int_equal(fixture_on_disk(f, 1, SIZE), stamp);
     data[at] ^= (unsigned char)(1 << at % 8);
   }
-  fixture_end(&f);
 }
 
 /* A good entry under another kernel's name must not be taken for it. */
 static void test_copied_to_another_name(void **state) {
-  fixture f;
+  fixture *f = *state;
   char path[PATH_MAX], other[PATH_MAX];
   unsigned char data[4096];
-  fixture_begin(&f);
-  size_t size = store_and_read(&f, path, data, sizeof data);
-  fixture_path(&f, 2, other);
+  size_t size = store_and_read(f, path, data, sizeof data);
+  fixture_path(f, 2, other);
   fixture_write(other, data, size);
-  assert_false(fixture_on_disk(&f, 2, SIZE));
-  assert_non_null(strstr(f.last, "another"));
-  assert_true(fixture_on_disk(&f, 1, SIZE));
-  fixture_end(&f);
+  assert_false(fixture_on_disk(f, 2, SIZE));
+  assert_non_null(strstr(f->last, "another"));
+  assert_true(fixture_on_disk(f, 1, SIZE));
 }
 
 /* Links, folders, FIFOs and files that others may write in an entry's place. */
 static void test_planted_entries(void **state) {
-  fixture f;
+  fixture *f = *state;
   char path[PATH_MAX], aside[PATH_MAX];
   unsigned char data[4096];
-  fixture_begin(&f);
-  size_t size = store_and_read(&f, path, data, sizeof data);
-  snprintf(aside, sizeof aside, "%s/aside", f.dir);
+  size_t size = store_and_read(f, path, data, sizeof data);
+  snprintf(aside, sizeof aside, "%s/aside", f->dir);
   assert_int_equal(rename(path, aside), 0);
   assert_int_equal(symlink(aside, path), 0);
-  assert_false(fixture_on_disk(&f, 1, SIZE));
+  assert_false(fixture_on_disk(f, 1, SIZE));
   assert_int_equal(mkfifo(path, 0600), 0);
-  assert_false(fixture_on_disk(&f, 1, SIZE));
+  assert_false(fixture_on_disk(f, 1, SIZE));
   assert_int_equal(mkdir(path, 0700), 0);
-  assert_false(fixture_on_disk(&f, 1, SIZE));
+  assert_false(fixture_on_disk(f, 1, SIZE));
   assert_int_equal(rmdir(path), 0);
   fixture_write(path, data, size);
   assert_int_equal(chmod(path, 0666), 0);
-  assert_false(fixture_on_disk(&f, 1, SIZE));
+  assert_false(fixture_on_disk(f, 1, SIZE));
   fixture_write(path, data, size);
   if (geteuid() == 0) {
     /* A user's file in root's folder: root must not run it. */
     assert_int_equal(chown(path, NOBODY, NOBODY), 0);
-    assert_false(fixture_on_disk(&f, 1, SIZE));
+    assert_false(fixture_on_disk(f, 1, SIZE));
   }
-  fixture_end(&f);
 }
 
 static void expect_refused(fixture *f, const char *why) {
@@ -118,33 +106,31 @@ static void expect_refused(fixture *f, const char *why) {
 
 /* Folders into which somebody else could plant a cubin. */
 static void test_planted_folders(void **state) {
-  fixture f;
+  fixture *f = *state;
   char path[PATH_MAX], aside[80];
   unsigned char data[4096];
-  fixture_begin(&f);
-  store_and_read(&f, path, data, sizeof data);
-  assert_int_equal(chmod(f.dir, 0770), 0);
-  expect_refused(&f, "group or others");
-  assert_int_equal(chmod(f.dir, 0700), 0);
-  assert_int_equal(chmod(f.kernels, 0703), 0);
-  expect_refused(&f, "group or others");
-  assert_int_equal(chmod(f.kernels, 0700), 0);
+  store_and_read(f, path, data, sizeof data);
+  assert_int_equal(chmod(f->dir, 0770), 0);
+  expect_refused(f, "group or others");
+  assert_int_equal(chmod(f->dir, 0700), 0);
+  assert_int_equal(chmod(f->kernels, 0703), 0);
+  expect_refused(f, "group or others");
+  assert_int_equal(chmod(f->kernels, 0700), 0);
   if (geteuid() == 0) {
-    assert_int_equal(chown(f.kernels, NOBODY, NOBODY), 0);
-    expect_refused(&f, "another user");
-    assert_int_equal(chown(f.kernels, 0, 0), 0);
+    assert_int_equal(chown(f->kernels, NOBODY, NOBODY), 0);
+    expect_refused(f, "another user");
+    assert_int_equal(chown(f->kernels, 0, 0), 0);
   }
-  snprintf(aside, sizeof aside, "%s-aside", f.dir);
-  assert_int_equal(rename(f.dir, aside), 0);
-  assert_int_equal(symlink(aside, f.dir), 0);
-  expect_refused(&f, "symbolic link");
-  assert_int_equal(unlink(f.dir), 0);
-  fixture_write(f.dir, "a file", 6);
-  expect_refused(&f, "not a folder");
-  assert_int_equal(unlink(f.dir), 0);
-  assert_int_equal(rename(aside, f.dir), 0);
-  assert_true(fixture_on_disk(&f, 1, SIZE));
-  fixture_end(&f);
+  snprintf(aside, sizeof aside, "%s-aside", f->dir);
+  assert_int_equal(rename(f->dir, aside), 0);
+  assert_int_equal(symlink(aside, f->dir), 0);
+  expect_refused(f, "symbolic link");
+  assert_int_equal(unlink(f->dir), 0);
+  fixture_write(f->dir, "a file", 6);
+  expect_refused(f, "not a folder");
+  assert_int_equal(unlink(f->dir), 0);
+  assert_int_equal(rename(aside, f->dir), 0);
+  assert_true(fixture_on_disk(f, 1, SIZE));
 }
 
 static void use_read_only(fixture *f) {
@@ -159,20 +145,18 @@ static void use_read_only(fixture *f) {
 }
 
 static void test_read_only_folder(void **state) {
-  fixture f;
+  fixture *f = *state;
   char path[PATH_MAX];
   unsigned char data[4096];
-  fixture_begin(&f);
-  store_and_read(&f, path, data, sizeof data);
+  store_and_read(f, path, data, sizeof data);
   if (geteuid() == 0) /* root writes everywhere: the child becomes another user */
-    assert_int_equal(chown(path, NOBODY, NOBODY) | chown(f.kernels, NOBODY, NOBODY) |
-                         chown(f.dir, NOBODY, NOBODY),
+    assert_int_equal(chown(path, NOBODY, NOBODY) | chown(f->kernels, NOBODY, NOBODY) |
+                         chown(f->dir, NOBODY, NOBODY),
                      0);
-  assert_int_equal(chmod(f.kernels, 0500), 0);
-  assert_int_equal(chmod(f.dir, 0500), 0);
-  assert_int_equal(in_child(use_read_only, &f), 0);
-  assert_int_equal(chmod(f.dir, 0700) | chmod(f.kernels, 0700), 0);
-  fixture_end(&f);
+  assert_int_equal(chmod(f->kernels, 0500), 0);
+  assert_int_equal(chmod(f->dir, 0500), 0);
+  assert_int_equal(in_child(use_read_only, f), 0);
+  assert_int_equal(chmod(f->dir, 0700) | chmod(f->kernels, 0700), 0);
 }
 
 /* Stores until the disk is full; everything stays usable from memory, with one warning. */
@@ -217,14 +201,10 @@ static void starve_descriptors(fixture *f) {
 }
 
 static void test_no_descriptors(void **state) {
-  fixture f;
-  char path[PATH_MAX];
-  unsigned char data[4096];
-  fixture_begin(&f);
-  store_and_read(&f, path, data, sizeof data);
-  assert_int_equal(in_child(starve_descriptors, &f), 0);
-  assert_true(fixture_on_disk(&f, 1, SIZE));
-  fixture_end(&f);
+  fixture *f = *state;
+  fixture_store_on_disk(f, 1, SIZE);
+  assert_int_equal(in_child(starve_descriptors, f), 0);
+  assert_true(fixture_on_disk(f, 1, SIZE));
 }
 
 /* Races of many processes over few kernels, with eviction and damage going on. */
@@ -246,40 +226,33 @@ static void race(fixture *f) {
 }
 
 static void test_raced_by_16_processes(void **state) {
-  fixture f;
+  fixture *f = *state;
   pid_t children[16];
-  fixture_begin(&f);
   for (int i = 0; i < 16; i++) {
     children[i] = fork();
     assert_true(children[i] >= 0);
     if (children[i] == 0) {
-      race(&f);
+      race(f);
       _exit(0);
     }
   }
-  for (int i = 0; i < 16; i++) {
-    int status;
-    assert_int_equal(waitpid(children[i], &status, 0), children[i]);
-    assert_int_equal(status, 0);
-  }
+  expect_children(children, 16);
   int64_t good, bad;
-  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  nsai_cache *cache = fixture_open(f, NSAI_CACHE_READ_WRITE, 0);
   assert_int_equal(nsai_cache_verify(cache, &good, &bad), NSA_OK);
   assert_int_equal(nsai_cache_verify(cache, &good, &bad), NSA_OK);
   assert_int_equal(bad, 0);
   nsai_cache_close(cache);
-  assert_int_equal(fixture_count(&f, ".tmp-"), 0);
-  fixture_end(&f);
+  assert_int_equal(fixture_count(f, ".tmp-"), 0);
 }
 
 /* A cleaner that takes a file in the making for abandoned does not make its writer fail. */
 static void test_writer_and_cleaner(void **state) {
-  fixture f;
+  fixture *f = *state;
   int64_t removed;
   uint64_t left;
-  fixture_begin(&f);
-  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
-  int folder = open(f.kernels, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  nsai_cache *cache = fixture_open(f, NSAI_CACHE_READ_WRITE, 0);
+  int folder = open(f->kernels, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   pid_t child = fork();
   assert_true(child >= 0);
   if (child == 0)
@@ -292,16 +265,14 @@ static void test_writer_and_cleaner(void **state) {
   assert_int_equal(failures, 0);
   close(folder);
   nsai_cache_close(cache);
-  fixture_end(&f);
 }
 
 /* Writers killed at random points, by both ways of publishing: whatever lies under a final name is
  * whole, and what is left over is swept. */
 static void test_killed_writers(void **state) {
-  fixture f;
-  fixture_begin(&f);
-  nsai_cache_close(fixture_open(&f, NSAI_CACHE_READ_WRITE, 0));
-  int folder = open(f.kernels, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  fixture *f = *state;
+  nsai_cache_close(fixture_open(f, NSAI_CACHE_READ_WRITE, 0));
+  int folder = open(f->kernels, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   assert_true(folder >= 0);
   srand(1);
   for (int round = 0; round < 60; round++) {
@@ -333,30 +304,29 @@ static void test_killed_writers(void **state) {
   close(folder);
   int64_t good, bad, removed;
   uint64_t left;
-  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  nsai_cache *cache = fixture_open(f, NSAI_CACHE_READ_WRITE, 0);
   assert_int_equal(nsai_cache_verify(cache, &good, &bad), NSA_OK);
   assert_true(good > 0);
   assert_int_equal(bad, 0);
   assert_int_equal(nsai_cache_gc(cache, UINT64_MAX, &removed, &left), NSA_OK);
-  assert_int_equal(fixture_count(&f, ".tmp-"), 0);
+  assert_int_equal(fixture_count(f, ".tmp-"), 0);
   nsai_cache_close(cache);
-  fixture_end(&f);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_truncated_at_every_length),
-    cmocka_unit_test(test_every_byte_flipped),
-    cmocka_unit_test(test_copied_to_another_name),
-    cmocka_unit_test(test_planted_entries),
-    cmocka_unit_test(test_planted_folders),
-    cmocka_unit_test(test_read_only_folder),
+    FIXTURE_TEST(test_truncated_at_every_length),
+    FIXTURE_TEST(test_every_byte_flipped),
+    FIXTURE_TEST(test_copied_to_another_name),
+    FIXTURE_TEST(test_planted_entries),
+    FIXTURE_TEST(test_planted_folders),
+    FIXTURE_TEST(test_read_only_folder),
     cmocka_unit_test(test_full_disk),
     cmocka_unit_test(test_file_size_limit),
-    cmocka_unit_test(test_no_descriptors),
-    cmocka_unit_test(test_raced_by_16_processes),
-    cmocka_unit_test(test_writer_and_cleaner),
-    cmocka_unit_test(test_killed_writers),
+    FIXTURE_TEST(test_no_descriptors),
+    FIXTURE_TEST(test_raced_by_16_processes),
+    FIXTURE_TEST(test_writer_and_cleaner),
+    FIXTURE_TEST(test_killed_writers),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,16 +15,10 @@
 
 enum { WRITERS = 16 };
 
-static void save(nsai_records *records, int n) {
-  nsai_record *record = record_full(n);
-  record_must(nsai_records_save(records, record));
-  nsai_record_destroy(record);
-}
-
 /* Saves problem 1 in a store of its own. */
 static void save_on_disk(fixture *f) {
   nsai_records *records = records_open(f, NSAI_CACHE_READ_WRITE);
-  save(records, 1);
+  records_save(records, 1);
   nsai_records_close(records);
 }
 
@@ -47,148 +41,126 @@ static void expect_bad(fixture *f, const char *path) {
 }
 
 static void test_damaged_files(void **state) {
-  fixture f;
+  fixture *f = *state;
   char path[PATH_MAX], other[PATH_MAX], data[8192];
-  fixture_begin(&f);
-  save_on_disk(&f);
-  record_path(&f, 1, path);
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
-  ssize_t got = read(fd, data, sizeof data);
-  close(fd);
-  assert_true(got > 0 && (size_t)got < sizeof data);
-  size_t size = (size_t)got;
+  save_on_disk(f);
+  record_path(f, 1, path);
+  size_t size = fixture_read(path, data, sizeof data);
+  assert_true(size > 0);
   for (size_t n = 0; n < size; n += 61) {
     fixture_write(path, data, n);
-    expect_bad(&f, path);
+    expect_bad(f, path);
   }
   for (size_t at = 0; at < size; at += 7) {
     data[at] ^= (char)(1 << at % 8);
     fixture_write(path, data, size);
-    expect_bad(&f, path);
+    expect_bad(f, path);
     data[at] ^= (char)(1 << at % 8);
   }
-  save_on_disk(&f); /* what is measured takes a bad file's place */
-  assert_true(is_on_disk(&f, 1));
-  record_path(&f, 2, other);
+  save_on_disk(f); /* what is measured takes a bad file's place */
+  assert_true(is_on_disk(f, 1));
+  record_path(f, 2, other);
   fixture_write(other, data, size);
-  f.warnings = 0;
-  assert_false(is_on_disk(&f, 2));
-  assert_int_equal(f.warnings, 1);
-  assert_non_null(strstr(f.last, "another record"));
-  assert_true(is_on_disk(&f, 1));
-  fixture_end(&f);
+  f->warnings = 0;
+  assert_false(is_on_disk(f, 2));
+  assert_int_equal(f->warnings, 1);
+  assert_non_null(strstr(f->last, "another record"));
+  assert_true(is_on_disk(f, 1));
 }
 
 /* Links, folders, FIFOs, large files and files that others may write in a record's place. */
 static void test_planted_files(void **state) {
-  fixture f;
+  fixture *f = *state;
   char path[PATH_MAX], aside[PATH_MAX];
-  fixture_begin(&f);
-  save_on_disk(&f);
-  record_path(&f, 1, path);
-  snprintf(aside, sizeof aside, "%s/aside", f.dir);
+  save_on_disk(f);
+  record_path(f, 1, path);
+  snprintf(aside, sizeof aside, "%s/aside", f->dir);
   assert_int_equal(chmod(path, 0666), 0);
-  expect_bad(&f, path);
+  expect_bad(f, path);
   assert_int_equal(chmod(path, 0600), 0);
-  assert_true(is_on_disk(&f, 1));
+  assert_true(is_on_disk(f, 1));
   assert_int_equal(rename(path, aside), 0);
   assert_int_equal(symlink(aside, path), 0);
-  expect_bad(&f, path);
+  expect_bad(f, path);
   assert_int_equal(unlink(path), 0);
   assert_int_equal(mkfifo(path, 0600), 0);
-  expect_bad(&f, path);
+  expect_bad(f, path);
   assert_int_equal(unlink(path), 0);
   assert_int_equal(mkdir(path, 0700), 0);
-  expect_bad(&f, path);
+  expect_bad(f, path);
   /* A folder cannot be replaced: the record stays in memory, and the store goes on. */
-  f.warnings = 0;
-  nsai_records *records = records_open(&f, NSAI_CACHE_READ_WRITE);
-  save(records, 1);
-  save(records, 2);
-  nsai_record *found = records_find(records, 1);
-  assert_non_null(found);
-  nsai_record_destroy(found);
+  f->warnings = 0;
+  nsai_records *records = records_open(f, NSAI_CACHE_READ_WRITE);
+  records_save(records, 1);
+  records_save(records, 2);
+  assert_true(count_timings(records_find(records, 1)) >= 0);
   nsai_records_close(records);
-  assert_int_equal(f.warnings, 2); /* the bad file, the failed write */
+  assert_int_equal(f->warnings, 2); /* the bad file, the failed write */
   assert_int_equal(rmdir(path), 0);
   fixture_write(path, "", 0);
   assert_int_equal(truncate(path, (off_t)NSAI_RECORD_MAX_BYTES + 1), 0);
-  expect_bad(&f, path);
-  fixture_end(&f);
+  expect_bad(f, path);
 }
 
 /* Folders in which somebody else could plant a record, and what is no folder. */
 static void test_unusable_folder(void **state) {
-  fixture f;
+  fixture *f = *state;
   char tuning[80];
-  fixture_begin(&f);
-  save_on_disk(&f);
-  snprintf(tuning, sizeof tuning, "%s/tuning", f.dir);
+  save_on_disk(f);
+  snprintf(tuning, sizeof tuning, "%s/tuning", f->dir);
   for (int i = 0; i < 2; i++) {
-    assert_int_equal(chmod(i ? f.dir : tuning, 0777), 0);
-    f.warnings = 0;
-    nsai_records *records = records_open(&f, NSAI_CACHE_READ_WRITE);
-    assert_int_equal(f.warnings, 1);
-    assert_non_null(strstr(f.last, "tuning records are kept in memory only"));
+    assert_int_equal(chmod(i ? f->dir : tuning, 0777), 0);
+    f->warnings = 0;
+    nsai_records *records = records_open(f, NSAI_CACHE_READ_WRITE);
+    assert_int_equal(f->warnings, 1);
+    assert_non_null(strstr(f->last, "tuning records are kept in memory only"));
     assert_null(records_find(records, 1));
-    save(records, 2);
-    nsai_record *found = records_find(records, 2);
-    assert_non_null(found);
-    nsai_record_destroy(found);
+    records_save(records, 2);
+    assert_true(count_timings(records_find(records, 2)) >= 0);
     nsai_records_close(records);
-    assert_int_equal(f.warnings, 1);
-    assert_int_equal(chmod(i ? f.dir : tuning, 0700), 0);
-    assert_false(is_on_disk(&f, 2));
-    assert_true(is_on_disk(&f, 1));
+    assert_int_equal(f->warnings, 1);
+    assert_int_equal(chmod(i ? f->dir : tuning, 0700), 0);
+    assert_false(is_on_disk(f, 2));
+    assert_true(is_on_disk(f, 1));
   }
-  fixture_end(&f);
 }
 
 static void use_read_only(fixture *f) {
   if (geteuid() == 0) CHILD_ASSERT(setgid(NOBODY) == 0 && setuid(NOBODY) == 0);
   nsai_records *records = records_open(f, NSAI_CACHE_READ_WRITE);
-  nsai_record *record = record_make(1), *found = records_find(records, 1);
-  CHILD_ASSERT(found);
-  nsai_record_destroy(found);
+  nsai_record *record = record_make(1);
+  CHILD_ASSERT(count_timings(records_find(records, 1)) >= 0);
   CHILD_ASSERT(nsai_records_remove(records, record) == NSA_E_CACHE);
   record_add(record, "select", 1);
   record_must(nsai_records_save(records, record));
-  found = records_find(records, 1);
-  CHILD_ASSERT(found->timing_count == 6); /* memory has both */
-  nsai_record_destroy(found);
+  CHILD_ASSERT(count_timings(records_find(records, 1)) == 6); /* memory has both */
   CHILD_ASSERT(f->warnings == 1);
   nsai_record_destroy(record);
   nsai_records_close(records);
 }
 
 static void test_read_only_folder(void **state) {
-  fixture f;
+  fixture *f = *state;
   char path[PATH_MAX], tuning[80];
-  fixture_begin(&f);
-  save_on_disk(&f);
-  record_path(&f, 1, path);
-  snprintf(tuning, sizeof tuning, "%s/tuning", f.dir);
+  save_on_disk(f);
+  record_path(f, 1, path);
+  snprintf(tuning, sizeof tuning, "%s/tuning", f->dir);
   if (geteuid() == 0) /* root writes everywhere: the child becomes another user */
     assert_int_equal(chown(path, NOBODY, NOBODY) | chown(tuning, NOBODY, NOBODY) |
-                         chown(f.dir, NOBODY, NOBODY),
+                         chown(f->dir, NOBODY, NOBODY),
                      0);
-  assert_int_equal(chmod(tuning, 0500) | chmod(f.dir, 0500), 0);
-  assert_int_equal(in_child(use_read_only, &f), 0);
-  assert_int_equal(chmod(f.dir, 0700) | chmod(tuning, 0700), 0);
-  fixture_end(&f);
+  assert_int_equal(chmod(tuning, 0500) | chmod(f->dir, 0500), 0);
+  assert_int_equal(in_child(use_read_only, f), 0);
+  assert_int_equal(chmod(f->dir, 0700) | chmod(tuning, 0700), 0);
 }
 
 /* Saves until the disk is full; everything stays usable from memory, with one warning. */
 static void fill(fixture *f) {
   nsai_records *records = records_open(f, NSAI_CACHE_READ_WRITE);
-  for (int n = 0; n < 60; n++) save(records, n);
+  for (int n = 0; n < 60; n++) records_save(records, n);
   CHILD_ASSERT(f->warnings == 1);
   nsai_records_reload(records);
-  for (int n = 0; n < 60; n++) {
-    nsai_record *found = records_find(records, n);
-    CHILD_ASSERT(found);
-    nsai_record_destroy(found);
-  }
+  for (int n = 0; n < 60; n++) CHILD_ASSERT(count_timings(records_find(records, n)) >= 0);
   nsai_records_close(records);
 }
 
@@ -211,34 +183,31 @@ static void starve_descriptors(fixture *f) {
   struct rlimit limit = { 3, 3 };
   CHILD_ASSERT(setrlimit(RLIMIT_NOFILE, &limit) == 0);
   CHILD_ASSERT(records_find(records, 1) == NULL);
-  save(records, 2);
+  records_save(records, 2);
   CHILD_ASSERT(records_find(records, 2) != NULL);
   nsai_records_close(records);
 }
 
 static void test_no_descriptors(void **state) {
-  fixture f;
-  fixture_begin(&f);
-  save_on_disk(&f);
-  assert_int_equal(in_child(starve_descriptors, &f), 0);
-  assert_true(is_on_disk(&f, 1));
-  fixture_end(&f);
+  fixture *f = *state;
+  save_on_disk(f);
+  assert_int_equal(in_child(starve_descriptors, f), 0);
+  assert_true(is_on_disk(f, 1));
 }
 
 /* All of them save candidates of one problem at once; none is lost. */
 static void test_raced_by_16_processes(void **state) {
   enum { ROUNDS = 4 };
-  fixture f;
+  fixture *f = *state;
   int gate[2];
   char byte;
   pid_t children[WRITERS];
-  fixture_begin(&f);
   assert_int_equal(pipe(gate), 0);
   for (int i = 0; i < WRITERS; i++) {
     children[i] = fork();
     assert_true(children[i] >= 0);
     if (children[i]) continue;
-    nsai_records *records = records_open(&f, NSAI_CACHE_READ_WRITE);
+    nsai_records *records = records_open(f, NSAI_CACHE_READ_WRITE);
     close(gate[1]);
     CHILD_ASSERT(read(gate[0], &byte, 1) == 0); /* ends when the parent opens the gate */
     for (int round = 0; round < ROUNDS; round++) {
@@ -247,39 +216,30 @@ static void test_raced_by_16_processes(void **state) {
       record_must(nsai_records_save(records, record));
       nsai_record_destroy(record);
     }
-    CHILD_ASSERT(f.warnings == 0);
+    CHILD_ASSERT(f->warnings == 0);
     nsai_records_close(records);
     _exit(0);
   }
   close(gate[0]);
   close(gate[1]);
-  for (int i = 0; i < WRITERS; i++) {
-    int status;
-    assert_int_equal(waitpid(children[i], &status, 0), children[i]);
-    assert_int_equal(status, 0);
-  }
-  nsai_record *found = records_find_on_disk(&f, 1);
-  assert_non_null(found);
-  assert_int_equal(found->timing_count, WRITERS * ROUNDS);
-  nsai_record_destroy(found);
-  assert_int_equal(f.warnings, 0);
-  fixture_end(&f);
+  expect_children(children, WRITERS);
+  assert_int_equal(count_timings(records_find_on_disk(f, 1)), WRITERS * ROUNDS);
+  assert_int_equal(f->warnings, 0);
 }
 
 /* Somebody holds the lock and hangs: a save waits its time, and goes on. */
 static void test_stuck_lock(void **state) {
-  fixture f;
+  fixture *f = *state;
   char path[PATH_MAX], lock[32];
   struct timespec before, after;
-  fixture_begin(&f);
-  save_on_disk(&f);
-  record_path(&f, 1, path);
+  save_on_disk(f);
+  record_path(f, 1, path);
   *strrchr(path, '/') = '\0';
   int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   snprintf(lock, sizeof lock, ".lock-%.2s", path + strlen(path) + 1);
   int held = nsai_files_lock(folder, lock);
   assert_true(held >= 0);
-  nsai_records *records = records_open(&f, NSAI_CACHE_READ_WRITE);
+  nsai_records *records = records_open(f, NSAI_CACHE_READ_WRITE);
   nsai_record *record = record_make(1);
   record_add(record, "select", 1);
   clock_gettime(CLOCK_MONOTONIC, &before);
@@ -290,10 +250,7 @@ static void test_stuck_lock(void **state) {
   nsai_records_close(records);
   close(held);
   close(folder);
-  nsai_record *found = records_find_on_disk(&f, 1);
-  assert_int_equal(found->timing_count, 6);
-  nsai_record_destroy(found);
-  fixture_end(&f);
+  assert_int_equal(count_timings(records_find_on_disk(f, 1)), 6);
 }
 
 static bool count_bad(void *user, const nsai_record_item *item) {
@@ -304,41 +261,39 @@ static bool count_bad(void *user, const nsai_record_item *item) {
 /* Writers killed at random points: what was saved stays, what is there is whole, and what is left
  * over is swept. */
 static void test_killed_writers(void **state) {
-  fixture f;
-  fixture_begin(&f);
-  save_on_disk(&f);
+  fixture *f = *state;
+  save_on_disk(f);
   srand(1);
   for (int round = 0; round < 60; round++) {
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-      nsai_records *records = records_open(&f, NSAI_CACHE_READ_WRITE);
-      for (int n = 0;; n++) save(records, n % 20);
+      nsai_records *records = records_open(f, NSAI_CACHE_READ_WRITE);
+      for (int n = 0;; n++) records_save(records, n % 20);
     }
     const struct timespec pause = { 0, 1000 * (rand() % 6000) };
     nanosleep(&pause, NULL);
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
-    assert_true(is_on_disk(&f, 1));
+    assert_true(is_on_disk(f, 1));
   }
   int bad = 0;
-  snprintf(f.kernels, sizeof f.kernels, "%s/tuning", f.dir);
-  nsai_records *records = records_open(&f, NSAI_CACHE_READ_WRITE);
+  snprintf(f->kernels, sizeof f->kernels, "%s/tuning", f->dir);
+  nsai_records *records = records_open(f, NSAI_CACHE_READ_WRITE);
   assert_int_equal(nsai_records_each(records, count_bad, &bad), NSA_OK);
   assert_int_equal(bad, 0);
   nsai_records_close(records);
-  assert_int_equal(fixture_count(&f, ".tmp-"), 0);
-  assert_int_equal(f.warnings, 0);
-  fixture_end(&f);
+  assert_int_equal(fixture_count(f, ".tmp-"), 0);
+  assert_int_equal(f->warnings, 0);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_damaged_files),   cmocka_unit_test(test_planted_files),
-    cmocka_unit_test(test_unusable_folder), cmocka_unit_test(test_read_only_folder),
-    cmocka_unit_test(test_full_disk),       cmocka_unit_test(test_file_size_limit),
-    cmocka_unit_test(test_no_descriptors),  cmocka_unit_test(test_raced_by_16_processes),
-    cmocka_unit_test(test_stuck_lock),      cmocka_unit_test(test_killed_writers),
+    FIXTURE_TEST(test_damaged_files),   FIXTURE_TEST(test_planted_files),
+    FIXTURE_TEST(test_unusable_folder), FIXTURE_TEST(test_read_only_folder),
+    cmocka_unit_test(test_full_disk),   cmocka_unit_test(test_file_size_limit),
+    FIXTURE_TEST(test_no_descriptors),  FIXTURE_TEST(test_raced_by_16_processes),
+    FIXTURE_TEST(test_stuck_lock),      FIXTURE_TEST(test_killed_writers),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,71 +9,59 @@
 #include <pthread.h>
 
 static void test_round_trip(void **state) {
-  fixture f;
-  fixture_begin(&f);
-  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  fixture *f = *state;
+  nsai_cache *cache = fixture_open(f, NSAI_CACHE_READ_WRITE, 0);
   assert_false(fixture_find(cache, 1, 5000, FIXTURE_COMPILER));
   assert_true(fixture_store(cache, 1, 5000));
   assert_true(fixture_store(cache, 1, 5000)); /* a second store is no error */
   assert_true(fixture_find(cache, 1, 5000, FIXTURE_COMPILER));
   assert_false(fixture_find(cache, 2, 5000, FIXTURE_COMPILER));
   nsai_cache_close(cache);
-  assert_true(fixture_on_disk(&f, 1, 5000));
-  assert_int_equal(f.warnings, 0);
-  assert_int_equal(fixture_count(&f, ""), 1);
-  assert_int_equal(fixture_count(&f, ".tmp-"), 0);
-  fixture_end(&f);
+  assert_true(fixture_on_disk(f, 1, 5000));
+  assert_int_equal(f->warnings, 0);
+  assert_int_equal(fixture_count(f, ""), 1);
+  assert_int_equal(fixture_count(f, ".tmp-"), 0);
 }
 
 /* Without a compiler, any compiler's image will do; with one, only its own. */
 static void test_unknown_compiler(void **state) {
-  fixture f;
-  fixture_begin(&f);
-  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
-  fixture_store(cache, 1, 300);
-  nsai_cache_close(cache);
-  cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  fixture *f = *state;
+  fixture_store_on_disk(f, 1, 300);
+  nsai_cache *cache = fixture_open(f, NSAI_CACHE_READ_WRITE, 0);
   assert_false(fixture_find(cache, 1, 300, "build-id:another"));
   assert_true(fixture_find(cache, 1, 300, ""));
   assert_false(fixture_find(cache, 2, 300, ""));
   nsai_cache_close(cache);
-  fixture_end(&f);
 }
 
 static void test_modes(void **state) {
-  fixture f;
-  fixture_begin(&f);
-  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_ONLY, 0);
+  fixture *f = *state;
+  nsai_cache *cache = fixture_open(f, NSAI_CACHE_READ_ONLY, 0);
   assert_false(fixture_store(cache, 1, 300));
   assert_true(fixture_find(cache, 1, 300, FIXTURE_COMPILER)); /* from memory */
   nsai_cache_close(cache);
-  assert_false(fixture_on_disk(&f, 1, 300));
-  cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
-  fixture_store(cache, 1, 300);
-  nsai_cache_close(cache);
-  cache = fixture_open(&f, NSAI_CACHE_READ_ONLY, 0);
+  assert_false(fixture_on_disk(f, 1, 300));
+  fixture_store_on_disk(f, 1, 300);
+  cache = fixture_open(f, NSAI_CACHE_READ_ONLY, 0);
   assert_true(fixture_find(cache, 1, 300, FIXTURE_COMPILER));
   nsai_cache_close(cache);
-  cache = fixture_open(&f, NSAI_CACHE_OFF, 0);
+  cache = fixture_open(f, NSAI_CACHE_OFF, 0);
   assert_false(fixture_find(cache, 1, 300, FIXTURE_COMPILER));
   assert_false(fixture_store(cache, 1, 300));
   assert_true(fixture_find(cache, 1, 300, FIXTURE_COMPILER));
   nsai_cache_close(cache);
-  assert_int_equal(f.warnings, 0);
-  fixture_end(&f);
+  assert_int_equal(f->warnings, 0);
 }
 
 /* A folder filled by somebody else serves as a read-only tier and is never written. */
 static void test_system_tier(void **state) {
-  fixture filled, f;
+  fixture *f = *state, filled;
   fixture_begin(&filled);
-  fixture_begin(&f);
-  nsai_cache *cache = fixture_open(&filled, NSAI_CACHE_READ_WRITE, 0);
-  fixture_store(cache, 1, 300);
-  nsai_cache_close(cache);
+  fixture_store_on_disk(&filled, 1, 300);
   const char *const dirs[] = { "/nonexistent/nsa", filled.dir, NULL };
-  const nsai_cache_options options = { f.dir, NSAI_CACHE_READ_WRITE, FIXTURE_LIMIT, dirs,
-                                       &f.logger };
+  nsai_cache_options options = fixture_options(f, NSAI_CACHE_READ_WRITE);
+  nsai_cache *cache;
+  options.system_dirs = dirs;
   assert_int_equal(nsai_cache_open(&options, &cache), NSA_OK);
   assert_true(fixture_find(cache, 1, 300, FIXTURE_COMPILER));
   assert_true(fixture_store(cache, 2, 300));
@@ -87,32 +75,29 @@ static void test_system_tier(void **state) {
   assert_false(nsai_cache_tier(cache, 3, &tier));
   nsai_cache_close(cache);
   assert_int_equal(fixture_count(&filled, ""), 1);
-  assert_int_equal(f.warnings, 0);
-  fixture_end(&f);
+  assert_int_equal(f->warnings, 0);
   fixture_end(&filled);
 }
 
 static void test_place_chain(void **state) {
-  fixture f;
-  fixture_begin(&f);
-  static const char *const none[] = { NULL };
-  const nsai_cache_options options = { NULL, NSAI_CACHE_READ_WRITE, FIXTURE_LIMIT, none,
-                                       &f.logger };
+  fixture *f = *state;
+  nsai_cache_options options = fixture_options(f, NSAI_CACHE_READ_WRITE);
   static const char *const variables[] = { "HOME", "XDG_CACHE_HOME", "NSA_CACHE_DIR" };
   static const char *const below[] = { "/.cache/nsa", "/nsa", "" };
   char value[3][128], expected[256];
   nsai_cache *cache;
   nsai_cache_tier_info tier;
+  options.dir = NULL;
   for (int i = 0; i < 3; i++) unsetenv(variables[i]);
   assert_int_equal(nsai_cache_open(&options, &cache), NSA_OK);
   assert_false(nsai_cache_tier(cache, 0, &tier));
-  assert_int_equal(f.warnings, 1);
-  assert_non_null(strstr(f.last, "NSA_CACHE_DIR"));
+  assert_int_equal(f->warnings, 1);
+  assert_non_null(strstr(f->last, "NSA_CACHE_DIR"));
   fixture_store(cache, 1, 300);
   assert_true(fixture_find(cache, 1, 300, FIXTURE_COMPILER));
   nsai_cache_close(cache);
   for (int i = 0; i < 3; i++) { /* each one is stronger than those before */
-    snprintf(value[i], sizeof value[i], "%s/place%d", f.dir, i);
+    snprintf(value[i], sizeof value[i], "%s/place%d", f->dir, i);
     snprintf(expected, sizeof expected, "%s%s", value[i], below[i]);
     setenv(variables[i], value[i], 1);
     assert_int_equal(nsai_cache_open(&options, &cache), NSA_OK);
@@ -124,55 +109,48 @@ static void test_place_chain(void **state) {
     assert_int_equal(stat(expected, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0700);
   }
-  assert_int_equal(f.warnings, 1);
-  fixture_end(&f);
+  assert_int_equal(f->warnings, 1);
 }
 
 /* The cap holds, and the entry that was used last survives. */
 static void test_eviction(void **state) {
   enum { SIZE = 10000, LIMIT = 105000 };
-  fixture f;
-  fixture_begin(&f);
-  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, LIMIT);
+  fixture *f = *state;
+  nsai_cache *cache = fixture_open(f, NSAI_CACHE_READ_WRITE, LIMIT);
   for (int n = 0; n < 8; n++) assert_true(fixture_store(cache, n, SIZE));
   /* Age them: number 0 was used last, 1 is the oldest. */
   for (int n = 0; n < 8; n++) {
     char path[PATH_MAX];
     unsigned char stamp[NSAI_CACHE_STAMP_BYTES];
-    fixture_path(&f, n, path);
+    fixture_path(f, n, path);
     nsai_cache_stamp_encode(n ? 1000 + n : 5000, stamp);
     int fd = open(path, O_WRONLY | O_CLOEXEC);
     assert_int_equal(pwrite(fd, stamp, sizeof stamp, NSAI_CACHE_STAMP_AT), sizeof stamp);
     close(fd);
   }
   for (int n = 8; n < 12; n++) assert_true(fixture_store(cache, n, SIZE));
-  assert_in_range(fixture_count(&f, ""), 8, 10);
+  assert_in_range(fixture_count(f, ""), 8, 10);
   nsai_cache_close(cache);
-  assert_true(fixture_on_disk(&f, 0, SIZE));
-  assert_false(fixture_on_disk(&f, 1, SIZE));
-  assert_true(fixture_on_disk(&f, 11, SIZE));
-  assert_int_equal(f.warnings, 0);
-  fixture_end(&f);
+  assert_true(fixture_on_disk(f, 0, SIZE));
+  assert_false(fixture_on_disk(f, 1, SIZE));
+  assert_true(fixture_on_disk(f, 11, SIZE));
+  assert_int_equal(f->warnings, 0);
 }
 
 /* A hit on an old entry notes the use; the entry stays valid. */
 static void test_use_is_noted(void **state) {
-  fixture f;
+  fixture *f = *state;
   char path[PATH_MAX];
   unsigned char stamp[NSAI_CACHE_STAMP_BYTES] = { 0 };
-  fixture_begin(&f);
-  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
-  fixture_store(cache, 1, 300);
-  nsai_cache_close(cache);
-  fixture_path(&f, 1, path);
+  fixture_store_on_disk(f, 1, 300);
+  fixture_path(f, 1, path);
   int fd = open(path, O_RDWR | O_CLOEXEC);
   assert_int_equal(pwrite(fd, stamp, sizeof stamp, NSAI_CACHE_STAMP_AT), sizeof stamp);
-  assert_true(fixture_on_disk(&f, 1, 300));
+  assert_true(fixture_on_disk(f, 1, 300));
   assert_int_equal(pread(fd, stamp, sizeof stamp, NSAI_CACHE_STAMP_AT), sizeof stamp);
   close(fd);
   assert_true(nsai_cache_stamp_decode(stamp) > 1000000000);
-  assert_true(fixture_on_disk(&f, 1, 300));
-  fixture_end(&f);
+  assert_true(fixture_on_disk(f, 1, 300));
 }
 
 typedef struct seen {
@@ -200,15 +178,14 @@ static bool see(void *user, const nsai_cache_item *item) {
 }
 
 static void test_upkeep(void **state) {
-  fixture f, g;
+  fixture *f = *state, g;
   char path[PATH_MAX];
   int64_t good, bad, removed;
   uint64_t left;
-  fixture_begin(&f);
   fixture_begin(&g);
-  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  nsai_cache *cache = fixture_open(f, NSAI_CACHE_READ_WRITE, 0);
   for (int n = 0; n < 4; n++) fixture_store(cache, n, 300);
-  fixture_path(&f, 3, path);
+  fixture_path(f, 3, path);
   fixture_write(path, "NSAKERN\nrubbish", 15);
   seen s = { 0 };
   assert_int_equal(nsai_cache_each(cache, see, &s), NSA_OK);
@@ -227,17 +204,16 @@ static void test_upkeep(void **state) {
   assert_int_equal(nsai_cache_import(other, s.data, s.size), NSA_E_CACHE);
   assert_non_null(strstr(nsa_last_error(), "checksum"));
   nsai_cache_close(other);
-  snprintf(path, sizeof path, "%s/.tmp-1-2-3", f.kernels);
+  snprintf(path, sizeof path, "%s/.tmp-1-2-3", f->kernels);
   fixture_write(path, "left by a dead process", 22);
   assert_int_equal(nsai_cache_gc(cache, 1000, &removed, &left), NSA_OK);
   assert_true(removed >= 1 && left <= 1000);
-  assert_int_equal(fixture_count(&f, ".tmp-"), 0);
+  assert_int_equal(fixture_count(f, ".tmp-"), 0);
   assert_int_equal(nsai_cache_gc(cache, 0, &removed, &left), NSA_OK);
   assert_int_equal(left, 0);
-  assert_int_equal(fixture_count(&f, ""), 0);
+  assert_int_equal(fixture_count(f, ""), 0);
   nsai_cache_close(cache);
   free(s.data);
-  fixture_end(&f);
   fixture_end(&g);
 }
 
@@ -262,11 +238,10 @@ static void test_keys(void **state) {
 }
 
 static void test_lock(void **state) {
-  fixture f;
+  fixture *f = *state;
   nsai_kernel_key key;
-  fixture_begin(&f);
   fixture_key(1, FIXTURE_COMPILER, &key);
-  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  nsai_cache *cache = fixture_open(f, NSAI_CACHE_READ_WRITE, 0);
   bool busy;
   int first = nsai_cache_lock(cache, &key, &busy);
   assert_true(first >= 0 && !busy);
@@ -277,67 +252,60 @@ static void test_lock(void **state) {
   assert_true(second >= 0 && !busy);
   nsai_cache_unlock(second);
   nsai_cache_unlock(-1);
-  assert_int_equal(fixture_count(&f, ".lock-"), 1);
+  assert_int_equal(fixture_count(f, ".lock-"), 1);
   nsai_cache_close(cache);
   nsai_kernel_key_fini(&key);
-  fixture_end(&f);
 }
 
 /* A miss is an everyday answer: the thread's error text stays. */
 static void test_miss_is_no_failure(void **state) {
-  fixture f;
+  fixture *f = *state;
   nsai_kernel_key key;
   nsai_kernel_image image;
-  fixture_begin(&f);
   fixture_key(1, FIXTURE_COMPILER, &key);
-  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  nsai_cache *cache = fixture_open(f, NSAI_CACHE_READ_WRITE, 0);
   nsai_fail(NSA_E_ARG, "an earlier failure");
   assert_false(nsai_cache_find(cache, &key, &image));
   assert_string_equal(nsa_last_error(), "an earlier failure");
   nsai_cache_close(cache);
   nsai_kernel_key_fini(&key);
-  fixture_end(&f);
 }
 
 /* What does not load is dropped from memory and disk, unless the file holds something else by now.
  */
 static void test_drop(void **state) {
-  fixture f;
+  fixture *f = *state;
   nsai_kernel_key key;
   nsai_kernel_image image;
-  fixture_begin(&f);
   fixture_key(1, FIXTURE_COMPILER, &key);
-  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  nsai_cache *cache = fixture_open(f, NSAI_CACHE_READ_WRITE, 0);
   fixture_store(cache, 1, 100);
   assert_true(nsai_cache_find(cache, &key, &image));
   ((char *)image.cubin)[50] ^= 1; /* as if another process had replaced the file meanwhile */
   nsai_cache_drop(cache, &key, &image, "of a test");
-  assert_int_equal(fixture_count(&f, key.digest), 1);
-  assert_non_null(strstr(f.last, "does not load (of a test)"));
-  assert_non_null(strstr(f.last, "stays where it is"));
+  assert_int_equal(fixture_count(f, key.digest), 1);
+  assert_non_null(strstr(f->last, "does not load (of a test)"));
+  assert_non_null(strstr(f->last, "stays where it is"));
   nsai_kernel_image_fini(&image);
   assert_true(nsai_cache_find(cache, &key, &image));
   nsai_cache_drop(cache, &key, &image, "of a test");
   nsai_kernel_image_fini(&image);
-  assert_int_equal(fixture_count(&f, key.digest), 0);
-  assert_int_equal(f.warnings, 1); /* repeats are not worth a line */
+  assert_int_equal(fixture_count(f, key.digest), 0);
+  assert_int_equal(f->warnings, 1); /* repeats are not worth a line */
   assert_false(nsai_cache_find(cache, &key, &image));
   nsai_cache_close(cache);
   nsai_kernel_key_fini(&key);
-  fixture_end(&f);
 }
 
 /* Memory is capped; the newest images stay. */
 static void test_memory_cap(void **state) {
-  fixture f;
-  fixture_begin(&f);
-  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_OFF, 0);
+  fixture *f = *state;
+  nsai_cache *cache = fixture_open(f, NSAI_CACHE_OFF, 0);
   for (int n = 0; n < 20; n++) fixture_store(cache, n, (size_t)4 << 20);
   assert_true(fixture_find(cache, 19, (size_t)4 << 20, FIXTURE_COMPILER));
   assert_true(fixture_find(cache, 13, (size_t)4 << 20, FIXTURE_COMPILER));
   assert_false(fixture_find(cache, 0, (size_t)4 << 20, FIXTURE_COMPILER));
   nsai_cache_close(cache);
-  fixture_end(&f);
 }
 
 static void *use_cache(void *user) {
@@ -348,28 +316,26 @@ static void *use_cache(void *user) {
 }
 
 static void test_threads(void **state) {
-  fixture f;
+  fixture *f = *state;
   pthread_t threads[4];
-  fixture_begin(&f);
-  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  nsai_cache *cache = fixture_open(f, NSAI_CACHE_READ_WRITE, 0);
   for (int i = 0; i < 4; i++)
     assert_int_equal(pthread_create(&threads[i], NULL, use_cache, cache), 0);
   for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
-  assert_int_equal(fixture_count(&f, ""), 4);
-  assert_int_equal(f.warnings, 0);
+  assert_int_equal(fixture_count(f, ""), 4);
+  assert_int_equal(f->warnings, 0);
   nsai_cache_close(cache);
-  fixture_end(&f);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_round_trip),   cmocka_unit_test(test_unknown_compiler),
-    cmocka_unit_test(test_modes),        cmocka_unit_test(test_system_tier),
-    cmocka_unit_test(test_place_chain),  cmocka_unit_test(test_eviction),
-    cmocka_unit_test(test_use_is_noted), cmocka_unit_test(test_upkeep),
-    cmocka_unit_test(test_keys),         cmocka_unit_test(test_lock),
-    cmocka_unit_test(test_drop),         cmocka_unit_test(test_miss_is_no_failure),
-    cmocka_unit_test(test_memory_cap),   cmocka_unit_test(test_threads),
+    FIXTURE_TEST(test_round_trip),   FIXTURE_TEST(test_unknown_compiler),
+    FIXTURE_TEST(test_modes),        FIXTURE_TEST(test_system_tier),
+    FIXTURE_TEST(test_place_chain),  FIXTURE_TEST(test_eviction),
+    FIXTURE_TEST(test_use_is_noted), FIXTURE_TEST(test_upkeep),
+    cmocka_unit_test(test_keys),     FIXTURE_TEST(test_lock),
+    FIXTURE_TEST(test_drop),         FIXTURE_TEST(test_miss_is_no_failure),
+    FIXTURE_TEST(test_memory_cap),   FIXTURE_TEST(test_threads),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

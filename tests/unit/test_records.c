@@ -8,12 +8,6 @@
 
 #include <pthread.h>
 
-static void save(nsai_records *records, int n) {
-  nsai_record *record = record_full(n);
-  record_must(nsai_records_save(records, record));
-  nsai_record_destroy(record);
-}
-
 static void expect_found(nsai_record *found, int n) {
   nsai_record *wanted = record_full(n);
   assert_non_null(found);
@@ -23,36 +17,33 @@ static void expect_found(nsai_record *found, int n) {
 }
 
 static void test_save_and_find(void **state) {
-  fixture f;
+  fixture *f = *state;
   struct stat st;
   char path[PATH_MAX];
-  fixture_begin(&f);
-  nsai_records *records = records_open(&f, NSAI_CACHE_READ_WRITE);
+  nsai_records *records = records_open(f, NSAI_CACHE_READ_WRITE);
   assert_null(records_find(records, 1));
-  save(records, 1);
-  save(records, 2);
-  save(records, 1);
+  records_save(records, 1);
+  records_save(records, 2);
+  records_save(records, 1);
   expect_found(records_find(records, 1), 1);
   expect_found(records_find(records, 2), 2);
   assert_null(records_find(records, 3));
   nsai_records_close(records);
-  expect_found(records_find_on_disk(&f, 1), 1);
-  expect_found(records_find_on_disk(&f, 2), 2);
-  record_path(&f, 1, path);
+  expect_found(records_find_on_disk(f, 1), 1);
+  expect_found(records_find_on_disk(f, 2), 2);
+  record_path(f, 1, path);
   assert_int_equal(stat(path, &st), 0);
   assert_int_equal(st.st_mode & 0777, 0600);
-  assert_int_equal(f.warnings, 0);
+  assert_int_equal(f->warnings, 0);
   nsai_records_close(NULL);
-  fixture_end(&f);
 }
 
 /* A key that is longer than any record's, and all but one part of a key. */
 static void test_find_misses(void **state) {
-  fixture f;
+  fixture *f = *state;
   char longer[512];
-  fixture_begin(&f);
-  nsai_records *records = records_open(&f, NSAI_CACHE_READ_WRITE);
-  save(records, 1);
+  nsai_records *records = records_open(f, NSAI_CACHE_READ_WRITE);
+  records_save(records, 1);
   nsai_record *key = record_make(1), *found;
   memset(longer, 'x', sizeof longer - 1);
   longer[sizeof longer - 1] = '\0';
@@ -66,15 +57,13 @@ static void test_find_misses(void **state) {
   assert_null(found);
   nsai_record_destroy(key);
   nsai_records_close(records);
-  fixture_end(&f);
 }
 
 static void test_modes(void **state) {
-  fixture f;
-  fixture_begin(&f);
+  fixture *f = *state;
   for (int i = 0; i < 2; i++) {
-    nsai_records *records = records_open(&f, i ? NSAI_CACHE_OFF : NSAI_CACHE_READ_ONLY);
-    save(records, 1);
+    nsai_records *records = records_open(f, i ? NSAI_CACHE_OFF : NSAI_CACHE_READ_ONLY);
+    records_save(records, 1);
     expect_found(records_find(records, 1), 1);
     nsai_records_reload(records); /* what could not be written stays */
     expect_found(records_find(records, 1), 1);
@@ -83,31 +72,27 @@ static void test_modes(void **state) {
     nsai_record_destroy(record);
     assert_null(records_find(records, 1));
     nsai_records_close(records);
-    assert_null(records_find_on_disk(&f, 1));
+    assert_null(records_find_on_disk(f, 1));
   }
-  assert_int_equal(f.warnings, 0);
-  fixture_end(&f);
+  assert_int_equal(f->warnings, 0);
 }
 
 static void test_bad_record_is_refused(void **state) {
-  fixture f;
-  fixture_begin(&f);
-  nsai_records *records = records_open(&f, NSAI_CACHE_READ_WRITE);
+  fixture *f = *state;
+  nsai_records *records = records_open(f, NSAI_CACHE_READ_WRITE);
   nsai_record *record = record_full(1);
   strcpy(record->problem, "two tokens");
   assert_int_equal(nsai_records_save(records, record), NSA_E_ARG);
   assert_non_null(strstr(nsa_last_error(), "spaces"));
   nsai_record_destroy(record);
   nsai_records_close(records);
-  fixture_end(&f);
 }
 
 /* Two stores that measure different candidates of one problem. */
 static void test_merged_on_disk(void **state) {
-  fixture f;
-  fixture_begin(&f);
-  nsai_records *a = records_open(&f, NSAI_CACHE_READ_WRITE);
-  nsai_records *b = records_open(&f, NSAI_CACHE_READ_WRITE);
+  fixture *f = *state;
+  nsai_records *a = records_open(f, NSAI_CACHE_READ_WRITE);
+  nsai_records *b = records_open(f, NSAI_CACHE_READ_WRITE);
   assert_null(records_find(a, 1)); /* both have read the empty folder */
   assert_null(records_find(b, 1));
   nsai_record *record = record_make(1);
@@ -122,23 +107,18 @@ static void test_merged_on_disk(void **state) {
   assert_int_equal(found->timing_count, 2);
   assert_string_equal(nsai_record_chosen(found, "select")->candidate, "select_mma rows=1");
   nsai_record_destroy(found);
-  found = records_find(a, 1);
-  assert_int_equal(found->timing_count, 1);
-  nsai_record_destroy(found);
+  assert_int_equal(count_timings(records_find(a, 1)), 1);
   nsai_records_reload(a);
-  found = records_find(a, 1);
-  assert_int_equal(found->timing_count, 2);
-  nsai_record_destroy(found);
+  assert_int_equal(count_timings(records_find(a, 1)), 2);
   strcpy(record->driver, "another"); /* what was measured under another driver is replaced */
   record_must(nsai_records_save(a, record));
   nsai_record_destroy(record);
-  found = records_find_on_disk(&f, 1);
+  found = records_find_on_disk(f, 1);
   assert_int_equal(found->timing_count, 1);
   assert_string_equal(found->driver, "another");
   nsai_record_destroy(found);
   nsai_records_close(a);
   nsai_records_close(b);
-  fixture_end(&f);
 }
 
 typedef struct seen {
@@ -163,14 +143,13 @@ static bool see_one(void *user, const nsai_record_item *item) {
 }
 
 static void test_each(void **state) {
-  fixture f;
+  fixture *f = *state;
   char path[PATH_MAX];
-  fixture_begin(&f);
-  nsai_records *records = records_open(&f, NSAI_CACHE_READ_WRITE);
-  for (int n = 0; n < 5; n++) save(records, n);
-  record_path(&f, 7, path);
+  nsai_records *records = records_open(f, NSAI_CACHE_READ_WRITE);
+  for (int n = 0; n < 5; n++) records_save(records, n);
+  record_path(f, 7, path);
   fixture_write(path, "rubbish", 7);
-  snprintf(path, sizeof path, "%s/tuning/notes.txt", f.dir); /* not a record's name */
+  snprintf(path, sizeof path, "%s/tuning/notes.txt", f->dir); /* not a record's name */
   fixture_write(path, "rubbish", 7);
   nsai_records_reload(records);
   seen s = { 0 };
@@ -189,22 +168,20 @@ static void test_each(void **state) {
   assert_int_equal(nsai_records_each(records, see, &s), NSA_OK);
   assert_int_equal(s.items, 1);
   nsai_records_close(records);
-  assert_null(records_find_on_disk(&f, 3));
-  fixture_end(&f);
+  assert_null(records_find_on_disk(f, 3));
 }
 
 /* Records of a read-only folder are found, hidden by the user's, never written or removed. */
 static void test_system_tier(void **state) {
-  fixture filled, f;
+  fixture *f = *state, filled;
   fixture_begin(&filled);
-  fixture_begin(&f);
   nsai_records *records = records_open(&filled, NSAI_CACHE_READ_WRITE);
-  save(records, 1);
-  save(records, 2);
+  records_save(records, 1);
+  records_save(records, 2);
   nsai_records_close(records);
   const char *const dirs[] = { "/nonexistent/nsa", filled.dir, NULL };
-  const nsai_cache_options options = { f.dir, NSAI_CACHE_READ_WRITE, FIXTURE_LIMIT, dirs,
-                                       &f.logger };
+  nsai_cache_options options = fixture_options(f, NSAI_CACHE_READ_WRITE);
+  options.system_dirs = dirs;
   nsai_cache_tier_info tier;
   assert_int_equal(nsai_records_open(&options, &records), NSA_OK);
   assert_true(nsai_records_tier(records, 2, &tier));
@@ -215,9 +192,7 @@ static void test_system_tier(void **state) {
   assert_non_null(strstr(nsa_last_error(), filled.dir));
   record_add(record, "select", 5);
   record_must(nsai_records_save(records, record));
-  nsai_record *found = records_find(records, 1);
-  assert_int_equal(found->timing_count, 6); /* the system's timings are in it */
-  nsai_record_destroy(found);
+  assert_int_equal(count_timings(records_find(records, 1)), 6); /* the system's timings are in it */
   seen s = { 0 };
   assert_int_equal(nsai_records_each(records, see, &s), NSA_OK);
   assert_int_equal(s.items, 3);
@@ -227,9 +202,8 @@ static void test_system_tier(void **state) {
   nsai_record_destroy(record);
   nsai_records_close(records);
   expect_found(records_find_on_disk(&filled, 1), 1);
-  assert_null(records_find_on_disk(&f, 1));
-  assert_int_equal(f.warnings, 0);
-  fixture_end(&f);
+  assert_null(records_find_on_disk(f, 1));
+  assert_int_equal(f->warnings, 0);
   fixture_end(&filled);
 }
 
@@ -242,16 +216,15 @@ static void digest_of(nsai_records *records, char hex[NSAI_DIGEST_CHARS]) {
 }
 
 static void test_digest(void **state) {
-  fixture f, g;
+  fixture *f = *state, g;
   char empty[NSAI_DIGEST_CHARS], one[NSAI_DIGEST_CHARS], other[NSAI_DIGEST_CHARS];
-  fixture_begin(&f);
   fixture_begin(&g);
-  nsai_records *a = records_open(&f, NSAI_CACHE_READ_WRITE);
+  nsai_records *a = records_open(f, NSAI_CACHE_READ_WRITE);
   nsai_records *b = records_open(&g, NSAI_CACHE_OFF);
   digest_of(a, empty);
   digest_of(b, other);
   assert_string_equal(empty, other);
-  for (int n = 0; n < 4; n++) save(a, n);
+  for (int n = 0; n < 4; n++) records_save(a, n);
   digest_of(a, one);
   assert_string_not_equal(empty, one);
   for (int n = 4; n-- > 0;) { /* in another order, at another time, with other times */
@@ -276,7 +249,6 @@ static void test_digest(void **state) {
   nsai_record_destroy(record);
   nsai_records_close(a);
   nsai_records_close(b);
-  fixture_end(&f);
   fixture_end(&g);
 }
 
@@ -294,16 +266,15 @@ static char *export_of(nsai_records *records, size_t *size) {
 }
 
 static void test_export_import(void **state) {
-  fixture f, g;
+  fixture *f = *state, g;
   char one[NSAI_DIGEST_CHARS], other[NSAI_DIGEST_CHARS];
-  fixture_begin(&f);
   fixture_begin(&g);
-  nsai_records *a = records_open(&f, NSAI_CACHE_READ_WRITE);
+  nsai_records *a = records_open(f, NSAI_CACHE_READ_WRITE);
   nsai_records *b = records_open(&g, NSAI_CACHE_READ_WRITE);
   for (int number = 0; number < 4; number += 3) { /* none, then three */
     size_t size, again_size;
     nsai_import import = { .saved = -1 };
-    for (int n = 0; n < number; n++) save(a, n);
+    for (int n = 0; n < number; n++) records_save(a, n);
     char *text = export_of(a, &size);
     assert_int_equal(strlen(text), size);
     assert_int_equal(nsai_records_import(b, text, size, &import), NSA_OK);
@@ -319,7 +290,6 @@ static void test_export_import(void **state) {
   nsai_records_close(a);
   nsai_records_close(b);
   expect_found(records_find_on_disk(&g, 2), 2);
-  fixture_end(&f);
   fixture_end(&g);
 }
 
@@ -340,12 +310,11 @@ static void expect_no_import(const char *text, size_t size, const char *why) {
 }
 
 static void test_import_all_or_nothing(void **state) {
-  fixture f;
+  fixture *f = *state;
   size_t size;
   nsai_import import = { 0 };
-  fixture_begin(&f);
-  nsai_records *records = records_open(&f, NSAI_CACHE_READ_WRITE);
-  for (int n = 0; n < 3; n++) save(records, n);
+  nsai_records *records = records_open(f, NSAI_CACHE_READ_WRITE);
+  for (int n = 0; n < 3; n++) records_save(records, n);
   char *text = export_of(records, &size), *edited = malloc(size + 100);
   assert_non_null(edited);
   /* Damaged: what a flipped byte does while the checksum stands. */
@@ -383,7 +352,6 @@ static void test_import_all_or_nothing(void **state) {
   free(edited);
   free(text);
   nsai_records_close(records);
-  fixture_end(&f);
 }
 
 /* The least that a person may write. */
@@ -396,11 +364,10 @@ static void test_import_by_hand(void **state) {
                              "    stages:\n"
                              "      select: [{candidate: select_sort, state: ok, chosen: true}]\n"
                              "...\n";
-  fixture f;
+  fixture *f = *state;
   nsai_import import = { 0 };
   nsai_record *found;
-  fixture_begin(&f);
-  nsai_records *records = records_open(&f, NSAI_CACHE_READ_WRITE);
+  nsai_records *records = records_open(f, NSAI_CACHE_READ_WRITE);
   record_must(nsai_records_import(records, text, sizeof text - 1, &import));
   assert_int_equal(import.saved, 1);
   assert_true(nsai_records_find(records, "NVIDIA H200", "sm_90a", 132, "k", &found));
@@ -408,7 +375,6 @@ static void test_import_by_hand(void **state) {
   nsai_record_destroy(found);
   nsai_records_close(records);
   expect_no_import(text, sizeof text - 5, "`...`");
-  fixture_end(&f);
 }
 
 typedef struct kept {
@@ -450,13 +416,12 @@ static void expect_dated(nsai_records *records, int n, const char *date, int tim
 /* What was measured here later stays, record by record; of one environment both are merged. */
 static void test_import_of_older(void **state) {
   enum { OLDER, NEWER, SAME_OLDER, SAME_NEWER, UNDATED, SYSTEM, PROBLEMS };
-  fixture from, system, f;
+  fixture *f = *state, from, system;
   kept k = { 0 };
   nsai_import import = { .on_kept = note_kept, .user = &k };
   size_t size;
   fixture_begin(&from);
   fixture_begin(&system);
-  fixture_begin(&f);
   nsai_records *a = records_open(&from, NSAI_CACHE_READ_WRITE);
   for (int n = 0; n < PROBLEMS; n++)
     save_dated(a, n, "570", n == UNDATED ? "" : "2026-05-05T00:00:00Z", 1);
@@ -466,8 +431,8 @@ static void test_import_of_older(void **state) {
   save_dated(a, SYSTEM, "580", "2026-06-06T00:00:00Z", 2);
   nsai_records_close(a);
   const char *const dirs[] = { system.dir, NULL };
-  const nsai_cache_options options = { f.dir, NSAI_CACHE_READ_WRITE, FIXTURE_LIMIT, dirs,
-                                       &f.logger };
+  nsai_cache_options options = fixture_options(f, NSAI_CACHE_READ_WRITE);
+  options.system_dirs = dirs;
   nsai_records *b;
   record_must(nsai_records_open(&options, &b));
   save_dated(b, OLDER, "580", "2026-06-06T00:00:00Z", 2);
@@ -494,7 +459,6 @@ static void test_import_of_older(void **state) {
   free(text);
   fixture_end(&from);
   fixture_end(&system);
-  fixture_end(&f);
 }
 
 /* ---- threads ---- */
@@ -521,12 +485,11 @@ static void *work(void *user) {
 
 static void test_threads(void **state) {
   enum { WORKERS = 4 };
-  fixture f;
+  fixture *f = *state;
   pthread_t threads[WORKERS];
   worker workers[WORKERS];
   int timings = 0;
-  fixture_begin(&f);
-  nsai_records *records = records_open(&f, NSAI_CACHE_READ_WRITE);
+  nsai_records *records = records_open(f, NSAI_CACHE_READ_WRITE);
   for (int i = 0; i < WORKERS; i++) {
     workers[i] = (worker){ records, i };
     assert_int_equal(pthread_create(&threads[i], NULL, work, &workers[i]), 0);
@@ -534,25 +497,24 @@ static void test_threads(void **state) {
   for (int i = 0; i < WORKERS; i++) pthread_join(threads[i], NULL);
   nsai_records_close(records);
   for (int n = 0; n < 3; n++) {
-    nsai_record *found = records_find_on_disk(&f, n);
+    nsai_record *found = records_find_on_disk(f, n);
     assert_non_null(found);
     timings += found->timing_count;
     nsai_record_destroy(found);
   }
   assert_int_equal(timings, WORKERS * 10);
-  assert_int_equal(f.warnings, 0);
-  fixture_end(&f);
+  assert_int_equal(f->warnings, 0);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_save_and_find),  cmocka_unit_test(test_find_misses),
-    cmocka_unit_test(test_modes),          cmocka_unit_test(test_bad_record_is_refused),
-    cmocka_unit_test(test_merged_on_disk), cmocka_unit_test(test_each),
-    cmocka_unit_test(test_system_tier),    cmocka_unit_test(test_digest),
-    cmocka_unit_test(test_export_import),  cmocka_unit_test(test_import_all_or_nothing),
-    cmocka_unit_test(test_import_by_hand), cmocka_unit_test(test_import_of_older),
-    cmocka_unit_test(test_threads),
+    FIXTURE_TEST(test_save_and_find),  FIXTURE_TEST(test_find_misses),
+    FIXTURE_TEST(test_modes),          FIXTURE_TEST(test_bad_record_is_refused),
+    FIXTURE_TEST(test_merged_on_disk), FIXTURE_TEST(test_each),
+    FIXTURE_TEST(test_system_tier),    FIXTURE_TEST(test_digest),
+    FIXTURE_TEST(test_export_import),  FIXTURE_TEST(test_import_all_or_nothing),
+    FIXTURE_TEST(test_import_by_hand), FIXTURE_TEST(test_import_of_older),
+    FIXTURE_TEST(test_threads),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
