@@ -10,6 +10,33 @@
 #include "variants/decode/batch.h"
 #include "variants/decode/split.h"
 
+/* ---- problems ---- */
+
+static const nsai_model model = { .heads = 64,
+                                  .kv_heads = 4,
+                                  .head_dim_qk = 128,
+                                  .head_dim_v = 128,
+                                  .block = 32,
+                                  .stride = 16,
+                                  .select_block = 64,
+                                  .select_count = 16,
+                                  .select_init = 1,
+                                  .select_local = 2,
+                                  .window = 512,
+                                  .dtype = NSA_BF16 };
+
+/* A decode of so many sequences of up to 64k tokens, `q_len` new ones each, over pages of 64. */
+static nsai_problem decode_of(int32_t seqs, int32_t q_len) {
+  return (nsai_problem){ .op = NSA_OP_DECODE,
+                         .selection = NSA_SELECT_TOPN,
+                         .model = model,
+                         .max_kv_len = 65536,
+                         .max_tokens = (int64_t)seqs * q_len,
+                         .max_seqs = seqs,
+                         .max_q_len = q_len,
+                         .page_size = 64 };
+}
+
 /* ---- splits ---- */
 
 /* Whatever number of sequences comes, its parts have their places. */
@@ -56,14 +83,8 @@ static void test_results(void **state) {
 
 /* Sequences of up to 4 tokens have a tile each; as many as tokens allow, where few of them can be long. */
 static void test_tiles(void **state) {
-  nsai_problem p = { .op = NSA_OP_DECODE,
-                     .selection = NSA_SELECT_TOPN,
-                     .max_kv_len = 65536,
-                     .max_tokens = 128,
-                     .max_seqs = 32,
-                     .max_q_len = 4 };
-  p.model =
-      (nsai_model){ .heads = 64, .kv_heads = 4, .block = 32, .stride = 16, .select_block = 64 };
+  nsai_problem p = decode_of(32, 4);
+  p.model.select_count = p.model.window = 0;
   const nsai_kernel_spec scan = { .threads = 256, .tile_tokens = 4 };
   nsai_decode_sizes sizes = { .problem = &p, .scan = &scan, .sms = 132, .step = { 128, 32, true } };
   assert_int_equal(nsai_decode_most_of(&p, &scan, NULL, 132).tiles, 32);
@@ -83,19 +104,8 @@ static void test_tiles(void **state) {
 /* How decode_split_kv_attend splits a step of so many sequences of `q_len` tokens, 16 heads to each of 4 KV heads; 64k. */
 static nsai_decode_split split_of(int32_t seqs, int32_t q_len, int32_t selection,
                                   uint32_t branches) {
-  nsai_problem p = { .op = NSA_OP_DECODE,
-                     .selection = selection,
-                     .max_kv_len = 65536,
-                     .max_tokens = (int64_t)seqs * q_len,
-                     .max_seqs = seqs,
-                     .max_q_len = q_len };
-  p.model = (nsai_model){ .heads = 64,
-                          .kv_heads = 4,
-                          .block = 32,
-                          .stride = 16,
-                          .select_block = 64,
-                          .select_count = 16,
-                          .window = 512 };
+  nsai_problem p = decode_of(seqs, q_len);
+  p.selection = selection;
   nsai_kernel_spec scan = { .threads = 128, .tile_tokens = q_len > 1 ? 4 : 1 };
   nsai_constant_add(&scan, "kMinBlocks", 3);
   return nsai_decode_split_make(&(nsai_decode_sizes){ .problem = &p,
@@ -132,16 +142,8 @@ static void test_attend(void **state) {
 
 /* One sequence, 64 heads to its KV head, whose rows four warps have: decode_split_kv_compressed's threads count for nothing. */
 static void test_attend_groups(void **state) {
-  nsai_problem p = { .op = NSA_OP_DECODE,
-                     .selection = NSA_SELECT_TOPN,
-                     .max_kv_len = 65536,
-                     .max_tokens = 1,
-                     .max_seqs = 1 };
-  p.model = (nsai_model){ .heads = 64, .kv_heads = 1, .block = 32, .stride = 16, .window = 512 };
-  p.model.head_dim_qk = p.model.head_dim_v = 128;
-  p.model.select_block = 64;
-  p.model.select_count = 16;
-  p.max_q_len = 1;
+  nsai_problem p = decode_of(1, 1);
+  p.model.kv_heads = 1;
   for (int32_t threads = 128; threads <= 256; threads *= 2) {
     nsai_kernel_spec scan = { .threads = threads, .tile_tokens = 1 }, attend = { .threads = 128 };
     nsai_decode_split s = nsai_decode_split_make(&(nsai_decode_sizes){ .problem = &p,
@@ -164,31 +166,6 @@ static const nsai_target h200 = { "sm_90a", "NVIDIA H200", 232448, 0, 132 },
                          unknown = { "sm_90a", NULL, 232448, 0, 132 },
                          small = { "sm_120", NULL, 101376, 0, 84 },
                          old = { "sm_80", NULL, 166912, 0, 108 };
-static const nsai_model model = { .heads = 64,
-                                  .kv_heads = 4,
-                                  .head_dim_qk = 128,
-                                  .head_dim_v = 128,
-                                  .block = 32,
-                                  .stride = 16,
-                                  .select_block = 64,
-                                  .select_count = 16,
-                                  .select_init = 1,
-                                  .select_local = 2,
-                                  .window = 512,
-                                  .dtype = NSA_BF16 };
-
-/* A decode of so many sequences of up to 64k tokens, `q_len` new ones each, over pages of 64. */
-static nsai_problem decode_of(int32_t seqs, int32_t q_len) {
-  return (nsai_problem){ .op = NSA_OP_DECODE,
-                         .selection = NSA_SELECT_TOPN,
-                         .model = model,
-                         .max_kv_len = 65536,
-                         .max_tokens = (int64_t)seqs * q_len,
-                         .max_seqs = seqs,
-                         .max_q_len = q_len,
-                         .page_size = 64 };
-}
-
 /* Chosen with clusters of so many blocks; 0: refused with this text. */
 static void expect_cluster(const nsai_problem *p, const nsai_target *t, int32_t cluster,
                            const char *text) {

@@ -46,6 +46,33 @@ static nsai_compiler *make_compiler(void) {
   return compiler;
 }
 
+/* Compiles a unit for every architecture that the NVRTC knows; `look` sees each image. */
+static void compile_for_all(const char *entry, const char *source,
+                            void (*look)(const nsai_kernel_image *image)) {
+  nsai_compiler *compiler = make_compiler();
+  for (int32_t i = 0; nsai_arch_at(i); i++) {
+    nsai_compile_request request = { entry, source, nsai_arch_at(i)->name, false };
+    nsai_kernel_image image;
+    nsa_status status = nsai_compile(compiler, &request, &image);
+    if (status == NSA_E_UNSUPPORTED) continue; /* an NVRTC 12 that is older than the GPU */
+    if (status != NSA_OK) fail_msg("%s", nsa_last_error());
+    look(&image);
+    nsai_kernel_image_fini(&image);
+  }
+  nsai_compiler_destroy(compiler);
+}
+
+/* A unit that does not compile, with a text that the error contains. Returns whether NVRTC's image
+ * was refused. */
+static bool expect_failure(nsai_compile_request request, nsa_status want, const char *text) {
+  nsai_compiler *compiler = make_compiler();
+  nsai_kernel_image image;
+  assert_int_equal(nsai_compile(compiler, &request, &image), want);
+  if (!strstr(nsa_last_error(), text)) fail_msg("no '%s' in: %s", text, nsa_last_error());
+  nsai_compiler_destroy(compiler);
+  return image.refused;
+}
+
 static void test_archs(void **state) {
   assert_string_equal(nsai_arch_of_capability(9, 0)->name, "sm_90a");
   assert_string_equal(nsai_arch_of_capability(8, 0)->name, "sm_80");
@@ -59,25 +86,24 @@ static void test_archs(void **state) {
   assert_int_equal(nsai_arch_find("sm_90a")->shared_bytes, 232448);
 }
 
+static void expect_tiny(const nsai_kernel_image *image) {
+  assert_memory_equal(image->cubin, "\177ELF", 4);
+  assert_true(image->size > 500);
+  assert_in_range(image->registers, 1, 64);
+  assert_int_equal(image->shared_bytes, 256);
+  assert_int_equal(image->spill_bytes, 0);
+  assert_true(image->compile_ms > 0);
+  assert_true(strlen(image->compiler_id) > 32);
+}
+
 static void test_compiles_for_every_arch(void **state) {
   if (!have_nvrtc()) skip();
-  nsai_compiler *compiler = make_compiler();
-  for (int32_t i = 0; nsai_arch_at(i); i++) {
-    nsai_compile_request request = { "tiny", tiny_unit, nsai_arch_at(i)->name, false };
-    nsai_kernel_image image;
-    nsa_status status = nsai_compile(compiler, &request, &image);
-    if (status == NSA_E_UNSUPPORTED) continue; /* an NVRTC 12 that is older than the GPU */
-    if (status != NSA_OK) fail_msg("%s", nsa_last_error());
-    assert_memory_equal(image.cubin, "\177ELF", 4);
-    assert_true(image.size > 500);
-    assert_in_range(image.registers, 1, 64);
-    assert_int_equal(image.shared_bytes, 256);
-    assert_int_equal(image.spill_bytes, 0);
-    assert_true(image.compile_ms > 0);
-    assert_true(strlen(image.compiler_id) > 32);
-    nsai_kernel_image_fini(&image);
-  }
-  nsai_compiler_destroy(compiler);
+  compile_for_all("tiny", tiny_unit, expect_tiny);
+}
+
+/* 8 loads on their way; full occupancy is not needed. */
+static void expect_64_registers(const nsai_kernel_image *image) {
+  assert_in_range(image->registers, 1, 64);
 }
 
 /* The kernel that nsa-bench measures the memory's bandwidth with. */
@@ -90,18 +116,7 @@ static void test_stream_read(void **state) {
   assert_non_null(file);
   assert_in_range(fread(text, 1, sizeof text - 1, file), 500, sizeof text - 2);
   fclose(file);
-  nsai_compiler *compiler = make_compiler();
-  for (int32_t i = 0; nsai_arch_at(i); i++) {
-    nsai_compile_request request = { "stream_read", text, nsai_arch_at(i)->name, false };
-    nsai_kernel_image image;
-    nsa_status status = nsai_compile(compiler, &request, &image);
-    if (status == NSA_E_UNSUPPORTED) continue;
-    if (status != NSA_OK) fail_msg("%s", nsa_last_error());
-    assert_in_range(image.registers, 1,
-                    64); /* 8 loads on their way; full occupancy is not needed */
-    nsai_kernel_image_fini(&image);
-  }
-  nsai_compiler_destroy(compiler);
+  compile_for_all("stream_read", text, expect_64_registers);
 }
 
 /* One unit gives one cubin, byte by byte; line information is an option of its own. */
@@ -148,18 +163,13 @@ static void test_error_names_template_and_line(void **state) {
 
 static void test_unknown_arch(void **state) {
   if (!have_nvrtc()) skip();
-  nsai_compiler *compiler = make_compiler();
-  nsai_compile_request request = { "tiny", tiny_unit, "sm_42", false };
-  nsai_kernel_image image;
-  assert_int_equal(nsai_compile(compiler, &request, &image), NSA_E_UNSUPPORTED);
-  assert_non_null(strstr(nsa_last_error(), "sm_80, sm_86"));
-  nsai_compiler_destroy(compiler);
+  expect_failure((nsai_compile_request){ "tiny", tiny_unit, "sm_42", false }, NSA_E_UNSUPPORTED,
+                 "sm_80, sm_86");
 }
 
 /* 120 live floats per thread do not fit into the 32 registers of 2 x 1024 threads on an SM. */
 static void test_spills_are_refused(void **state) {
   if (!have_nvrtc()) skip();
-  nsai_compiler *compiler = make_compiler();
   nsai_compile_request request = {
     "fat",
     "extern \"C\" __global__ void __launch_bounds__(1024, 2) fat(float *x) {\n"
@@ -172,10 +182,7 @@ static void test_spills_are_refused(void **state) {
     "}\n",
     "sm_80", false
   };
-  nsai_kernel_image image;
-  assert_int_equal(nsai_compile(compiler, &request, &image), NSA_E_COMPILE);
-  assert_non_null(strstr(nsa_last_error(), "kernel fat for sm_80 is refused: it spills"));
-  nsai_compiler_destroy(compiler);
+  expect_failure(request, NSA_E_COMPILE, "kernel fat for sm_80 is refused: it spills");
 }
 
 /* A wgmma of 128 accumulators where a thread has 64 registers: no spilling helps. */
@@ -196,13 +203,8 @@ static void test_starved_is_refused(void **state) {
                  "  for (int i = 0; i < 128; i++) x[i] = r[i];\n"
                  "}\n");
   assert_true(w.used < sizeof source);
-  nsai_compiler *compiler = make_compiler();
-  nsai_compile_request request = { "starved", source, "sm_90a", false };
-  nsai_kernel_image image;
-  assert_int_equal(nsai_compile(compiler, &request, &image), NSA_E_COMPILE);
-  assert_non_null(strstr(nsa_last_error(), "kernel starved for sm_90a is refused: "));
-  assert_int_equal(image.refused, 1);
-  nsai_compiler_destroy(compiler);
+  assert_true(expect_failure((nsai_compile_request){ "starved", source, "sm_90a", false },
+                             NSA_E_COMPILE, "kernel starved for sm_90a is refused: "));
 }
 
 /* A loop of copies by a policy to ADDRESS(a place that all lanes agree on) + a lane's offset. */
@@ -222,6 +224,10 @@ static void test_starved_is_refused(void **state) {
   "  to[threadIdx.x] = *(float *)(shared + threadIdx.x * 4);\n"                                    \
   "}\n"
 
+static void expect_no_lost_register(const nsai_kernel_image *image) {
+  assert_int_equal(nsai_find_lost_register(image->cubin, image->size), -1);
+}
+
 /* Copies whose uniform register the compiler loses are refused; lane_address() gives them none. */
 static void test_lost_register(void **state) {
   if (!have_nvrtc()) skip();
@@ -229,17 +235,8 @@ static void test_lost_register(void **state) {
   assert_int_equal(nsai_nvrtc_open(&(nsai_library_query){ NULL, 0 }, NULL, &nvrtc), NSA_OK);
   const int32_t version = 100 * nvrtc->major + nvrtc->minor;
   const bool loses = 1209 <= version && version <= 1303; /* all of these were tried */
+  compile_for_all("copies", COPIES("lane_address"), expect_no_lost_register);
   nsai_compiler *compiler = make_compiler();
-  for (int32_t i = 0; nsai_arch_at(i); i++) {
-    nsai_compile_request request = { "copies", COPIES("lane_address"), nsai_arch_at(i)->name,
-                                     false };
-    nsai_kernel_image image;
-    nsa_status status = nsai_compile(compiler, &request, &image);
-    if (status == NSA_E_UNSUPPORTED) continue;
-    if (status != NSA_OK) fail_msg("%s", nsa_last_error());
-    assert_int_equal(nsai_find_lost_register(image.cubin, image.size), -1);
-    nsai_kernel_image_fini(&image);
-  }
   nsai_compile_request request = { "copies", COPIES(""), "sm_90a", false };
   nsai_kernel_image image;
   nsa_status status = nsai_compile(compiler, &request, &image);

@@ -76,13 +76,12 @@ static void open_session(session *s, const char *extra) {
 static void close_session(session *s) {
   nsa_destroy(s->ctx);
   machine_remove(s->dir);
+  s->dir[0] = 0;
 }
 
 static nsa_problem small_problem(void) {
-  nsa_problem problem = NSA_PROBLEM_INIT;
-  problem.max_tokens = 1000; /* beyond 64: the selection is a real one */
-  problem.max_seqs = 2;
-  return problem;
+  /* Beyond 64 tokens the selection is a real one. */
+  return INIT(nsa_problem, .max_tokens = 1000, .max_seqs = 2);
 }
 
 static int32_t missing(session *s) {
@@ -188,17 +187,13 @@ static void test_refused_kernel(void **state) {
   machine_expect("smaller tiles", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_OK, NULL);
   assert_true(machine_record()->spills <= 0);
   assert_int_equal(missing(&s), 0);
-  nsa_destroy(s.ctx);
-  machine_remove(s.dir);
-  s.dir[0] = 0;
+  close_session(&s);
   open_session(&s, "runtime.compile_jobs=1");
   machine_record()->spills = 100;
   machine_expect("the portable kernel", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_OK, NULL);
   assert_int_equal(machine_record()->spills,
                    100 - 2 * NSAI_MAX_REGISTER_FALLBACK); /* and for the H200 */
-  nsa_destroy(s.ctx);
-  machine_remove(s.dir);
-  s.dir[0] = 0;
+  close_session(&s);
   setenv("FAKE_NVRTC_FAT", "compress_mean", 1); /* has no other */
   open_session(&s, "runtime.compile_jobs=1");
   machine_record()->spills = 100;
@@ -208,9 +203,7 @@ static void test_refused_kernel(void **state) {
   machine_record()->spills = 100;
   setenv("FAKE_NVRTC_FAT", "attend_window_sm90", 1);
   setenv("FAKE_NVRTC_BAD", "attend_compressed_sm90", 1); /* a real failure beside it is the cause */
-  nsa_destroy(s.ctx);
-  machine_remove(s.dir);
-  s.dir[0] = 0;
+  close_session(&s);
   open_session(&s, "runtime.compile_jobs=2");
   setenv("FAKE_NVRTC_MS", "20", 1);
   machine_expect("both", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_E_COMPILE,
@@ -233,9 +226,7 @@ static void test_no_waiting(void **state) {
     char window[32];
     nsa_problem problem = small_problem();
     snprintf(window, sizeof window, "model.window=%d", i);
-    nsa_destroy(s.ctx);
-    machine_remove(s.dir);
-    s.dir[0] = 0;
+    close_session(&s);
     open_session(&s, window);
     machine_expect("prepare", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_OK, NULL);
   }
@@ -328,14 +319,10 @@ static void test_policies(void **state) {
   for (int i = 0; i < 2; i++) {
     session s = { 0 };
     char yaml[1024];
-    machine_overrides o;
     nsa_problem problem = small_problem();
     nsa_plan *plan = NULL;
-    snprintf(s.dir, sizeof s.dir, "/tmp/nsa-test-plan-XXXXXX");
-    assert_non_null(mkdtemp(s.dir));
     machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
-    machine_overrides_init(&o, s.dir, jits[i]);
-    s.ctx = machine_context(yaml, o.list, true);
+    machine_reopen(&s.ctx, s.dir, &(machine_reopening){ yaml, jits[i], NULL, NULL });
     machine_expect("plan", nsa_plan_create(s.ctx, &problem, NULL, NULL, &plan), NSA_E_NOT_PREPARED,
                    "attend_compressed_sm90, attend_window_sm90, attend_selected_sm90_mma, "
                    "select_importance, select_topn, compress_mean (sm_90a)");
@@ -522,10 +509,9 @@ static void test_shared_kernels(void **state) {
   machine m;
   machine_init(&m, &(machine_request){ .gpu = true });
   int loads = machine_record()->loads;
-  nsa_problem problem = NSA_PROBLEM_INIT;
+  /* The same code at another length. */
+  nsa_problem problem = INIT(nsa_problem, .max_tokens = 32, .max_seqs = 1);
   nsa_plan *plan;
-  problem.max_tokens = 32; /* the same code at another length */
-  problem.max_seqs = 1;
   watch w = { 0 };
   machine_expect("plan", nsa_plan_create(m.ctx, &problem, observe, &w, &plan), NSA_OK, NULL);
   assert_int_equal(machine_record()->loads, loads);
@@ -551,18 +537,14 @@ static void keep_warnings(void *user, int32_t level, const char *component, cons
 
 /* A plan from a filled cache, after the driver was exchanged for an older one: so many images do
  * not load. */
-static nsa_status plan_with_bad_images(const char *dir, const char *extra, int bad, warnings *w) {
+static nsa_status plan_with_bad_images(char dir[64], const char *extra, int bad, warnings *w) {
   char yaml[1024];
-  machine_overrides o;
   nsa_problem problem = small_problem();
-  nsa_ctx *ctx;
+  nsa_ctx *ctx = NULL;
   nsa_plan *plan;
   *w = (warnings){ 0 };
   machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
-  machine_overrides_init(&o, dir, extra);
-  nsa_options options = INIT(nsa_options, .yaml_text = yaml, .overrides = o.list,
-                             .device = "cuda:1", .log = keep_warnings, .log_user = w);
-  machine_expect("nsa_create", nsa_create(NULL, &options, &ctx), NSA_OK, NULL);
+  machine_reopen(&ctx, dir, &(machine_reopening){ yaml, extra, keep_warnings, w });
   machine_record()->fail_loads = bad;
   machine_record()->compilations = 0;
   nsa_status status = nsa_plan_create(ctx, &problem, NULL, NULL, &plan);
@@ -574,9 +556,8 @@ static nsa_status plan_with_bad_images(const char *dir, const char *extra, int b
 
 /* An image of the cache that does not load is compiled once more; a new one is not. */
 static void test_images_that_do_not_load(void **state) {
-  char dir[] = "/tmp/nsa-test-plan-XXXXXX";
+  char dir[64] = "";
   warnings w;
-  assert_non_null(mkdtemp(dir));
   machine_expect("new", plan_with_bad_images(dir, NULL, 1, &w), NSA_E_CUDA, "cuLibraryLoadData");
   assert_int_equal(machine_record()->compilations, 6);
   machine_expect("cached", plan_with_bad_images(dir, NULL, 1, &w), NSA_OK, NULL);
