@@ -24,35 +24,16 @@ typedef struct side {
   int64_t blocks;             /* 0 where d_cmp is NULL */
 } side;
 
-/* One worker's doubles; rows are rounded up to lanes, except those of x. */
+/* One worker's doubles. */
 typedef struct buffers {
-  double *x, *d_x;           /* [CHUNK, l * D] */
-  double *inputs, *hidden;   /* [CHUNK, H]: before and after the activation */
-  double *d_hidden;          /* [CHUNK, H] */
-  double *weights;           /* [WEIGHT_ROWS, H] */
-  double *w1_back, *w2_back; /* [H or D, l * D], [D, H]; a linear phi has w instead of w1 */
-  double *d_w1, *d_w2;       /* [l * D, H or D], [H, D] */
-  double *d_b1, *d_b2;       /* [H or D], [D] */
-  double *d_pe, *pe;         /* [l, D], [D] */
+  nsai_ref_layers_memory layers;
+  double *d_pe, *pe; /* [l, D], [D] */
 } buffers;
 
-static int64_t lay_out(const nsai_model *g, int64_t dim, double *memory, buffers *b) {
-  int64_t flat = g->block * dim, h = g->phi == NSAI_PHI_MLP ? g->phi_hidden : 0, used = 0;
-  int64_t first = h ? h : dim, flat_row = nsai_ref_lanes(flat), h_row = nsai_ref_lanes(h);
-  b->x = nsai_ref_take(memory, &used, CHUNK * flat);
-  b->d_x = nsai_ref_take(memory, &used, CHUNK * flat_row);
-  b->inputs = nsai_ref_take(memory, &used, CHUNK * h_row);
-  b->hidden = nsai_ref_take(memory, &used, CHUNK * h_row);
-  b->d_hidden = nsai_ref_take(memory, &used, CHUNK * h_row);
-  b->weights = nsai_ref_take(memory, &used, NSAI_REF_WEIGHT_ROWS * h_row);
-  b->w1_back = nsai_ref_take(memory, &used, first * flat_row);
-  b->w2_back = nsai_ref_take(memory, &used, dim * h_row);
-  b->d_w1 = nsai_ref_take(memory, &used, flat * nsai_ref_lanes(first));
-  b->d_w2 = nsai_ref_take(memory, &used, h * nsai_ref_lanes(dim));
-  b->d_b1 = nsai_ref_take(memory, &used, first);
-  b->d_b2 = nsai_ref_take(memory, &used, dim);
-  b->d_pe = nsai_ref_take(memory, &used, flat);
-  b->pe = nsai_ref_take(memory, &used, dim);
+static int64_t lay_out(const nsai_ref_layers *layers, double *memory, buffers *b) {
+  int64_t used = nsai_ref_layers_lay_out(layers, CHUNK, memory, &b->layers);
+  b->d_pe = nsai_ref_take(memory, &used, layers->in);
+  b->pe = nsai_ref_take(memory, &used, layers->out);
   return used;
 }
 
@@ -76,7 +57,9 @@ nsa_status nsai_ref_phi_back_prepare(nsai_ref_back *back) {
   buffers sizes;
   back->phi_workers = nsai_ref_worker_count(back->problem->threads, SIDES * (int64_t)g->kv_heads);
   if (!nsai_phi_has_weights(g)) return NSA_OK;
-  back->phi_size = lay_out(g, widest, NULL, &sizes);
+  const nsai_ref_layers layers =
+      nsai_ref_phi_layers(back->problem, &back->problem->io->phi.k, widest, 0);
+  back->phi_size = lay_out(&layers, NULL, &sizes);
   int64_t size = back->phi_size * back->phi_workers;
   back->phi = nsai_ref_doubles(size);
   if (back->phi) return NSA_OK;
@@ -140,39 +123,6 @@ static void external_back(const side *s) {
   }
 }
 
-/* Computes d_hidden of a chunk (before the activation) and the gradients of the second layer's
- * weights. */
-static void second_layer_back(const side *s, const buffers *b, int64_t first, int64_t count) {
-  const nsai_ref_problem *problem = s->back->problem;
-  const nsai_model *g = problem->model;
-  int64_t flat = g->block * s->input.dim, h_row = nsai_ref_lanes(g->phi_hidden);
-  nsai_ref_project(&(nsai_ref_projection){ .ops = problem->ops,
-                                           .weights = &s->input.phi->w1,
-                                           .head = s->head,
-                                           .bias = &s->input.phi->b1,
-                                           .rows = count,
-                                           .in = flat,
-                                           .out = g->phi_hidden,
-                                           .x = b->x,
-                                           .x_row = flat,
-                                           .y = b->inputs,
-                                           .buffer = b->weights });
-  memcpy(b->hidden, b->inputs, (size_t)(count * h_row) * sizeof *b->hidden);
-  nsai_ref_activate(g->phi_activation, b->hidden, count * h_row);
-  nsai_ref_project_back(&(nsai_ref_projection_back){ .ops = problem->ops,
-                                                     .rows = count,
-                                                     .in = g->phi_hidden,
-                                                     .out = s->input.dim,
-                                                     .x = b->hidden,
-                                                     .x_row = h_row,
-                                                     .d_y = s->d_cmp + first * s->row,
-                                                     .transposed = b->w2_back,
-                                                     .d_x = b->d_hidden,
-                                                     .d_weights = b->d_w2,
-                                                     .d_bias = b->d_b2 });
-  nsai_ref_activate_back(g->phi_activation, b->inputs, b->d_hidden, count * h_row);
-}
-
 /* Adds a block's d_x to the raw tokens and to pe. */
 static void add_block(const side *s, const buffers *b, nsai_ref_block block, const double *d_x) {
   int64_t dim = s->input.dim;
@@ -185,42 +135,31 @@ static void add_block(const side *s, const buffers *b, nsai_ref_block block, con
   }
 }
 
-static void chunk_back(const side *s, const buffers *b, int64_t first, int64_t count) {
+static void chunk_back(const side *s, const nsai_ref_layers *layers, const buffers *b,
+                       int64_t first, int64_t count) {
   const nsai_ref_problem *problem = s->back->problem;
-  const nsai_model *g = problem->model;
-  bool mlp = g->phi == NSAI_PHI_MLP;
-  int64_t flat = g->block * s->input.dim;
+  const nsai_ref_layers_memory *m = &b->layers;
   for (int64_t i = 0; i < count; i++)
     nsai_ref_gather_block(problem, &s->input, nsai_ref_find_block(problem, first + i), s->head,
-                          b->x + i * flat, b->pe);
-  if (mlp) second_layer_back(s, b, first, count);
-  nsai_ref_project_back(
-      &(nsai_ref_projection_back){ .ops = problem->ops,
-                                   .rows = count,
-                                   .in = flat,
-                                   .out = mlp ? g->phi_hidden : s->input.dim,
-                                   .x = b->x,
-                                   .x_row = flat,
-                                   .d_y = mlp ? b->d_hidden : s->d_cmp + first * s->row,
-                                   .transposed = b->w1_back,
-                                   .d_x = b->d_x,
-                                   .d_weights = b->d_w1,
-                                   .d_bias = mlp ? b->d_b1 : NULL });
+                          m->x + i * layers->in, b->pe);
+  nsai_ref_layers_back(layers, m, count, s->d_cmp + first * s->row);
   for (int64_t i = 0; i < count; i++)
-    add_block(s, b, nsai_ref_find_block(problem, first + i), b->d_x + i * nsai_ref_lanes(flat));
+    add_block(s, b, nsai_ref_find_block(problem, first + i),
+              m->d_x + i * nsai_ref_lanes(layers->in));
 }
 
 /* Rounds the weights' gradients of this head into the outputs. */
 static void store_weights(const side *s, const buffers *b) {
   const nsai_model *g = s->back->problem->model;
+  const nsai_ref_layers_memory *m = &b->layers;
   int64_t h_row = nsai_ref_lanes(g->phi_hidden);
   const struct {
     const nsa_tensor *out;
     const double *values;
     int64_t row;
-  } all[] = { { &s->out->pe, b->d_pe, s->input.dim }, { &s->out->w, b->d_w1, s->row },
-              { &s->out->w1, b->d_w1, h_row },        { &s->out->b1, b->d_b1, h_row },
-              { &s->out->w2, b->d_w2, s->row },       { &s->out->b2, b->d_b2, s->row } };
+  } all[] = { { &s->out->pe, b->d_pe, s->input.dim }, { &s->out->w, m->d_w2, s->row },
+              { &s->out->w1, m->d_w1, h_row },        { &s->out->b1, m->d_b1, h_row },
+              { &s->out->w2, m->d_w2, s->row },       { &s->out->b2, m->d_b2, s->row } };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     const nsa_tensor *out = all[i].out;
     nsai_ref_grad_rows(s->back, out, s->head * out->stride[0], out->ndim == 3 ? out->shape[1] : 1,
@@ -229,15 +168,14 @@ static void store_weights(const side *s, const buffers *b) {
 }
 
 static void dense_back(const side *s, double *memory) {
-  const nsai_model *g = s->back->problem->model;
+  const nsai_ref_layers layers =
+      nsai_ref_phi_layers(s->back->problem, s->input.phi, s->input.dim, s->head);
   buffers b;
   memset(memory, 0, (size_t)s->back->phi_size * sizeof *memory);
-  lay_out(g, s->input.dim, memory, &b);
-  bool mlp = g->phi == NSAI_PHI_MLP;
-  nsai_ref_transpose(mlp ? &s->input.phi->w1 : &s->input.phi->w, s->head, b.w1_back);
-  if (mlp) nsai_ref_transpose(&s->input.phi->w2, s->head, b.w2_back);
+  lay_out(&layers, memory, &b);
+  nsai_ref_layers_transpose(&layers, &b.layers);
   for (int64_t first = 0; first < s->blocks; first += CHUNK)
-    chunk_back(s, &b, first, s->blocks - first < CHUNK ? s->blocks - first : CHUNK);
+    chunk_back(s, &layers, &b, first, nsai_smaller(s->blocks - first, CHUNK));
   store_weights(s, &b);
 }
 

@@ -123,39 +123,28 @@ static void gather(const side *self, const chunk *c, const buffers *b) {
                           c->head, b->x + i * flat, b->pe);
 }
 
-static void run_dense(const side *self, const chunk *c, const buffers *b) {
+nsai_ref_layers nsai_ref_phi_layers(const nsai_ref_problem *problem, const nsa_phi_side *phi,
+                                    int64_t dim, int64_t head) {
   static const nsa_tensor absent;
-  const nsai_model *g = self->problem->model;
-  int64_t flat = g->block * self->dim, columns = nsai_ref_lanes(self->dim);
+  const nsai_model *g = problem->model;
+  bool mlp = g->phi == NSAI_PHI_MLP;
+  return (nsai_ref_layers){ .ops = problem->ops,
+                            .w1 = &phi->w1,
+                            .w2 = mlp ? &phi->w2 : &phi->w,
+                            .b1 = &phi->b1,
+                            .b2 = mlp ? &phi->b2 : &absent,
+                            .head = head,
+                            .in = g->block * dim,
+                            .hidden = mlp ? g->phi_hidden : 0,
+                            .out = dim,
+                            .activation = g->phi_activation };
+}
+
+static void run_dense(const side *self, const chunk *c, const buffers *b) {
+  const nsai_ref_layers layers = nsai_ref_phi_layers(self->problem, self->phi, self->dim, c->head);
+  int64_t columns = nsai_ref_lanes(self->dim);
   gather(self, c, b);
-  nsai_ref_projection layer = { .ops = self->problem->ops,
-                                .weights = &self->phi->w,
-                                .head = c->head,
-                                .bias = &absent,
-                                .rows = c->count,
-                                .in = flat,
-                                .out = self->dim,
-                                .x = b->x,
-                                .x_row = flat,
-                                .y = b->y,
-                                .buffer = b->weights };
-  if (g->phi == NSAI_PHI_MLP) {
-    int64_t hidden = nsai_ref_lanes(g->phi_hidden);
-    layer.weights = &self->phi->w1;
-    layer.bias = &self->phi->b1;
-    layer.out = g->phi_hidden;
-    layer.y = b->hidden;
-    nsai_ref_project(&layer);
-    nsai_ref_activate(g->phi_activation, b->hidden, c->count * hidden);
-    layer.weights = &self->phi->w2;
-    layer.bias = &self->phi->b2;
-    layer.in = g->phi_hidden;
-    layer.out = self->dim;
-    layer.x = b->hidden;
-    layer.x_row = hidden;
-    layer.y = b->y;
-  }
-  nsai_ref_project(&layer);
+  nsai_ref_run_layers(&layers, c->count, b->x, b->hidden, b->weights, b->y);
   for (int64_t i = 0; i < c->count; i++)
     memcpy(c->out + i * self->dim, b->y + i * columns, (size_t)self->dim * sizeof(double));
 }

@@ -16,38 +16,31 @@ static void load_values(const nsai_ref_problem *problem, double *gates, int64_t 
     }
 }
 
-/* sigmoid(act(x . W1 + b1) . W2 + b2), or with one layer sigmoid(x . W2 + b2). */
-static void run_mlp(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t count,
-                    const int64_t *tokens) {
+nsai_ref_layers nsai_ref_gate_layers(const nsai_ref_problem *problem) {
   const nsai_model *g = problem->model;
   const nsa_gate *gate = &problem->io->gate;
+  return (nsai_ref_layers){ .ops = problem->ops,
+                            .w1 = &gate->w1,
+                            .w2 = &gate->w2,
+                            .b1 = &gate->b1,
+                            .b2 = &gate->b2,
+                            .in = g->gate_channels,
+                            .hidden = g->gate_hidden,
+                            .out = (int64_t)g->heads * NSA_BRANCHES,
+                            .activation = g->gate_activation };
+}
+
+/* The sigmoid of the layers' outputs. */
+static void run_mlp(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t count,
+                    const int64_t *tokens) {
+  const nsai_ref_layers layers = nsai_ref_gate_layers(problem);
+  const nsa_tensor *x = &problem->io->gate.x;
   for (int64_t i = 0; i < count; i++)
-    problem->ops->widen(gate->x.dtype, nsai_ref_at(&gate->x, tokens[i] * gate->x.stride[0]),
-                        g->gate_channels, scratch->gate_x + i * g->gate_channels);
-  nsai_ref_projection layer = { .ops = problem->ops,
-                                .rows = count,
-                                .in = g->gate_channels,
-                                .x = scratch->gate_x,
-                                .x_row = g->gate_channels,
-                                .buffer = scratch->gate_weights };
-  if (g->gate_hidden > 0) {
-    int64_t columns = nsai_ref_lanes(g->gate_hidden);
-    layer.weights = &gate->w1;
-    layer.bias = &gate->b1;
-    layer.out = g->gate_hidden;
-    layer.y = scratch->gate_hidden;
-    nsai_ref_project(&layer);
-    nsai_ref_activate(g->gate_activation, scratch->gate_hidden, count * columns);
-    layer.in = g->gate_hidden;
-    layer.x = scratch->gate_hidden;
-    layer.x_row = columns;
-  }
-  layer.weights = &gate->w2;
-  layer.bias = &gate->b2;
-  layer.out = (int64_t)g->heads * NSA_BRANCHES;
-  layer.y = scratch->gates;
-  nsai_ref_project(&layer);
-  int64_t values = count * nsai_ref_gate_row(g);
+    problem->ops->widen(x->dtype, nsai_ref_at(x, tokens[i] * x->stride[0]), layers.in,
+                        scratch->gate_x + i * layers.in);
+  nsai_ref_run_layers(&layers, count, scratch->gate_x, scratch->gate_hidden, scratch->gate_weights,
+                      scratch->gates);
+  int64_t values = count * nsai_ref_gate_row(problem->model);
   for (int64_t i = 0; i < values; i++) scratch->gates[i] = nsai_ref_sigmoid(scratch->gates[i]);
 }
 

@@ -205,50 +205,57 @@ void nsai_ref_gather_block(const nsai_ref_problem *problem, const nsai_ref_phi_i
 /* Rounds k_cmp and v_cmp into the tensors of io that are present. */
 void nsai_ref_compress_store(const nsai_ref_problem *problem);
 
-/* ---- project.c: dense products with weights in storage dtype ---- */
+/* ---- project.c, project_back.c: dense layers with weights in storage dtype ---- */
 
 #define NSAI_REF_WEIGHT_ROWS 64 /* rows of a weight matrix widened at once */
 
-typedef struct nsai_ref_projection {
+/* act(x . w1 + b1) . w2 + b2, or, with one layer, x . w2 + b2. */
+typedef struct nsai_ref_layers {
   const nsai_ref_ops *ops;
-  const nsa_tensor *weights; /* [.., in, out] */
-  int64_t head;              /* index of the first of three dims; 0 with two dims */
-  const nsa_tensor *bias;    /* [.., out]; absent: zeros */
-  int64_t rows, in, out;
-  const double *x; /* [rows, in], row stride x_row */
-  int64_t x_row;
-  double *y;      /* out: [rows, out rounded up to lanes] */
-  double *buffer; /* [WEIGHT_ROWS, out rounded up to lanes] */
-} nsai_ref_projection;
+  const nsa_tensor *w1, *w2; /* [.., in, hidden], [.., hidden or in, out] */
+  const nsa_tensor *b1, *b2; /* [.., hidden], [.., out]; absent: zeros */
+  int64_t head;              /* index of the first of three dims; unused with two dims */
+  int64_t in, hidden, out;   /* hidden 0: one layer */
+  nsai_activation activation;
+} nsai_ref_layers;
 
-/* y = x . weights + bias */
-void nsai_ref_project(const nsai_ref_projection *projection);
+/* The layers of phi, of one KV head and K or V; those of the gate MLP. */
+nsai_ref_layers nsai_ref_phi_layers(const nsai_ref_problem *problem, const nsa_phi_side *phi,
+                                    int64_t dim, int64_t head);
+nsai_ref_layers nsai_ref_gate_layers(const nsai_ref_problem *problem);
 
-/* Inputs and outputs of a layer's gradients; NULL: not wanted. Sums are added to the outputs. */
-typedef struct nsai_ref_projection_back {
-  const nsai_ref_ops *ops;
-  int64_t rows, in, out;
-  const double *x; /* [rows, in], row stride x_row */
-  int64_t x_row;
-  const double *d_y;        /* [rows, out rounded up to lanes] */
-  const double *transposed; /* [out, in rounded up to lanes]: the weights; needed for d_x */
-  double *d_x;              /* out: [rows, in rounded up to lanes] */
-  double *d_weights;        /* [in, out rounded up to lanes] */
-  double *d_bias;           /* [out] */
-} nsai_ref_projection_back;
+/* y of x [rows, in]. Rows of `hidden` [rows, hidden], of y and of `buffer` [WEIGHT_ROWS, the wider
+ * of both] are rounded up to lanes. */
+void nsai_ref_run_layers(const nsai_ref_layers *layers, int64_t rows, const double *x,
+                         double *hidden, double *buffer, double *y);
 
-/* d_x = d_y . weights^T, d_weights += x^T . d_y, d_bias += sum of d_y's rows */
-void nsai_ref_project_back(const nsai_ref_projection_back *layer);
+/* The first of two layers, and its activation of `values`, its output. */
+void nsai_ref_run_first_layer(const nsai_ref_layers *layers, int64_t rows, const double *x,
+                              double *buffer, double *y);
+void nsai_ref_activate(const nsai_ref_layers *layers, int64_t rows, double *values);
 
-/* Widens weights [.., in, out] of `head` to [out, in rounded up to lanes]; `out` must be zero. */
-void nsai_ref_transpose(const nsa_tensor *weights, int64_t head, double *out);
+/* Memory of the gradients of layers; rows are rounded up to lanes, except those of x. */
+typedef struct nsai_ref_layers_memory {
+  double *x, *d_x;           /* [rows, in] */
+  double *inputs, *hidden;   /* [rows, hidden]: before and after the activation */
+  double *d_hidden;          /* [rows, hidden] */
+  double *weights;           /* [WEIGHT_ROWS, hidden] */
+  double *w1_back, *w2_back; /* [hidden, in], [out, hidden or in]: transposed weights */
+  double *d_w1, *d_b1;       /* [in, hidden], [hidden] */
+  double *d_w2, *d_b2;       /* [hidden or in, out], [out] */
+} nsai_ref_layers_memory;
 
-/* gradient [count] *= act'(inputs [count]) */
-void nsai_ref_activate_back(nsai_activation activation, const double *inputs, double *gradient,
-                            int64_t count);
+/* Divides `memory` (NULL: nothing) for up to `rows` rows and returns how many doubles there are. */
+int64_t nsai_ref_layers_lay_out(const nsai_ref_layers *layers, int64_t rows, double *memory,
+                                nsai_ref_layers_memory *out);
 
-/* values [count] = act(values) */
-void nsai_ref_activate(nsai_activation activation, double *values, int64_t count);
+/* Widens the weights for nsai_ref_layers_back. The memory must be zero. */
+void nsai_ref_layers_transpose(const nsai_ref_layers *layers, const nsai_ref_layers_memory *m);
+
+/* From d_y [rows, out rounded up to lanes] and m->x to m->d_x; adds to the weights' gradients. */
+void nsai_ref_layers_back(const nsai_ref_layers *layers, const nsai_ref_layers_memory *m,
+                          int64_t rows, const double *d_y);
+
 double nsai_ref_sigmoid(double value);
 
 /* ---- attend.c ---- */

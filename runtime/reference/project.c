@@ -9,7 +9,16 @@
 #include <math.h>
 #include <string.h>
 
-static void load_bias(const nsai_ref_projection *p, int64_t columns) {
+typedef struct projection {
+  const nsai_ref_ops *ops;
+  const nsa_tensor *weights, *bias; /* [.., in, out], [.., out] */
+  int64_t head, rows, in, out;
+  const double *x; /* [rows, in], row stride x_row */
+  int64_t x_row;
+  double *y, *buffer; /* [rows, out], [WEIGHT_ROWS, out], rows rounded up to lanes */
+} projection;
+
+static void load_bias(const projection *p, int64_t columns) {
   int64_t at = p->bias->ndim == 2 ? p->head * p->bias->stride[0] : 0;
   for (int64_t r = 0; r < p->rows; r++) {
     double *y = p->y + r * columns;
@@ -18,7 +27,8 @@ static void load_bias(const nsai_ref_projection *p, int64_t columns) {
   }
 }
 
-void nsai_ref_project(const nsai_ref_projection *p) {
+/* y = x . weights + bias */
+static void project(const projection *p) {
   int64_t columns = nsai_ref_lanes(p->out);
   const nsa_tensor *w = p->weights;
   int64_t head = w->ndim == 3 ? p->head * w->stride[0] : 0;
@@ -54,6 +64,42 @@ static double activate(nsai_activation activation, double x) {
   }
 }
 
-void nsai_ref_activate(nsai_activation activation, double *values, int64_t count) {
-  for (int64_t i = 0; i < count; i++) values[i] = activate(activation, values[i]);
+void nsai_ref_run_first_layer(const nsai_ref_layers *layers, int64_t rows, const double *x,
+                              double *buffer, double *y) {
+  project(&(projection){ .ops = layers->ops,
+                         .weights = layers->w1,
+                         .bias = layers->b1,
+                         .head = layers->head,
+                         .rows = rows,
+                         .in = layers->in,
+                         .out = layers->hidden,
+                         .x = x,
+                         .x_row = layers->in,
+                         .y = y,
+                         .buffer = buffer });
+}
+
+void nsai_ref_activate(const nsai_ref_layers *layers, int64_t rows, double *values) {
+  int64_t count = rows * nsai_ref_lanes(layers->hidden);
+  for (int64_t i = 0; i < count; i++) values[i] = activate(layers->activation, values[i]);
+}
+
+void nsai_ref_run_layers(const nsai_ref_layers *layers, int64_t rows, const double *x,
+                         double *hidden, double *buffer, double *y) {
+  bool two = layers->hidden > 0;
+  if (two) {
+    nsai_ref_run_first_layer(layers, rows, x, buffer, hidden);
+    nsai_ref_activate(layers, rows, hidden);
+  }
+  project(&(projection){ .ops = layers->ops,
+                         .weights = layers->w2,
+                         .bias = layers->b2,
+                         .head = layers->head,
+                         .rows = rows,
+                         .in = two ? layers->hidden : layers->in,
+                         .out = layers->out,
+                         .x = two ? hidden : x,
+                         .x_row = two ? nsai_ref_lanes(layers->hidden) : layers->in,
+                         .y = y,
+                         .buffer = buffer });
 }
