@@ -6,6 +6,7 @@
  */
 #include "cli/child.h"
 
+#include "base/duration.h"
 #include "cli/cli.h"
 #include "cli/json_check.h"
 
@@ -114,7 +115,7 @@ static int open_file(void) {
 
 nsa_status nsai_child_run(nsai_child *program) {
   const char *name = program->arguments[0];
-  double begun = nsai_cli_now();
+  double begun = nsai_seconds();
   pid_t child;
   if (!find_next_to_program(name, program->path) && !find_in_path(name, program->path)) {
     program->path[0] = 0;
@@ -125,7 +126,7 @@ nsa_status nsai_child_run(nsai_child *program) {
   nsa_status status = spawn(program, file, &child);
   if (status == NSA_OK) status = wait_for(program, child);
   if (status == NSA_OK) status = read_output(program, file);
-  program->seconds = nsai_cli_now() - begun;
+  program->seconds = nsai_seconds() - begun;
   close(file);
   return status;
 }

@@ -3,6 +3,7 @@
  */
 #include "cli/cli.h"
 
+#include "base/duration.h"
 #include "plan/variant.h"
 
 #include <errno.h>
@@ -11,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 /* Seconds between two lines where there is no terminal: rare enough for a log file. */
@@ -165,12 +165,6 @@ nsa_status nsai_cli_write_file(const char *path, const char *text) {
 
 /* ---- time, interruption, progress ---- */
 
-double nsai_cli_now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* The only variable that a signal handler may write. */
 static volatile sig_atomic_t interrupted;
 
@@ -187,7 +181,7 @@ void nsai_cli_catch_interrupt(void) {
 bool nsai_cli_interrupted(void) { return interrupted; }
 
 void nsai_cli_progress_begin(nsai_cli_progress *progress, const char *title) {
-  double now = nsai_cli_now();
+  double now = nsai_seconds();
   *progress = (nsai_cli_progress){
     .title = title, .terminal = isatty(STDERR_FILENO), .started = now, .spoken = now
   };
@@ -216,7 +210,7 @@ static void draw_bar(nsai_cli_progress *p, int64_t done, int64_t total, const ch
 
 int32_t nsai_cli_progress_step(void *user, int64_t done, int64_t total, const char *what) {
   nsai_cli_progress *p = user;
-  double now = nsai_cli_now();
+  double now = nsai_seconds();
   if (done == 0) p->began = now;
   double spent = now - p->began;
   double left = done ? spent / (double)done * (double)(total - done) : 0;

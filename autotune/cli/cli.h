@@ -110,9 +110,6 @@ nsa_status nsai_cli_write_file(const char *path, const char *text);
 /* "1.5 MiB", for messages. */
 const char *nsai_cli_bytes(uint64_t bytes, char buf[32]);
 
-/* Monotonic seconds. */
-double nsai_cli_now(void);
-
 /* From now on the first SIGINT only sets a flag, which the progress callback turns into a
  * cancellation; the second one ends the process. */
 void nsai_cli_catch_interrupt(void);

@@ -6,6 +6,7 @@
  */
 #include "cli/cli.h"
 
+#include "base/duration.h"
 #include "base/text.h"
 #include "cli/sample.h"
 #include "driver/arch.h"
@@ -355,7 +356,7 @@ static nsa_status compile_sample(const job *j, nsa_ctx *ctx, nsai_cli_progress *
   NSAI_TRY(status);
   printf("%s for %s: %d candidates of seed %llu, %d refused, in %.1f s\n", j->file,
          ctx->target.arch, sample.taken, (unsigned long long)sample.seed, sample.refused,
-         nsai_cli_now() - progress->started);
+         nsai_seconds() - progress->started);
   return NSA_OK;
 }
 
@@ -385,7 +386,7 @@ static nsa_status compile_one(job *j) {
   if (status == NSA_OK)
     printf("%s for %s: %lld kernel%s compiled in %.1f s\n", j->file, ctx->target.arch,
            (long long)progress.finished, progress.finished == 1 ? "" : "s",
-           nsai_cli_now() - progress.started);
+           nsai_seconds() - progress.started);
 done:
   nsa_destroy(ctx);
   return status;

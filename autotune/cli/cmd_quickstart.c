@@ -6,6 +6,7 @@
  */
 #include "cli/cli.h"
 
+#include "base/duration.h"
 #include "base/float16.h"
 #include "base/text.h"
 #include "plan/context.h"
@@ -155,7 +156,7 @@ static nsa_status make_plan(demo *d, int32_t op, nsa_plan **out) {
   nsai_cli_progress_begin(&progress, "compiling");
   nsa_status status = nsa_plan_create(d->ctx, &p, nsai_cli_progress_step, &progress, out);
   nsai_cli_progress_clear(&progress);
-  d->plan_seconds += nsai_cli_now() - progress.started;
+  d->plan_seconds += nsai_seconds() - progress.started;
   d->compiled += progress.finished;
   NSAI_TRY(status);
   NSAI_TRY(nsa_plan_caps(*out, &caps));
@@ -200,9 +201,9 @@ static nsa_status enqueue(const demo *d, int32_t op) {
 static nsa_status time_once(const demo *d, int32_t op, nsai_cu_event events[2], float *ms) {
   const nsai_driver *driver = d->ctx->device.driver;
   if (d->ctx->cpu) {
-    double start = nsai_cli_now();
+    double start = nsai_seconds();
     NSAI_TRY(enqueue(d, op));
-    *ms = (float)((nsai_cli_now() - start) * 1e3);
+    *ms = (float)((nsai_seconds() - start) * 1e3);
     return NSA_OK;
   }
   NSAI_TRY(NSAI_CUDA(driver, cuEventRecord(events[0], NULL)));

@@ -7,6 +7,7 @@
 #include "cli/cmd_report_impl.h"
 
 #include "api/report.h"
+#include "base/duration.h"
 #include "plan/problem.h"
 
 #include <errno.h>
@@ -190,12 +191,12 @@ static nsa_status write_file(const char *folder, const char *name, nsai_cli_writ
 
 static nsa_status make_report(report *r) {
   const char *folder = r->a->folder ? r->a->folder : ".";
-  double started = nsai_cli_now();
+  double started = nsai_seconds();
   NSAI_TRY(open_report(r));
   /* Before the checks, which take minutes and are useless if the report cannot be written. */
   NSAI_TRY(nsai_report_records(r));
   NSAI_TRY(run_tools(r));
-  r->seconds = nsai_cli_now() - started;
+  r->seconds = nsai_seconds() - started;
   NSAI_TRY(write_file(folder, "report.md", nsai_report_write_markdown, r));
   return write_file(folder, "report.json", nsai_report_write_json, r);
 }

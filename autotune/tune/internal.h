@@ -28,6 +28,8 @@
 #include "verify/expected.h"
 #include "verify/trial_run.h"
 
+#include "base/duration.h"
+
 #include <nsa/tune.h>
 
 #define TUNE_MAX_ROUNDS 32
@@ -78,7 +80,7 @@ typedef struct tuner {
   nsa_ctx *ctx;
   const nsa_tune_options *options;
   int32_t level;   /* NSAI_LEVEL_* */
-  double deadline; /* by the clock of nsai_verify_seconds(): nothing is begun after it */
+  double deadline; /* by the clock of nsai_seconds(): nothing is begun after it */
   nsai_verify_device device;
   bool pushed;          /* the CUDA context is current */
   int32_t capture_mode; /* the thread's previous mode after the exchange */

@@ -4,6 +4,7 @@
  * Which problems at which lengths are tuned, in which order and within which budget;
  * what is reported and what is recorded.
  */
+#include "base/duration.h"
 #include "plan/kernel_set.h"
 #include "tune/internal.h"
 
@@ -17,7 +18,7 @@
 
 /* ---- progress and events ---- */
 
-bool nsai_tune_spent(const tuner *t) { return nsai_verify_seconds() > t->deadline; }
+bool nsai_tune_spent(const tuner *t) { return nsai_seconds() > t->deadline; }
 
 nsa_status nsai_tune_poll(tuner *t, const char *what) {
   const nsa_tune_options *o = t->options;
@@ -509,7 +510,7 @@ nsa_status nsai_tune_problems(nsa_ctx *ctx, const nsa_tune_options *options, int
                 .level = level,
                 .capture_mode = NSAI_CU_CAPTURE_RELAXED,
                 .no_baselines = only > 0,
-                .deadline = nsai_verify_seconds() + budget };
+                .deadline = nsai_seconds() + budget };
   NSAI_TRY_TO(done, open_tuner(t));
   NSAI_TRY_TO(done, list_tasks(t, problems, count, only, &list));
   NSAI_TRY_TO(done, run_tasks(t, list.item, list.count));

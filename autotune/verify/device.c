@@ -3,20 +3,14 @@
  */
 #include "verify/device.h"
 
+#include "base/duration.h"
 #include "base/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define CPU_ALIGN 256 /* as cuMemAlloc aligns */
-
-double nsai_verify_seconds(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 int nsai_verify_device_parse(const char *text, int32_t *ordinal) {
   int64_t value;
@@ -236,13 +230,13 @@ void nsai_verify_timer_destroy(const nsai_verify_device *device, nsai_verify_tim
 }
 
 nsa_status nsai_verify_timer_start(const nsai_verify_device *device, nsai_verify_timer *timer) {
-  timer->cpu_start = nsai_verify_seconds();
+  timer->cpu_start = nsai_seconds();
   if (!device->driver) return NSA_OK;
   return NSAI_CUDA(device->driver, cuEventRecord(timer->start, device->stream));
 }
 
 nsa_status nsai_verify_timer_stop(const nsai_verify_device *device, nsai_verify_timer *timer) {
-  timer->cpu_stop = nsai_verify_seconds();
+  timer->cpu_stop = nsai_seconds();
   if (!device->driver) return NSA_OK;
   return NSAI_CUDA(device->driver, cuEventRecord(timer->stop, device->stream));
 }

@@ -109,7 +109,4 @@ nsa_status nsai_verify_timer_stop(const nsai_verify_device *device, nsai_verify_
 nsa_status nsai_verify_timer_read(const nsai_verify_device *device, nsai_verify_timer *timer,
                                   double *ms);
 
-/* Seconds of the monotonic clock. */
-double nsai_verify_seconds(void);
-
 #endif /* NSAI_VERIFY_DEVICE_H */

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
+#include <time.h>
 
 /* Largest first. */
 static const struct {
@@ -88,4 +89,10 @@ void nsai_duration_write(int64_t ms, nsai_writer *writer) {
   if (!ms) nsai_write(writer, "0s");
   for (size_t i = 0; i < UNITS; ms %= units[i++].ms)
     if (ms >= units[i].ms) nsai_write(writer, "%" PRId64 "%s", ms / units[i].ms, units[i].name);
+}
+
+double nsai_seconds(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }

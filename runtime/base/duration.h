@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT
  *
  * Durations as people write them: "90s", "1.5h", "1h30m". Stored as whole milliseconds;
- * independent of the locale.
+ * independent of the locale. And the clock that measures them.
  */
 #ifndef NSAI_BASE_DURATION_H
 #define NSAI_BASE_DURATION_H
@@ -21,5 +21,8 @@ const char *nsai_duration_read(const char *text, int64_t *ms);
 
 /* Writes `ms`, which must not be negative, in the format of nsai_duration_read. */
 void nsai_duration_write(int64_t ms, nsai_writer *writer);
+
+/* Seconds of the monotonic clock. */
+double nsai_seconds(void);
 
 #endif /* NSAI_BASE_DURATION_H */

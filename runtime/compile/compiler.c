@@ -18,6 +18,7 @@
  */
 #include "compile/compiler.h"
 
+#include "base/duration.h"
 #include "compile/dump.h"
 #include "compile/ptxas_log.h"
 #include "compile/sass_check.h"
@@ -26,7 +27,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define OPTIONS_MAX 10
 
@@ -324,12 +324,6 @@ static nsa_status check_image(nsai_compiler *compiler, const nsai_nvrtc *nvrtc,
   return fail_refused(request, why);
 }
 
-static double now_ms(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
-}
-
 static nsai_nvrtc_result run_compiler(const nsai_nvrtc *nvrtc, nsai_nvrtc_program program,
                                       const nsai_compile_request *request, double *ms) {
   const char *options[OPTIONS_MAX];
@@ -341,9 +335,9 @@ static nsai_nvrtc_result run_compiler(const nsai_nvrtc *nvrtc, nsai_nvrtc_progra
     if (100 * nvrtc->major + nvrtc->minor >= fixed_options[i].since)
       options[count++] = fixed_options[i].text;
   if (request->line_info) options[count++] = "-lineinfo";
-  double start = now_ms();
+  double start = nsai_seconds();
   nsai_nvrtc_result result = nvrtc->nvrtcCompileProgram(program, count, options);
-  *ms = now_ms() - start;
+  *ms = 1e3 * (nsai_seconds() - start);
   return result;
 }
 

@@ -3,6 +3,8 @@
  */
 #include "plan/kernel_set.h"
 
+#include "base/duration.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +15,7 @@
 
 /* Longest wait for others that compile the same kernels, of one request: more than any one kernel
  * takes. */
-#define WAIT_MS 3000
+#define WAIT_SECONDS 3.0
 #define POLL_MS 20 /* short against a compilation of 100 ms and more */
 
 /* CTAs of a cluster that every device with clusters takes; a kernel of larger ones has to ask. */
@@ -254,12 +256,6 @@ static nsa_status compile_batch(nsa_ctx *ctx, nsai_kernel_request *request, batc
   return status;
 }
 
-static int64_t now_ms(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return 1000 * (int64_t)t.tv_sec + t.tv_nsec / 1000000;
-}
-
 /* Waits a moment for others, holding no lock, so that nobody waits for each other. */
 static nsa_status wait_for_others(const part *p) {
   const struct timespec pause = { 0, POLL_MS * 1000000 };
@@ -275,11 +271,11 @@ static nsa_status wait_for_others(const part *p) {
 /* Compiles what is missing. What others are compiling is waited for after that, until one deadline
  * for the whole request has passed. */
 static nsa_status compile_missing(nsa_ctx *ctx, nsai_kernel_request *request, work *w) {
-  const int64_t deadline = now_ms() + WAIT_MS;
+  const double deadline = nsai_seconds() + WAIT_SECONDS;
   part p = { .request = request, .total = count_missing(w) };
   for (;;) {
     batch b;
-    int left = collect(ctx, w, now_ms() >= deadline, &b);
+    int left = collect(ctx, w, nsai_seconds() >= deadline, &b);
     p.done = p.total - left - b.count;
     if (b.count) NSAI_TRY(compile_batch(ctx, request, &b, &p));
     if (!left) return NSA_OK;

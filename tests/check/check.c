@@ -3,6 +3,7 @@
  */
 #include "check.h"
 
+#include "base/duration.h"
 #include "verify/rows.h"
 
 #include <string.h>
@@ -54,7 +55,7 @@ static nsa_status check_backward(nsai_trial_run *trial, nsai_verify_result *resu
 
 void chk_check(chk_plans *plans, const nsai_verify_case *c, nsai_verify_result *result) {
   nsai_trial_run trial;
-  double start = nsai_verify_seconds();
+  double start = nsai_seconds();
   *result = (nsai_verify_result){ .outcome = NSAI_VERIFY_PASSED };
   if (!chk_plans_device(plans)->driver && nsai_verify_case_cost(c) > CPU_COST) {
     nsai_verify_skip(result, "too large for the CPU device");
@@ -76,5 +77,5 @@ void chk_check(chk_plans *plans, const nsai_verify_case *c, nsai_verify_result *
   chk_conclude(status, c->force || chk_plans_opts(plans)->overrides, result);
   if (c->force && chk_plans_device(plans)->driver) chk_demand_row(c->force, result);
   nsai_trial_run_destroy(&trial);
-  result->seconds = nsai_verify_seconds() - start;
+  result->seconds = nsai_seconds() - start;
 }

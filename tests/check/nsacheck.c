@@ -9,6 +9,8 @@
 #include "list.h"
 #include "result.h"
 
+#include "base/duration.h"
+
 #define EXIT_SKIP 77 /* meson's exit status for a skipped test */
 
 static void print_list(const chk_list *list) {
@@ -47,7 +49,7 @@ static int run_list(chk_plans *plans, const chk_arguments *a, const chk_list *li
   const int64_t count = list->count + list->cache_count;
   int64_t done = 0;
   const char *device = chk_plans_device(plans)->name;
-  double start = nsai_verify_seconds();
+  double start = nsai_seconds();
   if (a->json) {
     printf("{\"device\": ");
     nsai_verify_json_string(stdout, device);
@@ -55,7 +57,7 @@ static int run_list(chk_plans *plans, const chk_arguments *a, const chk_list *li
   }
   chk_plans_prefetch(plans, list->cases, list->count);
   for (; done < count; done++) {
-    if (a->time_limit > 0 && nsai_verify_seconds() - start > a->time_limit) break;
+    if (a->time_limit > 0 && nsai_seconds() - start > a->time_limit) break;
     nsai_verify_outcome outcome = run(plans, a, list, done);
     outcomes[outcome]++;
     if (a->stop_on_failure && outcome == NSAI_VERIFY_FAILED) break;
@@ -70,7 +72,7 @@ static int run_list(chk_plans *plans, const chk_arguments *a, const chk_list *li
     fprintf(out, "time limit: %lld problems were not started\n", (long long)(count - done));
   fprintf(out, "%lld passed, %lld failed, %lld skipped (%s, %.1f s)\n",
           outcomes[NSAI_VERIFY_PASSED], outcomes[NSAI_VERIFY_FAILED], outcomes[NSAI_VERIFY_SKIPPED],
-          device, nsai_verify_seconds() - start);
+          device, nsai_seconds() - start);
   if (outcomes[NSAI_VERIFY_FAILED]) return 1;
   return !a->tap && outcomes[NSAI_VERIFY_SKIPPED] && !outcomes[NSAI_VERIFY_PASSED] ? EXIT_SKIP : 0;
 }

@@ -4,6 +4,7 @@
 #include "run_case.h"
 
 #include "../check.h"
+#include "base/duration.h"
 #include "scenario.h"
 
 static void note_scenario(const chk_cache_options *options, nsai_verify_result *result) {
@@ -50,7 +51,7 @@ void chk_cache_check(const chk_plans *plans, const chk_cache_case *c, nsai_verif
   chk_cache_options options;
   chk_cache_result found = { 0 };
   nsa_status status;
-  double start = nsai_verify_seconds();
+  double start = nsai_seconds();
   *result = (nsai_verify_result){ .outcome = NSAI_VERIFY_PASSED };
   chk_cache_options_make(c, &options);
   note_scenario(&options, result);
@@ -63,5 +64,5 @@ void chk_cache_check(const chk_plans *plans, const chk_cache_case *c, nsai_verif
   take(&found, result);
   chk_conclude(status, true, result);
   if (c->force && device->driver) chk_demand_row(c->force, result);
-  result->seconds = nsai_verify_seconds() - start;
+  result->seconds = nsai_seconds() - start;
 }
