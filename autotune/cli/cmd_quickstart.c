@@ -10,6 +10,7 @@
 #include "base/float16.h"
 #include "base/text.h"
 #include "plan/context.h"
+#include "verify/device.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -77,6 +78,7 @@ typedef enum buffer { Q, K, V, O, GATE, WORKSPACE, BUFFERS } buffer;
 
 typedef struct demo {
   nsa_ctx *ctx;
+  nsai_verify_device device; /* the context's, on its default stream */
   nsa_plan *forward, *dense;
   int64_t tokens;
   void *memory[BUFFERS]; /* device memory */
@@ -86,38 +88,9 @@ typedef struct demo {
   bool pushed; /* nsai_context_enter has made the device current */
 } demo;
 
-static nsa_status allocate(const demo *d, size_t bytes, void **out) {
-  nsai_cu_ptr address = 0;
-  if (d->ctx->cpu) {
-    *out = malloc(bytes ? bytes : 1);
-    return *out ? NSA_OK : nsai_fail_nomem("a tensor", bytes);
-  }
-  NSAI_TRY(NSAI_CUDA(d->ctx->device.driver, cuMemAlloc(&address, bytes ? bytes : 1)));
-  *out = (void *)(uintptr_t)address;
-  return NSA_OK;
-}
-
-static nsa_status copy(const demo *d, void *to, const void *from, size_t bytes, bool to_device) {
-  const nsai_driver *driver = d->ctx->device.driver;
-  if (d->ctx->cpu) {
-    memcpy(to, from, bytes);
-    return NSA_OK;
-  }
-  if (to_device)
-    NSAI_TRY(NSAI_CUDA(driver, cuMemcpyHtoDAsync((nsai_cu_ptr)(uintptr_t)to, from, bytes, NULL)));
-  else
-    NSAI_TRY(NSAI_CUDA(driver, cuMemcpyDtoHAsync(to, (nsai_cu_ptr)(uintptr_t)from, bytes, NULL)));
-  return NSAI_CUDA(driver, cuStreamSynchronize(NULL));
-}
-
 static void demo_destroy(demo *d) {
   if (!d->ctx) return;
-  for (int i = 0; i < BUFFERS; i++) {
-    if (d->ctx->cpu)
-      free(d->memory[i]);
-    else if (d->memory[i])
-      d->ctx->device.driver->cuMemFree((nsai_cu_ptr)(uintptr_t)d->memory[i]);
-  }
+  for (int i = 0; i < BUFFERS; i++) nsai_verify_device_free(&d->device, d->memory[i]);
   nsa_plan_destroy(d->forward);
   nsa_plan_destroy(d->dense);
   if (!d->ctx->cpu) nsai_context_leave(d->ctx, d->pushed);
@@ -141,8 +114,9 @@ static nsa_status fill(demo *d, buffer which, int64_t row) {
     host[i] = nsai_bf16_from_float(which == V      ? 1.0f
                                    : which == GATE ? gates[i % NSA_BRANCHES]
                                                    : noise(&state));
-  nsa_status status = allocate(d, count * sizeof *host, &d->memory[which]);
-  if (status == NSA_OK) status = copy(d, d->memory[which], host, count * sizeof *host, true);
+  nsa_status status = nsai_verify_device_alloc(&d->device, count * sizeof *host, &d->memory[which]);
+  if (status == NSA_OK)
+    status = nsai_verify_device_upload(&d->device, d->memory[which], host, count * sizeof *host);
   free(host);
   return status;
 }
@@ -172,7 +146,7 @@ static nsa_status prepare(demo *d) {
   NSAI_TRY(fill(d, V, KV_HEADS * DIM));
   NSAI_TRY(fill(d, GATE, HEADS * NSA_BRANCHES));
   NSAI_TRY(fill(d, O, HEADS * DIM)); /* noise, which the run must overwrite */
-  return allocate(d, d->workspace_bytes, &d->memory[WORKSPACE]);
+  return nsai_verify_device_alloc(&d->device, d->workspace_bytes, &d->memory[WORKSPACE]);
 }
 
 static nsa_tensor tensor(const demo *d, buffer which, int64_t heads, int64_t dim) {
@@ -197,43 +171,32 @@ static nsa_status enqueue(const demo *d, int32_t op) {
   return nsa_forward(d->forward, &exec, NULL, &io);
 }
 
-/* Milliseconds of one launch: of the GPU between two events, of the CPU by its clock. */
-static nsa_status time_once(const demo *d, int32_t op, nsai_cu_event events[2], float *ms) {
-  const nsai_driver *driver = d->ctx->device.driver;
-  if (d->ctx->cpu) {
-    double start = nsai_seconds();
-    NSAI_TRY(enqueue(d, op));
-    *ms = (float)((nsai_seconds() - start) * 1e3);
-    return NSA_OK;
-  }
-  NSAI_TRY(NSAI_CUDA(driver, cuEventRecord(events[0], NULL)));
+/* Milliseconds of one launch. */
+static nsa_status time_once(const demo *d, int32_t op, nsai_verify_timer *timer, double *ms) {
+  NSAI_TRY(nsai_verify_timer_start(&d->device, timer));
   NSAI_TRY(enqueue(d, op));
-  NSAI_TRY(NSAI_CUDA(driver, cuEventRecord(events[1], NULL)));
-  NSAI_TRY(NSAI_CUDA(driver, cuEventSynchronize(events[1])));
-  return NSAI_CUDA(driver, cuEventElapsedTime(ms, events[0], events[1]));
+  NSAI_TRY(nsai_verify_timer_stop(&d->device, timer));
+  return nsai_verify_timer_read(&d->device, timer, ms);
 }
 
-static int compare_floats(const void *a, const void *b) {
-  float x = *(const float *)a, y = *(const float *)b;
+static int compare(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
   return (x > y) - (x < y);
 }
 
 /* The median of several launches; on the CPU, whose time is seconds, of one. */
-static nsa_status time_op(const demo *d, int32_t op, float *ms) {
-  const nsai_driver *driver = d->ctx->device.driver;
+static nsa_status time_op(const demo *d, int32_t op, double *ms) {
   int launches = d->ctx->cpu ? 1 : LAUNCHES;
-  nsai_cu_event events[2] = { NULL, NULL };
-  float times[LAUNCHES];
-  nsa_status status = NSA_OK;
-  for (int i = 0; i < 2 && !d->ctx->cpu; i++)
-    NSAI_TRY_TO(done, NSAI_CUDA(driver, cuEventCreate(&events[i], 0)));
-  if (!d->ctx->cpu) NSAI_TRY_TO(done, time_once(d, op, events, ms));
-  for (int i = 0; i < launches; i++) NSAI_TRY_TO(done, time_once(d, op, events, &times[i]));
-  qsort(times, (size_t)launches, sizeof times[0], compare_floats);
+  nsai_verify_timer timer;
+  double times[LAUNCHES];
+  nsa_status status;
+  NSAI_TRY_TO(done, nsai_verify_timer_create(&d->device, &timer));
+  if (!d->ctx->cpu) NSAI_TRY_TO(done, time_once(d, op, &timer, ms));
+  for (int i = 0; i < launches; i++) NSAI_TRY_TO(done, time_once(d, op, &timer, &times[i]));
+  qsort(times, (size_t)launches, sizeof times[0], compare);
   *ms = times[launches / 2];
 done:
-  for (int i = 0; i < 2; i++)
-    if (events[i]) driver->cuEventDestroy(events[i]);
+  nsai_verify_timer_destroy(&d->device, &timer);
   return status;
 }
 
@@ -242,7 +205,7 @@ static nsa_status check_sum(const demo *d, float *largest) {
   size_t count = (size_t)d->tokens * HEADS * DIM;
   uint16_t *o = malloc(count * sizeof *o);
   if (!o) return nsai_fail_nomem("the output", count * sizeof *o);
-  nsa_status status = copy(d, o, d->memory[O], count * sizeof *o, false);
+  nsa_status status = nsai_verify_device_download(&d->device, o, d->memory[O], count * sizeof *o);
   *largest = 0;
   for (size_t i = 0; i < count && status == NSA_OK; i++) {
     bool sees_block = i / (HEADS * DIM) + 1 >= BLOCK;
@@ -312,11 +275,13 @@ static nsa_status open_demo(const arguments *a, demo *d) {
   NSAI_TRY(status);
   d->tokens = a->tokens ? a->tokens : d->ctx->cpu ? CPU_TOKENS : GPU_TOKENS;
   if (d->ctx->cpu) return NSA_OK;
+  d->device.driver = d->ctx->device.driver;
   return nsai_context_enter(d->ctx, &d->pushed);
 }
 
 static nsa_status run_demo(demo *d) {
-  float forward_ms = 0, dense_ms = 0, largest = 0;
+  double forward_ms = 0, dense_ms = 0;
+  float largest = 0;
   nsai_cache_tier_info tier;
   char size[32];
   printf("device     %s\n", d->ctx->cpu ? "CPU (the float64 reference)" : d->ctx->device.name);
@@ -329,9 +294,9 @@ static nsa_status run_demo(demo *d) {
   NSAI_TRY(check_sum(d, &largest));
   printf("check      V = 1 gives the sum of the gates, within %.2g\n", (double)largest);
   NSAI_TRY(time_op(d, NSA_OP_DENSE, &dense_ms));
-  printf("forward    %.3f ms\ndense      %.3f ms, %.2f times the forward\n", (double)forward_ms,
-         (double)dense_ms, (double)(dense_ms / forward_ms));
-  print_roofline(d, (double)forward_ms, (double)dense_ms);
+  printf("forward    %.3f ms\ndense      %.3f ms, %.2f times the forward\n", forward_ms, dense_ms,
+         dense_ms / forward_ms);
+  print_roofline(d, forward_ms, dense_ms);
   if (d->ctx->cache && nsai_cache_tier(d->ctx->cache, 0, &tier))
     printf("cache      %s (%s)\n", tier.path, tier.state);
   return NSA_OK;
