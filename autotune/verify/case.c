@@ -29,7 +29,7 @@ static const char *const phi_names[] = { "mean", "linear", "mlp", "external" };
 static const char *const gate_names[] = { "weights", "logits", "mlp" };
 static const char *const act_names[] = { "relu", "silu", "gelu" };
 static const char *const recompute_names[] = { "auto", "always", "never" };
-static const char *const select_names[] = { "own", "blocks", "ranges" };
+static const char *const select_names[] = { "topn", "blocks", "ranges" };
 
 const char *nsai_verify_kind_name(nsai_verify_kind kind) { return kind_names[kind]; }
 const char *nsai_verify_fill_name(nsai_verify_fill fill) { return fill_names[fill]; }

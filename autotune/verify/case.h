@@ -4,7 +4,7 @@
  * A case: everything that determines one check, as a struct and as one line of text. The text is
  * complete: `nsacheck --problem TEXT` repeats the case anywhere.
  *
- *   fwd:bf16:h64/4:d128/128:l32/16:s64x16+1+2:w512:phi=mean:gate=logits:kv=shared:sel=own:
+ *   fwd:bf16:h64/4:d128/128:l32/16:s64x16+1+2:w512:phi=mean:gate=logits:kv=shared:sel=topn:
  *   q=5,0,130:kv=9,0,130:seed=7:fill=random:layout=plain      (one line, no spaces)
  *
  * h heads/KV heads, d Dk/Dv, l block/stride, s block x count + initial + local, w window. Only

@@ -20,7 +20,7 @@ add_record() {
   cat >>records.yaml <<YAML
   - device: {name: "NVIDIA H200", arch: "sm_90a", sms: 132}
     problem:
-      key: "fwd:bf16:h4/2:d32/32:l16/8:s16x4+1+2:w32:phi=mean:kv=branch:gate=weights:sel=own:ov=low:len$1"
+      key: "fwd:bf16:h4/2:d32/32:l16/8:s16x4+1+2:w32:phi=mean:kv=branch:gate=weights:sel=topn:ov=low:len$1"
       bucket: $1
     environment: {library: "0.1.0", templates: "x", driver: "580.1", compiler: "nvrtc 13.0"}
     measured:

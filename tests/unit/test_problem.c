@@ -234,7 +234,7 @@ static void expect_text(const char *model, nsa_problem asked, const char *want) 
 static void test_strings(void **state) {
   nsa_problem small = PROBLEM(.max_seqs = 2, .max_tokens = 100, .max_kv_tokens = 1000);
   expect_text(MODEL "}", small,
-              "fwd:bf16:h8/2:d64/64:l32/16:s64x4+1+2:w128:phi=mean:kv=branch:gate=logits:sel=own:"
+              "fwd:bf16:h8/2:d64/64:l32/16:s64x4+1+2:w128:phi=mean:kv=branch:gate=logits:sel=topn:"
               "ov=low:tok100:kv1000:len1000:seq2");
   nsa_problem marked = PROBLEM(.max_seqs = 1, .max_tokens = 100, .overlap = NSA_OVERLAP_HIGH,
                                .max_probe_rows = 5, .selection = NSA_SELECT_RANGES);
@@ -250,15 +250,15 @@ static void test_strings(void **state) {
   nsa_problem backward = PROBLEM(.max_seqs = 1, .max_tokens = 64, .op = NSA_OP_BACKWARD);
   expect_text(MODEL "}", backward,
               "backward:bf16:h8/2:d64/64:l32/16:s64x4+1+2:w128:phi=mean:kv=branch:gate=logits:"
-              "sel=own:ov=low:tok64:kv64:len64:seq1");
+              "sel=topn:ov=low:tok64:kv64:len64:seq1");
   nsa_problem decode = PROBLEM(.max_seqs = 3, .max_kv_len = 70000, .op = NSA_OP_DECODE,
                                .page_size = 64, .window_ring = 1, .max_q_len = 2);
   expect_text(MODEL "}", decode,
               "decode:bf16:h8/2:d64/64:l32/16:s64x4+1+2:w128:phi=mean:kv=branch:gate=logits:"
-              "sel=own:ov=low:tok6:q2:page64:ring:len70000:seq3");
+              "sel=topn:ov=low:tok6:q2:page64:ring:len70000:seq3");
   expect_text(MODEL "}\nruntime: {count_reads: true}", decode,
               "decode:bf16:h8/2:d64/64:l32/16:s64x4+1+2:w128:phi=mean:kv=branch:gate=logits:"
-              "sel=own:ov=low:tok6:q2:page64:ring:len70000:seq3:reads");
+              "sel=topn:ov=low:tok6:q2:page64:ring:len70000:seq3:reads");
 }
 
 static bool selects_all(const char *model, int64_t kv_len, int32_t selection, int32_t op) {

@@ -132,7 +132,7 @@ static void test_other_problems(void **state) {
   static const char *const changes[][2] = {
     { "fwd:", "dense:" },   { ":bf16:", ":fp16:" },      { ":d24/16:", ":d24/24:" },
     { ":l8/4:", ":l8/8:" }, { "s16x4+1+2", "s16x5" },    { ":w20:", ":w32:" },
-    { "=mean", "=linear" }, { "=weights:", "=logits:" }, { ":sel=own:", ":sel=blocks:" },
+    { "=mean", "=linear" }, { "=weights:", "=logits:" }, { ":sel=topn:", ":sel=blocks:" },
     { ":len", ":det:len" }, { ":h6/2:", ":h0/0:" },      { ":h6/2:", ":h2/6:" },
     { ":h6/2:", ":h12/:" }, { ":h6/2:", ":x12/2:" },     { ":len", ":len6k" },
   };

@@ -99,7 +99,7 @@ static void test_winner(void **state) {
                          "backward_q_sm90_tma"));
   const nsa_tune_event *keys = tuning_find_stage(&w, NSA_TUNE_CHOSEN, "backward_kv");
   assert_non_null(strstr(keys->candidate, "backward_kv_sm80"));
-  assert_non_null(strstr(keys->problem, ":sel=own:len1024"));
+  assert_non_null(strstr(keys->problem, ":sel=topn:len1024"));
   /* 10 ms each: sorting lists, inverting them with three kernels, and the sums. */
   assert_true(fabs(keys->ms - (10 + 30 + 3 * 4 + 10)) < 1e-6 && keys->gain > 0.2);
   double best = tuning_find(&w, NSA_TUNE_BASELINE, "backward")->ms;
@@ -120,7 +120,7 @@ static void test_saved(void **state) {
   tune(&w);
   const nsa_tune_event *keys = tuning_find_stage(&w, NSA_TUNE_CHOSEN, "backward_kv");
   assert_non_null(strstr(keys->candidate, "backward_kv_sm80"));
-  assert_non_null(strstr(keys->problem, ":sel=own:saved:len1024"));
+  assert_non_null(strstr(keys->problem, ":sel=topn:saved:len1024"));
   expect_keys(&w, "backward_kv_sm80");
   tuning_leave(&w);
 }

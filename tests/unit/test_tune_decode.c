@@ -100,7 +100,7 @@ static void test_winner(void **state) {
   assert_non_null(chosen);
   assert_string_equal(chosen->stage, "decode");
   assert_non_null(strstr(chosen->candidate, "warps=8"));
-  assert_non_null(strstr(chosen->problem, ":sel=own:q1:seq1:len1024"));
+  assert_non_null(strstr(chosen->problem, ":sel=topn:q1:seq1:len1024"));
   /* Four kernels a step. */
   assert_true(fabs(chosen->ms - 7) < 1e-6 && fabs(chosen->gain - 6.0 / 13) < 1e-6);
   assert_true(fabs(tuning_find(&w, NSA_TUNE_BASELINE, "decode")->ms - 7) < 1e-6);

@@ -48,9 +48,9 @@ static uint32_t shared_bytes(const nsai_model *m, const nsai_tiles *s) {
 }
 
 /* Selection blocks that one CTA has, at most: ClusterBlockRange of decode/cluster/ranges.cuh. */
-static int64_t longest_stretch(const nsai_problem *p, const nsai_tiles *s) {
+static int64_t longest_range(const nsai_problem *p, const nsai_tiles *s) {
   int64_t warps = s->of[NSAI_TILE_WARPS];
-  /* And one that a spill makes. */
+  /* And one that consists of a carry alone. */
   return warps * nsai_decode_run_blocks(p, warps * s->of[NSAI_TILE_CLUSTER]) + 1;
 }
 
@@ -64,7 +64,7 @@ static nsai_tiles cluster_tiles(int32_t cluster, int32_t warps, int32_t stages, 
 static bool fits(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   uint32_t bytes = shared_bytes(&p->model, s);
   return bytes <= t->shared_bytes && nsai_holds_blocks(t, bytes, s->of[NSAI_TILE_CTAS]) &&
-         longest_stretch(p, s) <= most_blocks(s);
+         longest_range(p, s) <= most_blocks(s);
 }
 
 /* Clusters, token by token and KV head by KV head, that a step has at most. */
@@ -149,12 +149,11 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
     nsai_refuse(reasons,
                 "needs %u bytes of shared memory, a block has %u here: take decode_split_kv", bytes,
                 t->shared_bytes);
-  else if (longest_stretch(p, &tiles) > most_blocks(&tiles))
+  else if (longest_range(p, &tiles) > most_blocks(&tiles))
     nsai_refuse(reasons,
                 "problem.max_kv_len is %lld: %lld selection blocks of a CTA, which keeps "
                 "%d at most: take decode_split_kv",
-                (long long)p->max_kv_len, (long long)longest_stretch(p, &tiles),
-                most_blocks(&tiles));
+                (long long)p->max_kv_len, (long long)longest_range(p, &tiles), most_blocks(&tiles));
 }
 
 /* Raw keys of a token up to which waits, and not bytes, are what a step is bound by. (A guess.) */
@@ -193,11 +192,11 @@ static bool sensible(const nsai_problem *p, const nsai_target *t) {
 static void fit_cluster(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                         nsai_reasons *reasons) {
   uint32_t bytes = shared_bytes(&p->model, s);
-  int64_t stretch = longest_stretch(p, s);
+  int64_t range = longest_range(p, s);
   nsai_fit_block(t, bytes, reasons);
-  if (stretch > most_blocks(s))
-    nsai_refuse(reasons, "%lld selection blocks of a CTA, which keeps %d at most",
-                (long long)stretch, most_blocks(s));
+  if (range > most_blocks(s))
+    nsai_refuse(reasons, "%lld selection blocks of a CTA, which keeps %d at most", (long long)range,
+                most_blocks(s));
   if (s->of[NSAI_TILE_CLUSTER] > largest_cluster(t))
     nsai_refuse(reasons, "clusters of %d are more than every device takes",
                 s->of[NSAI_TILE_CLUSTER]);
