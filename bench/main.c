@@ -265,13 +265,13 @@ static nsa_status check_columns(const char *path, void (*write_header)(FILE *)) 
 
 /* *fresh: the file is still empty. */
 static nsa_status open_csv(const char *path, void (*write_header)(FILE *), FILE **out,
-                           int *new_kv) {
+                           int *is_new) {
   if (!path) return NSA_OK;
   NSAI_TRY(check_columns(path, write_header));
   *out = fopen(path, "a");
   if (!*out) return nsai_fail(NSA_E_IO, "cannot append to %s: %s", path, strerror(errno));
   fseek(*out, 0, SEEK_END);
-  *new_kv = ftell(*out) == 0;
+  *is_new = ftell(*out) == 0;
   return NSA_OK;
 }
 
@@ -313,9 +313,9 @@ static nsa_status measure(const arguments *a, chk_plans *plans, const bench_case
   bench_rig rig = { 0 };
   FILE *csv = NULL;
   nsa_status status;
-  int new_kv = 0;
-  NSAI_TRY_TO(done, open_csv(a->csv, bench_csv_header, &csv, &new_kv));
-  if (new_kv) bench_csv_header(csv);
+  int is_new = 0;
+  NSAI_TRY_TO(done, open_csv(a->csv, bench_csv_header, &csv, &is_new));
+  if (is_new) bench_csv_header(csv);
   NSAI_TRY_TO(done, bench_rig_create(plans, &rig));
   for (int64_t i = 0; i < list->count; i++) {
     nsai_verify_case_print(&list->cases[i], text, sizeof text);
@@ -433,14 +433,14 @@ static int run_decode(const arguments *a) {
   bench_decode_sheet sheet = { 0 };
   chk_plans *plans = NULL;
   FILE *csv = NULL;
-  int new_kv = 0;
+  int is_new = 0;
   nsa_status status = complete_decode(a, &decode);
   if (status) return fail(2);
   status = chk_plans_create(&a->plans, &plans);
   if (status) return fail(status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1);
-  status = open_csv(a->csv, bench_decode_csv_header, &csv, &new_kv);
+  status = open_csv(a->csv, bench_decode_csv_header, &csv, &is_new);
   if (!status)
-    status = bench_decode(plans, &decode, a->commit ? a->commit : "", stdout, csv, new_kv, &sheet);
+    status = bench_decode(plans, &decode, a->commit ? a->commit : "", stdout, csv, is_new, &sheet);
   if (!status) status = write_sheet(a, &sheet, chk_plans_device(plans)->name);
   if (csv) {
     nsa_status closed = close_file(csv, a->csv);

@@ -253,13 +253,13 @@ static nsa_status verify_taken(verification *c, const nsai_decisions *decisions,
                                measured_candidate *const taken[NSAI_STAGE_COUNT],
                                measured_candidate *suspects[NSAI_STAGE_COUNT],
                                nsai_verify_result *result) {
-  bool new_kv = false;
+  bool any = false;
   *result = (nsai_verify_result){ .outcome = NSAI_VERIFY_PASSED };
   for (int i = 0; i < c->task->stage_count; i++) {
     suspects[i] = taken[i] && !is_verified(c->t, c->task, taken[i]) ? taken[i] : NULL;
-    new_kv |= suspects[i] != NULL;
+    any |= suspects[i] != NULL;
   }
-  if (!new_kv) return NSA_OK;
+  if (!any) return NSA_OK;
   NSAI_TRY(verify_suspects(c, decisions, suspects, result));
   if (result->outcome != NSAI_VERIFY_PASSED) return NSA_OK;
   for (int i = 0; i < c->task->stage_count; i++)

@@ -343,9 +343,9 @@ static void *handle_of(node *n) {
 }
 
 /* The table of the same file if it was opened before, else NULL. Lock held. */
-static node *find_known(node *new_kv) {
+static node *find_known(node *made) {
   for (node *known = opened.first; known; known = known->next)
-    if (known->kind == new_kv->kind && handle_of(known) == handle_of(new_kv)) return known;
+    if (known->kind == made->kind && handle_of(known) == handle_of(made)) return known;
   return NULL;
 }
 
@@ -353,25 +353,25 @@ static nsa_status open_kind(const library_kind *kind, const nsai_library_query *
                             nsai_logger *logger, const void **out) {
   nsa_status status = NSA_OK;
   *out = NULL;
-  node *new_kv = calloc(1, sizeof *new_kv + kind->size);
-  if (!new_kv) return nsai_fail_nomem(kind->spec->what, sizeof *new_kv + kind->size);
-  new_kv->kind = kind;
-  nsai_library *library = (void *)(new_kv->api + kind->library_at);
-  nsai_tried *tried = (void *)(new_kv->api + kind->tried_at);
+  node *made = calloc(1, sizeof *made + kind->size);
+  if (!made) return nsai_fail_nomem(kind->spec->what, sizeof *made + kind->size);
+  made->kind = kind;
+  nsai_library *library = (void *)(made->api + kind->library_at);
+  nsai_tried *tried = (void *)(made->api + kind->tried_at);
   pthread_once(&opened.watched, watch_forks);
   pthread_mutex_lock(&opened.lock);
   status = nsai_library_open(kind->spec, query, tried, library);
-  node *known = status == NSA_OK ? find_known(new_kv) : NULL;
-  if (status == NSA_OK && !known) status = kind->start(new_kv->api);
+  node *known = status == NSA_OK ? find_known(made) : NULL;
+  if (status == NSA_OK && !known) status = kind->start(made->api);
   if (status == NSA_OK && !known) {
-    new_kv->next = opened.first;
-    opened.first = known = new_kv;
+    made->next = opened.first;
+    opened.first = known = made;
   }
   pthread_mutex_unlock(&opened.lock);
   if (known) *out = known->api;
-  if (known != new_kv && library->handle) dlclose(library->handle);
-  if (!known || known == new_kv) log_tried(logger, tried);
-  if (known != new_kv) free(new_kv);
+  if (known != made && library->handle) dlclose(library->handle);
+  if (!known || known == made) log_tried(logger, tried);
+  if (known != made) free(made);
   NSAI_TRY(status);
   return NSA_OK;
 }

@@ -532,10 +532,10 @@ static void choose_step(chk_scenario *sc) {
     sc->q_len[s] = choose_new(sc);
     bool absent =
         sc->len[s] + sc->q_len[s] > o->max_kv_len || (!sc->len[s] && chk_cache_next(sc) % 2);
-    bool new_kv = !sc->len[s];
+    bool is_new = !sc->len[s];
     sc->len[s] = absent ? 0 : sc->len[s] + sc->q_len[s]; /* 0: in this call only */
     /* rows before the sequence's first token */
-    if (new_kv && sc->len[s] > 1 && chk_cache_next(sc) % 2)
+    if (is_new && sc->len[s] > 1 && chk_cache_next(sc) % 2)
       sc->len[s] = 1 + (int32_t)(chk_cache_next(sc) % (uint64_t)(sc->q_len[s] - 1));
   }
 }
