@@ -50,16 +50,13 @@ static void reserve_importance(nsai_workspace *out, const nsai_problem *p) {
     out->importance = take(out, out->chunk_tokens * m->kv_heads * out->importance_columns * 4);
 }
 
-static void reserve_selection(nsai_workspace *out, const nsai_problem *p,
-                              const nsai_choice *choice) {
-  const nsai_model *m = &p->model;
-  int64_t lists = p->max_tokens * m->kv_heads * m->select_count * 4;
-  if (p->selection == NSA_SELECT_TOPN) {
-    if (!nsai_is_fused(choice, NSAI_STAGE_IMPORTANCE)) reserve_importance(out, p);
-    out->idx = take(out, lists);
-  } else {
-    out->lists = take(out, p->selection == NSA_SELECT_RANGES ? 2 * lists : lists);
-  }
+/* Lists that the library makes, or sorted ones of a given selection. */
+static void reserve_lists(nsai_workspace *out, const nsai_problem *p, bool made) {
+  const int64_t bytes = p->max_tokens * p->model.kv_heads * p->model.select_count * 4;
+  if (made)
+    out->idx = take(out, bytes);
+  else
+    out->lists = take(out, p->selection == NSA_SELECT_RANGES ? 2 * bytes : bytes);
 }
 
 /* In fp32 it would be the largest piece by far: 2.1 GB at 64k tokens, 64 heads and Dv 128. */
@@ -72,22 +69,15 @@ static void reserve_partial(nsai_workspace *out, const nsai_problem *p) {
 /* What crosses the stages of a backward pass. */
 static void reserve_backward(nsai_workspace *out, const nsai_problem *p) {
   const nsai_model *m = &p->model;
-  int64_t lists = p->max_tokens * m->kv_heads * m->select_count * 4;
-  if (m->select_count)
-    out->lists = take(out, p->selection == NSA_SELECT_RANGES ? 2 * lists : lists);
+  if (m->select_count) reserve_lists(out, p, false);
   if (m->gate == NSAI_GATE_MLP) out->d_logits = take(out, p->max_tokens * m->heads * 3 * 4);
   out->row_statistics = take(out, NSA_BRANCHES * p->max_tokens * m->heads * 16);
 }
 
 /* Of a decode step: lists, and the LSE that probed rows need. */
 static void reserve_step(nsai_workspace *out, const nsai_problem *p) {
-  const nsai_model *m = &p->model;
-  const int64_t lists = p->max_tokens * m->kv_heads * m->select_count * 4;
-  if (p->selection == NSA_SELECT_TOPN)
-    out->idx = lists ? take(out, lists) : out->idx;
-  else
-    out->lists = take(out, p->selection == NSA_SELECT_RANGES ? 2 * lists : lists);
-  if (p->max_probe_rows) out->lse = take(out, p->max_tokens * m->heads * 4);
+  if (p->model.select_count) reserve_lists(out, p, p->selection == NSA_SELECT_TOPN);
+  if (p->max_probe_rows) out->lse = take(out, p->max_tokens * p->model.heads * 4);
 }
 
 /* What crosses stages of a forward or backward pass, or a prefill. */
@@ -105,7 +95,10 @@ static void reserve_branches(nsai_workspace *out, const nsai_problem *p,
   }
   out->lse = take(out, p->max_tokens * m->heads * 4);
   if (m->select_count || m->window) reserve_partial(out, p);
-  if (m->select_count) reserve_selection(out, p, choice);
+  if (!m->select_count) return;
+  bool made = p->selection == NSA_SELECT_TOPN;
+  if (made && !nsai_is_fused(choice, NSAI_STAGE_IMPORTANCE)) reserve_importance(out, p);
+  reserve_lists(out, p, made);
 }
 
 /* What a form asked for, from where the workspace ends. */
