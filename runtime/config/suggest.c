@@ -83,14 +83,15 @@ static const struct {
 /* Features that other projects' configurations request and no kernel here supports, or that are
  * counted differently here. */
 static const char fp8_cache[] =
-    "a KV cache has model.dtype: fp8 and other dtypes are not supported yet";
-static const char sinks[] = "attention sinks are not supported yet";
-static const char soft_cap[] = "soft-capped logits are not supported yet";
+    "unknown key; a KV cache has model.dtype: fp8 and other dtypes are not supported yet";
+static const char sinks[] = "unknown key; attention sinks are not supported yet";
+static const char soft_cap[] = "unknown key; soft-capped logits are not supported yet";
 static const char tree_mask[] =
-    "masks other than causal, as of trees of drafts, are not supported yet";
-static const char drafts[] = "serving.max_q_len has the drafts of a step and the token before them";
+    "unknown key; masks other than causal, as of trees of drafts, are not supported yet";
+static const char drafts[] =
+    "unknown key; serving.max_q_len has the drafts of a step and the token before them";
 static const struct {
-  const char *spelling, *text;
+  const char *spelling, *text; /* a key, or the path of one of an earlier version */
 } missing[] = {
   { "attention_sink", sinks },
   { "attention_sinks", sinks },
@@ -122,12 +123,6 @@ static const struct {
   { "tree_choices", tree_mask },
   { "tree_mask", tree_mask },
   { "v_scale", fp8_cache },
-};
-
-/* Keys of earlier versions, by their path. */
-static const struct {
-  const char *path, *text;
-} removed[] = {
   { "runtime.deterministic", "no longer a key: every variant computes the same bits in every run; "
                              "remove the key" },
   { "runtime.parity",
@@ -178,21 +173,11 @@ static bool suggest_alias(const char *prefix, const char *word, nsai_suggestion 
   return false;
 }
 
-static bool suggest_missing(const char *word, nsai_suggestion *suggestion) {
+static bool suggest_missing(const char *path, const char *word, nsai_suggestion *suggestion) {
   for (size_t i = 0; i < sizeof missing / sizeof missing[0]; i++) {
-    if (strcmp(missing[i].spelling, word) != 0) continue;
+    if (strcmp(missing[i].spelling, word) != 0 && strcmp(missing[i].spelling, path) != 0) continue;
     nsai_writer w = nsai_writer_open(suggestion->text, sizeof suggestion->text);
-    nsai_write(&w, "unknown key; %s", missing[i].text);
-    return true;
-  }
-  return false;
-}
-
-static bool suggest_removal(const char *path, nsai_suggestion *suggestion) {
-  for (size_t i = 0; i < sizeof removed / sizeof removed[0]; i++) {
-    if (strcmp(removed[i].path, path) != 0) continue;
-    nsai_writer w = nsai_writer_open(suggestion->text, sizeof suggestion->text);
-    nsai_write(&w, "%s", removed[i].text);
+    nsai_write(&w, "%s", missing[i].text);
     return true;
   }
   return false;
@@ -257,8 +242,8 @@ void nsai_key_suggest(const char *path, nsai_suggestion *suggestion) {
   nsai_writer w = nsai_writer_open(prefix, sizeof prefix);
   nsai_write_bytes(&w, path, length);
   suggestion->key = NSAI_KEY_COUNT;
-  if (suggest_removal(path, suggestion)) return;
-  if (suggest_alias(prefix, word, suggestion) || suggest_missing(word, suggestion)) return;
+  if (suggest_missing(path, word, suggestion)) return;
+  if (suggest_alias(prefix, word, suggestion)) return;
   if (suggest_sibling(prefix, word, suggestion)) return;
   if (suggest_elsewhere(word, suggestion)) return;
   while (*prefix && !nsai_section_exists(prefix, strlen(prefix))) {

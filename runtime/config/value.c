@@ -28,29 +28,26 @@ static bool is_null(const nsai_node *node) {
 }
 
 void nsai_type_write(const nsai_key *key, nsai_writer *writer) {
-  switch (key->type) {
-  case NSAI_TYPE_BOOL: nsai_write(writer, "true | false"); return;
-  case NSAI_TYPE_INT:
-  case NSAI_TYPE_ALIAS:
+  static const char *const phrases[] = {
+    [NSAI_TYPE_BOOL] = "true | false",
+    [NSAI_TYPE_LONG] = "a whole number like 4096, 64k or 64Ki",
+    [NSAI_TYPE_SIZE] = "a size in bytes like 512Mi or 1Gi",
+    [NSAI_TYPE_NUMBER] = "a number like 4280 or 781.5",
+    [NSAI_TYPE_SHARE] = "a share like 0.02",
+    [NSAI_TYPE_DURATION] = "a duration like 90s, 10m or 1h30m",
+    [NSAI_TYPE_WORD] = "",
+    [NSAI_TYPE_TEXT] = "text, or null",
+    [NSAI_TYPE_PATH] = "an absolute path, or null",
+    [NSAI_TYPE_DEVICE] = "auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or a UUID (GPU-...)",
+    [NSAI_TYPE_VARIANT] = "a variant's name, or null",
+    [NSAI_TYPE_GLOBS] = "a list of globs like [dense.*_gemm]",
+    [NSAI_TYPE_COUNTS] = "a list of ascending numbers like [4Ki, 16Ki], or null",
+  };
+  if (key->type == NSAI_TYPE_INT || key->type == NSAI_TYPE_ALIAS) {
     nsai_write(writer, "a whole number from %" PRId64 " to %" PRId64, key->min, key->max);
     return;
-  case NSAI_TYPE_LONG: nsai_write(writer, "a whole number like 4096, 64k or 64Ki"); break;
-  case NSAI_TYPE_SIZE: nsai_write(writer, "a size in bytes like 512Mi or 1Gi"); return;
-  case NSAI_TYPE_NUMBER: nsai_write(writer, "a number like 4280 or 781.5"); return;
-  case NSAI_TYPE_SHARE: nsai_write(writer, "a share like 0.02"); return;
-  case NSAI_TYPE_DURATION: nsai_write(writer, "a duration like 90s, 10m or 1h30m"); return;
-  case NSAI_TYPE_TEXT: nsai_write(writer, "text, or null"); return;
-  case NSAI_TYPE_PATH: nsai_write(writer, "an absolute path, or null"); return;
-  case NSAI_TYPE_DEVICE:
-    nsai_write(writer, "auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or a UUID (GPU-...)");
-    return;
-  case NSAI_TYPE_VARIANT: nsai_write(writer, "a variant's name, or null"); return;
-  case NSAI_TYPE_GLOBS: nsai_write(writer, "a list of globs like [dense.*_gemm]"); return;
-  case NSAI_TYPE_COUNTS:
-    nsai_write(writer, "a list of ascending numbers like [4Ki, 16Ki], or null");
-    return;
-  case NSAI_TYPE_WORD: break;
   }
+  nsai_write(writer, "%s", phrases[key->type]);
   for (const nsai_word *word = key->words; word && word->text; word++) {
     bool first = word == key->words && key->type == NSAI_TYPE_WORD;
     nsai_write(writer, "%s%s", first ? "" : " | ", word->text);
