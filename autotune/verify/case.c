@@ -31,7 +31,6 @@ static const char *const act_names[] = { "relu", "silu", "gelu" };
 static const char *const recompute_names[] = { "auto", "always", "never" };
 static const char *const select_names[] = { "topn", "blocks", "ranges" };
 
-const char *nsai_verify_kind_name(nsai_verify_kind kind) { return kind_names[kind]; }
 const char *nsai_verify_fill_name(nsai_verify_fill fill) { return fill_names[fill]; }
 
 int64_t nsai_verify_total(const int64_t *len, int32_t count) {

@@ -103,9 +103,6 @@ int nsai_verify_case_parse(const char *text, nsai_verify_case *c, char *error, s
 
 void nsai_verify_case_print(const nsai_verify_case *c, char *text, size_t size);
 
-/* "fwd", "dense" ... */
-const char *nsai_verify_kind_name(nsai_verify_kind kind);
-
 /* "random", "correlated" ... */
 const char *nsai_verify_fill_name(nsai_verify_fill fill);
 
