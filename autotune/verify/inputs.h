@@ -38,8 +38,8 @@ size_t nsai_verify_tensor_bytes(const nsa_tensor *t);
 nsa_status nsai_verify_tensor_alloc(int32_t dtype, int32_t ndim, const int64_t *shape,
                                     nsa_tensor *out);
 
-/* Elements of a host tensor, widened or rounded once. `offset` counts elements; nsai_verify_at is of
- * a tensor [rows, heads, columns]. */
+/* Elements of a host tensor, widened or rounded once. `offset` counts elements; nsai_verify_at is
+ * of a tensor [rows, heads, columns]. */
 float nsai_verify_load(const nsa_tensor *t, int64_t offset);
 double nsai_verify_at(const nsa_tensor *t, int64_t row, int64_t head, int64_t i);
 void nsai_verify_store(const nsa_tensor *t, int64_t offset, float value);

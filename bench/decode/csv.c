@@ -11,11 +11,12 @@
  *                   needs the compressed one's scores
  *   ms_append       nsa_kv_append of the new tokens and nsa_decode
  *   ms_dense        attention over all keys by the same kernels
- *   reads_actual    tokens of K and V that a step reads for one KV head of one sequence, as the device
- *                   has counted: compressed entries, tokens of selected blocks and of the window
- *   reads_expected  the same as it follows from lengths, N(L) + sum of min(l', L - j*l') + min(w, L);
- *                   of several new tokens what they read together, each block that several chose
- *                   once
+ *   reads_actual    tokens of K and V that a step reads for one KV head of one sequence, as the
+ *                   device has counted: compressed entries, tokens of selected blocks and of the
+ *                   window
+ *   reads_expected  the same as it follows from lengths, N(L) + sum of min(l', L - j*l') + min(w,
+ *                   L); of several new tokens what they read together, each block that several
+ *                   chose once
  *   reads_actual_decode, reads_expected_decode   both for each new token: the step's over q_len
  *   reads_actual_cmp ... reads_expected_win      both by branch
  *   bytes_actual, bytes_expected   of K and V, all sequences and KV heads of a step

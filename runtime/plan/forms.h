@@ -35,8 +35,8 @@ const nsai_chosen_form *nsai_choice_form_for(const nsai_choice *choice, nsai_sta
                                              const nsai_step *step);
 
 /* Writes for nsa_explain which numbers of sequences with one new token go by which form, where the
- * stage has several: "  steps of one token: 1 to 7 sequences by decode_pipelined of 4 x 512 threads,
- * 8 to 16 by decode_pipelined of 2 x 512 threads, ...". */
+ * stage has several: "  steps of one token: 1 to 7 sequences by decode_pipelined of 4 x 512
+ * threads, 8 to 16 by decode_pipelined of 2 x 512 threads, ...". */
 void nsai_forms_write(const nsai_choice *choice, nsai_stage stage, const nsai_problem *problem,
                       const nsai_target *target, nsai_writer *text);
 

@@ -31,8 +31,9 @@ void nsai_refuse(nsai_reasons *reasons, const char *format, ...) NSAI_PRINTF(2, 
 void nsai_constant_add(nsai_kernel_spec *spec, const char *name, int64_t value);
 
 /* Append constants that attention kernels have: the size of a group, which nsai_heads_add precedes
- * with the head dimensions; and Config::kGate, how the epilogue reads a gate. A constant that a kernel
- * does not read costs another compilation where it differs, so each kernel asks for what it reads. */
+ * with the head dimensions; and Config::kGate, how the epilogue reads a gate. A constant that a
+ * kernel does not read costs another compilation where it differs, so each kernel asks for what it
+ * reads. */
 void nsai_group_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 void nsai_heads_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 void nsai_gate_add(nsai_kernel_spec *spec, const nsai_problem *problem);
