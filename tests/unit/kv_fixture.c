@@ -76,6 +76,13 @@ static nsa_plan *make_plan(const kv_fixture *w, int32_t op, int32_t max_q_len) {
   return plan;
 }
 
+const int32_t kv_page_sizes[KV_PAGE_SIZES] = { NSA_NONE, 16, 32, 64, 128 };
+
+int32_t kv_length(const kv_fixture *w, int s) {
+  const int32_t *cu = toy_ints(&w->toy.batch.cu_q);
+  return cu[s + 1] - cu[s];
+}
+
 void kv_init(kv_fixture *w, const machine_request *model, const kv_options *options, int32_t seqs,
              const int32_t *lengths) {
   char yaml[1024];

@@ -47,10 +47,17 @@ typedef struct kv_fixture {
   int32_t pages_used; /* pages are assigned in a scattered order */
 } kv_fixture;
 
+/* Rows, and every size of a page. */
+#define KV_PAGE_SIZES 5
+extern const int32_t kv_page_sizes[KV_PAGE_SIZES];
+
 /* Makes sequences of `lengths` tokens, at most KV_MAX_LEN each, and an empty cache. Inputs in
  * w->toy may be changed until kv_oracle. */
 void kv_init(kv_fixture *w, const machine_request *model, const kv_options *options, int32_t seqs,
              const int32_t *lengths);
+
+/* The tokens of sequence `s` at its end. */
+int32_t kv_length(const kv_fixture *w, int s);
 void kv_free(kv_fixture *w);
 
 /* Computes the expected rows of all tokens. */

@@ -34,6 +34,21 @@ static void leave(tuning *w) {
   memset(w, 0, sizeof *w);
 }
 
+/* A test whose *state is a tuning that has been entered. */
+#define RECALL_TEST(name) cmocka_unit_test_setup_teardown(name, recall_begin, recall_end)
+
+static int recall_begin(void **state) {
+  static tuning w;
+  enter(&w, NULL);
+  *state = &w;
+  return 0;
+}
+
+static int recall_end(void **state) {
+  leave(*state);
+  return 0;
+}
+
 static nsai_record *new_record(const tuning *w, int32_t op, int64_t tokens, int32_t overlap) {
   nsa_problem asked = machine_problem(op, tokens, overlap);
   nsai_problem p;

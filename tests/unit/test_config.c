@@ -177,44 +177,34 @@ static void test_every_key(void **state) {
   nsai_config_destroy(c);
 }
 
+static void expect_device(const char *device, bool good) {
+  char text[128];
+  snprintf(text, sizeof text, "nsa: 1\nruntime: {device: %s}\n", device);
+  nsai_config_request request = REQUEST(.text = text);
+  nsai_config *c;
+  nsa_status status = nsai_config_load(&request, &c);
+  if ((status == NSA_OK) != good) fail_msg("%s: status %d", device, status);
+  if (c) assert_string_equal(c->runtime.device, device);
+  nsai_config_destroy(c);
+}
+
 static void test_devices(void **state) {
-  static const struct {
-    const char *text;
-    bool good;
-  } cases[] = {
-    { "auto", true },
-    { "cpu", true },
-    { "0", true },
-    { "15", true },
-    { "0000:3b:00.0", true },
-    { "3b:00.0", true },
-    { "3B:00", true },
-    { "00000000:3b:00.0", true },
-    { "GPU-5fd4f087-86f3-7a43-b711-4771313afc50", true },
-    { "-1", false },
-    { "12345", false },
-    { "000:3b:00.0", false },
-    { "3b:0.0", false },
-    { "3b:00.0.0", false },
-    { "1:2:3:4", false },
-    { "GPU-5fd4", false },
-    { "cuda:0", true },
-    { "cuda:9999", true },
-    { "cuda:", false },
-    { "cuda", false },
-    { "cuda:10000", false },
-    { "h200", false },
-  };
-  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-    char text[128];
-    snprintf(text, sizeof text, "nsa: 1\nruntime: {device: %s}\n", cases[i].text);
-    nsai_config_request request = REQUEST(.text = text);
-    nsai_config *c;
-    nsa_status status = nsai_config_load(&request, &c);
-    if ((status == NSA_OK) != cases[i].good) fail_msg("%s: status %d", cases[i].text, status);
-    if (c) assert_string_equal(c->runtime.device, cases[i].text);
-    nsai_config_destroy(c);
-  }
+  static const char *const good[] = { "auto",
+                                      "cpu",
+                                      "0",
+                                      "15",
+                                      "0000:3b:00.0",
+                                      "3b:00.0",
+                                      "3B:00",
+                                      "00000000:3b:00.0",
+                                      "GPU-5fd4f087-86f3-7a43-b711-4771313afc50",
+                                      "cuda:0",
+                                      "cuda:9999" };
+  static const char *const bad[] = { "-1",        "12345",      "000:3b:00.0", "3b:0.0",
+                                     "3b:00.0.0", "1:2:3:4",    "GPU-5fd4",    "cuda:",
+                                     "cuda",      "cuda:10000", "h200" };
+  for (size_t i = 0; i < sizeof good / sizeof *good; i++) expect_device(good[i], true);
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) expect_device(bad[i], false);
 }
 
 /* ---- layers ---- */

@@ -11,14 +11,6 @@
 #include <math.h>
 #include <pthread.h>
 
-static const int32_t sizes[] = { NSA_NONE, 16, 32, 64, 128 };
-#define SIZES (sizeof sizes / sizeof *sizes)
-
-static int32_t length_of(const kv_fixture *w, int s) {
-  const int32_t *cu = toy_ints(&w->toy.batch.cu_q);
-  return cu[s + 1] - cu[s];
-}
-
 /* ---- continuity ---- */
 
 /* Steps of all sequences until each is at its end: each of at most `most` tokens, some of none. */
@@ -29,7 +21,7 @@ static void walk(kv_fixture *w, int32_t most, bool decode) {
     more = false;
     for (int s = 0; s < w->seqs; s++) {
       random = random * 1664525u + 1013904223u; /* Numerical Recipes' generator */
-      int32_t rest = length_of(w, s) - w->len[s];
+      int32_t rest = kv_length(w, s) - w->len[s];
       q_len[s] = (int32_t)(random >> 8) % (most + 1);
       if (q_len[s] > rest) q_len[s] = rest;
       all += q_len[s];
@@ -46,21 +38,21 @@ static void walk_options(const machine_request *model, const kv_options *options
   kv_oracle(&w);
   walk(&w, KV_CHUNK, false);
   /* Rejects half and decodes it again; a ring has lost what precedes, but for the beginning. */
-  for (int s = 0; s < 4; s++) w.len[s] = options->ring ? 0 : length_of(&w, s) / 2;
+  for (int s = 0; s < 4; s++) w.len[s] = options->ring ? 0 : kv_length(&w, s) / 2;
   walk(&w, KV_STEP, true);
   kv_free(&w);
 }
 
 /* Every layout, with three pairs and rings as well as with one pair. */
 static void test_memory_layouts(void **state) {
-  for (size_t i = 0; i < SIZES; i++)
+  for (size_t i = 0; i < KV_PAGE_SIZES; i++)
     for (int bits = 0; bits < 16; bits++) {
-      kv_options options = { .page_size = sizes[i],
+      kv_options options = { .page_size = kv_page_sizes[i],
                              .hnd = bits & 1,
                              .lists = bits & 2,
                              .ring = bits & 4,
                              .slots = bits & 8 };
-      bool paged = sizes[i] > 0;
+      bool paged = kv_page_sizes[i] > 0;
       if ((options.lists && !paged) || (options.slots && paged && !options.ring)) continue;
       walk_options(&(machine_request){ .per_branch = true }, &options);
       if (!options.ring) walk_options(&(machine_request){ 0 }, &options);
@@ -163,10 +155,10 @@ static void expect_sequence(const kv_fixture *w, int32_t s) {
 static void test_places(void **state) {
   static const int32_t lengths[] = { 70, 33 };
   static const int32_t first[] = { 40, 30 }, then[] = { 30, 3 };
-  for (size_t i = 0; i < SIZES; i++)
+  for (size_t i = 0; i < KV_PAGE_SIZES; i++)
     for (int bits = 0; bits < 4; bits++) {
-      kv_options options = { .page_size = sizes[i], .hnd = bits & 1, .ring = bits & 2 };
-      options.slots = options.ring || sizes[i] < 0;
+      kv_options options = { .page_size = kv_page_sizes[i], .hnd = bits & 1, .ring = bits & 2 };
+      options.slots = options.ring || kv_page_sizes[i] < 0;
       kv_fixture w;
       kv_init(&w, &(machine_request){ .per_branch = true }, &options, 2, lengths);
       kv_oracle(&w);

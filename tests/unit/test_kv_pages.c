@@ -10,20 +10,12 @@
 
 #include <math.h>
 
-static const int32_t sizes[] = { NSA_NONE, 16, 32, 64, 128 };
-#define SIZES (sizeof sizes / sizeof *sizes)
-
-static int32_t length_of(const kv_fixture *w, int s) {
-  const int32_t *cu = toy_ints(&w->toy.batch.cu_q);
-  return cu[s + 1] - cu[s];
-}
-
 /* ---- pages of several sequences ---- */
 
 /* Gives sequence 1 the first tokens of sequence 0. */
 static void share_tokens(kv_fixture *w, int32_t count) {
   const nsa_kv *kv = &w->toy.io.kv;
-  int32_t to = length_of(w, 0);
+  int32_t to = kv_length(w, 0);
   for (int i = 0; i < 2; i++) {
     const nsa_tensor *t = i ? &kv->v[0] : &kv->k[0];
     memcpy(toy_floats(t) + to * t->stride[0], t->data, (size_t)(count * t->stride[0]) * 4);
@@ -54,9 +46,9 @@ static void share_prefix(int32_t page_size, int32_t prefix) {
 }
 
 static void test_sharing(void **state) {
-  for (size_t i = 1; i < SIZES; i++) {
-    share_prefix(sizes[i], 45);
-    share_prefix(sizes[i], sizes[i]);
+  for (size_t i = 1; i < KV_PAGE_SIZES; i++) {
+    share_prefix(kv_page_sizes[i], 45);
+    share_prefix(kv_page_sizes[i], kv_page_sizes[i]);
   }
 }
 
@@ -97,9 +89,9 @@ static void test_skipped(void **state) {
 /* Wrong drafts of each number are written, rejected, and written over; in pages, rows and rings. */
 static void test_drafts(void **state) {
   static const int32_t lengths[] = { 120 };
-  for (size_t i = 0; i < SIZES; i++)
+  for (size_t i = 0; i < KV_PAGE_SIZES; i++)
     for (int ring = 0; ring < 2; ring++) {
-      const kv_options options = { .page_size = sizes[i], .ring = ring };
+      const kv_options options = { .page_size = kv_page_sizes[i], .ring = ring };
       int32_t one = 1, begin = KV_CHUNK;
       kv_fixture w;
       kv_init(&w, &(machine_request){ .per_branch = true }, &options, 1, lengths);
@@ -166,8 +158,8 @@ static void test_padded(void **state) {
 /* Everything behind a row becomes NaN, raw tokens and entries; the row does not move. */
 static void test_future(void **state) {
   static const int32_t length = 90;
-  for (size_t i = 0; i < SIZES; i++) {
-    const kv_options options = { .page_size = sizes[i] };
+  for (size_t i = 0; i < KV_PAGE_SIZES; i++) {
+    const kv_options options = { .page_size = kv_page_sizes[i] };
     kv_fixture w;
     kv_init(&w, &(machine_request){ .phi = *(nsai_phi_kind *)*state }, &options, 1, &length);
     kv_oracle(&w);

@@ -23,48 +23,44 @@
 /* ---- which record ---- */
 
 static void test_lengths(void **state) {
-  tuning w = { 0 };
-  enter(&w, NULL);
-  expect_window(&w, 1000, LOW, "");
-  save_window(&w, 1000, LOW, WINDOW(32, 32));
-  save_window(&w, 4000, LOW, WINDOW(64, 64));
-  save_window(&w, 100000, LOW, WINDOW(64, 128));
+  tuning *w = *state;
+  expect_window(w, 1000, LOW, "");
+  save_window(w, 1000, LOW, WINDOW(32, 32));
+  save_window(w, 4000, LOW, WINDOW(64, 64));
+  save_window(w, 100000, LOW, WINDOW(64, 128));
   for (int i = 0; i < 2; i++) {
-    expect_window(&w, 1000, LOW, WINDOW(32, 32));
-    expect_window(&w, 4000, LOW, WINDOW(64, 64));
-    expect_window(&w, 65, LOW, WINDOW(32, 32)); /* shorter than all, longer than all */
-    expect_window(&w, 2000000, LOW, WINDOW(64, 128));
-    expect_window(&w, 1990, LOW, WINDOW(32, 32)); /* by ratio, not by difference */
-    expect_window(&w, 2010, LOW, WINDOW(64, 64));
-    expect_window(&w, 19900, LOW, WINDOW(64, 64));
-    expect_window(&w, 20100, LOW, WINDOW(64, 128));
-    enter(&w, NULL); /* another process: from the folder */
+    expect_window(w, 1000, LOW, WINDOW(32, 32));
+    expect_window(w, 4000, LOW, WINDOW(64, 64));
+    expect_window(w, 65, LOW, WINDOW(32, 32)); /* shorter than all, longer than all */
+    expect_window(w, 2000000, LOW, WINDOW(64, 128));
+    expect_window(w, 1990, LOW, WINDOW(32, 32)); /* by ratio, not by difference */
+    expect_window(w, 2010, LOW, WINDOW(64, 64));
+    expect_window(w, 19900, LOW, WINDOW(64, 64));
+    expect_window(w, 20100, LOW, WINDOW(64, 128));
+    enter(w, NULL); /* another process: from the folder */
   }
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 1990, LOW);
-  expect_story(&w, &p, "record of 1000 tokens, level quick, 2026-11-20T10:00:00Z");
-  expect_story(&w, &p,
+  expect_story(w, &p, "record of 1000 tokens, level quick, 2026-11-20T10:00:00Z");
+  expect_story(w, &p,
                WINDOW(32, 32) ": chosen (record of 1000 tokens, level quick, "
                               "2026-11-20T10:00:00Z): ");
   /* Stages that the record does not know follow the rules. */
-  expect_story(&w, &p, ": chosen (first legal in the table; tiles by the general rule): one warp");
+  expect_story(w, &p, ": chosen (first legal in the table; tiles by the general rule): one warp");
   p.selection = NSA_SELECT_BLOCKS; /* a problem of its own */
-  expect_story(&w, &p, "no record of this device and problem: nsa_tune makes one");
-  assert_int_equal(w.warnings, 0);
-  leave(&w);
+  expect_story(w, &p, "no record of this device and problem: nsa_tune makes one");
+  assert_int_equal(w->warnings, 0);
 }
 
 static void test_overlaps(void **state) {
-  tuning w = { 0 };
-  enter(&w, NULL);
-  save_window(&w, 1000, LOW, WINDOW(32, 32));
-  expect_window(&w, 1000, HIGH, WINDOW(32, 32));
+  tuning *w = *state;
+  save_window(w, 1000, LOW, WINDOW(32, 32));
+  expect_window(w, 1000, HIGH, WINDOW(32, 32));
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, HIGH);
-  expect_story(&w, &p, "record of 1000 tokens with the other overlap, level quick");
-  save_window(&w, 50000, HIGH, WINDOW(64, 64)); /* far away, but of the overlap */
-  expect_window(&w, 1000, HIGH, WINDOW(64, 64));
-  expect_window(&w, 1000, LOW, WINDOW(32, 32));
-  expect_window(&w, 1000, 0, WINDOW(32, 32)); /* is low */
-  leave(&w);
+  expect_story(w, &p, "record of 1000 tokens with the other overlap, level quick");
+  save_window(w, 50000, HIGH, WINDOW(64, 64)); /* far away, but of the overlap */
+  expect_window(w, 1000, HIGH, WINDOW(64, 64));
+  expect_window(w, 1000, LOW, WINDOW(32, 32));
+  expect_window(w, 1000, 0, WINDOW(32, 32)); /* is low */
 }
 
 /* ---- records of other numbers of heads ---- */
@@ -83,7 +79,7 @@ static void save_changed(const tuning *w, const char *from, const char *to, int6
 }
 
 #define SAVE_HEADS(heads, tokens, overlap, candidate)                                              \
-  save_changed(&w, ":h6/2:", ":" heads ":", tokens, overlap, candidate)
+  save_changed(w, ":h6/2:", ":" heads ":", tokens, overlap, candidate)
 
 static void expect_decider(const tuning *w, int32_t overlap, nsai_decider expected) {
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, overlap);
@@ -94,37 +90,35 @@ static void expect_decider(const tuning *w, int32_t overlap, nsai_decider expect
 
 /* The problem has G 3. Its own records go first; then overlap, group and length count. */
 static void test_other_heads(void **state) {
-  tuning w = { 0 };
+  tuning *w = *state;
   nsai_problem resolved;
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
-  enter(&w, NULL);
   SAVE_HEADS("h40/1", 1000, LOW, WINDOW(64, 128));
-  expect_window(&w, 1000, LOW, WINDOW(64, 128));
-  expect_decider(&w, LOW, NSAI_BY_OTHER_RECORD);
-  expect_story(&w, &p, "\n  record of G 40, 1000 tokens, level quick, 2026-11-20T10:00:00Z\n");
-  expect_story(&w, &p, WINDOW(64, 128) ": chosen (record of G 40, 1000 tokens, level quick, ");
+  expect_window(w, 1000, LOW, WINDOW(64, 128));
+  expect_decider(w, LOW, NSAI_BY_OTHER_RECORD);
+  expect_story(w, &p, "\n  record of G 40, 1000 tokens, level quick, 2026-11-20T10:00:00Z\n");
+  expect_story(w, &p, WINDOW(64, 128) ": chosen (record of G 40, 1000 tokens, level quick, ");
   SAVE_HEADS("h12/2", 64000, LOW, WINDOW(32, 32)); /* G 6 is nearer, whatever the length */
-  expect_window(&w, 1000, LOW, WINDOW(32, 32));
+  expect_window(w, 1000, LOW, WINDOW(32, 32));
   SAVE_HEADS("h6/6", 1000, LOW, WINDOW(64, 64)); /* G 1 is as 9: by ratio */
-  expect_window(&w, 1000, LOW, WINDOW(32, 32));
+  expect_window(w, 1000, LOW, WINDOW(32, 32));
   SAVE_HEADS("h12/2", 4000, LOW, WINDOW(64, 32)); /* of G 6, the nearer length */
-  expect_window(&w, 1000, LOW, WINDOW(64, 32));
+  expect_window(w, 1000, LOW, WINDOW(64, 32));
   SAVE_HEADS("h24/8", 500000, LOW, WINDOW(64, 64)); /* G 3, with other heads */
-  expect_window(&w, 1000, LOW, WINDOW(64, 64));
-  expect_window(&w, 1000, HIGH, WINDOW(64, 64));
+  expect_window(w, 1000, LOW, WINDOW(64, 64));
+  expect_window(w, 1000, HIGH, WINDOW(64, 64));
   p.overlap = HIGH;
-  expect_story(&w, &p, "record of G 3, 500000 tokens with the other overlap, level quick");
+  expect_story(w, &p, "record of G 3, 500000 tokens with the other overlap, level quick");
   SAVE_HEADS("h40/1", 1000, HIGH, WINDOW(64, 128)); /* far away, but of the overlap */
-  expect_window(&w, 1000, HIGH, WINDOW(64, 128));
+  expect_window(w, 1000, HIGH, WINDOW(64, 128));
   p.overlap = LOW;
-  machine_expect("resolve", nsai_problem_resolve(w.ctx->config, &p, &resolved), NSA_OK, NULL);
-  assert_false(nsai_tune_is_recorded(w.ctx, &resolved)); /* a first use tunes */
-  save_window(&w, 2000000, HIGH, WINDOW(32, 64));        /* its own, of the other overlap */
-  expect_window(&w, 1000, LOW, WINDOW(32, 64));
-  expect_decider(&w, LOW, NSAI_BY_RECORD);
-  expect_story(&w, &p, "record of 2000000 tokens with the other overlap, level quick");
-  assert_int_equal(w.warnings, 0);
-  leave(&w);
+  machine_expect("resolve", nsai_problem_resolve(w->ctx->config, &p, &resolved), NSA_OK, NULL);
+  assert_false(nsai_tune_is_recorded(w->ctx, &resolved)); /* a first use tunes */
+  save_window(w, 2000000, HIGH, WINDOW(32, 64));          /* its own, of the other overlap */
+  expect_window(w, 1000, LOW, WINDOW(32, 64));
+  expect_decider(w, LOW, NSAI_BY_RECORD);
+  expect_story(w, &p, "record of 2000000 tokens with the other overlap, level quick");
+  assert_int_equal(w->warnings, 0);
 }
 
 /* Whatever else differs makes another problem. */
@@ -136,67 +130,60 @@ static void test_other_problems(void **state) {
     { ":len", ":det:len" }, { ":h6/2:", ":h0/0:" },      { ":h6/2:", ":h2/6:" },
     { ":h6/2:", ":h12/:" }, { ":h6/2:", ":x12/2:" },     { ":len", ":len6k" },
   };
-  tuning w = { 0 };
-  enter(&w, NULL);
+  tuning *w = *state;
   for (size_t i = 0; i < sizeof changes / sizeof *changes; i++)
-    save_changed(&w, changes[i][0], changes[i][1], 1000, LOW, WINDOW(32, 32));
-  expect_window(&w, 1000, LOW, "");
-  leave(&w);
+    save_changed(w, changes[i][0], changes[i][1], 1000, LOW, WINDOW(32, 32));
+  expect_window(w, 1000, LOW, "");
 }
 
 /* Each stage takes the nearest group's choice that is legal here: tiles hold whole tokens. */
 static void test_other_heads_legal(void **state) {
   static const char compressed[] = "attend_compressed_sm80 rows=64 keys=32 warps=2 ctas=1";
-  tuning w = { 0 };
+  tuning *w = *state;
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
-  strcpy(w.yaml, "nsa: 1\nmodel: {heads: 64, kv_heads: 1, head_dim: 64, window: 64}\n");
-  enter(&w, NULL);
-  save_changed(&w, ":h64/1:", ":h32/1:", 1000, LOW, WINDOW(32, 32)); /* a token has 64 rows */
-  nsai_record *r = new_record(&w, NSA_OP_FORWARD, 1000, LOW);
+  strcpy(w->yaml, "nsa: 1\nmodel: {heads: 64, kv_heads: 1, head_dim: 64, window: 64}\n");
+  enter(w, NULL);
+  save_changed(w, ":h64/1:", ":h32/1:", 1000, LOW, WINDOW(32, 32)); /* a token has 64 rows */
+  nsai_record *r = new_record(w, NSA_OP_FORWARD, 1000, LOW);
   memcpy(strstr(r->problem, ":h64/1:"), ":h16/1:", 7);
   win(r, "attend_window", WINDOW(64, 64));
   win(r, "attend_compressed", compressed);
-  save(&w, r);
-  expect_window(&w, 1000, LOW, WINDOW(64, 64));
-  expect_choice(&w, &p, NSAI_STAGE_ATTEND_COMPRESSED, compressed);
-  expect_story(&w, &p, "record of G 16, 1000 tokens, level quick");
-  save_changed(&w, ":h64/1:", ":h32/1:", 4000, LOW, WINDOW(64, 128));
-  expect_window(&w, 1000, LOW, WINDOW(64, 128));
-  expect_choice(&w, &p, NSAI_STAGE_ATTEND_COMPRESSED, compressed);
-  expect_story(&w, &p, "record of G 16, 1000; G 32, 4000 tokens, level quick");
-  leave(&w);
+  save(w, r);
+  expect_window(w, 1000, LOW, WINDOW(64, 64));
+  expect_choice(w, &p, NSAI_STAGE_ATTEND_COMPRESSED, compressed);
+  expect_story(w, &p, "record of G 16, 1000 tokens, level quick");
+  save_changed(w, ":h64/1:", ":h32/1:", 4000, LOW, WINDOW(64, 128));
+  expect_window(w, 1000, LOW, WINDOW(64, 128));
+  expect_choice(w, &p, NSAI_STAGE_ATTEND_COMPRESSED, compressed);
+  expect_story(w, &p, "record of G 16, 1000; G 32, 4000 tokens, level quick");
 }
 
 /* Where its kernels cannot be had, it is left without a warning: it was only worth a try. */
 static void test_other_heads_unprepared(void **state) {
-  tuning w = { 0 };
+  tuning *w = *state;
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
-  enter(&w, NULL);
-  machine_expect("prepare", nsa_prepare(w.ctx, &p, 1, NULL, NULL), NSA_OK, NULL);
+  machine_expect("prepare", nsa_prepare(w->ctx, &p, 1, NULL, NULL), NSA_OK, NULL);
   SAVE_HEADS("h12/2", 1000, LOW, WINDOW(32, 32));
-  enter(&w, "runtime.jit=never");
-  expect_decider(&w, LOW, NSAI_BY_ARCHITECTURE);
-  assert_int_equal(w.warnings, 0);
-  save_window(&w, 1000, LOW, WINDOW(32, 32));
-  expect_decider(&w, LOW, NSAI_BY_ARCHITECTURE);
-  assert_int_equal(w.warnings, 1);
-  assert_non_null(strstr(w.warning, "is not followed"));
-  leave(&w);
+  enter(w, "runtime.jit=never");
+  expect_decider(w, LOW, NSAI_BY_ARCHITECTURE);
+  assert_int_equal(w->warnings, 0);
+  save_window(w, 1000, LOW, WINDOW(32, 32));
+  expect_decider(w, LOW, NSAI_BY_ARCHITECTURE);
+  assert_int_equal(w->warnings, 1);
+  assert_non_null(strstr(w->warning, "is not followed"));
 }
 
 /* Dense attention has one record whatever the overlap, apart from those of forwards. */
 static void test_dense(void **state) {
   static const char candidate[] = "dense_sm80 rows=64 keys=32 warps=2 ctas=1";
-  tuning w = { 0 };
-  enter(&w, NULL);
-  save_window(&w, 1000, LOW, WINDOW(32, 32));
+  tuning *w = *state;
+  save_window(w, 1000, LOW, WINDOW(32, 32));
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1000, HIGH);
-  expect_choice(&w, &p, NSAI_STAGE_DENSE, "");
-  nsai_record *r = new_record(&w, NSA_OP_DENSE, 1000, LOW);
+  expect_choice(w, &p, NSAI_STAGE_DENSE, "");
+  nsai_record *r = new_record(w, NSA_OP_DENSE, 1000, LOW);
   win(r, "dense", candidate);
-  save(&w, r);
-  expect_choice(&w, &p, NSAI_STAGE_DENSE, candidate);
-  leave(&w);
+  save(w, r);
+  expect_choice(w, &p, NSAI_STAGE_DENSE, candidate);
 }
 
 static void test_other_machines(void **state) {
@@ -271,43 +258,42 @@ static void test_strange_candidates(void **state) {
  * fuses is its business, and stays decided where it is not chosen. */
 static void test_untimed_length(void **state) {
   static const char onepass[] = "attend_compressed_topn_sm90";
-  tuning w = { 0 };
-  strcpy(w.yaml, "nsa: 1\nmodel: {heads: 32, kv_heads: 2, head_dim: 128}\n");
+  tuning *w = *state;
+  strcpy(w->yaml, "nsa: 1\nmodel: {heads: 32, kv_heads: 2, head_dim: 128}\n");
   nsa_problem near = machine_problem(NSA_OP_FORWARD, 2048, LOW);
   nsa_problem far = machine_problem(NSA_OP_FORWARD, 65536, LOW);
-  enter(&w, NULL);
-  nsai_record *r = new_record(&w, NSA_OP_FORWARD, 2048, LOW);
+  enter(w, NULL);
+  nsai_record *r = new_record(w, NSA_OP_FORWARD, 2048, LOW);
   add(r, "attend_compressed", COMPRESSED, true);
   add(r, "select", SELECT, true);
-  save(&w, r);
-  expect_choice(&w, &near, NSAI_STAGE_ATTEND_COMPRESSED, COMPRESSED);
-  expect_choice(&w, &near, NSAI_STAGE_SELECT, SELECT);
+  save(w, r);
+  expect_choice(w, &near, NSAI_STAGE_ATTEND_COMPRESSED, COMPRESSED);
+  expect_choice(w, &near, NSAI_STAGE_SELECT, SELECT);
   for (int s = NSAI_STAGE_ATTEND_COMPRESSED; s <= NSAI_STAGE_SELECT; s++)
-    expect_choice(&w, &far, (nsai_stage)s, "");
-  expect_story(&w, &far, "attend_compressed_topn_sm90: chosen (first legal in the table)");
-  enter(&w, "variants.disable=[\"*.attend_compressed_topn*\"]");
-  expect_choice(&w, &far, NSAI_STAGE_ATTEND_COMPRESSED, COMPRESSED);
-  expect_choice(&w, &far, NSAI_STAGE_SELECT, SELECT);
-  enter(&w, NULL);
+    expect_choice(w, &far, (nsai_stage)s, "");
+  expect_story(w, &far, "attend_compressed_topn_sm90: chosen (first legal in the table)");
+  enter(w, "variants.disable=[\"*.attend_compressed_topn*\"]");
+  expect_choice(w, &far, NSAI_STAGE_ATTEND_COMPRESSED, COMPRESSED);
+  expect_choice(w, &far, NSAI_STAGE_SELECT, SELECT);
+  enter(w, NULL);
   /* A record that has timed it decides, although it is farther away. */
-  r = new_record(&w, NSA_OP_FORWARD, 2000000, LOW);
+  r = new_record(w, NSA_OP_FORWARD, 2000000, LOW);
   add(r, "attend_compressed", COMPRESSED, true);
   add(r, "attend_compressed", onepass, false);
-  save(&w, r);
-  expect_choice(&w, &far, NSAI_STAGE_ATTEND_COMPRESSED, COMPRESSED);
-  expect_choice(&w, &far, NSAI_STAGE_SELECT, SELECT);
-  leave(&w);
+  save(w, r);
+  expect_choice(w, &far, NSAI_STAGE_ATTEND_COMPRESSED, COMPRESSED);
+  expect_choice(w, &far, NSAI_STAGE_SELECT, SELECT);
 }
 
 /* So it is with one that is not sensible for the record's group. */
 static void test_untimed_group(void **state) {
   static const char queries[] = "attend_selected_sm80 keys=32 warps=4 stages=2 ctas=1";
-  tuning w = { 0 };
-  strcpy(w.yaml, "nsa: 1\nmodel: {heads: 64, kv_heads: 16, head_dim: 128}\n");
+  tuning *w = *state;
+  strcpy(w->yaml, "nsa: 1\nmodel: {heads: 64, kv_heads: 16, head_dim: 128}\n");
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 65536, LOW);
-  enter(&w, NULL);
+  enter(w, NULL);
   for (int i = 0; i < 3; i++) {
-    nsai_record *r = new_record(&w, NSA_OP_FORWARD, 65536, LOW);
+    nsai_record *r = new_record(w, NSA_OP_FORWARD, 65536, LOW);
     memcpy(strstr(r->problem, ":h64/16:"), ":h64/04:", 8);
     add(r, "attend_selected", queries, true);
     add(r, "select", SELECT, true);
@@ -316,66 +302,60 @@ static void test_untimed_group(void **state) {
     strcpy(t.candidate, "attend_selected_kv_stationary_sm90 rows=256 warps=4 ctas=1");
     /* Not there, there without a round, refused. */
     if (i) machine_expect("add", nsai_record_add(r, &t), NSA_OK, NULL);
-    save(&w, r);
-    expect_choice(&w, &p, NSAI_STAGE_ATTEND_SELECTED, i == 2 ? queries : "");
+    save(w, r);
+    expect_choice(w, &p, NSAI_STAGE_ATTEND_SELECTED, i == 2 ? queries : "");
     if (i < 2)
-      expect_story(&w, &p,
+      expect_story(w, &p,
                    "attend_selected_kv_stationary_sm90 rows=2048 warps=8 ctas=2: chosen (first");
   }
-  leave(&w);
 }
 
 /* ---- what wins over a record ---- */
 
 static void test_configuration_wins(void **state) {
-  tuning w = { 0 };
+  tuning *w = *state;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1000, LOW);
-  enter(&w, NULL);
-  nsai_record *r = new_record(&w, NSA_OP_DENSE, 1000, LOW);
+  nsai_record *r = new_record(w, NSA_OP_DENSE, 1000, LOW);
   win(r, "dense", "dense_gemm"); /* no heuristic chooses it */
-  save(&w, r);
-  expect_choice(&w, &p, NSAI_STAGE_DENSE, "dense_gemm");
-  expect_story(&w, &p, "dense_sm80: possible, not chosen (slower by the record)");
-  enter(&w, "variants.force.dense=dense_sm80");
-  expect_choice(&w, &p, NSAI_STAGE_DENSE, "");
-  expect_story(&w, &p, ": chosen (variants.force; tiles by the general rule)");
-  enter(&w, "variants.disable=[dense.dense_g*]");
-  expect_choice(&w, &p, NSAI_STAGE_DENSE, "");
-  expect_story(&w, &p,
-               ": chosen (first legal in the table; tiles by the rule of the architecture)");
-  enter(&w, "tuning.records=false");
-  expect_choice(&w, &p, NSAI_STAGE_DENSE, "");
-  expect_story(&w, &p, "tuning.records is false: no record is asked");
-  enter(&w, "variants.force.dense=dense_gemm");
-  expect_story(&w, &p, "dense_gemm: chosen (record of 1000 tokens");
+  save(w, r);
+  expect_choice(w, &p, NSAI_STAGE_DENSE, "dense_gemm");
+  expect_story(w, &p, "dense_sm80: possible, not chosen (slower by the record)");
+  enter(w, "variants.force.dense=dense_sm80");
+  expect_choice(w, &p, NSAI_STAGE_DENSE, "");
+  expect_story(w, &p, ": chosen (variants.force; tiles by the general rule)");
+  enter(w, "variants.disable=[dense.dense_g*]");
+  expect_choice(w, &p, NSAI_STAGE_DENSE, "");
+  expect_story(w, &p, ": chosen (first legal in the table; tiles by the rule of the architecture)");
+  enter(w, "tuning.records=false");
+  expect_choice(w, &p, NSAI_STAGE_DENSE, "");
+  expect_story(w, &p, "tuning.records is false: no record is asked");
+  enter(w, "variants.force.dense=dense_gemm");
+  expect_story(w, &p, "dense_gemm: chosen (record of 1000 tokens");
   p.max_seqs = 2; /* the record's choice is illegal here */
-  enter(&w, NULL);
-  expect_choice(&w, &p, NSAI_STAGE_DENSE, "");
-  leave(&w);
+  enter(w, NULL);
+  expect_choice(w, &p, NSAI_STAGE_DENSE, "");
 }
 
 /* A record that chose the forced variant goes on to say with which tiles. */
 static void test_force_keeps_tiles(void **state) {
-  tuning w = { 0 };
-  enter(&w, "variants.force.attend_window=attend_window_sm80");
-  save_window(&w, 1000, LOW, WINDOW(32, 32));
-  expect_window(&w, 1000, LOW, WINDOW(32, 32));
-  leave(&w);
+  tuning *w = *state;
+  enter(w, "variants.force.attend_window=attend_window_sm80");
+  save_window(w, 1000, LOW, WINDOW(32, 32));
+  expect_window(w, 1000, LOW, WINDOW(32, 32));
 }
 
 static void test_rules(void **state) {
-  tuning w = { 0 };
-  strcpy(w.yaml, "nsa: 1\nmodel: {heads: 4, kv_heads: 2, head_dim: 128}\n");
+  tuning *w = *state;
+  strcpy(w->yaml, "nsa: 1\nmodel: {heads: 4, kv_heads: 2, head_dim: 128}\n");
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 100000, LOW);
-  enter(&w, NULL);
-  expect_story(&w, &p, "on sm_90a, Fake H200\n  no record of this device and problem");
-  expect_story(&w, &p,
+  enter(w, NULL);
+  expect_story(w, &p, "on sm_90a, Fake H200\n  no record of this device and problem");
+  expect_story(w, &p,
                "attend_window_sm90 rows=192 keys=80 stages=2: chosen (first legal in the "
                "table; tiles by the rule of the architecture)");
-  expect_story(&w, &p,
+  expect_story(w, &p,
                "select_topn warps=8 ctas=4: chosen (first legal in the table; tiles by "
                "the general rule)");
-  leave(&w);
 }
 
 /* ---- between processes ---- */
@@ -540,15 +520,14 @@ static int import_standard_input(const char *dir, const char *yaml) {
 
 /* One exports, another imports into an empty folder of its own: their digests agree. */
 static void test_processes(void **state) {
-  tuning w = { 0 };
+  tuning *w = *state;
   uint8_t digest[16];
   char expected[33], got[64] = "", dir[] = "/tmp/nsa-test-recall-XXXXXX";
   int to[2], from[2], status = 0;
-  enter(&w, NULL);
-  save_window(&w, 1000, LOW, WINDOW(32, 32));
-  save_window(&w, 4000, HIGH, WINDOW(64, 64));
-  char *text = export(&w);
-  digest_of(&w, digest);
+  save_window(w, 1000, LOW, WINDOW(32, 32));
+  save_window(w, 4000, HIGH, WINDOW(64, 64));
+  char *text = export(w);
+  digest_of(w, digest);
   for (int i = 0; i < 16; i++) snprintf(expected + 2 * i, 3, "%02x", digest[i]);
   assert_non_null(mkdtemp(dir));
   assert_int_equal(pipe(to) | pipe(from), 0);
@@ -558,7 +537,7 @@ static void test_processes(void **state) {
     dup2(to[0], 0);
     dup2(from[1], 1);
     close(to[0]), close(to[1]), close(from[0]), close(from[1]);
-    execl("/proc/self/exe", "test_recall", dir, w.yaml, (char *)NULL);
+    execl("/proc/self/exe", "test_recall", dir, w->yaml, (char *)NULL);
     _exit(127);
   }
   close(to[0]), close(from[1]);
@@ -572,31 +551,30 @@ static void test_processes(void **state) {
   assert_string_equal(got, expected);
   free(text);
   machine_remove(dir);
-  leave(&w);
 }
 
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_lengths),
-    cmocka_unit_test(test_overlaps),
-    cmocka_unit_test(test_other_heads),
-    cmocka_unit_test(test_other_problems),
-    cmocka_unit_test(test_other_heads_legal),
-    cmocka_unit_test(test_other_heads_unprepared),
-    cmocka_unit_test(test_dense),
+    RECALL_TEST(test_lengths),
+    RECALL_TEST(test_overlaps),
+    RECALL_TEST(test_other_heads),
+    RECALL_TEST(test_other_problems),
+    RECALL_TEST(test_other_heads_legal),
+    RECALL_TEST(test_other_heads_unprepared),
+    RECALL_TEST(test_dense),
     cmocka_unit_test(test_other_machines),
     cmocka_unit_test(test_other_versions),
     cmocka_unit_test(test_strange_candidates),
-    cmocka_unit_test(test_untimed_length),
-    cmocka_unit_test(test_untimed_group),
-    cmocka_unit_test(test_configuration_wins),
-    cmocka_unit_test(test_force_keeps_tiles),
-    cmocka_unit_test(test_rules),
+    RECALL_TEST(test_untimed_length),
+    RECALL_TEST(test_untimed_group),
+    RECALL_TEST(test_configuration_wins),
+    RECALL_TEST(test_force_keeps_tiles),
+    RECALL_TEST(test_rules),
     cmocka_unit_test(test_digest),
     cmocka_unit_test(test_reload),
     cmocka_unit_test(test_import),
     cmocka_unit_test(test_arguments),
-    cmocka_unit_test(test_processes),
+    RECALL_TEST(test_processes),
   };
   if (argc == 3) return import_standard_input(argv[1], argv[2]);
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -225,55 +225,46 @@ static void test_random(void **state) {
 #define MODEL "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64%s}\n%s"
 static const nsai_target hopper = { "sm_90a", NULL, 232448, 0 };
 
-/* Chooses and returns the story; the status too. */
-static nsa_status explain(const char *model, const char *more, const nsa_problem *asked,
-                          char *story, size_t size, nsai_choice *choice) {
+static char story[65536]; /* of the latest explain() */
+static nsai_choice choice;
+
+static nsa_status explain(const char *model, const char *more, const nsa_problem *asked) {
   char text[4096];
   nsai_problem p;
   snprintf(text, sizeof text, MODEL, model, more);
   nsai_config *config = must_load(NULL, text);
   if (nsai_problem_resolve(config, asked, &p) != NSA_OK) fail_msg("%s", nsa_last_error());
-  nsai_writer w = nsai_writer_open(story, size);
-  nsa_status status = nsai_choose(config, &p, &hopper, NULL, &w, choice);
-  assert_true(w.used < size);
+  nsai_writer w = nsai_writer_open(story, sizeof story);
+  nsa_status status = nsai_choose(config, &p, &hopper, NULL, &w, &choice);
+  assert_true(w.used < sizeof story);
   nsai_config_destroy(config);
   return status;
 }
 
-static void expect_story(const char *story, const char *part) {
-  if (!strstr(story, part)) fail_msg("\"%s\" is not in:\n%s", part, story);
+static void expect_part(const char *text, const char *part) {
+  if (!strstr(text, part)) fail_msg("\"%s\" is not in:\n%s", part, text);
 }
 
 static void test_force_and_disable(void **state) {
-  static char story[65536];
-  nsai_choice c;
-  nsa_problem asked = NSA_PROBLEM_INIT, dense = NSA_PROBLEM_INIT;
-  asked.max_tokens = dense.max_tokens = 5000;
-  asked.max_seqs = dense.max_seqs = 1;
+  nsa_problem asked = INIT(nsa_problem, .max_tokens = 5000, .max_seqs = 1), dense = asked;
   dense.op = NSA_OP_DENSE;
-  assert_int_equal(explain("", "", &dense, story, sizeof story, &c), NSA_OK);
-  assert_string_equal(c.variant[NSAI_STAGE_DENSE]->name, "dense_sm90");
-  expect_story(story, "dense_gemm: possible, not chosen");
-  assert_int_equal(explain("", "variants: {force: {dense: dense_gemm}}", &dense, story,
-                           sizeof story, &c),
-                   NSA_OK);
-  assert_string_equal(c.variant[NSAI_STAGE_DENSE]->name, "dense_gemm");
-  expect_story(story, "dense_gemm: chosen (variants.force)");
-  expect_story(story, "variants.force asks for dense_gemm");
+  assert_int_equal(explain("", "", &dense), NSA_OK);
+  assert_string_equal(choice.variant[NSAI_STAGE_DENSE]->name, "dense_sm90");
+  expect_part(story, "dense_gemm: possible, not chosen");
+  assert_int_equal(explain("", "variants: {force: {dense: dense_gemm}}", &dense), NSA_OK);
+  assert_string_equal(choice.variant[NSAI_STAGE_DENSE]->name, "dense_gemm");
+  expect_part(story, "dense_gemm: chosen (variants.force)");
+  expect_part(story, "variants.force asks for dense_gemm");
   /* A baseline is never the choice, even where it is the only one left. */
-  assert_int_equal(explain("", "variants: {disable: [dense.dense_*]}", &dense, story, sizeof story,
-                           &c),
-                   NSA_E_UNSUPPORTED);
+  assert_int_equal(explain("", "variants: {disable: [dense.dense_*]}", &dense), NSA_E_UNSUPPORTED);
   /* Forced and illegal: the reason, never another variant in its place. */
   assert_int_equal(explain("", "variants: {force: {attend_selected: attend_selected_dense_sm80}}",
-                           &asked, story, sizeof story, &c),
+                           &asked),
                    NSA_E_UNSUPPORTED);
-  expect_story(story, "max_kv_len 5000 is beyond 1024 tokens");
-  expect_story(story, "attend_selected_sm80: no");
-  assert_int_equal(explain("", "variants: {disable: [\"attend_*.*\"]}", &asked, story, sizeof story,
-                           &c),
-                   NSA_E_UNSUPPORTED);
-  expect_story(story, "matches it with \"attend_*.*\"");
+  expect_part(story, "max_kv_len 5000 is beyond 1024 tokens");
+  expect_part(story, "attend_selected_sm80: no");
+  assert_int_equal(explain("", "variants: {disable: [\"attend_*.*\"]}", &asked), NSA_E_UNSUPPORTED);
+  expect_part(story, "matches it with \"attend_*.*\"");
 }
 
 static void nothing_against(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
@@ -299,7 +290,7 @@ static int count_reasons(const nsai_problem *problem, const char *expected) {
   nsai_config *config = must_load(NULL, "nsa: 1\n");
   nsai_variant_reasons(config, problem, &hopper, &variant, &reasons);
   nsai_config_destroy(config);
-  expect_story(text, expected);
+  expect_part(text, expected);
   return reasons.count;
 }
 
@@ -312,38 +303,33 @@ static void test_shared_memory(void **state) {
 
 /* Every reason is listed, however many there are. */
 static void test_all_reasons(void **state) {
-  static char story[65536];
   char more[4096];
-  nsai_choice c;
   nsa_problem dense = INIT(nsa_problem, .max_tokens = 10, .max_seqs = 2, .op = NSA_OP_DENSE);
   nsai_writer w = nsai_writer_open(more, sizeof more);
   nsai_write(&w, "runtime: {device: cpu}\nvariants: {disable: [dense.dense_sm80");
   for (int i = 0; i < 40; i++) nsai_write(&w, ", \"dense.dense_sm%.*s*\"", i % 8, "80");
   nsai_write(&w, "]}\n");
-  assert_int_equal(explain(", dtype: f32", more, &dense, story, sizeof story, &c),
-                   NSA_E_UNSUPPORTED);
+  assert_int_equal(explain(", dtype: f32", more, &dense), NSA_E_UNSUPPORTED);
   int reasons = 0;
   for (const char *at = story; (at = strstr(at, "matches it with")); at++) reasons++;
   assert_int_equal(reasons, 46); /* dense_sm90 by those 5 that are short enough */
-  expect_story(story, "model.dtype is f32: GPU kernels take bf16 and fp16");
-  expect_story(story, "max_seqs is 2");
+  expect_part(story, "model.dtype is f32: GPU kernels take bf16 and fp16");
+  expect_part(story, "max_seqs is 2");
 }
 
 /* Two specs with the same code have the same unit; different ones differ. */
 static void test_same_code(void **state) {
-  static char story[65536];
   char k[UNIT_BYTES], v[UNIT_BYTES];
-  nsai_choice c;
   nsai_problem any = { .op = NSA_OP_FORWARD, .selection = NSA_SELECT_TOPN };
   nsa_problem asked = INIT(nsa_problem, .max_tokens = 5000, .max_seqs = 1);
-  assert_int_equal(explain(", compress: {phi: linear}", "", &asked, story, sizeof story, &c),
-                   NSA_OK);
+  assert_int_equal(explain(", compress: {phi: linear}", "", &asked), NSA_OK);
   any.model.dtype = NSA_BF16;
-  const nsai_kernel_spec *gather = nsai_choice_kernel(&c, "compress_gather_rows");
+  const nsai_kernel_spec *gather = nsai_choice_kernel(&choice, "compress_gather_rows");
   check_unit(&gather[0], &any, k);
   check_unit(&gather[1], &any, v);
   assert_string_equal(k, v); /* Dk = Dv */
-  check_unit(nsai_choice_kernel(&c, c.variant[NSAI_STAGE_ATTEND_COMPRESSED]->name), &any, v);
+  check_unit(nsai_choice_kernel(&choice, choice.variant[NSAI_STAGE_ATTEND_COMPRESSED]->name), &any,
+             v);
   assert_string_not_equal(k, v);
 }
 
