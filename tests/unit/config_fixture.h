@@ -6,20 +6,9 @@
 #ifndef TEST_CONFIG_FIXTURE_H
 #define TEST_CONFIG_FIXTURE_H
 
+#include "support/config.h"
+
 #define MODEL "model: {heads: 64, kv_heads: 4, head_dim: 128}\n"
-
-/* A request of a configuration that depends on nothing else of the machine. */
-#define REQUEST(...)                                                                               \
-  ((nsai_config_request){ .variant = nsai_variant_name_at,                                         \
-                          .skip_system_file = true,                                                \
-                          .skip_environment = true,                                                \
-                          __VA_ARGS__ })
-
-static nsai_config *load(const nsai_config_request *request) {
-  nsai_config *config;
-  if (nsai_config_load(request, &config) != NSA_OK) fail_msg("%s", nsa_last_error());
-  return config;
-}
 
 static nsai_config *load_text(const char *text, const char *const *overrides) {
   return load(&REQUEST(.text = text, .name = "t.yaml", .overrides = overrides));

@@ -4,7 +4,7 @@
  * Problems: defaults from the serving section, limits, refusals, exact strings, and when the
  * selected branch is dense attention.
  */
-#include "support/cmocka_all.h"
+#include "support/config.h"
 
 #include "plan/problem.h"
 
@@ -12,13 +12,8 @@
   "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, compress: {block: 32, stride: 16}, "       \
   "select: {block: 64, count: 4}, window: 128"
 
-static nsai_config *load(const char *text) {
-  nsai_config *config;
-  nsai_config_request request = {
-    .text = text, .skip_system_file = true, .skip_environment = true, .need_model = true
-  };
-  if (nsai_config_load(&request, &config) != NSA_OK) fail_msg("%s", nsa_last_error());
-  return config;
+static nsai_config *load_model(const char *text) {
+  return load(&REQUEST(.text = text, .need_model = true));
 }
 
 static nsai_problem resolve(const nsai_config *config, const nsa_problem *problem) {
@@ -36,7 +31,7 @@ static void expect_capacities(const nsai_problem *p, int64_t max_tokens, int64_t
 }
 
 static void test_defaults(void **state) {
-  nsai_config *config = load(
+  nsai_config *config = load_model(
       MODEL "}\nserving: {max_tokens: 100, max_kv_tokens: 1000, max_kv_len: 500, max_seqs: 3}");
   nsa_problem asked = NSA_PROBLEM_INIT;
   nsai_problem p = resolve(config, &asked);
@@ -53,7 +48,7 @@ static void test_defaults(void **state) {
   asked.max_kv_len = 2000;
   assert_int_equal(resolve(config, &asked).max_kv_len, 2000);
   nsai_config_destroy(config);
-  config = load(MODEL "}\nserving: {max_tokens: 100, max_seqs: 1}");
+  config = load_model(MODEL "}\nserving: {max_tokens: 100, max_seqs: 1}");
   asked = (nsa_problem)NSA_PROBLEM_INIT;
   p = resolve(config, &asked);
   assert_int_equal(p.max_kv_tokens, 100);
@@ -65,8 +60,8 @@ static void test_defaults(void **state) {
  * given. */
 static void test_cached_defaults(void **state) {
   nsai_config *config =
-      load(MODEL "}\nserving: {max_tokens: 100, max_kv_tokens: 200, max_kv_len: 150, "
-                 "max_seqs: 3, max_q_len: 4, page_size: 32}");
+      load_model(MODEL "}\nserving: {max_tokens: 100, max_kv_tokens: 200, max_kv_len: 150, "
+                       "max_seqs: 3, max_q_len: 4, page_size: 32}");
   nsa_problem asked = NSA_PROBLEM_INIT;
   asked.op = NSA_OP_DECODE;
   nsai_problem p = resolve(config, &asked);
@@ -91,7 +86,7 @@ static void test_cached_defaults(void **state) {
   assert_int_equal(p.max_tokens, 100);
   assert_int_equal(p.max_q_len, 100);
   nsai_config_destroy(config);
-  config = load(MODEL "}\nserving: {max_kv_len: 10, max_seqs: 3}");
+  config = load_model(MODEL "}\nserving: {max_kv_len: 10, max_seqs: 3}");
   asked.op = NSA_OP_DECODE;
   p = resolve(config, &asked);
   assert_int_equal(p.max_tokens, 3);
@@ -103,8 +98,8 @@ static void test_cached_defaults(void **state) {
 /* What NSA_NONE leaves out of the serving section, and the defaults without one. */
 static void test_none(void **state) {
   nsai_config *config =
-      load(MODEL "}\nserving: {max_tokens: 100, max_kv_tokens: 200, max_kv_len: 150, "
-                 "max_seqs: 3, max_q_len: 4, page_size: 32}");
+      load_model(MODEL "}\nserving: {max_tokens: 100, max_kv_tokens: 200, max_kv_len: 150, "
+                       "max_seqs: 3, max_q_len: 4, page_size: 32}");
   nsa_problem asked = NSA_PROBLEM_INIT;
   asked.max_kv_tokens = asked.max_kv_len = asked.max_seqs = NSA_NONE;
   nsai_problem p = resolve(config, &asked);
@@ -119,7 +114,7 @@ static void test_none(void **state) {
   asked.op = NSA_OP_PREFILL;
   assert_int_equal(resolve(config, &asked).max_q_len, 100);
   nsai_config_destroy(config);
-  config = load(MODEL "}");
+  config = load_model(MODEL "}");
   asked = (nsa_problem)NSA_PROBLEM_INIT;
   asked.max_tokens = 7;
   p = resolve(config, &asked);
@@ -140,9 +135,9 @@ typedef struct refusal {
 #define PACKED(...) PROBLEM(.max_seqs = 1, .max_tokens = 9, __VA_ARGS__)
 
 static void test_refusals(void **state) {
-  nsai_config *config = load(MODEL "}");
+  nsai_config *config = load_model(MODEL "}");
   nsai_config *off =
-      load("nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, select: {count: 0}}");
+      load_model("nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, select: {count: 0}}");
   static const refusal cases[] = {
     { { .struct_size = 0 }, "problem.struct_size is 0" },
     { PROBLEM(.op = 0), "problem.max_tokens is 0: give at least 1, or set serving.max" },
@@ -204,9 +199,10 @@ static void test_refusals(void **state) {
   assert_non_null(strstr(nsa_last_error(), "model.select.count is 0"));
   nsa_problem ring = CACHED(.op = NSA_OP_DECODE, .window_ring = 1);
   nsai_config *others[] = {
-    load("nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, kv_sharing: shared}"),
-    load("nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, window: 0}"),
-    load("nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, compress: {block: 64, stride: 32}}"),
+    load_model("nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, kv_sharing: shared}"),
+    load_model("nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, window: 0}"),
+    load_model(
+        "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, compress: {block: 64, stride: 32}}"),
   };
   nsa_problem pages = CACHED(.op = NSA_OP_DECODE, .page_size = 16);
   static const char *const texts[] = { "model.kv_sharing is shared", "model.window is 0",
@@ -222,7 +218,7 @@ static void test_refusals(void **state) {
 
 static void expect_text(const char *model, nsa_problem asked, const char *want) {
   char text[512];
-  nsai_config *config = load(model);
+  nsai_config *config = load_model(model);
   nsai_problem p = resolve(config, &asked);
   nsai_writer w = nsai_writer_open(text, sizeof text);
   nsai_problem_add_string(&w, &p);
@@ -262,7 +258,7 @@ static void test_strings(void **state) {
 }
 
 static bool selects_all(const char *model, int64_t kv_len, int32_t selection, int32_t op) {
-  nsai_config *config = load(model);
+  nsai_config *config = load_model(model);
   nsa_problem asked =
       PROBLEM(.max_seqs = 1, .max_tokens = kv_len, .selection = selection, .op = op);
   nsai_problem p = resolve(config, &asked);

@@ -4,7 +4,7 @@
  * Tiles: what fits is what the kernels' static_asserts allow, for every combination of every
  * variant over many geometries and all architectures; and candidates as text.
  */
-#include "support/cmocka_all.h"
+#include "support/config.h"
 #include "support/init.h"
 
 #include "driver/arch.h"
@@ -248,15 +248,10 @@ static void check_variants(const nsai_config *config, const nsai_problem *p) {
 
 static void check_model(int32_t group, int32_t dk, int32_t dv, const char *dtype) {
   char text[512];
-  nsai_config *config = NULL;
   snprintf(text, sizeof text,
            "nsa: 1\nmodel: {heads: %d, kv_heads: 2, head_dim_qk: %d, head_dim_v: %d, dtype: %s}\n",
            2 * group, dk, dv, dtype);
-  nsai_config_request request = { .variant = nsai_variant_name_at,
-                                  .text = text,
-                                  .skip_system_file = true,
-                                  .skip_environment = true };
-  if (nsai_config_load(&request, &config) != NSA_OK) fail_msg("%s", nsa_last_error());
+  nsai_config *config = load(&REQUEST(.text = text));
   for (int i = 0; i < 5; i++) { /* forwards: long, all blocks chosen, given twice; dense */
     nsai_problem p;
     nsa_problem asked = INIT(nsa_problem, .op = i == 4 ? NSA_OP_DENSE : NSA_OP_FORWARD,

@@ -4,7 +4,7 @@
  * The choice of variants over the shipped configurations and random geometries on every
  * architecture: complete, within the limits, and written as one well-formed unit a kernel.
  */
-#include "support/cmocka_all.h"
+#include "support/config.h"
 #include "support/init.h"
 
 #include "compile/templates.h"
@@ -17,24 +17,6 @@
 
 #define PORTABLE_SHARED_BYTES (99 * 1024)
 #define UNIT_BYTES 4096 /* what plan/kernel_set.c has room for */
-
-static nsai_config *load(const char *path, const char *text, nsa_status *status) {
-  nsai_config *config = NULL;
-  nsai_config_request request = { .variant = nsai_variant_name_at,
-                                  .path = path,
-                                  .text = text,
-                                  .skip_system_file = true,
-                                  .skip_environment = true };
-  *status = nsai_config_load(&request, &config);
-  return config;
-}
-
-static nsai_config *must_load(const char *path, const char *text) {
-  nsa_status status;
-  nsai_config *config = load(path, text, &status);
-  if (status != NSA_OK) fail_msg("%s", nsa_last_error());
-  return config;
-}
 
 static void check_unit(const nsai_kernel_spec *spec, const nsai_problem *problem, char *text) {
   nsai_writer w = nsai_writer_open(text, UNIT_BYTES);
@@ -180,7 +162,7 @@ static void test_shipped(void **state) {
     snprintf(pattern, sizeof pattern, "%s/%s", root, patterns[i]);
     assert_int_equal(glob(pattern, 0, NULL, &found), 0);
     for (size_t k = 0; k < found.gl_pathc; k++) {
-      nsai_config *config = must_load(found.gl_pathv[k], NULL);
+      nsai_config *config = load(&REQUEST(.path = found.gl_pathv[k]));
       if (config->has_model) check_config(config);
       checked += config->has_model;
       nsai_config_destroy(config);
@@ -216,7 +198,7 @@ static void test_random(void **state) {
   char text[1024];
   for (int i = 0; i < 300; i++) {
     random_model(text, sizeof text);
-    nsai_config *config = must_load(NULL, text);
+    nsai_config *config = load(&REQUEST(.text = text));
     check_config(config);
     nsai_config_destroy(config);
   }
@@ -232,7 +214,7 @@ static nsa_status explain(const char *model, const char *more, const nsa_problem
   char text[4096];
   nsai_problem p;
   snprintf(text, sizeof text, MODEL, model, more);
-  nsai_config *config = must_load(NULL, text);
+  nsai_config *config = load(&REQUEST(.text = text));
   if (nsai_problem_resolve(config, asked, &p) != NSA_OK) fail_msg("%s", nsa_last_error());
   nsai_writer w = nsai_writer_open(story, sizeof story);
   nsa_status status = nsai_choose(config, &p, &hopper, NULL, &w, &choice);
@@ -287,7 +269,7 @@ static int count_reasons(const nsai_problem *problem, const char *expected) {
                                  .specify = needs_much };
   char text[512] = "";
   nsai_reasons reasons = { nsai_writer_open(text, sizeof text), 0 };
-  nsai_config *config = must_load(NULL, "nsa: 1\n");
+  nsai_config *config = load(&REQUEST(.text = "nsa: 1\n"));
   nsai_variant_reasons(config, problem, &hopper, &variant, &reasons);
   nsai_config_destroy(config);
   expect_part(text, expected);
@@ -340,7 +322,7 @@ static int count_topn_reasons(const char *model, nsai_kernel_spec *spec, nsai_fo
                               char *text, size_t size) {
   char yaml[512];
   snprintf(yaml, sizeof yaml, "nsa: 1\nmodel: {kv_heads: 4, %s}\n", model);
-  nsai_config *config = must_load(NULL, yaml);
+  nsai_config *config = load(&REQUEST(.text = yaml));
   nsai_problem p;
   nsa_problem asked = INIT(nsa_problem, .max_tokens = 65536, .max_seqs = 1);
   if (nsai_problem_resolve(config, &asked, &p) != NSA_OK) fail_msg("%s", nsa_last_error());
@@ -417,8 +399,9 @@ static void test_topn_cta(void **state) {
     { 133, 32768, "select_topn" },
     { 132, 32767, "select_topn" },
   };
-  nsai_config *config = must_load(NULL, "nsa: 1\nmodel: {heads: 64, kv_heads: 4, head_dim: 128}\n"
-                                        "serving: {page_size: 64}\n");
+  nsai_config *config =
+      load(&REQUEST(.text = "nsa: 1\nmodel: {heads: 64, kv_heads: 4, head_dim: 128}\n"
+                            "serving: {page_size: 64}\n"));
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     nsai_problem p;
     nsai_choice c;
