@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Allocations that fail: the test's program is linked so that the C library's allocators come here first.
+ * Allocations that fail: the test's program is linked so that the C library's allocators come here
+ * first.
  */
 #ifndef NSA_TEST_STARVE_H
 #define NSA_TEST_STARVE_H
@@ -10,7 +11,8 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-/* Allocations until the one that fails; negative: none fails. Threads of the library allocate too. */
+/* Allocations until the one that fails; negative: none fails. Threads of the library allocate
+ * too. */
 static _Atomic long countdown = -1;
 
 static bool fails(void) {

@@ -173,8 +173,8 @@ static void test_values(void **state) {
   machine_free(&m);
 }
 
-/* A tuning that lacks memory says so, and gives everything back. Kernels compute nothing here, so that
- * one with enough memory ends where the heuristic's choice is found out. */
+/* A tuning that lacks memory says so, and gives everything back. Kernels compute nothing here, so
+ * that one with enough memory ends where the heuristic's choice is found out. */
 static void test_tuning(void **state) {
   session s;
   nsa_ctx *ctx;

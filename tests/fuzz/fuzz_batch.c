@@ -1,12 +1,12 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Any values of a batch's arrays over a cache on the CPU device: refused as NSA_E_ARG with a text, or
- * computed, and nothing outside of the tensors is touched, which the sanitizers see.
+ * Any values of a batch's arrays over a cache on the CPU device: refused as NSA_E_ARG with a text,
+ * or computed, and nothing outside of the tensors is touched, which the sanitizers see.
  *
- * Input: a byte for the form of the cache, one for the sequences, one for the tokens, one for the arrays
- * that are given; then the values, each a byte below 0xf0 that stands for itself, or another byte and four
- * of an int32. What is missing is 0.
+ * Input: a byte for the form of the cache, one for the sequences, one for the tokens, one for the
+ * arrays that are given; then the values, each a byte below 0xf0 that stands for itself, or another
+ * byte and four of an int32. What is missing is 0.
  */
 #include "fuzz.h"
 
@@ -124,13 +124,13 @@ static void open_fixture(nsa_ctx *ctx, int form, fixture *w) {
 }
 
 static fixture *find_fixture(int form) {
-  static fixture worlds[FORMS];
+  static fixture fixtures[FORMS];
   static nsa_ctx *ctx;
   nsa_options options = NSA_OPTIONS_INIT;
   options.yaml_text = model;
   if (!ctx) require(nsa_create(NULL, &options, &ctx) == NSA_OK);
-  if (!worlds[form].append) open_fixture(ctx, form, &worlds[form]);
-  return &worlds[form];
+  if (!fixtures[form].append) open_fixture(ctx, form, &fixtures[form]);
+  return &fixtures[form];
 }
 
 /* ---- a batch ---- */

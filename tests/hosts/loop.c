@@ -1,9 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The host that nsa/kv_cache.h shows, on the CPU device: installed.sh cuts its text out of the installed
- * header, as loop.inc. There what a graph would hold runs at once, with padded rows alone; then come the
- * steps. All K and V are 1 and all gates 1/2, so that o is half the number of branches that have keys.
+ * The host that nsa/kv_cache.h shows, on the CPU device: installed.sh cuts its text out of the
+ * installed header, as loop.inc. There what a graph would hold runs at once, with padded rows
+ * alone; then come the steps. All K and V are 1 and all gates 1/2, so that o is half the number of
+ * branches that have keys.
  */
 #include <nsa/nsa.h>
 

@@ -1,18 +1,19 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * One layer of a small inference engine, as a host writes it: a pool of pages, requests that come and
- * go, prompts in chunks beside sequences that decode, and two CUDA graphs, captured once, for all steps.
+ * One layer of a small inference engine, as a host writes it: a pool of pages, requests that come
+ * and go, prompts in chunks beside sequences that decode, and two CUDA graphs, captured once, for
+ * all steps.
  *
  *   a step with a prompt in it:  nsa_kv_append, nsa_prefill   CHUNK + ROWS tokens at most
  *   a step of decoding alone:    nsa_kv_append, nsa_decode    one token of each of ROWS rows
  *
- * The loop runs on the CPU device, where each request must get the bits of one nsa_prefill over all of
- * its tokens, and then on the GPU, where it must get nearly the same. In the place of a model's
+ * The loop runs on the CPU device, where each request must get the bits of one nsa_prefill over all
+ * of its tokens, and then on the GPU, where it must get nearly the same. In the place of a model's
  * projections stand numbers that follow from the request and the position.
  *
- * Knows the public headers alone, and of CUDA the few functions below. Exit status: 0, 1 when something
- * is wrong, 77 when all is well but there is no GPU.
+ * Knows the public headers alone, and of CUDA the few functions below. Exit status: 0, 1 when
+ * something is wrong, 77 when all is well but there is no GPU.
  */
 #include <nsa/kv_cache.h>
 #include <nsa/nsa.h>
@@ -441,8 +442,9 @@ static void check_whole(const machine *cpu, const request *r, int number) {
   close_layer(&l);
 }
 
-/* Rows of the GPU against the CPU device's: within 2 %, where the same blocks were chosen. Near the cut a
- * row may choose one that weighs as much as another: one in fifty at most, and never far off. */
+/* Rows of the GPU against the CPU device's: within 2 %, where the same blocks were chosen. Near the
+ * cut a row may choose one that weighs as much as another: one in fifty at most, and never far
+ * off. */
 static void compare(const request *got, const request *want) {
   int tokens = length_of(got), off = 0;
   for (int i = 0; i < tokens; i++) {

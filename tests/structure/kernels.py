@@ -73,7 +73,7 @@ def c_string(table, at):
 
 
 class Cubin:
-    """The sections of a cubin by name, and the symbols of its data: (name, section, value, size)."""
+    """The sections of a cubin, in order and by name."""
 
     def __init__(self, image):
         if image[:6] != b'\177ELF\2\1' or len(image) < 64:
@@ -100,8 +100,8 @@ class Cubin:
 # ---- what makes a kernel ----
 
 # Of .nv.info: the format of an attribute whose 16-bit operand is the size of what follows, and the
-# attributes that hold indices of the symbol table: the constant bank of the parameters, and external
-# functions. Any new symbol shifts those.
+# attributes that hold indices of the symbol table: the constant bank of the parameters, and
+# external functions. Any new symbol shifts those.
 FORMAT_SIZED = 4
 INFO_PARAM_CBANK, INFO_EXTERNS = 0x0a, 0x0f
 
@@ -386,7 +386,8 @@ def make_entry(arch, entry, cubin):
 
 
 def self_test(args):
-    """Names and positions must not affect the hash, everything else must; then one comparison per outcome."""
+    """Names and positions must not affect the hash, everything else must; then one comparison
+    per outcome."""
     code = bytes(range(256))
     usual = kernel_digest(make_cubin('attend', code), 'attend')
     for same in ({'constant': 'kOther'}, {'filler': 100}, {'symbol': 9}, {'scalar': b'\2\0\0\0'}):

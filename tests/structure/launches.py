@@ -7,18 +7,18 @@
   launches.py self-test PROGRAM
 
 --moves names a tab-separated file. Its lines "kernel:OLD<TAB>kernel:NEW" rename kernels in OLD, and
-whatever has the same name, as many variants do. Lines "word:OLD<TAB>word:NEW" rename words in OLD wherever
-no kernel is described or launched, and come first there. Its other lines are ignored. --ignore leaves
-out parts of the texts:
+whatever has the same name, as many variants do. Lines "word:OLD<TAB>word:NEW" rename words in OLD
+wherever no kernel is described or launched, and come first there. Its other lines are ignored.
+--ignore leaves out parts of the texts:
 
   explain   what nsa_explain says, and the list of variants
   offsets   where in the workspace things lie: its addresses are replaced by numbers in the order of
-            their first appearance in a run, and its size is left out. Two things that lay in the same
-            place and no longer do, or the reverse, still differ.
+            their first appearance in a run, and its size is left out. Two things that lay in the
+            same place and no longer do, or the reverse, still differ.
   overlap   whether a launch may begin before the one before it has ended
 
-The differences of the first N cases (10) are printed. The exit status is 1 when any case differs, is
-gone or is new, or when there was nothing to compare.
+The differences of the first N cases (10) are printed. The exit status is 1 when any case differs,
+is gone or is new, or when there was nothing to compare.
 """
 import argparse
 import difflib

@@ -7,8 +7,8 @@
 
 Every folder has a level. A file includes files of its own folder or of a lower level, by a path
 from one of the include roots (runtime, autotune, kernel_templates). With LIBRARY, the static
-library that was built, symbols are checked as well: an object calls its own folder or a lower level,
-and public functions are defined in runtime/api and in the api.c of autotune's folders.
+library that was built, symbols are checked as well: an object calls its own folder or a lower
+level, and public functions are defined in runtime/api and in the api.c of autotune's folders.
 Kernel families (attend, decode, ...) include the shared folders below them but no other family.
 """
 
@@ -48,7 +48,7 @@ DEVICE_FAMILY_LEVEL = 3
 ROOTS = ("runtime", "autotune", "kernel_templates")
 # The one symbol that a lower level takes from a higher one: the parts the library is made of.
 SEAM = "nsai_library_parts"
-# What defines public functions: include/nsa/base.h's status texts are those of the errors themselves.
+# What defines public functions. The texts of include/nsa/base.h are those of the errors themselves.
 API = re.compile(r"runtime/api/.*|autotune/\w+/api\.c|runtime/base/error\.c")
 # Endings of files in the source roots that hold no C or CUDA code.
 NO_CODE = (".build", ".py", ".md", ".map", ".scd", ".txt", ".tsv")

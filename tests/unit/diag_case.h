@@ -12,9 +12,10 @@
 
 #include <nsa/context.h>
 
-/* A configuration, and everything that is said about it. A line "LINE:COLUMN: error: TEXT" of `diag`
- * stands for three: itself behind the name of the file, the line of the source, and a caret under the
- * column. All other lines are expected as they are. With an error the status is NSA_E_CONFIG. */
+/* A configuration, and everything that is said about it. A line "LINE:COLUMN: error: TEXT" of
+ * `diag` stands for three: itself behind the name of the file, the line of the source, and a caret
+ * under the column. All other lines are expected as they are. With an error the status is
+ * NSA_E_CONFIG. */
 typedef struct diag_case {
   const char *name, *yaml, *diag;
 } diag_case;

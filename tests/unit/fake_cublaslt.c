@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: MIT
  *
  * cuBLASLt without hardware, in the same module as the fake driver: products are recorded among the
- * launches, descriptors are counted by the leak checker, and shapes that do not fit each other are refused
- * as cuBLASLt does.
+ * launches, descriptors are counted by the leak checker, and shapes that do not fit each other are
+ * refused as cuBLASLt does.
  */
 #include "fake_cuda.h"
 

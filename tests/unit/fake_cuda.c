@@ -4,9 +4,9 @@
  * A driver without hardware: GPU 0 is too old, GPU 1 is a Hopper. Kernels are loaded and launched
  * in name only and recorded (fake_cuda.h), unless a test gives them work and time; memory is the
  * host's. FAKE_CUDA_INIT is what cuInit returns; FAKE_CUDA_HIDE names a function that is missing;
- * FAKE_CUDA_CURRENT is the device of the current context. FAKE_CUDA_GPU makes GPU 1 another one: its
- * compute capability times 10, multiprocessors, bytes of shared memory and name ("80 108 166912 NVIDIA
- * A100").
+ * FAKE_CUDA_CURRENT is the device of the current context. FAKE_CUDA_GPU makes GPU 1 another one:
+ * its compute capability times 10, multiprocessors, bytes of shared memory and name ("80 108 166912
+ * NVIDIA A100").
  */
 #include "fake_cuda.h"
 
@@ -269,8 +269,8 @@ static nsai_cu_result launch(const nsai_cu_launch_config *config, nsai_cu_functi
   return 0;
 }
 
-/* meson lets the C library fill new memory (MALLOC_PERTURB_); not the 256 MB that a tuner empties the L2 with, which
- * nobody reads. */
+/* meson lets the C library fill new memory (MALLOC_PERTURB_); not the 256 MB that a tuner empties
+ * the L2 with, which nobody reads. */
 #define UNFILLED_BYTES ((size_t)64 << 20)
 
 static void *allocate_aligned(size_t bytes) {

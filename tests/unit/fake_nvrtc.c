@@ -45,7 +45,8 @@ nsai_nvrtc_result nvrtcGetSupportedArchs(int *out) {
   return 0;
 }
 
-/* Whether the environment variable names the kernel of this unit, whose template is its last include. */
+/* Whether the environment variable names the kernel of this unit, whose template is its last
+ * include. */
 static int is_named_by(const char *variable, const char *source) {
   static const char include[] = "#include \"";
   const char *kernel = getenv(variable), *file = NULL;

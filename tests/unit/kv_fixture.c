@@ -66,7 +66,7 @@ void kv_copy_page(kv_fixture *w, int32_t from, int32_t to) {
              bytes_of(all[i], all[i]->stride[0]));
 }
 
-/* ---- the world ---- */
+/* ---- the fixture ---- */
 
 static nsa_plan *make_plan(const kv_fixture *w, int32_t op, int32_t max_q_len) {
   nsa_problem p = INIT(nsa_problem, .op = op, .page_size = w->options.page_size,

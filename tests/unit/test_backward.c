@@ -54,8 +54,8 @@ typedef struct direction {
   const nsa_tensor *d_o, *along;
 } direction;
 
-/* How far the loss at input + step and input - step is from what the gradient says. `length`: of the
- * way between them. */
+/* How far the loss at input + step and input - step is from what the gradient says. `length`: of
+ * the way between them. */
 static double residual(const direction *d, double step, double *length) {
   nsa_tensor kept = *d->pair->input, moved = tensor_like(d->t, &kept, NSA_F32);
   double sum = 0, squares = 0, sign = 1;

@@ -146,7 +146,8 @@ static void test_gpu(void **state) {
   machine_free(&m);
 }
 
-/* Kernels copy rows of 16-bit tensors in pieces of 16 bytes, and the CPU device asks for the same. */
+/* Kernels copy rows of 16-bit tensors in pieces of 16 bytes, and the CPU device asks for the
+ * same. */
 static void test_alignment(void **state) {
   for (int gpu = 0; gpu < 2; gpu++) {
     machine m;
@@ -182,7 +183,8 @@ static void test_gpu_free_alignment(void **state) {
   machine_free(&m);
 }
 
-/* Keys, and no query that sees them: gradients of 0, lists without entries. Nothing is kept of no rows. */
+/* Keys, and no query that sees them: gradients of 0, lists without entries. Nothing is kept of no
+ * rows. */
 static void expect_no_queries(const char *override) {
   static const int32_t none[] = { 0, 0 }, keys[] = { 0, 9 };
   machine m;
@@ -245,7 +247,8 @@ static nsa_grads only(const nsa_grads *all, const nsa_phi *phi, const nsa_gate *
   return g;
 }
 
-/* phi linear: products of rows and of their sums, dW and dX, K and V; then the sums over the raw tokens. */
+/* phi linear: products of rows and of their sums, dW and dX, K and V; then the sums over the raw
+ * tokens. */
 static void test_gpu_linear(void **state) {
   static const char names[] = PHI_LINEAR PHI_LINEAR LISTS
       "backward_row_stats_tma backward_dq_tma backward_dkv_compressed "
@@ -401,7 +404,8 @@ static void test_recompute(void **state) {
   }
 }
 
-/* Which row of backward_q a forced name gets, and what nsa_explain says of one that does not fit. */
+/* Which row of backward_q a forced name gets, and what nsa_explain says of one that does not
+ * fit. */
 static void test_rows_of_q(void **state) {
   static const struct {
     const char *override;

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Append, decode and prefill on the fake GPU: what is launched for which sizes, that it fits the workspace, and
- * that nothing waits. By which rules: test_decode_rules.c.
+ * Append, decode and prefill on the fake GPU: what is launched for which sizes, that it fits the
+ * workspace, and that nothing waits. By which rules: test_decode_rules.c.
  */
 #include "support/cmocka_all.h"
 
@@ -147,7 +147,8 @@ static void test_launches(void **state) {
   end(&r);
 }
 
-/* A caller's lists are sorted, not chosen; and what a branch alone leaves out, a probe brings back. */
+/* A caller's lists are sorted, not chosen; and what a branch alone leaves out, a probe brings
+ * back. */
 static void test_lists(void **state) {
   decode_run r;
   begin(&r, "decode_split_kv", NSAI_PHI_MEAN);
@@ -266,7 +267,8 @@ static void test_full(void **state) {
   end(&r);
 }
 
-/* Products of the rows that an append may complete, K and then V, between gathering and scattering. */
+/* Products of the rows that an append may complete, K and then V, between gathering and
+ * scattering. */
 static void test_products(void **state) {
 #define SIDE "kv_cache_gather_entries matmul compress_bias_activation "
 #define MLP_SIDE SIDE "matmul matmul compress_bias_activation "
@@ -307,7 +309,8 @@ static void test_cluster(void **state) {
 
 #define SELECTED "attend_compressed_sm80 select_importance select_topn attend_selected_sm80"
 
-/* The forward's kernels without compress, each over tiles of every sequence, with cu_q or without. */
+/* The forward's kernels without compress, each over tiles of every sequence, with cu_q or
+ * without. */
 static void test_prefill(void **state) {
   static const int32_t begins[SEQS + 1] = { 0, 4, 5, 6 };
   const int32_t tile = 32; /* tokens of 3 heads, padded to 4, in 128 rows */

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The rules of a decode step: how it is split, which kernels take how many sequences, and which models and devices
- * these take, in which shapes.
+ * The rules of a decode step: how it is split, which kernels take how many sequences, and which
+ * models and devices these take, in which shapes.
  */
 #include "support/cmocka_all.h"
 
@@ -81,7 +81,8 @@ static void test_results(void **state) {
   }
 }
 
-/* Sequences of up to 4 tokens have a tile each; as many as tokens allow, where few of them can be long. */
+/* Sequences of up to 4 tokens have a tile each; as many as tokens allow, where few of them can be
+ * long. */
 static void test_tiles(void **state) {
   nsai_problem p = decode_of(32, 4);
   p.model.select_count = p.model.window = 0;
@@ -101,7 +102,8 @@ static void test_tiles(void **state) {
   assert_int_equal(nsai_decode_split_make(&sizes).seq_tiles, 4);
 }
 
-/* How decode_split_kv_attend splits a step of so many sequences of `q_len` tokens, 16 heads to each of 4 KV heads; 64k. */
+/* How decode_split_kv_attend splits a step of so many sequences of `q_len` tokens, 16 heads to each
+ * of 4 KV heads; 64k. */
 static nsai_decode_split split_of(int32_t seqs, int32_t q_len, int32_t selection,
                                   uint32_t branches) {
   nsai_problem p = decode_of(seqs, q_len);
@@ -115,8 +117,8 @@ static nsai_decode_split split_of(int32_t seqs, int32_t q_len, int32_t selection
                                                       .branches = branches });
 }
 
-/* Blocks of threads that take a window and then some of their tile's blocks; or apart, of single tokens and of
- * ranges. */
+/* Blocks of threads that take a window and then some of their tile's blocks; or apart, of single
+ * tokens and of ranges. */
 static void test_attend(void **state) {
   const uint32_t all = 7, selected = 1u << NSA_SEL, window = 1u << NSA_WIN;
   nsai_decode_split s = split_of(32, 4, NSA_SELECT_TOPN, all);
@@ -140,7 +142,8 @@ static void test_attend(void **state) {
   assert_int_equal(s.attend_items, (s.selected_splits + s.window_splits) * s.tiles);
 }
 
-/* One sequence, 64 heads to its KV head, whose rows four warps have: decode_split_kv_compressed's threads count for nothing. */
+/* One sequence, 64 heads to its KV head, whose rows four warps have: decode_split_kv_compressed's
+ * threads count for nothing. */
 static void test_attend_groups(void **state) {
   nsai_problem p = decode_of(1, 1);
   p.model.kv_heads = 1;
@@ -249,8 +252,8 @@ static bool specify_pipelined(const nsai_problem *p, const nsai_target *t, const
   return !reasons.count;
 }
 
-/* Whether decode_pipelined takes the problem in each of its shapes: clusters of four wide CTAs, pairs of
- * them, these alone, two narrow ones to a multiprocessor. */
+/* Whether decode_pipelined takes the problem in each of its shapes: clusters of four wide CTAs,
+ * pairs of them, these alone, two narrow ones to a multiprocessor. */
 static void expect_shapes(const nsai_problem *p, const nsai_target *t, bool fours, bool others) {
   static const int32_t shapes[][3] = { { 8, 1, 4 }, { 8, 1, 2 }, { 8, 1, 1 }, { 4, 2, 1 } };
   for (int i = 0; i < 4; i++) {
@@ -302,7 +305,8 @@ static void test_pipelined_rules(void **state) {
   expect_shapes(&p, &h200, false, true); /* 18 places of four columns */
 }
 
-/* The last blocks are read for both branches where these have one K and V, in which the window holds the blocks. */
+/* The last blocks are read for both branches where these have one K and V, in which the window
+ * holds the blocks. */
 static void test_pipelined_both(void **state) {
   static const struct {
     int32_t count, local, window;
@@ -329,8 +333,8 @@ static void test_pipelined_both(void **state) {
   }
 }
 
-/* Less shared memory, fewer selection blocks whose pooled values decode_pipelined keeps there: the most that fit, a power
- * of two from 8 on, or none. */
+/* Less shared memory, fewer selection blocks whose pooled values decode_pipelined keeps there: the
+ * most that fit, a power of two from 8 on, or none. */
 static void test_pipelined_kept(void **state) {
   const nsai_problem p = decode_of(64, 1);
   const int64_t row = 16 * sizeof(float); /* of a block, all heads */
@@ -367,8 +371,8 @@ static void specify_split_kv(const nsai_problem *p, nsai_kernel_spec *specs) {
   nsai_decode_split_kv.specify(&request, specs);
 }
 
-/* Threads of decode_split_kv_compressed and decode_split_kv_attend for drafts of 64/4 heads of 128; a multiprocessor has the shared memory
- * of two of their blocks, or of a wide one. */
+/* Threads of decode_split_kv_compressed and decode_split_kv_attend for drafts of 64/4 heads of 128;
+ * a multiprocessor has the shared memory of two of their blocks, or of a wide one. */
 static void expect_threads(int32_t seqs, int32_t q_len, int32_t threads) {
   const nsai_problem p = decode_of(seqs, q_len);
   nsai_kernel_spec specs[NSAI_MAX_FORM_KERNELS] = { 0 };
@@ -389,7 +393,8 @@ static void test_drafts(void **state) {
   expect_threads(16, 1, 128);
 }
 
-/* Heads whose registers leave decode_split_kv_compressed one team of 64 rows to a block of threads. */
+/* Heads whose registers leave decode_split_kv_compressed one team of 64 rows to a block of
+ * threads. */
 static void test_group_registers(void **state) {
   static const struct {
     int32_t dim_qk, dim_v, stride, threads;
@@ -418,8 +423,8 @@ static void choose(const nsai_problem *p, const nsai_target *t, const char *forc
   assert_int_equal(nsai_choose(&config, p, t, decisions, NULL, out), NSA_OK);
 }
 
-/* What takes a step of so many sequences: its name, cluster and threads; cluster and threads are 0 of
- * decode_split_kv. */
+/* What takes a step of so many sequences: its name, cluster and threads; cluster and threads are 0
+ * of decode_split_kv. */
 typedef struct taker {
   const char *name;
   int32_t cluster, threads;
@@ -538,7 +543,8 @@ static void test_alone(void **state) {
         (nsai_candidate){ v, nsai_variant_tiles(v, &p, &h200, NULL) };
     choose(&p, &h200, NULL, &decisions, &choice);
     assert_ptr_equal(choice.variant[NSAI_STAGE_DECODE], v);
-    /* A record of one of the rows for some batch sizes has the steps of more than half the batch. */
+    /* A record of one of the rows for some batch sizes has the steps of more than half the
+     * batch. */
     assert_int_equal(choice.form_count, i == 3 ? 5 : i ? 6 : 1);
     for (int32_t seqs = 1; seqs <= 64 && (i == 1 || i == 2); seqs++) {
       nsai_choice free;

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT
  *
  * What rounding alone makes of a branch's rows: why nsacheck verifies no fewer than eight together
- * (LEAST_ROWS of tests/check/kv_compare.c).
+ * (LEAST_ROWS of tests/check/cache/compare.c).
  */
 #include "support/cmocka_all.h"
 
@@ -29,9 +29,9 @@ static double normal(void) {
 
 static double rounded(double x) { return (double)nsai_float_from_bf16(nsai_bf16_from_double(x)); }
 
-/* Adds the squares of a row's error and of the row: softmax over 2 to 96 random keys, of which P and O are
- * rounded to bf16, and nothing else. P is relative to a reference that may lie below the greatest score, as
- * in core/softmax.cuh: no key's P is exact. */
+/* Adds the squares of a row's error and of the row: softmax over 2 to 96 random keys, of which P
+ * and O are rounded to bf16, and nothing else. P is relative to a reference that may lie below the
+ * greatest score, as in core/softmax.cuh: no key's P is exact. */
 static void add_row(double *error, double *norm) {
   const int keys = 2 + (int)(uniform() * (MOST_KEYS - 1));
   double s[MOST_KEYS], highest = -INFINITY, sum = 0, o[DIM] = { 0 }, want[DIM] = { 0 };

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Variants that cover further stages: when they are chosen, what that says of the stages they cover,
- * and what runs launch, on the fake GPU.
+ * Variants that cover further stages: when they are chosen, what that says of the stages they
+ * cover, and what runs launch, on the fake GPU.
  */
 #include "support/cmocka_all.h"
 

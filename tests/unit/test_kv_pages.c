@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Pages of the KV cache on the CPU device: shared, copied, written over, free, and what of them must be
- * neither read nor written.
+ * Pages of the KV cache on the CPU device: shared, copied, written over, free, and what of them
+ * must be neither read nor written.
  */
 #include "support/cmocka_all.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa_model: the same configuration as the same YAML, its defaults, its place among the layers, and what
- * is refused.
+ * nsa_model: the same configuration as the same YAML, its defaults, its place among the layers, and
+ * what is refused.
  */
 #include "support/cmocka_all.h"
 

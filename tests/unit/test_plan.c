@@ -341,8 +341,8 @@ static void test_policies(void **state) {
 
 static const nsa_stream some_stream = (nsa_stream)(uintptr_t)0x1230;
 
-/* Compares the launches of a run with `names`, all on the caller's stream; counts what a run must not
- * do. */
+/* Compares the launches of a run with `names`, all on the caller's stream; counts what a run must
+ * not do. */
 static void expect_launches(machine *m, nsa_status status, const char *names) {
   const fake_cuda_state *r = machine_record();
   machine_expect("run", status, NSA_OK, NULL);

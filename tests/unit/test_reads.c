@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The counters of a decode step: what the CPU device counts, that it is added, what is refused, and which
- * kernels of a GPU count.
+ * The counters of a decode step: what the CPU device counts, that it is added, what is refused, and
+ * which kernels of a GPU count.
  */
 #include "support/cmocka_all.h"
 
@@ -14,7 +14,8 @@
 #define COUNTS "runtime.count_reads=true"
 #define SEQS 3
 
-/* Of each sequence, KV head and branch: tokens and bytes; with gaps between the heads, which stay. */
+/* Of each sequence, KV head and branch: tokens and bytes; with gaps between the heads, which
+ * stay. */
 typedef struct counters {
   int64_t at[SEQS][2][4][2];
 } counters;
@@ -39,7 +40,8 @@ static int64_t chosen_tokens(const kv_call *c, int64_t row, int64_t head, int64_
   return sum;
 }
 
-/* What a call must have added, `times` over; where the compressed branch does not run, no V of it. */
+/* What a call must have added, `times` over; where the compressed branch does not run, no V of
+ * it. */
 static void expect_counts(const kv_call *c, const counters *got, uint32_t branches, int64_t times) {
   const nsai_model *g = &c->fixture->model;
   const int64_t size = g->dtype == NSA_F32 ? 4 : 2, k = g->head_dim_qk * size,

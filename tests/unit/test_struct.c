@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Structs of other versions through the public calls: smaller ones, larger ones whose tail is zero or
- * not, sizes that nobody set, results, arrays.
+ * Structs of other versions through the public calls: smaller ones, larger ones whose tail is zero
+ * or not, sizes that nobody set, results, arrays.
  */
 #include "support/cmocka_all.h"
 
@@ -95,8 +95,8 @@ static void test_run(void **state) {
   }
 }
 
-/* What a smaller struct lacks is zero, whatever lies behind it: the outputs that it does not know are
- * not written, and the default is taken. */
+/* What a smaller struct lacks is zero, whatever lies behind it: the outputs that it does not know
+ * are not written, and the default is taken. */
 static void test_zero_extension(void **state) {
   (void)state;
   machine m;

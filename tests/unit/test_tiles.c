@@ -81,7 +81,8 @@ static bool selected_sm80_allows(const nsai_kernel_spec *s) {
   return 16 * warps % constant(s, "kGroupPadded") == 0 && constant(s, "kStages") >= 2;
 }
 
-/* Those of attend/selected_kv_stationary_sm90.cuh; what a block of threads may ask for is the device's affair. */
+/* Those of attend/selected_kv_stationary_sm90.cuh; what a block of threads may ask for is the
+ * device's affair. */
 static bool kv_allows(const nsai_kernel_spec *s, uint32_t shared_bytes) {
   int64_t keys = constant(s, "kSelectBlock"), warps = constant(s, "kWarps");
   assert_int_equal(s->threads, 32 * warps);

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Tunings of backward passes on the fake GPU: what is timed, winners, wrong candidates, results that
- * differ from run to run. Passes compute on the host while they are judged.
+ * Tunings of backward passes on the fake GPU: what is timed, winners, wrong candidates, results
+ * that differ from run to run. Passes compute on the host while they are judged.
  */
 #include "support/cmocka_all.h"
 
@@ -54,7 +54,7 @@ static double take_time(const fake_cuda_launch *launch, const void *params) {
   return 10;
 }
 
-/* ---- worlds ---- */
+/* ---- contexts ---- */
 
 static nsa_problem pass(void) { return machine_problem(NSA_OP_BACKWARD, TOKENS, 0); }
 
@@ -152,7 +152,8 @@ static void test_random_candidate(void **state) {
   expect_wrong("d_kv.k[0] has other bits");
 }
 
-/* Lengths whose tensors or workspace the device has no room for are left out one by one, and told. */
+/* Lengths whose tensors or workspace the device has no room for are left out one by one, and
+ * told. */
 static void expect_no_room(uint64_t bytes, int want_chosen, int want_left_out) {
   tuning w = { 0 };
   nsa_problem p = machine_problem(NSA_OP_BACKWARD, 8 * TOKENS, 0);

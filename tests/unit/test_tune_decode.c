@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Tunings of decode steps on the fake GPU: winners by graphs over caches, wrong candidates, batches, and
- * which record a plan follows. Steps compute on the host while they are judged.
+ * Tunings of decode steps on the fake GPU: winners by graphs over caches, wrong candidates,
+ * batches, and which record a plan follows. Steps compute on the host while they are judged.
  */
 #include "support/cmocka_all.h"
 
@@ -48,7 +48,7 @@ static double take_time(const fake_cuda_launch *launch, const void *params) {
   return launch->threads == 256 ? ms_of_256 : 10;
 }
 
-/* ---- worlds ---- */
+/* ---- contexts ---- */
 
 #define TOKENS 1024
 
@@ -244,8 +244,8 @@ static void test_append(void **state) {
   leave(&w);
 }
 
-/* Tuning on first use makes the record of the plan's own batch and length. (Of two new tokens, which
- * decode_split_kv_compressed takes.) */
+/* Tuning on first use makes the record of the plan's own batch and length. (Of two new tokens,
+ * which decode_split_kv_compressed takes.) */
 static void test_first_use(void **state) {
   tuning w = { 0 };
   nsa_problem p = steps(5, 2);

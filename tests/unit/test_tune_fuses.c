@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: MIT
  *
  * nsa_tune where candidates cover further stages, on the fake GPU: what runs together, what is
- * compared with what, what is told and kept, and what plans make of it. Forwards compute on the host
- * here and take the time that a test says.
+ * compared with what, what is told and kept, and what plans make of it. Forwards compute on the
+ * host here and take the time that a test says.
  */
 #include "support/cmocka_all.h"
 
@@ -163,7 +163,8 @@ static void test_rival_wins(void **state) {
   tuning_leave(&w);
 }
 
-/* Faster than its own stage's rivals with the time of the stages it fuses, but by less than tuning.min_gain. */
+/* Faster than its own stage's rivals with the time of the stages it fuses, but by less than
+ * tuning.min_gain. */
 static void test_rival_loses(void **state) {
   tuning w = { 0 };
   ms_of_rival = 19.9;
@@ -285,7 +286,8 @@ static void test_forced(void **state) {
   tuning_leave(&w);
 }
 
-/* So it is where nothing else can do one of its stages: the other's candidates are not even planned. */
+/* So it is where nothing else can do one of its stages: the other's candidates are not even
+ * planned. */
 static void test_alone(void **state) {
   for (int32_t dry = 0; dry < 2; dry++) {
     tuning w = { 0 };

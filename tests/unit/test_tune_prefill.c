@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Tunings of prefills on the fake GPU: every stage over a cache, winners, wrong candidates, and which
- * record a plan follows. Prefills compute on the host while they are judged.
+ * Tunings of prefills on the fake GPU: every stage over a cache, winners, wrong candidates, and
+ * which record a plan follows. Prefills compute on the host while they are judged.
  */
 #include "support/cmocka_all.h"
 
@@ -45,7 +45,7 @@ static double take_time(const fake_cuda_launch *launch, const void *params) {
   return launch->threads == 64 ? ms_of_64 : 10;
 }
 
-/* ---- worlds ---- */
+/* ---- contexts ---- */
 
 static nsa_problem prefill(int32_t overlap) {
   return INIT(nsa_problem, .op = NSA_OP_PREFILL, .overlap = overlap, .max_kv_len = CONTEXT,

@@ -269,8 +269,8 @@ static void test_unload_second_plan(void **state) {
 
 /* ---- launches that fail ---- */
 
-/* A candidate that the device refuses to launch is told and left: when it is verified, when it warms
- * up, amid the rounds. */
+/* A candidate that the device refuses to launch is told and left: when it is verified, when it
+ * warms up, amid the rounds. */
 static void test_refused_launch(void **state) {
   static const int spare[] = { 0, 1, 4 };
   for (size_t i = 0; i < sizeof spare / sizeof *spare; i++) {
@@ -312,8 +312,8 @@ static void test_refused_launch_of_heuristic(void **state) {
   tuning_leave(&w);
 }
 
-/* A kernel that breaks the context ends the tuning, which says whose it was; the next process leaves
- * that one out. */
+/* A kernel that breaks the context ends the tuning, which says whose it was; the next process
+ * leaves that one out. */
 static void test_lost_context(void **state) {
   tuning w = { 0 };
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);

@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: MIT
  *
  * The CPU device against tests/vectors: every forward output of every case, by the whole call, by
- * the rows call with its own selection, by the rows call on the vector's indices, and through a cache.
+ * the rows call with its own selection, by the rows call on the vector's indices, and through a
+ * cache.
  */
 #include "support/cmocka_all.h"
 

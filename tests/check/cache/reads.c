@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The counters of a decode step (nsa_io.kv_reads) against what follows from lengths and chosen blocks.
+ * The counters of a decode step (nsa_io.kv_reads) against what follows from lengths and chosen
+ * blocks.
  */
 #include "base/math.h"
 #include "plan/plan.h"
