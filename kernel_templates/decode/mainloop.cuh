@@ -148,6 +148,35 @@ NSAI_DEVICE void mask_owners(float (&s)[kN][4], const Keys &keys, u32 mine, int 
     }
 }
 
+// A warp's rows belong to one token and see the same keys.
+template <class C> constexpr bool kRowsAlike = C::kGroupPadded % 16 == 0 && !kWideHeads<C>;
+
+// Keys [all_begin, all_end) are seen by all rows of the warp, those from `any_end` on by none; the
+// latter matters only if other warps have other rows.
+struct RowRanges {
+  int all_begin, all_end, any_end;
+};
+template <class C, int kRowTiles, class Keys>
+NSAI_DEVICE RowRanges find_row_ranges(const Keys &keys, int limit) {
+  constexpr bool kAlike = kRowsAlike<C>;
+  RowRanges x;
+  x.all_begin = __reduce_max_sync(~0u, kAlike ? keys.begin(0) : max(keys.begin(0), keys.begin(1)));
+  x.all_end =
+      __reduce_min_sync(~0u, kAlike ? keys.end(0) : min(min(keys.end(0), keys.end(1)), limit));
+  x.any_end = kRowTiles == 1 ? limit
+              : kAlike       ? x.all_end
+                             : __reduce_max_sync(~0u, max(keys.end(0), keys.end(1)));
+  return x;
+}
+
+// Gives the keys of a stage probability 0.
+template <int kN> NSAI_DEVICE void clear_scores(float (&s)[kN][4]) {
+#pragma unroll
+  for (int j = 0; j < kN; ++j)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) s[j][c] = 0.0f;
+}
+
 struct DoNothing {
   NSAI_DEVICE void operator()() const {}
 };
@@ -177,17 +206,7 @@ stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStream<C,
   const u64 policy = l2_policy(once);
   ReadCounter<(bool)C::kCountReads> counter;
   const int limit = min(keys.limit, end * kStepKeys);
-  // Keys that all rows of the warp see. kAlike: the warp's rows belong to one token and see the
-  // same keys.
-  constexpr bool kAlike = C::kGroupPadded % 16 == 0 && !kWideHeads<C>;
-  const int all_begin =
-      __reduce_max_sync(~0u, kAlike ? keys.begin(0) : max(keys.begin(0), keys.begin(1)));
-  const int all_end =
-      __reduce_min_sync(~0u, kAlike ? keys.end(0) : min(min(keys.end(0), keys.end(1)), limit));
-  // End of the keys that any row of the warp sees; matters only if other warps have other rows.
-  const int any_end = kRowTiles == 1 ? limit
-                      : kAlike       ? all_end
-                                     : __reduce_max_sync(~0u, max(keys.end(0), keys.end(1)));
+  const RowRanges ranges = find_row_ranges<C, kRowTiles>(keys, limit);
   auto copy = [&](int step, const KeyLocation &location) {
     const u32 stage =
         lane_address(stages + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes);
@@ -236,7 +255,7 @@ stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStream<C,
     };
     auto find_all = [&] {
       StageOwners owners = find_owners<S>(keys, step, limit, at.lane);
-      if (kRowTiles > 1 && step * kStepKeys >= any_end) owners.none = true;
+      if (kRowTiles > 1 && step * kStepKeys >= ranges.any_end) owners.none = true;
       return owners;
     };
     StageOwners owners;
@@ -254,16 +273,14 @@ stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStream<C,
       if constexpr (Keys::kOwned)
         if (!kNoneOrAll<C, S, Keys> && !owners.all) mask_owners<S>(s, keys, owners.mine, at.lane);
       const int stage_end = (step + S::kAtOnce) * kStepKeys;
-      if (step * kStepKeys < all_begin || stage_end > all_end || (kAlike && stage_end > limit))
+      if (step * kStepKeys < ranges.all_begin || stage_end > ranges.all_end ||
+          (kRowsAlike<C> && stage_end > limit))
 #pragma unroll
         for (int r = 0; r < 2; ++r)
           mask_row(s, r, KeyRange{ keys.begin(r), min(keys.end(r), limit) }, step * kStepKeys);
       softmax_step(rows, s, o, scale_log2);
     } else {
-#pragma unroll
-      for (int j = 0; j < 2 * S::kAtOnce; ++j)
-#pragma unroll
-        for (int c = 0; c < 4; ++c) s[j][c] = 0.0f;
+      clear_scores(s);
     }
     multiply_stage_pv<C, S>(o, s, stage + S::K::kBytes, keys, rows, end - step, at.lane);
   }
