@@ -49,6 +49,11 @@ template <class C> NSAI_DEVICE int candidate_count(int t) {
   return t < 0 ? 0 : t / C::kSelectBlock + 1;
 }
 
+// Whether importance decides which of so many candidates are selected.
+template <class C> NSAI_DEVICE bool needs_search(int candidates) {
+  return kFreeBlocks<C> > 0 && candidates > C::kSelectCount;
+}
+
 // ---- ordering
 
 // Maps importance to an order: 0 for an empty slot, 1 for NaN and negative values, otherwise the
@@ -141,8 +146,8 @@ NSAI_DEVICE u32 order_reached(u32 greatest, int count, int lane) {
   return __shfl_sync(kAllLanes, greatest, __ffs(owner) - 1);
 }
 
-// Given one key per lane, 0 for none, in index order: writes the indices of the kFree best to `list`,
-// ascending.
+// Given one key per lane, 0 for none, in index order: writes the indices of the kFree best to
+// `list`, ascending.
 template <int kFree> NSAI_DEVICE void list_ranked(int *list, u64 key, int lane) {
   const bool chosen = rank_of(order_in(key), lane) < kFree;
   const u32 all = __ballot_sync(kAllLanes, chosen);
@@ -205,6 +210,23 @@ NSAI_DEVICE void search(int *gOut, int count, Load load, u64 *queue, int lane, u
 #pragma unroll
   for (int slot = 0; slot < kSlots; ++slot)
     if (slot * 32 + lane < kFree) gOut[slot * 32 + lane] = (int)v[slot];
+}
+
+// One less than an order that kFree of the lanes' maxima reach: whatever is not above it cannot
+// win.
+template <int kFree> NSAI_DEVICE u32 bar_of(u32 greatest, int lane) {
+  if constexpr (kFree > 32)
+    return 0;
+  else
+    return order_reached(greatest, kFree, lane) - 1;
+}
+
+// search() with the bar that a first pass over the keys finds, for keys that are quickly read.
+template <int kFree, int kSlots, class Load>
+NSAI_DEVICE void search_twice(int *gOut, int count, Load load, u64 *queue, int lane) {
+  u32 greatest = 0;
+  for (int i = lane; i < count; i += 32) greatest = max(greatest, order_in(load(i)));
+  search<kFree, kSlots>(gOut, count, load, queue, lane, bar_of<kFree>(greatest, lane));
 }
 
 // Writes the part of a token's list gOut [n] that depends only on its number of candidates. Returns

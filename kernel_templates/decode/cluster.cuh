@@ -315,7 +315,7 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   cluster_wait();
 
   const int candidates = candidate_count<C>(token.position);
-  const bool searches = kFreeBlocks<C> > 0 && p.idx && candidates > C::kSelectCount;
+  const bool searches = p.idx && needs_search<C>(candidates);
   const ClusterBlockRange block_range = find_block_range<C>(runs, rank, warp);
   float *pooled = find_pooled<C>(p, &shared.search.pooled[0][0], work_item, block_range);
   const u32 stages = shared_address(shared.stages);

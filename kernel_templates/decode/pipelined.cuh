@@ -335,7 +335,7 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   constexpr int kWindowChosen = 1 << kSelected | 1 << kWindow;
   at.window_selected =
       at.selects && (p.branches & kWindowChosen) == kWindowChosen ? C::kWindowSelectedBlocks : 0;
-  at.searches = at.selects && kFreeBlocks<C> > 0 && at.candidates > C::kSelectCount;
+  at.searches = at.selects && needs_search<C>(at.candidates);
   const ClusterRuns runs =
       find_cluster_runs<C>(at.scans ? visible_entries<C>(at.token.position) : 0);
   const ClusterBlockRange block_range = find_block_range<C>(runs, at.rank, at.warp);

@@ -72,9 +72,8 @@ template <class C> NSAI_DEVICE void select(const NsaiDecode &p) {
   if (!token.present) return;
   int *gOut = list_of(p, row, group); // [n]
   const int candidates = candidate_count<C>(token.position);
-  const bool searches = candidates > C::kSelectCount && kFree > 0;
   if (warp == 0) write_forced<C>(gOut, candidates, lane);
-  if (!searches) return;
+  if (!needs_search<C>(candidates)) return;
 
   // ---- search
   if constexpr (kFree > 0) {

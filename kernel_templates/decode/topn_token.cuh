@@ -138,15 +138,6 @@ template <class C> struct ScanImportance {
   }
 };
 
-// One less than an order that kFree of the lanes' maxima reach: whatever is not above it cannot
-// win.
-template <int kFree> NSAI_DEVICE u32 bar_of(u32 greatest, int lane) {
-  if constexpr (kFree > 32)
-    return 0;
-  else
-    return order_reached(greatest, kFree, lane) - 1;
-}
-
 // A warp's candidates [begin, begin + count): kept in shared memory, or recomputed.
 template <class C> struct Piece {
   const ScanImportance<C> &importance;
@@ -183,7 +174,7 @@ NSAI_DEVICE bool list_few(const Piece<C> &piece, SelectShared<C> &shared, int *l
   __syncthreads(); // all warps' maxima are written
 #pragma unroll
   for (int w = 0; w < kSelectWarps; ++w) greatest = max(greatest, shared.greatest[w][lane]);
-  const u32 bar = order_reached(greatest, kFree, lane) - 1;
+  const u32 bar = bar_of<kFree>(greatest, lane);
   int listed = 0;
 #pragma unroll 2
   for (int begin = 0; begin < piece.count; begin += 32) {
@@ -220,11 +211,8 @@ NSAI_DEVICE void search_piece(const Piece<C> &piece, int *sFound, u64 *sQueue, i
     for (int i = lane; i < piece.count; i += 32) sFound[i] = piece.begin + i;
     return;
   }
-  u32 greatest = 0;
-  for (int i = lane; i < piece.count; i += 32) greatest = max(greatest, piece.order(i));
-  const u32 bar = bar_of<kFree>(greatest, lane);
-  search<kFree, Topn<C>::kSlots>(
-      sFound, piece.count, [&](int i) { return piece.key(i); }, sQueue, lane, bar);
+  search_twice<kFree, Topn<C>::kSlots>(
+      sFound, piece.count, [&](int i) { return piece.key(i); }, sQueue, lane);
 }
 
 // Writes the token's free blocks to list [n]; there are more than n candidates. The caller has put
@@ -257,9 +245,7 @@ NSAI_DEVICE void search_blocks(const ScanImportance<C> &importance,
     for (int i = lane; i < kFree; i += 32) list[C::kSelectInit + i] = found(i);
     return;
   }
-  u32 greatest = 0;
-  for (int i = lane; i < all; i += 32) greatest = max(greatest, order(i));
-  search<kFree, Topn<C>::kSlots>(
+  search_twice<kFree, Topn<C>::kSlots>(
       list + C::kSelectInit, all, [&](int i) { return key_of(order(i), found(i)); },
-      shared.queue[0], lane, bar_of<kFree>(greatest, lane));
+      shared.queue[0], lane);
 }

@@ -8,18 +8,18 @@
 //   importance f32 [tokens of the chunk, Hkv, blocks] (importance) -> idx int32 [T, Hkv, n]
 //   (attend_selected)
 //
-// Grid: x = (token_end - token_begin) * kv_heads, a CTA per token and KV head. Tokens after the last
-// sequence are skipped; t < 0 gives -1 throughout.
+// Grid: x = (token_end - token_begin) * kv_heads, a CTA per token and KV head. Tokens after the
+// last sequence are skipped; t < 0 gives -1 throughout.
 //
-//   1. The unforced candidates are cut into kWarps ranges of equal length. Each warp writes the n_free
-//      best of its range to shared memory, by ascending index.
-//   2. The first warp searches the n_free best of what all found. Ranges ascend, so that ties go to the
-//      lower index, as in one pass.
+//   1. The unforced candidates are cut into kWarps ranges of equal length. Each warp writes the
+//      n_free best of its range to shared memory, by ascending index.
+//   2. The first warp searches the n_free best of what all found. Ranges ascend, so that ties go to
+//      the lower index, as in one pass.
 //
 // Bound by latency: a warp reads 512 bytes before it looks at them.
 //
-// Config: kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kThreads, kMinBlocks, kCached.
-// Shared memory, static: for each warp a queue of 1272 bytes and n_free indices.
+// Config: kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kThreads, kMinBlocks,
+// kCached. Shared memory, static: for each warp a queue of 1272 bytes and n_free indices.
 #pragma once
 #include "core/launch.cuh"
 #include "core/topn.cuh"
@@ -37,8 +37,8 @@ template <class C> struct SharedStorage {
   int found[kWarps * Topn<C>::kFree]; // blocks, ascending
 };
 
-// Writes the kFree best of the blocks [begin, end), or all of them, to sFound, ascending. load(block):
-// its key.
+// Writes the kFree best of the blocks [begin, end), or all of them, to sFound, ascending. load(block)
+// returns its key.
 template <class C, class Load>
 NSAI_DEVICE void search_range(int *sFound, int begin, int end, Load load, u64 *queue, int lane) {
   constexpr int kFree = Topn<C>::kFree;
@@ -65,7 +65,7 @@ template <class C, class Params> NSAI_DEVICE void select(const Params &params) {
   const float *gI = p.importance + (token - p.token_begin) * p.importance_token_stride +
                     group * p.importance_head_stride; // [candidates]
   const int candidates = candidate_count<C>(seq.position(query));
-  if (candidates <= C::kSelectCount || kFree == 0) {
+  if (!needs_search<C>(candidates)) {
     if (warp == 0) write_forced<C>(gOut, candidates, lane);
     return;
   }
