@@ -18,8 +18,8 @@
 // kGroupPadded of the tile. In the producer warpgroup a single warp issues the TMA loads. It runs
 // ahead into the next tile while the consumers store the current one.
 //
-// Shared memory: nsai_smem_flash_sm90() of params/smem.h. Each stage of Q, K and V has a full and an
-// empty barrier.
+// Shared memory: nsai_smem_flash_sm90() of params/smem.h. Each stage of Q, K and V has a full and
+// an empty barrier.
 //
 // Consumer: Q K^T of a key tile is issued before P V of the previous tile, so that the tensor cores
 // work on P V during the softmax:

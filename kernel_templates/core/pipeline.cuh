@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// A pipeline of kStages buffers between producers and consumers: its barriers, and the position of a
-// producer or a consumer in it.
+// A pipeline of kStages buffers between producers and consumers: its barriers, and the position of
+// a producer or a consumer in it.
 //
 // Each stage has two barriers (core/barrier.cuh): consumers wait on `full` for the data, and the
 // producers wait on `empty` before they overwrite them. The phase of a barrier alternates with each

@@ -67,7 +67,8 @@ NSAI_DEVICE float log2_approx(float x) {
   return r;
 }
 
-// Number of set bits in `votes` (a ballot) below this lane: its slot among the lanes that voted yes.
+// Number of set bits in `votes` (a ballot) below this lane: its slot among the lanes that voted
+// yes.
 NSAI_DEVICE int votes_below(u32 votes, int lane) { return __popc(votes & ((1u << lane) - 1)); }
 
 constexpr NSAI_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }

@@ -14,7 +14,8 @@
 // processed at a time, which is the caller's task. A third of the time goes to these 4-byte stores
 // and a quarter to counting: 1.6 ms for 67 million entries (H200).
 //
-// Config: kSelectBlock (l'), kSelectCount (n), kCounters (even), kThreads, kMinBlocks, kSharedBytes.
+// Config: kSelectBlock (l'), kSelectCount (n), kCounters (even), kThreads, kMinBlocks,
+// kSharedBytes.
 // A part has fewer than 2^16 tokens.
 #pragma once
 #include "core/launch.cuh"

@@ -246,8 +246,8 @@ NSAI_DEVICE void produce(const CtaWork<C> &cta, StepSchedule<C> &schedule,
 
 // ---- consumer warps
 
-// Adds up the slices that this CTA received, and stores its slice of the outputs. The early branches
-// are added while others may still attend to the selected blocks.
+// Adds up the slices that this CTA received, and stores its slice of the outputs. The early
+// branches are added while others may still attend to the selected blocks.
 template <class C>
 NSAI_DEVICE void reduce_slices(const CtaWork<C> &cta, const SliceOutput &output) {
   const NsaiDecode &p = cta.p;

@@ -37,8 +37,8 @@ template <class C> struct SharedStorage {
   int found[kWarps * Topn<C>::kFree]; // blocks, ascending
 };
 
-// Writes the kFree best of the blocks [begin, end), or all of them, to sFound, ascending. load(block)
-// returns its key.
+// Writes the kFree best of the blocks [begin, end), or all of them, to sFound, ascending.
+// load(block) returns its key.
 template <class C, class Load>
 NSAI_DEVICE void search_range(int *sFound, int begin, int end, Load load, u64 *queue, int lane) {
   constexpr int kFree = Topn<C>::kFree;

@@ -30,6 +30,9 @@
 // products of their own (backward_dq_tma). A tile whose rows see no key has a single stage that no
 // warp sees and that holds no copy.
 //
+// The stages' barriers are addressed here and not through core/pipeline.cuh's Barriers, with which
+// the machine code of backward_row_stats_tma differs (NVRTC 13.0; not timed).
+//
 // Rows of K and V behind a sequence's end may hold anything if another sequence follows; such key
 // tiles are copied row by row, with zeros behind the end.
 //
