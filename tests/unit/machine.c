@@ -45,14 +45,14 @@ void machine_yaml(const machine_request *r, char *text, size_t size) {
   assert_true(w.used < size);
 }
 
-static const char *module_path(void) {
+const char *machine_module(void) {
   const char *path = getenv("FAKE_CUDA");
   if (!path) fail_msg("FAKE_CUDA is not set: run through meson test");
   return path;
 }
 
 static void *symbol(const char *name) {
-  void *module = dlopen(module_path(), RTLD_NOW | RTLD_LOCAL);
+  void *module = dlopen(machine_module(), RTLD_NOW | RTLD_LOCAL);
   void *address = module ? dlsym(module, name) : NULL;
   assert_non_null(address);
   dlclose(module); /* the library keeps it open */
@@ -76,9 +76,9 @@ void machine_set_current(void *context) {
 void machine_overrides_init(machine_overrides *o, const char *dir, const char *extra) {
   int n = 0;
   memset(o, 0, sizeof *o);
-  snprintf(o->text[n++], sizeof o->text[0], "runtime.driver_path=%s", module_path());
-  snprintf(o->text[n++], sizeof o->text[0], "runtime.nvrtc_path=%s", module_path());
-  snprintf(o->text[n++], sizeof o->text[0], "runtime.cublaslt_path=%s", module_path());
+  snprintf(o->text[n++], sizeof o->text[0], "runtime.driver_path=%s", machine_module());
+  snprintf(o->text[n++], sizeof o->text[0], "runtime.nvrtc_path=%s", machine_module());
+  snprintf(o->text[n++], sizeof o->text[0], "runtime.cublaslt_path=%s", machine_module());
   snprintf(o->text[n++], sizeof o->text[0], "runtime.cache_dir=%s", dir);
   for (int i = 0; i < n; i++) o->list[i] = o->text[i];
   o->list[n] = extra;

@@ -72,6 +72,9 @@ nsa_status machine_forward(const machine *m);
 /* One sequence of at most `tokens` tokens. */
 nsa_problem machine_problem(int32_t op, int64_t tokens, int32_t overlap);
 
+/* The path of the fake module. */
+const char *machine_module(void);
+
 /* The record of the fake module; and a function that sets this thread's current context in it. */
 fake_cuda_state *machine_record(void);
 void machine_set_current(void *context);

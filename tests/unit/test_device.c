@@ -10,16 +10,11 @@
 #include "base/json.h"
 #include "driver/device.h"
 #include "driver/ldcache.h"
-
-static const char *fake_path(void) {
-  const char *path = getenv("FAKE_CUDA");
-  if (!path) fail_msg("FAKE_CUDA is not set: run through meson test");
-  return path;
-}
+#include "machine.h"
 
 static const nsai_driver *open_fake(void) {
   const nsai_driver *driver;
-  if (nsai_driver_open(fake_path(), NULL, &driver) != NSA_OK) fail_msg("%s", nsa_last_error());
+  if (nsai_driver_open(machine_module(), NULL, &driver) != NSA_OK) fail_msg("%s", nsa_last_error());
   return driver;
 }
 
@@ -34,20 +29,20 @@ static void test_bad_drivers(void **state) {
   assert_non_null(strstr(nsa_last_error(), "older than CUDA 12.0"));
   assert_int_equal(nsai_driver_open("/etc/passwd", NULL, &driver), NSA_E_NO_DRIVER);
   setenv("FAKE_CUDA_HIDE", "cuLaunchKernelEx", 1);
-  assert_int_equal(nsai_driver_open(fake_path(), NULL, &driver), NSA_E_NO_DRIVER);
+  assert_int_equal(nsai_driver_open(machine_module(), NULL, &driver), NSA_E_NO_DRIVER);
   assert_non_null(strstr(nsa_last_error(), "no function cuLaunchKernelEx"));
   unsetenv("FAKE_CUDA_HIDE");
   setenv("FAKE_CUDA_INIT", "100", 1);
-  assert_int_equal(nsai_driver_open(fake_path(), NULL, &driver), NSA_E_NO_DEVICE);
+  assert_int_equal(nsai_driver_open(machine_module(), NULL, &driver), NSA_E_NO_DEVICE);
   assert_non_null(strstr(nsa_last_error(), "CUDA_VISIBLE_DEVICES"));
   setenv("FAKE_CUDA_INIT", "34", 1);
-  assert_int_equal(nsai_driver_open(fake_path(), NULL, &driver), NSA_E_NO_DRIVER);
+  assert_int_equal(nsai_driver_open(machine_module(), NULL, &driver), NSA_E_NO_DRIVER);
   assert_non_null(strstr(nsa_last_error(), "stub"));
   setenv("FAKE_CUDA_INIT", "3", 1);
-  assert_int_equal(nsai_driver_open(fake_path(), NULL, &driver), NSA_E_FORKED);
+  assert_int_equal(nsai_driver_open(machine_module(), NULL, &driver), NSA_E_FORKED);
   assert_non_null(strstr(nsa_last_error(), "exec"));
   setenv("FAKE_CUDA_INIT", "803", 1);
-  assert_int_equal(nsai_driver_open(fake_path(), NULL, &driver), NSA_E_NO_DRIVER);
+  assert_int_equal(nsai_driver_open(machine_module(), NULL, &driver), NSA_E_NO_DRIVER);
   assert_non_null(strstr(nsa_last_error(), "803"));
   assert_null(driver);
   unsetenv("FAKE_CUDA_INIT");
@@ -142,7 +137,7 @@ static size_t report(const nsai_report_inputs *inputs, bool json, char text[6553
 static void test_report(void **state) {
   static char text[65536];
   char cut[100];
-  nsai_report_inputs inputs = { .driver_path = fake_path(), .cache_dir = "/nonexistent/nsa" };
+  nsai_report_inputs inputs = { .driver_path = machine_module(), .cache_dir = "/nonexistent/nsa" };
   size_t length = report(&inputs, true, text);
   assert_non_null(strstr(text, "\"arch\": \"sm_90a\""));
   assert_non_null(strstr(text, "{\"path\": \"/nonexistent/nsa\", \"state\": \"does not exist\""));

@@ -37,7 +37,6 @@ static nsa_model least(void) {
 }
 
 static void test_same(void **state) {
-  (void)state;
   nsa_model m = least();
   expect_same(&m, "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64}\n");
   m.head_dim_v = 128;
@@ -57,7 +56,6 @@ static void test_same(void **state) {
 
 /* Every value of every enumeration. */
 static void test_words(void **state) {
-  (void)state;
   static const struct {
     size_t field;
     int32_t value;
@@ -95,7 +93,6 @@ static void test_words(void **state) {
 }
 
 static void test_none(void **state) {
-  (void)state;
   nsa_model m = least();
   m.window = m.select_init = m.select_local = NSA_NONE;
   expect_same(&m, "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, window: 0, "
@@ -107,7 +104,6 @@ static void test_none(void **state) {
 
 /* Above files and text, whose model it replaces whole; below overrides. */
 static void test_layers(void **state) {
-  (void)state;
   static const char *const overrides[] = { "model.window=96", NULL };
   static char text[8192];
   nsa_model m = least();
@@ -141,7 +137,6 @@ static void refuse(const nsa_model *m, nsa_status status, const char *text) {
 }
 
 static void test_refusals(void **state) {
-  (void)state;
   static const struct {
     size_t field;
     int32_t value;

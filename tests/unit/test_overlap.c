@@ -62,7 +62,6 @@ static nsa_tensor draw_tensor(char *base) {
 
 /* No two tensors that share a byte are accepted; ranges apart always are. */
 static void test_sets(void **state) {
-  (void)state;
   static char memory[BYTES];
   static unsigned char a[BYTES], b[BYTES];
   int sharing = 0, between = 0;
@@ -85,7 +84,6 @@ static void test_sets(void **state) {
 
 /* Slices of the columns of one buffer, cut at each of its dimensions. */
 static void test_slices(void **state) {
-  (void)state;
   static char memory[BYTES];
   for (int i = 0; i < 2000; i++) {
     int64_t shape[4] = { draw(1, 4), draw(1, 3), draw(1, 3), draw(2, 6) }, stride[4];
@@ -110,7 +108,6 @@ static void test_slices(void **state) {
 
 /* Strides that lead out of all memory, and back. */
 static void test_huge(void **state) {
-  (void)state;
   static char memory[64];
   nsa_tensor x = { memory, { 2 }, { 1 }, 1, NSA_F32 };
   nsa_tensor y = { memory + 32, { 3, 2 }, { INT64_MAX, 1 }, 2, NSA_F32 };
@@ -130,7 +127,6 @@ static void refuse(machine *m, const char *text) {
 
 /* Each output on each other tensor. */
 static void test_forward(void **state) {
-  (void)state;
   for (int gpu = 0; gpu < 2; gpu++) {
     machine m;
     machine_init(&m, &(machine_request){ .gpu = gpu });
@@ -170,7 +166,6 @@ static void test_forward(void **state) {
 
 /* The last 16 bytes are too many, what follows them is not. */
 static void test_ends(void **state) {
-  (void)state;
   machine m;
   machine_init(&m, &(machine_request){ .gpu = true });
   nsa_io *io = &m.toy.io;
@@ -193,7 +188,6 @@ static void test_ends(void **state) {
 
 /* Off checks nothing of it. */
 static void test_off(void **state) {
-  (void)state;
   machine m;
   machine_init(&m, &(machine_request){ .gpu = true, .override = "runtime.check_inputs=off" });
   m.toy.io.o.data = m.toy.io.q.data;
@@ -203,7 +197,6 @@ static void test_off(void **state) {
 
 /* The gradients of a packed q, k, v go into a packed buffer. */
 static void test_packed_gradients(void **state) {
-  (void)state;
   machine m;
   machine_init(&m, &(machine_request){ .op = NSA_OP_BACKWARD });
   toy *t = &m.toy;
@@ -240,7 +233,6 @@ static void test_packed_gradients(void **state) {
 
 /* K and V of a page side by side, which an append writes and a decode reads. */
 static void test_interleaved_cache(void **state) {
-  (void)state;
   static const int32_t lengths[] = { 37, 20 }, first[] = { 30, 17 }, one[] = { 1, 1 };
   const kv_options options = { .page_size = 16 };
   kv_fixture w;

@@ -16,6 +16,18 @@ static void run_io(const toy *t, const nsa_batch *batch, const nsa_io *io) {
   assert_int_equal(nsai_reference_forward(&t->model, NSA_SELECT_TOPN, 0, batch, io, 2), NSA_OK);
 }
 
+/* Runs `count` tokens from `first` on as a sequence of its own, with its part of K and V. */
+static void run_slice(const toy *t, nsa_io io, int64_t first, int64_t count, int64_t kv_first,
+                      int64_t kv_count) {
+  nsa_tensor *rows[] = { &io.q,           &io.gate.value,  &io.o,           &io.block_idx,
+                         &io.o_branch[0], &io.o_branch[1], &io.o_branch[2], &io.lse[0],
+                         &io.lse[1],      &io.lse[2] };
+  for (int i = 0; i < 10; i++) *rows[i] = toy_slice(*rows[i], first, count);
+  io.kv.k[0] = toy_slice(io.kv.k[0], kv_first, kv_count);
+  io.kv.v[0] = toy_slice(io.kv.v[0], kv_first, kv_count);
+  run_io(t, NULL, &io);
+}
+
 static void one(toy *t, const nsai_model *g, int32_t q_len, int32_t kv_len) {
   toy_init(t, g, 1, &q_len, &kv_len);
 }
@@ -69,14 +81,7 @@ static void test_split(void **state) {
     toy_outputs(&t, &all, t.tokens);
     for (int half = 0; half < 2; half++) {
       int64_t begin = half ? at : 0, count = half ? t.tokens - at : at;
-      nsa_io io = all;
-      nsa_tensor *rows[] = { &io.q,           &io.gate.value,  &io.o,           &io.block_idx,
-                             &io.o_branch[0], &io.o_branch[1], &io.o_branch[2], &io.lse[0],
-                             &io.lse[1],      &io.lse[2] };
-      for (int i = 0; i < 10; i++) *rows[i] = toy_slice(*rows[i], begin, count);
-      io.kv.k[0] = toy_slice(io.kv.k[0], 0, begin + count);
-      io.kv.v[0] = toy_slice(io.kv.v[0], 0, begin + count);
-      run_io(&t, NULL, &io);
+      run_slice(&t, all, begin, count, 0, begin + count);
     }
     toy_same_outputs("split", &t.io, &all, t.tokens);
     for (int i = 0; i < 8; i++) free(t.owned[--t.owned_count]);
@@ -95,14 +100,7 @@ static void test_ragged(void **state) {
   toy_outputs(&t, &all, t.tokens);
   for (int s = 0; s < 6; s++) {
     int64_t q = toy_ints(&t.batch.cu_q)[s], kv = toy_ints(&t.batch.cu_kv)[s];
-    nsa_io io = all;
-    nsa_tensor *rows[] = { &io.q,           &io.gate.value,  &io.o,           &io.block_idx,
-                           &io.o_branch[0], &io.o_branch[1], &io.o_branch[2], &io.lse[0],
-                           &io.lse[1],      &io.lse[2] };
-    for (int i = 0; i < 10; i++) *rows[i] = toy_slice(*rows[i], q, q_len[s]);
-    io.kv.k[0] = toy_slice(io.kv.k[0], kv, kv_len[s]);
-    io.kv.v[0] = toy_slice(io.kv.v[0], kv, kv_len[s]);
-    run_io(&t, NULL, &io);
+    run_slice(&t, all, q, q_len[s], kv, kv_len[s]);
   }
   toy_same_outputs("ragged", &t.io, &all, t.tokens);
   /* Rows before their sequence (all three of s 3, eight of s 5): zeros, -inf, -1, and no NaN. */

@@ -79,7 +79,6 @@ static void try_sizes(structs *s, int k) {
 }
 
 static void test_run(void **state) {
-  (void)state;
   for (int gpu = 0; gpu < 2; gpu++) {
     machine m;
     machine_init(&m, &(machine_request){ .gpu = gpu, .op = NSA_OP_BACKWARD });
@@ -98,7 +97,6 @@ static void test_run(void **state) {
 /* What a smaller struct lacks is zero, whatever lies behind it: the outputs that it does not know
  * are not written, and the default is taken. */
 static void test_zero_extension(void **state) {
-  (void)state;
   machine m;
   machine_init(&m, &(machine_request){ 0 });
   nsa_io whole = m.toy.io, cut = whole;
@@ -121,7 +119,6 @@ static void test_zero_extension(void **state) {
 /* ---- results ---- */
 
 static void test_caps(void **state) {
-  (void)state;
   machine m;
   machine_init(&m, &(machine_request){ .gpu = true });
   nsa_caps whole = NSA_CAPS_INIT;
@@ -156,7 +153,6 @@ static void test_caps(void **state) {
 /* ---- arrays ---- */
 
 static void test_arrays(void **state) {
-  (void)state;
   machine m;
   machine_init(&m, &(machine_request){ .gpu = true });
   nsa_problem one = INIT(nsa_problem, .max_tokens = 16, .max_seqs = 1);
@@ -190,7 +186,6 @@ static void test_arrays(void **state) {
 /* ---- contexts and problems ---- */
 
 static void test_options(void **state) {
-  (void)state;
   nsa_ctx *ctx = NULL;
   nsa_options o =
       INIT(nsa_options,
@@ -214,7 +209,6 @@ static void test_options(void **state) {
 
 /* The helper alone: any address, any size. */
 static void test_helper(void **state) {
-  (void)state;
   const nsai_struct_type type = { "thing", "NSA_THING_INIT", 16 };
   unsigned char bytes[64] = { 0 }, room[16];
   const void *read;

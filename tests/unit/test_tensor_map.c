@@ -6,14 +6,13 @@
 #include "support/cmocka_all.h"
 
 #include "driver/tensor_map.h"
+#include "machine.h"
 
 static _Alignas(16) unsigned char memory[64]; /* nothing is read of it */
 
 static const nsai_driver *open_fake(void) {
   const nsai_driver *driver;
-  const char *path = getenv("FAKE_CUDA");
-  if (!path) fail_msg("FAKE_CUDA is not set: run through meson test");
-  if (nsai_driver_open(path, NULL, &driver) != NSA_OK) fail_msg("%s", nsa_last_error());
+  if (nsai_driver_open(machine_module(), NULL, &driver) != NSA_OK) fail_msg("%s", nsa_last_error());
   return driver;
 }
 
