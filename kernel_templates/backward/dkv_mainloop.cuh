@@ -303,3 +303,12 @@ NSAI_DEVICE void attend_keys(const NsaiBackwardKv &p, const KeyTile &tile, Rows 
       run_keys<Config, false, true>(p, tile, rows, head, base);
   }
 }
+
+// The whole of a kernel whose rows need no preparation.
+template <class Config, class Rows> NSAI_DEVICE void attend_found_keys(const NsaiBackwardKv &p) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  Rows rows;
+  KeyTile tile;
+  if (find_rows<Config>(p, rows, tile))
+    attend_keys<Config>(p, tile, rows, shared_address(shared_bytes));
+}

@@ -13,16 +13,8 @@
 #pragma once
 #include "backward/dkv_mainloop.cuh"
 
-template <class Config> NSAI_DEVICE void window_keys(const NsaiBackwardKv &p) {
-  extern __shared__ __align__(1024) unsigned char shared_bytes[];
-  WindowRows<Config> rows;
-  KeyTile tile;
-  if (find_rows<Config>(p, rows, tile))
-    attend_keys<Config>(p, tile, rows, shared_address(shared_bytes));
-}
-
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     backward_dkv_window(const __grid_constant__ NsaiBackwardKv p) {
   begin_kernel();
-  window_keys<Config>(p);
+  attend_found_keys<Config, WindowRows<Config>>(p);
 }
