@@ -179,15 +179,9 @@ NSAI_DEVICE int select_token(const NsaiDecode &p, SharedStorage &shared, const W
   if constexpr (Topn<C>::kFree > 0) {
     if (candidates > C::kSelectCount) {
       const int last = last_position<C>(work_item.tile.seq, work_item.tile.first_query);
-      const ConsumerGroupRuns runs = find_runs<C>(p, visible_entries<C>(last));
-      const long long run_rows =
-          (long long)p.scan.splits * Decode<C>::kConsumerGroups * C::kScanRows;
       const int row = token * C::kGroupPadded;
-      const ScanImportance<C> importance = {
-        pooled_row<C>(p, work_item.index, row),       p.pooled_blocks * kPoolRows - kPoolRows,
-        p.carries + work_item.index * run_rows + row, shared.lse + row,
-        runs.granules * Decode<C>::kGranuleBlocks,    runs.each * Decode<C>::kGranuleBlocks,
-      };
+      const ScanImportance<C> importance =
+          find_importance<C>(p, work_item.index, row, last, shared.lse + row);
       const auto rows = importance.load_rows(find_piece<C>(candidates, warp).begin, lane);
       search_blocks<C>(importance, rows, candidates, shared.search, shared.list, warp, lane);
       __syncthreads(); // all warps have read the pooled values

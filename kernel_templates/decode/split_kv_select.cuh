@@ -79,14 +79,9 @@ template <class C> NSAI_DEVICE void select(const NsaiDecode &p) {
   if constexpr (kFree > 0) {
     const ScanRow at = find_scan_row<C>(p, token, group);
     const Sequence seq = load_cached_sequence(p.batch, token.s);
-    const ConsumerGroupRuns runs =
-        find_runs<C>(p, visible_entries<C>(last_position<C>(seq, token.query)));
-    const long long run_rows = (long long)p.scan.splits * Decode<C>::kConsumerGroups * C::kScanRows;
-    const ScanImportance<C> importance = {
-      pooled_row<C>(p, at.work_item, at.row),       p.pooled_blocks * kPoolRows - kPoolRows,
-      p.carries + at.work_item * run_rows + at.row, shared.lse[warp],
-      runs.granules * Decode<C>::kGranuleBlocks,    runs.each * Decode<C>::kGranuleBlocks,
-    };
+    const ScanImportance<C> importance =
+        find_importance<C>(p, at.work_item, at.row, last_position<C>(seq, token.query),
+                           shared.lse[warp]);
     const auto rows = importance.load_rows(find_piece<C>(candidates, warp).begin, lane);
     combine_lse<C>(p, at, shared.lse[warp], lane);
     search_blocks<C>(importance, rows, candidates, shared.search, gOut, warp, lane);

@@ -138,6 +138,18 @@ template <class C> struct ScanImportance {
   }
 };
 
+// The importance of the token in row `row` of a work item, in whose first token's sequence the last
+// token lies at position `last`. sLse: as in ScanImportance.
+template <class C>
+NSAI_DEVICE ScanImportance<C> find_importance(const NsaiDecode &p, int work_item, int row, int last,
+                                              const float *sLse) {
+  const ConsumerGroupRuns runs = find_runs<C>(p, visible_entries<C>(last));
+  const long long run_rows = (long long)p.scan.splits * Decode<C>::kConsumerGroups * C::kScanRows;
+  return { pooled_row<C>(p, work_item, row),          p.pooled_blocks * kPoolRows - kPoolRows,
+           p.carries + work_item * run_rows + row,    sLse,
+           runs.granules * Decode<C>::kGranuleBlocks, runs.each * Decode<C>::kGranuleBlocks };
+}
+
 // A warp's candidates [begin, begin + count): kept in shared memory, or recomputed.
 template <class C> struct Piece {
   const ScanImportance<C> &importance;
