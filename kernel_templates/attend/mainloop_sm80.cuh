@@ -194,12 +194,7 @@ NSAI_DEVICE void multiply_qk(float (&s)[Flash<Config>::kM][Flash<Config>::kN][4]
                          lane / 16); // matrices: rows 0, 8 | columns 0, 8
   u32 k =
       sK + K::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); // matrices: columns 0, 8 | keys 0, 8
-#pragma unroll
-  for (int m = 0; m < F::kM; ++m)
-#pragma unroll
-    for (int j = 0; j < F::kN; ++j)
-#pragma unroll
-      for (int c = 0; c < 4; ++c) s[m][j][c] = 0.0f;
+  clear(s);
 #pragma unroll
   for (int step = 0; step < F::kSteps; ++step) {
     u32 a[F::kM][4]; // Q [16, 16]
@@ -211,8 +206,7 @@ NSAI_DEVICE void multiply_qk(float (&s)[Flash<Config>::kM][Flash<Config>::kN][4]
       ldmatrix_x4(b, at_step<K>(k, step) + j * 8 * K::kPitch);
 #pragma unroll
       for (int m = 0; m < F::kM; ++m) {
-        mma_m16n8k16(typename Config::Element(), s[m][j], a[m], b[0], b[1]);
-        mma_m16n8k16(typename Config::Element(), s[m][j + 1], a[m], b[2], b[3]);
+        mma_m16n16k16(typename Config::Element(), s[m][j], s[m][j + 1], a[m], b);
       }
     }
   }
@@ -245,11 +239,9 @@ NSAI_DEVICE void multiply_pv(float (&o)[Flash<Config>::kM][Flash<Config>::kO][4]
       ldmatrix_x4_trans(b, at_step<V>(v, n / 2) + j * 8 * V::kPitch);
 #pragma unroll
       for (int m = 0; m < F::kM; ++m) {
-        mma_m16n8k16(typename Config::Element(), o[m][n], a[m], b[0], b[1]);
-        mma_m16n8k16(typename Config::Element(), o[m][n + 1], a[m], b[2], b[3]);
+        mma_m16n16k16(typename Config::Element(), o[m][n], o[m][n + 1], a[m], b);
         if constexpr (kSplitP<Config>) {
-          mma_m16n8k16(typename Config::Element(), o[m][n], rest[m], b[0], b[1]);
-          mma_m16n8k16(typename Config::Element(), o[m][n + 1], rest[m], b[2], b[3]);
+          mma_m16n16k16(typename Config::Element(), o[m][n], o[m][n + 1], rest[m], b);
         }
       }
     }

@@ -55,8 +55,7 @@ NSAI_DEVICE void score(float (&rS)[KernelTraits<Config>::kStepKeys / 8][4],
       // The four matrices: keys 8j.. of columns 16k.. and 16k + 8.., then keys 8j + 8.. of both.
       u32 b[4];
       ldmatrix_x4(b, panel_along<S::kKeys>(k_at, 2 * k) + 8 * j * kPanelPitch);
-      mma_m16n8k16(typename Config::Element{}, rS[j], a, b[0], b[1]);
-      mma_m16n8k16(typename Config::Element{}, rS[j + 1], a, b[2], b[3]);
+      mma_m16n16k16(typename Config::Element{}, rS[j], rS[j + 1], a, b);
     }
   }
 }
@@ -80,11 +79,9 @@ NSAI_DEVICE void accumulate(float (&rO)[kO][4],
       // + 8...
       u32 b[4];
       ldmatrix_x4_trans(b, panel_along<S::kKeys>(v_at, j) + 16 * k * kPanelPitch);
-      mma_m16n8k16(typename Config::Element{}, rO[j], a, b[0], b[1]);
-      mma_m16n8k16(typename Config::Element{}, rO[j + 1], a, b[2], b[3]);
+      mma_m16n16k16(typename Config::Element{}, rO[j], rO[j + 1], a, b);
       if constexpr (kSplitP<Config>) {
-        mma_m16n8k16(typename Config::Element{}, rO[j], rest, b[0], b[1]);
-        mma_m16n8k16(typename Config::Element{}, rO[j + 1], rest, b[2], b[3]);
+        mma_m16n16k16(typename Config::Element{}, rO[j], rO[j + 1], rest, b);
       }
     }
   }

@@ -123,14 +123,7 @@ template <class Config> struct QueryPass {
   float dq[F::kM][kO][4];                   // [16, Dk] each
   float lse[F::kM][2], gate[F::kM][2], inner[F::kM][2];
 
-  NSAI_DEVICE QueryPass() {
-#pragma unroll
-    for (int m = 0; m < F::kM; ++m)
-#pragma unroll
-      for (int n = 0; n < kO; ++n)
-#pragma unroll
-        for (int c = 0; c < 4; ++c) dq[m][n][c] = 0.0f;
-  }
+  NSAI_DEVICE QueryPass() { clear(dq); }
 
   NSAI_DEVICE void begin(const NsaiBackwardQ &p, const RowTile<Config> &at, int branch) {
     const int heads = Config::kGroup * p.kv_heads;

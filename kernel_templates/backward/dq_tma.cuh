@@ -145,10 +145,7 @@ NSAI_DEVICE void multiply_stages(float (&dq)[kO][4], const NsaiBackwardQ &p,
       else
         stage_probabilities<Config>(s, reader.shared, now, false, x, p.scale_log2);
     } else {
-#pragma unroll
-      for (int j = 0; j < R::kN; ++j)
-#pragma unroll
-        for (int c = 0; c < 4; ++c) s[j][c] = 0.0f;
+      clear(s);
     }
     wgmma_wait<0>();
     hold(du);

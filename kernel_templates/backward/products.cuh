@@ -80,12 +80,7 @@ NSAI_DEVICE void multiply_rows(float (&s)[kM][kN][4], u32 sA, int a_row, u32 sB)
   const int lane = recomputed(threadIdx.x) % 32;
   const u32 a = sA + A::offset(a_row + lane % 16, lane / 16);
   const u32 b = sB + B::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int j = 0; j < kN; ++j)
-#pragma unroll
-      for (int c = 0; c < 4; ++c) s[m][j][c] = 0.0f;
+  clear(s);
 #pragma unroll
   for (int step = 0; step < padded_dim(kDim) / 16; ++step) {
     u32 rA[kM][4]; // [16, 16]
@@ -97,8 +92,7 @@ NSAI_DEVICE void multiply_rows(float (&s)[kM][kN][4], u32 sA, int a_row, u32 sB)
       ldmatrix_x4(rB, at_step<B>(b, step) + j * 8 * B::kPitch);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        mma_m16n8k16(E(), s[m][j], rA[m], rB[0], rB[1]);
-        mma_m16n8k16(E(), s[m][j + 1], rA[m], rB[2], rB[3]);
+        mma_m16n16k16(E(), s[m][j], s[m][j + 1], rA[m], rB);
       }
     }
   }
@@ -117,8 +111,7 @@ NSAI_DEVICE void multiply_fragments(float (&acc)[kM][kO][4], const u32 (&x)[kM][
     ldmatrix_x4_trans(rB, at_step<B>(b, n / 2));
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      mma_m16n8k16(E(), acc[m][n], x[m], rB[0], rB[1]);
-      mma_m16n8k16(E(), acc[m][n + 1], x[m], rB[2], rB[3]);
+      mma_m16n16k16(E(), acc[m][n], acc[m][n + 1], x[m], rB);
     }
   }
 }

@@ -149,10 +149,7 @@ template <class Config> struct StatisticsTile {
       if (seen >> warp & 1) {
         exponentiate(s, now, ((const u32 *)(reader.shared + R::kSPartly))[now] >> warp & 1);
       } else {
-#pragma unroll
-        for (int j = 0; j < R::kN; ++j)
-#pragma unroll
-          for (int c = 0; c < 4; ++c) s[j][c] = 0.0f;
+        clear(s);
       }
       wgmma_wait<0>();
       hold(du);

@@ -51,3 +51,11 @@ NSAI_DEVICE void mma_m16n8k16(Fp16, float (&c)[4], const u32 (&a)[4], u32 b0, u3
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
+// The same for two n8 tiles, whose B fragments one ldmatrix_x4 loads.
+template <class Element>
+NSAI_DEVICE void mma_m16n16k16(Element element, float (&c0)[4], float (&c1)[4], const u32 (&a)[4],
+                               const u32 (&b)[4]) {
+  mma_m16n8k16(element, c0, a, b[0], b[1]);
+  mma_m16n8k16(element, c1, a, b[2], b[3]);
+}

@@ -67,6 +67,13 @@ NSAI_DEVICE float log2_approx(float x) {
   return r;
 }
 
+// Sets all elements of an array in registers to 0.
+NSAI_DEVICE void clear(float &x) { x = 0.0f; }
+template <class T, int kN> NSAI_DEVICE void clear(T (&x)[kN]) {
+#pragma unroll
+  for (int i = 0; i < kN; ++i) clear(x[i]);
+}
+
 // Number of set bits in `votes` (a ballot) below this lane: its slot among the lanes that voted
 // yes.
 NSAI_DEVICE int votes_below(u32 votes, int lane) { return __popc(votes & ((1u << lane) - 1)); }

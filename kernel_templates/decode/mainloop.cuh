@@ -169,14 +169,6 @@ NSAI_DEVICE RowRanges find_row_ranges(const Keys &keys, int limit) {
   return x;
 }
 
-// Gives the keys of a stage probability 0.
-template <int kN> NSAI_DEVICE void clear_scores(float (&s)[kN][4]) {
-#pragma unroll
-  for (int j = 0; j < kN; ++j)
-#pragma unroll
-    for (int c = 0; c < 4; ++c) s[j][c] = 0.0f;
-}
-
 struct DoNothing {
   NSAI_DEVICE void operator()() const {}
 };
@@ -280,7 +272,7 @@ stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStream<C,
           mask_row(s, r, KeyRange{ keys.begin(r), min(keys.end(r), limit) }, step * kStepKeys);
       softmax_step(rows, s, o, scale_log2);
     } else {
-      clear_scores(s);
+      clear(s);
     }
     multiply_stage_pv<C, S>(o, s, stage + S::K::kBytes, keys, rows, end - step, at.lane);
   }

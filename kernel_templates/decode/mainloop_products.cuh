@@ -96,8 +96,7 @@ NSAI_DEVICE void multiply_step_qk(float (&s0)[4], float (&s1)[4], const Queries<
 #pragma unroll
       for (int i = 0; i < 4; ++i) a[i] = q.fragment[step][i];
     }
-    mma_m16n8k16(typename C::Element(), s0, a, b[0], b[1]);
-    mma_m16n8k16(typename C::Element(), s1, a, b[2], b[3]);
+    mma_m16n16k16(typename C::Element(), s0, s1, a, b);
   }
 }
 

@@ -204,8 +204,7 @@ NSAI_DEVICE void scores(float (&rS)[2][KernelTraits<C>::kSliceTiles][4],
                           n * 8 * KeyTile::kPitch);
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
-        mma_m16n8k16(typename C::Element{}, rS[tile][n], rQ[tile][k], rK[0], rK[1]);
-        mma_m16n8k16(typename C::Element{}, rS[tile][n + 1], rQ[tile][k], rK[2], rK[3]);
+        mma_m16n16k16(typename C::Element{}, rS[tile][n], rS[tile][n + 1], rQ[tile][k], rK);
       }
     }
   }

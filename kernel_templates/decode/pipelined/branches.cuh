@@ -23,10 +23,7 @@ NSAI_DEVICE void leave_branch(SharedStorage &shared, const PipelinedWorkItem &at
                o, at.lane);
   share_stats(shared.stats[b][at.warp], rows, at.lane);
   if (b == kCompressed && at.lane < 16) shared.carries[at.warp + 1][at.lane] = keys.carry_out();
-#pragma unroll
-  for (int j = 0; j < kO; ++j)
-#pragma unroll
-    for (int c = 0; c < 4; ++c) o[j][c] = 0.0f;
+  clear(o);
   rows = SoftmaxRows();
   keys.pools = false;
 }
