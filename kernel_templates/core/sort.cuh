@@ -6,30 +6,32 @@
 #pragma once
 #include "core/types.cuh"
 
+// One step of a bitonic network: lanes whose indices differ in bit `lanes` compare; the lower lane
+// keeps the greater value if `descending`.
+template <class Key> NSAI_DEVICE Key exchange(Key x, int lanes, bool descending, int lane) {
+  Key other = __shfl_xor_sync(~0u, x, lanes);
+  bool keep_greater = ((lane & lanes) == 0) == descending;
+  return (x > other) == keep_greater ? x : other;
+}
+
 // Sorts in ascending order. Key is u32 or u64. All 32 lanes take part.
-template <class Key, int kPerLane> NSAI_DEVICE void sort_warp(Key (&x)[kPerLane]) {
+template <class Key, int kPerLane> NSAI_DEVICE void sort_warp(Key (&x)[kPerLane], int lane) {
   static_assert((kPerLane & (kPerLane - 1)) == 0, "a bitonic network sorts powers of two");
-  int lane = threadIdx.x & 31;
   // After the pass for `run`, runs of `run` elements are sorted, odd ones in descending order.
 #pragma unroll
   for (int run = 2; run <= 32 * kPerLane; run *= 2) {
 #pragma unroll
-    for (int delta = run / 2; delta > 0; delta /= 2) {
+    for (int distance = run / 2; distance > 0; distance /= 2) {
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) {
-        bool descending = (32 * j + lane) & run;
-        if (delta >= 32) {
-          int k = j ^ (delta / 32);
-          if (k < j) continue; // the pair is handled at k
-          if ((x[k] < x[j]) != descending) {
-            Key other = x[k];
-            x[k] = x[j];
-            x[j] = other;
-          }
-        } else {
-          Key other = __shfl_xor_sync(~0u, x[j], delta);
-          bool upper = lane & delta;
-          x[j] = (upper != descending) == (other > x[j]) ? other : x[j];
+        bool descending = ((j * 32 + lane) & run) != 0;
+        int other = j ^ distance / 32;
+        if (distance < 32) {
+          x[j] = exchange(x[j], distance, descending, lane);
+        } else if (j < other) {
+          Key low = min(x[j], x[other]), high = max(x[j], x[other]);
+          x[j] = descending ? high : low;
+          x[other] = descending ? low : high;
         }
       }
     }

@@ -23,6 +23,7 @@
 //
 // Config: kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal.
 #pragma once
+#include "core/sort.cuh"
 #include "core/types.cuh"
 
 constexpr u32 kAllLanes = 0xffffffffu;
@@ -65,14 +66,6 @@ NSAI_DEVICE u64 key_of(u32 order, int index) { return (u64)order << 32 | ~(u32)i
 NSAI_DEVICE u32 order_in(u64 key) { return (u32)(key >> 32); }
 NSAI_DEVICE u32 index_in(u64 key) { return ~(u32)key; }
 
-// One step of a bitonic network: lanes whose indices differ in bit `lanes` compare; the lower lane
-// keeps the greater value if `descending`.
-template <class Key> NSAI_DEVICE Key exchange(Key x, int lanes, bool descending, int lane) {
-  Key other = __shfl_xor_sync(kAllLanes, x, lanes);
-  bool keep_greater = ((lane & lanes) == 0) == descending;
-  return (x > other) == keep_greater ? x : other;
-}
-
 // Sorts a bitonic sequence of 32 keys.
 NSAI_DEVICE u64 merge_lanes(u64 x, bool descending, int lane) {
 #pragma unroll
@@ -80,19 +73,11 @@ NSAI_DEVICE u64 merge_lanes(u64 x, bool descending, int lane) {
   return x;
 }
 
-// Sorts any 32 keys in ascending order.
-template <class Key> NSAI_DEVICE Key sort_lanes(Key x, int lane) {
-#pragma unroll
-  for (int size = 2; size <= 32; size *= 2)
-#pragma unroll
-    for (int lanes = size / 2; lanes > 0; lanes /= 2)
-      x = exchange(x, lanes, (lane & size) != 0, lane);
-  return x;
-}
-
 // Merges 32 keys into the descending `best`; the 32 worst of all are dropped.
-template <int kSlots> NSAI_DEVICE void merge_best(u64 (&best)[kSlots], u64 x, int lane) {
-  x = sort_lanes(x, lane);
+template <int kSlots> NSAI_DEVICE void merge_best(u64 (&best)[kSlots], u64 key, int lane) {
+  u64 sorted[1] = { key };
+  sort_warp(sorted, lane);
+  u64 x = sorted[0];
 #pragma unroll
   for (int slot = 0; slot < kSlots; ++slot) {
     // Descending against ascending: the greater ones of all pairs are the 32 best of both, and both
@@ -100,29 +85,6 @@ template <int kSlots> NSAI_DEVICE void merge_best(u64 (&best)[kSlots], u64 x, in
     u64 better = best[slot] > x ? best[slot] : x, worse = best[slot] > x ? x : best[slot];
     best[slot] = merge_lanes(better, true, lane);
     if (slot + 1 < kSlots) x = merge_lanes(worse, false, lane);
-  }
-}
-
-// Sorts 32 * kSlots values in ascending order, kSlots a power of two; value slot * 32 + lane is
-// v[slot].
-template <int kSlots> NSAI_DEVICE void sort_ascending(u32 (&v)[kSlots], int lane) {
-#pragma unroll
-  for (int size = 2; size <= 32 * kSlots; size *= 2) {
-#pragma unroll
-    for (int distance = size / 2; distance > 0; distance /= 2) {
-#pragma unroll
-      for (int slot = 0; slot < kSlots; ++slot) {
-        bool descending = ((slot * 32 + lane) & size) != 0;
-        int other = slot ^ distance / 32;
-        if (distance < 32) {
-          v[slot] = exchange(v[slot], distance, descending, lane);
-        } else if (slot < other) {
-          u32 low = min(v[slot], v[other]), high = max(v[slot], v[other]);
-          v[slot] = descending ? high : low;
-          v[other] = descending ? low : high;
-        }
-      }
-    }
   }
 }
 
@@ -206,7 +168,7 @@ NSAI_DEVICE void search(int *gOut, int count, Load load, u64 *queue, int lane, u
 #pragma unroll
   for (int slot = 0; slot < kSlots; ++slot)
     v[slot] = slot * 32 + lane < kFree ? index_in(best[slot]) : ~0u;
-  sort_ascending(v, lane);
+  sort_warp(v, lane);
 #pragma unroll
   for (int slot = 0; slot < kSlots; ++slot)
     if (slot * 32 + lane < kFree) gOut[slot * 32 + lane] = (int)v[slot];

@@ -45,7 +45,7 @@ template <class Config, class Params> NSAI_DEVICE void sort_block_list(const Par
     int block = 32 * j + lane < kCount ? gIn[(32 * j + lane) * p.in_entry_stride] : -1;
     rBlock[j] = block >= 0 && block <= last ? (u32)block : kNone;
   }
-  sort_warp(rBlock);
+  sort_warp(rBlock, lane);
 
   int *gOut = p.out + list * kCount; // [n]
   int written = 0;                   // warp-uniform

@@ -57,7 +57,7 @@ template <class Config, class Params> NSAI_DEVICE void sort_range_list(const Par
     int end = i < kCount ? min(gIn[i * p.in_entry_stride + 1], t + 1) : 0;
     rRange[j] = start < end ? (u64)start << 32 | (u32)end : kNone;
   }
-  sort_warp(rRange);
+  sort_warp(rRange, lane);
 
   // A range begins a new merged range if it starts beyond all ends before it. The lane that begins
   // the next merged range also writes the end of the previous one.
