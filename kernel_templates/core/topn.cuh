@@ -191,6 +191,21 @@ NSAI_DEVICE void search_twice(int *gOut, int count, Load load, u64 *queue, int l
   search<kFree, kSlots>(gOut, count, load, queue, lane, bar_of<kFree>(greatest, lane));
 }
 
+// Writes the kFree best of the blocks [begin, begin + count), or all of them if there are no more,
+// to sFound, ascending. load(i) returns the key of block begin + i. kTwice: by search_twice().
+template <class C, bool kTwice, class Load>
+NSAI_DEVICE void search_range(int *sFound, int begin, int count, Load load, u64 *queue, int lane) {
+  constexpr int kFree = Topn<C>::kFree, kSlots = Topn<C>::kSlots;
+  if (count <= kFree) {
+    for (int i = lane; i < count; i += 32) sFound[i] = begin + i;
+    return;
+  }
+  if constexpr (kTwice)
+    search_twice<kFree, kSlots>(sFound, count, load, queue, lane);
+  else
+    search<kFree, kSlots>(sFound, count, load, queue, lane, 0);
+}
+
 // Writes the part of a token's list gOut [n] that depends only on its number of candidates. Returns
 // true if the best of the other candidates must be filled in, from gOut[kSelectInit] on.
 template <class C> NSAI_DEVICE bool write_forced(int *gOut, int candidates, int lane) {

@@ -214,19 +214,6 @@ NSAI_DEVICE bool list_few(const Piece<C> &piece, SelectShared<C> &shared, int *l
   return true;
 }
 
-// Writes the best of a warp's candidates to sFound [kFree], by index; all of them if there are no
-// more than kFree.
-template <class C>
-NSAI_DEVICE void search_piece(const Piece<C> &piece, int *sFound, u64 *sQueue, int lane) {
-  constexpr int kFree = Topn<C>::kFree;
-  if (piece.count <= kFree) {
-    for (int i = lane; i < piece.count; i += 32) sFound[i] = piece.begin + i;
-    return;
-  }
-  search_twice<kFree, Topn<C>::kSlots>(
-      sFound, piece.count, [&](int i) { return piece.key(i); }, sQueue, lane);
-}
-
 // Writes the token's free blocks to list [n]; there are more than n candidates. The caller has put
 // a barrier after writing what `importance` reads; `rows` are the first of the warp's piece.
 template <class C>
@@ -241,7 +228,9 @@ NSAI_DEVICE void search_blocks(const ScanImportance<C> &importance,
   const Piece<C> piece = { importance, shared.kept[warp], range.begin, count };
   if constexpr (kFree <= 32)
     if (each <= kKept && list_few<C>(piece, shared, list + first, warp, lane)) return;
-  search_piece<C>(piece, shared.found[warp], shared.queue[warp], lane);
+  search_range<C, true>(
+      shared.found[warp], piece.begin, piece.count, [&](int i) { return piece.key(i); },
+      shared.queue[warp], lane);
   __syncthreads(); // all pieces are searched
   if (warp != 0) return;
   // Every piece has `each` candidates, except the last non-empty one.

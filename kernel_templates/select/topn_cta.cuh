@@ -37,19 +37,6 @@ template <class C> struct SharedStorage {
   int found[kWarps * Topn<C>::kFree]; // blocks, ascending
 };
 
-// Writes the kFree best of the blocks [begin, end), or all of them, to sFound, ascending.
-// load(block) returns its key.
-template <class C, class Load>
-NSAI_DEVICE void search_range(int *sFound, int begin, int end, Load load, u64 *queue, int lane) {
-  constexpr int kFree = Topn<C>::kFree;
-  if (end - begin > kFree) {
-    search<kFree, Topn<C>::kSlots>(
-        sFound, end - begin, [&](int i) { return load(begin + i); }, queue, lane, 0);
-  } else {
-    for (int i = begin + lane; i < end; i += 32) sFound[i - begin] = i;
-  }
-}
-
 template <class C, class Params> NSAI_DEVICE void select(const Params &params) {
   const NsaiSelect &p = packed_of(params);
   constexpr int kFree = Topn<C>::kFree, kWarps = SharedStorage<C>::kWarps;
@@ -75,8 +62,9 @@ template <class C, class Params> NSAI_DEVICE void select(const Params &params) {
     const int range = ceil_div(count, kWarps), each = min(range, kFree);
     const int begin = min(warp * range, count), end = min(begin + range, count);
     // Ranges are full up to the last one that is not empty: what the warps find follows each other.
-    search_range<C>(shared.found + warp * each, first + begin, first + end, load,
-                    shared.queues[warp], lane);
+    search_range<C, false>(
+        shared.found + warp * each, first + begin, end - begin,
+        [&](int i) { return load(first + begin + i); }, shared.queues[warp], lane);
     __syncthreads(); // every warp's best are there
     if (warp > 0) return;
     write_forced<C>(gOut, candidates, lane);
