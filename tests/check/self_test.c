@@ -302,6 +302,30 @@ static int plan_is_used(chk_plans *plans, FILE *out) {
   return seen;
 }
 
+/* ---- a forced row ----------------------------------------------------------------------------  */
+
+/* A forced row that is not among those of a plan is a failure where another row has its stage, and a
+ * skip where none has. Returns the number of wrong outcomes. */
+static int row_is_demanded(FILE *out) {
+  static const nsai_variant row = { .name = "select_topn_cta", .stage = NSAI_STAGE_SELECT };
+  static const struct {
+    const char *name, *variants;
+    nsai_verify_outcome outcome;
+  } cases[] = {
+    { "row that ran", "select=select_topn_cta attend_selected=x", NSAI_VERIFY_PASSED },
+    { "row that did not run", "compress=x select=select_topn", NSAI_VERIFY_FAILED },
+    { "row of another stage", "compress=x attend_selected=select_topn_cta", NSAI_VERIFY_SKIPPED },
+  };
+  int wrong = 0;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    nsai_verify_result result = { .outcome = NSAI_VERIFY_PASSED };
+    snprintf(result.variants, sizeof result.variants, "%s", cases[i].variants);
+    chk_demand_row(&row, &result);
+    wrong += chk_report_damage(out, cases[i].name, result.outcome == cases[i].outcome, result.text);
+  }
+  return wrong;
+}
+
 int chk_report_damage(FILE *out, const char *name, int seen, const char *text) {
   fprintf(out, "%-24s %s  %s\n", name,
           seen > 0    ? "reported"
@@ -319,5 +343,6 @@ int chk_self_test(chk_plans *plans, FILE *out) {
     unnoticed += chk_report_damage(out, damages[i].name, seen, result.text);
   }
   unnoticed += expected_follows(plans, out);
+  unnoticed += row_is_demanded(out);
   return unnoticed + plan_is_used(plans, out);
 }
