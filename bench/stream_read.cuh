@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// stream_read: reads memory and does nothing else, 8 times 16 bytes of a thread on their way: what a
-// kernel that is bound by reading is held against. bandwidth.c launches it.
+// stream_read: reads memory and does nothing else, 8 times 16 bytes of a thread on their way: what
+// a kernel that is bound by reading is held against. bandwidth.c launches it.
 //
 //   *seen |= every word of from[0 .. count)
 

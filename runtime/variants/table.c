@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The variant table. Its rows are defined in the files of their variants. Nothing else stands in this
- * file, so that a test may bring a table of its own.
+ * The variant table. Its rows are defined in the files of their variants. Nothing else stands in
+ * this file, so that a test may bring a table of its own.
  */
 #include "plan/variant.h"
 

@@ -26,8 +26,8 @@ void chk_conclude(nsa_status status, bool may_refuse, nsai_verify_result *result
 /* Whether a row is among "stage=variant ..." of nsa_caps. */
 bool chk_names_row(const char *variants, const nsai_variant *row);
 
-/* If a row is not among the variants of a passed result: makes it a failure, or, of a problem without
- * the row's stage, a skip. */
+/* If a row is not among the variants of a passed result: makes it a failure, or, of a problem
+ * without the row's stage, a skip. */
 void chk_demand_row(const nsai_variant *row, nsai_verify_result *result);
 
 /* The checks by kind. */

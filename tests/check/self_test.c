@@ -302,10 +302,10 @@ static int plan_is_used(chk_plans *plans, FILE *out) {
   return seen;
 }
 
-/* ---- a forced row ----------------------------------------------------------------------------  */
+/* ---- a forced row ---------------------------------------------------------------------------- */
 
-/* A forced row that is not among those of a plan is a failure where another row has its stage, and a
- * skip where none has. Returns the number of wrong outcomes. */
+/* A forced row that is not among those of a plan is a failure where another row has its stage, and
+ * a skip where none has. Returns the number of wrong outcomes. */
 static int row_is_demanded(FILE *out) {
   static const nsai_variant row = { .name = "select_topn_cta", .stage = NSAI_STAGE_SELECT };
   static const struct {

@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * attend_compressed_topn_sm90: the compressed branch, importance and the top-n in one kernel (sm_90a).
+ * attend_compressed_topn_sm90: the compressed branch, importance and the top-n in one kernel
+ * (sm_90a).
  */
 #include "variants/attend/compressed.h"
 
@@ -52,8 +53,8 @@ static int64_t scratch_bytes(const nsai_problem *p) {
   return (int64_t)((4 * floats + 255) / 256 * 256);
 }
 
-/* What the registers hold, found by compiling (NVRTC 13.0): two strides a block are twice as many sums,
- * groups that span warps need more in the selectors. */
+/* What the registers hold, found by compiling (NVRTC 13.0): two strides a block are twice as many
+ * sums, groups that span warps need more in the selectors. */
 static void check_registers(const nsai_model *m, nsai_reasons *reasons) {
   int32_t ratio = m->select_block / m->stride, overlap = m->block / m->stride;
   int32_t group = nsai_padded_group(m);
@@ -114,13 +115,13 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   nsai_fit_block(t, bytes, reasons);
 }
 
-/* A guess, between 4k tokens, where it is the faster way (H200, forwards of random lists 0.69 against
- * 0.74 ms, of correlated ones 0.62 against 0.64), and short sequences, whose blocks are chosen in more
- * time than their importance takes. */
+/* A guess, between 4k tokens, where it is the faster way (H200, forwards of random lists 0.69
+ * against 0.74 ms, of correlated ones 0.62 against 0.64), and short sequences, whose blocks are
+ * chosen in more time than their importance takes. */
 #define SHORTEST 2048
 
-/* Where every block is chosen there is no importance to be had for nothing. It just fits the registers
- * and has no smaller tiles for other compilers. */
+/* Where every block is chosen there is no importance to be had for nothing. It just fits the
+ * registers and has no smaller tiles for other compilers. */
 static bool sensible(const nsai_problem *p, const nsai_target *t) {
   return !t->register_fallback && !nsai_problem_selects_all(p) && p->max_kv_len > SHORTEST;
 }

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Launches of dense causal attention: the stage of its own, and the selected branch while every block is
- * chosen.
+ * Launches of dense causal attention: the stage of its own, and the selected branch while every
+ * block is chosen.
  */
 #ifndef NSAI_VARIANTS_ATTEND_DENSE_H
 #define NSAI_VARIANTS_ATTEND_DENSE_H

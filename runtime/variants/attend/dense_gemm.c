@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * dense_gemm: the unfused baseline. For each group of heads and chunk of query rows it runs a product, a
- * softmax and a product, with the scores in memory.
+ * dense_gemm: the unfused baseline. For each group of heads and chunk of query rows it runs a
+ * product, a softmax and a product, with the scores in memory.
  */
 #include "base/math.h"
 #include "plan/spec.h"

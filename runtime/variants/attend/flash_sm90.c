@@ -37,7 +37,8 @@ static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s
 }
 
 /* O, the scores of a tile of keys, the probabilities of the tile before (twice where they are split
- * in two, core/softmax.cuh: kSplitP), and what else the loop holds, against Flash::kConsumerRegisters. */
+ * in two, core/softmax.cuh: kSplitP), and what else the loop holds, against
+ * Flash::kConsumerRegisters. */
 static bool registers_do(const nsai_model *m, const nsai_tiles *s) {
   int32_t keys = s->of[NSAI_TILE_KEYS];
   int32_t parts = m->dtype == NSA_BF16 && m->head_dim_v < 64 ? 2 : 1;
@@ -45,8 +46,8 @@ static bool registers_do(const nsai_model *m, const nsai_tiles *s) {
   return needs <= (s->of[NSAI_TILE_ROWS] > 2 * CONSUMER_ROWS ? 160 : 240);
 }
 
-/* A tile of keys costs waits, a tile of queries an epilogue; keys that no query sees are computed at
- * both edges. */
+/* A tile of keys costs waits, a tile of queries an epilogue; keys that no query sees are computed
+ * at both edges. */
 static double cost(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   if (!registers_do(&p->model, s)) return INFINITY;
   double keys = s->of[NSAI_TILE_KEYS], rows = s->of[NSAI_TILE_ROWS];
@@ -58,9 +59,10 @@ static bool fits(const nsai_problem *p, const nsai_target *t, const nsai_tiles *
   return shared_bytes(&p->model, s, 1) <= t->shared_bytes && registers_do(&p->model, s);
 }
 
-/* Three warpgroups hide more of each other's waits than two, also with fewer keys at a time: D 128,
- * compressed at 64k tokens 6.3 ms against 6.8, a window of 512 2.16 against 2.37 (H200). Of what fits
- * their registers 112 keys were as fast as 128 or faster (D 64), and waste less of a window. */
+/* Three warpgroups hide more of each other's waits than two, also with fewer keys at a time: D
+ * 128, compressed at 64k tokens 6.3 ms against 6.8, a window of 512 2.16 against 2.37 (H200). Of
+ * what fits their registers 112 keys were as fast as 128 or faster (D 64), and waste less of a
+ * window. */
 static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   const nsai_tiles list[] = { make_tiles(192, 112, 2), make_tiles(192, 96, 2),
                               make_tiles(192, 80, 2),  make_tiles(128, 128, 2),

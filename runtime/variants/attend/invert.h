@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The kernels that turn lists of blocks per token into lists of tokens per block (data/invert_*.cuh), for
- * the rows that walk the keys. A row has them as consecutive kernels, and what they fill as consecutive
- * buffers.
+ * The kernels that turn lists of blocks per token into lists of tokens per block
+ * (data/invert_*.cuh), for the rows that walk the keys. A row has them as consecutive kernels, and
+ * what they fill as consecutive buffers.
  */
 #ifndef NSAI_VARIANTS_ATTEND_INVERT_H
 #define NSAI_VARIANTS_ATTEND_INVERT_H

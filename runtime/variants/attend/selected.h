@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the rows of the selected branch that read lists share. Their first two kernels are the branch's
- * own and the one that sorts a caller's lists.
+ * What the rows of the selected branch that read lists share. Their first two kernels are the
+ * branch's own and the one that sorts a caller's lists.
  */
 #ifndef NSAI_VARIANTS_ATTEND_SELECTED_H
 #define NSAI_VARIANTS_ATTEND_SELECTED_H

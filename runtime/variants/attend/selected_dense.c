@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * attend_selected_dense_sm90 and attend_selected_dense_sm80: the selected branch while it is ordinary
- * causal attention, because every block is chosen.
+ * attend_selected_dense_sm90 and attend_selected_dense_sm80: the selected branch while it is
+ * ordinary causal attention, because every block is chosen.
  */
 #include "run/params.h"
 #include "variants/attend/flash_sm80.h"

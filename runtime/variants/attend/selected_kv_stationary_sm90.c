@@ -1,9 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * attend_selected_kv_stationary_sm90. For each chunk of tokens the lists of blocks become lists of tokens.
- * Then, for as many query heads at a time as the workspace has rows for, each block is attended by its
- * tokens, and the partial results of each token are combined. Nothing depends on what the lists hold.
+ * attend_selected_kv_stationary_sm90. For each chunk of tokens the lists of blocks become lists of
+ * tokens. Then, for as many query heads at a time as the workspace has rows for, each block is
+ * attended by its tokens, and the partial results of each token are combined. Nothing depends on
+ * what the lists hold.
  */
 #include "base/math.h"
 #include "variants/attend/invert.h"
@@ -20,8 +21,8 @@ enum {
 };
 enum { CHUNK_TOKENS, ROWS, NUMBERS };
 
-/* Partial results: a row of Dv for every head, token and slot would be 17 GB at 64k tokens and 64 heads.
- * In pieces of this many bytes the launches last milliseconds, which is enough. */
+/* Partial results: a row of Dv for every head, token and slot would be 17 GB at 64k tokens and 64
+ * heads. In pieces of this many bytes the launches last milliseconds, which is enough. */
 #define SLOT_CHUNK_BYTES ((int64_t)1 << 30)
 
 static nsai_tiles kv_tiles(int32_t rows, int32_t warps, int32_t blocks) {
@@ -35,13 +36,14 @@ static uint32_t kv_shared(const nsai_model *m, const nsai_tiles *s) {
                                  m->head_dim_qk, m->head_dim_v);
 }
 
-/* Q beside the scores, then P beside O; and what else the loop holds, more of it where rows that are
- * no multiple of 128 bytes lie unswizzled, most where those of V are long, too. */
+/* Q beside the scores, then P beside O; and what else the loop holds, more of it where rows that
+ * are no multiple of 128 bytes lie unswizzled, most where those of V are long, too. */
 static int32_t kv_registers(const nsai_model *m) {
   int32_t keys = m->select_block, p = keys / 4, o = nsai_padded_dim(m->head_dim_v) / 2;
   if (m->dtype == NSA_BF16 && m->head_dim_v < 128) p *= 2; /* kSplitBlockP */
   int32_t scores = nsai_padded_dim(m->head_dim_qk) / 4 + keys / 2;
-  /* Measured: Dv 224 and 240 spill beside Dk 160 to 208, and do not beside 128 and less, and 256. */
+  /* Measured: Dv 224 and 240 spill beside Dk 160 to 208, and do not beside 128 and less, and
+   * 256. */
   bool odd_wide = nsai_padded_dim(m->head_dim_v) > 192 && nsai_padded_dim(m->head_dim_v) % 64 &&
                   m->head_dim_qk > 128 && m->head_dim_qk < 256;
   int32_t rest = m->head_dim_qk % 64 == 0 && m->head_dim_v % 64 == 0 ? 40
@@ -111,12 +113,12 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
                 m->select_block);
 }
 
-/* Every (head, token, block) costs the same here, whatever the group and the lists: 13.6 to 14.7 ms at
- * 64k tokens, 64 heads, D 128 and 16 blocks (H200, groups of 4 to 1). A query-stationary tile of 64 rows
- * costs 0.22 ms there for every block in the union of the lists of 64 / G tokens, of which there are n
- * up to 64 n / G, and never more than the sequence has: 41 ms at G 4 and 11 at G 16 with random inputs,
- * so that 20 are to be expected at G 8. With correlated ones attend_selected_sm90_mma takes 16.8 ms at G 2,
- * 11.4 at G 4. */
+/* Every (head, token, block) costs the same here, whatever the group and the lists: 13.6 to 14.7 ms
+ * at 64k tokens, 64 heads, D 128 and 16 blocks (H200, groups of 4 to 1). A query-stationary tile of
+ * 64 rows costs 0.22 ms there for every block in the union of the lists of 64 / G tokens, of which
+ * there are n up to 64 n / G, and never more than the sequence has: 41 ms at G 4 and 11 at G 16
+ * with random inputs, so that 20 are to be expected at G 8. With correlated ones
+ * attend_selected_sm90_mma takes 16.8 ms at G 2, 11.4 at G 4. */
 #define BREAK_EVEN_BLOCKS 64
 
 static bool sensible(const nsai_problem *p, const nsai_target *t) {

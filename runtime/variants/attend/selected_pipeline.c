@@ -51,7 +51,8 @@ void nsai_selected_fit(const nsai_problem *p, const nsai_target *t, const nsai_t
                 blocks_of(s), shared_bytes(&p->model, s, products), t->shared_bytes);
 }
 
-/* More warps share what is read, while what they hold fits; a deeper pipeline hides more latency. */
+/* More warps share what is read, while what they hold fits; a deeper pipeline hides more
+ * latency. */
 double nsai_selected_cost(const nsai_problem *p, const nsai_tiles *s,
                           const nsai_selected_products *products) {
   if (products->registers(&p->model) > nsai_selected_consumer_registers(&p->model, s))

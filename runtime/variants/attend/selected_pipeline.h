@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the rows over attend/selected_pipeline.cuh share: a producer warp loads keys through tensor maps,
- * consumer warps multiply them by mma.sync or wgmma.
+ * What the rows over attend/selected_pipeline.cuh share: a producer warp loads keys through tensor
+ * maps, consumer warps multiply them by mma.sync or wgmma.
  */
 #ifndef NSAI_VARIANTS_ATTEND_SELECTED_PIPELINE_H
 #define NSAI_VARIANTS_ATTEND_SELECTED_PIPELINE_H

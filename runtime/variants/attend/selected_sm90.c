@@ -45,8 +45,8 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
 
 /* Where the lists of adjacent tokens differ, most of what a warpgroup multiplies is for one of its
  * tokens; and of a small group it holds many. (H200, 64k, correlated: G 16 5.5 against 6.6 ms of
- * attend_selected_sm90_mma, G 8 7.4 against 8.5, G 4 11.6 against 11.4, G 2 18.7 against 16.8; random, G
- * 16: 12.9 against 11.1.) */
+ * attend_selected_sm90_mma, G 8 7.4 against 8.5, G 4 11.6 against 11.4, G 2 18.7 against 16.8;
+ * random, G 16: 12.9 against 11.1.) */
 bool nsai_selected_sm90_sensible(const nsai_problem *p, const nsai_target *t) {
   return p->overlap == NSA_OVERLAP_HIGH && nsai_padded_group(&p->model) >= 8 &&
          t->register_fallback < NSAI_MAX_REGISTER_FALLBACK;

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What attend_selected_sm90 shares with attend_selected_window_sm90, which fuses the window: products by
- * wgmma.
+ * What attend_selected_sm90 shares with attend_selected_window_sm90, which fuses the window:
+ * products by wgmma.
  */
 #ifndef NSAI_VARIANTS_ATTEND_SELECTED_SM90_H
 #define NSAI_VARIANTS_ATTEND_SELECTED_SM90_H

@@ -28,9 +28,10 @@ static double cost(const nsai_problem *p, const nsai_target *t, const nsai_tiles
   return nsai_selected_cost(p, s, &products);
 }
 
-/* Eight warps and the deepest pipeline. Twelve, whose scores have room for 32 keys at a time, share more
- * of what is read where lists differ: forwards of random lists take 1.60 against 1.69 ms at 8k tokens,
- * 3.67 against 3.88 at 16k, the same at 64k; with correlated ones the stage is 5 % slower (H200). */
+/* Eight warps and the deepest pipeline. Twelve, whose scores have room for 32 keys at a time, share
+ * more of what is read where lists differ: forwards of random lists take 1.60 against 1.69 ms at 8k
+ * tokens, 3.67 against 3.88 at 16k, the same at 64k; with correlated ones the stage is 5 % slower
+ * (H200). */
 static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   const nsai_tiles s = nsai_selected_deepest(p, t, 12, &products);
   *by = NSAI_BY_ARCHITECTURE;

@@ -16,9 +16,9 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
                 p->model.head_dim_v, MOST_WINDOW_DIM_V);
 }
 
-/* Where lists are alike, and for short sequences, of which most lists are. (H200, forwards, G 16, by
- * two kernels / by this: correlated lists 4k 0.67 / 0.63 ms, 8k 1.28 / 1.23, 64k 17.5 / 17.3; random ones
- * 4k 0.80 / 0.74, 8k 1.60 / 1.61, 16k 3.67 / 3.80.) */
+/* Where lists are alike, and for short sequences, of which most lists are. (H200, forwards, G 16,
+ * by two kernels / by this: correlated lists 4k 0.67 / 0.63 ms, 8k 1.28 / 1.23, 64k 17.5 / 17.3;
+ * random ones 4k 0.80 / 0.74, 8k 1.60 / 1.61, 16k 3.67 / 3.80.) */
 static bool sensible(const nsai_problem *p, const nsai_target *t) {
   return nsai_selected_sm90_sensible(p, t) ||
          (p->max_kv_len <= 6144 && nsai_padded_group(&p->model) >= 16 &&

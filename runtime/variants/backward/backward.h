@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the rows of backward_q and backward_kv share: their legality, constants and sizes of tiles, and
- * views of the tensors that the kernels of both stages read.
+ * What the rows of backward_q and backward_kv share: their legality, constants and sizes of tiles,
+ * and views of the tensors that the kernels of both stages read.
  */
 #ifndef NSAI_VARIANTS_BACKWARD_BACKWARD_H
 #define NSAI_VARIANTS_BACKWARD_BACKWARD_H
@@ -28,21 +28,22 @@ bool nsai_backward_sensible_sm90(const nsai_problem *, const nsai_target *);
 /* Constants from which a kernel knows the keys of each branch. */
 void nsai_backward_branches_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 
-/* Whether the lists of the query rows hold ranges. Kernels over keys read inverted lists, and have a
- * kernel of their own for ranges. */
+/* Whether the lists of the query rows hold ranges. Kernels over keys read inverted lists, and have
+ * a kernel of their own for ranges. */
 void nsai_backward_lists_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 
 /* The shared memory that a CTA may take. */
 uint32_t nsai_backward_most_shared(bool wgmma, const nsai_target *target);
 
-/* CTAs per multiprocessor that the registers are divided for. With two CTAs of 128 threads each thread
- * has all the 255 registers that an instruction can name. */
+/* CTAs per multiprocessor that the registers are divided for. With two CTAs of 128 threads each
+ * thread has all the 255 registers that an instruction can name. */
 int32_t nsai_backward_min_ctas(const nsai_target *target);
 
 /* ---- tensors of a run ---- */
 
-/* d_o as the products take it: the caller's, or the rounded copy of an f32 one. That copy lies behind
- * everything that the plan has in the workspace, because plans do not know the dtype of d_o. */
+/* d_o as the products take it: the caller's, or the rounded copy of an f32 one. That copy lies
+ * behind everything that the plan has in the workspace, because plans do not know the dtype of
+ * d_o. */
 NsaiView nsai_backward_d_o(const nsai_run *run);
 
 /* The gates of the run; *is_float: f32 values instead of the model's dtype. */

@@ -41,8 +41,8 @@ static void set_lists(const nsai_dkv_pass *b, NsaiBackwardKv *p) {
   p->list_head_stride = b->selected.list_head_stride;
 }
 
-/* dK and dV of a branch, with tensor maps where the kernel takes them; `keys`: rows of k and v that may
- * be read. */
+/* dK and dV of a branch, with tensor maps where the kernel takes them; `keys`: rows of k and v that
+ * may be read. */
 static nsa_status launch(const nsai_run *run, const nsai_kernel *kernel, int64_t grid, int64_t keys,
                          const NsaiBackwardKv *kv) {
   const nsai_model *m = &run->plan->problem.model;

@@ -6,8 +6,8 @@
 #include "variants/backward/backward.h"
 #include "variants/backward/kv.h"
 
-/* Rows of k and v that a thread adds up: as many as follow each other under the same compressed blocks,
- * at most 8, whose sums it holds. */
+/* Rows of k and v that a thread adds up: as many as follow each other under the same compressed
+ * blocks, at most 8, whose sums it holds. */
 static int32_t run_rows(const nsai_model *m) { return m->stride < 8 ? m->stride : 8; }
 
 void nsai_dkv_sum_specify(const nsai_problem *p, nsai_kernel_spec *spec) {

@@ -28,8 +28,8 @@ static int32_t choose_stages(const nsai_request *r, const nsai_dkv_use *use) {
   return stages;
 }
 
-/* A stage holds whole tokens; of a list each is a box, which are to be few. dK, dV and scores of 64 keys
- * fit into a warpgroup's registers. */
+/* A stage holds whole tokens; of a list each is a box, which are to be few. dK, dV and scores of 64
+ * keys fit into a warpgroup's registers. */
 bool nsai_dkv_tma_fits(const nsai_request *r, const nsai_dkv_use *use) {
   const nsai_model *m = &r->problem->model;
   int32_t group = m->heads / m->kv_heads;

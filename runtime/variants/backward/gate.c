@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The backward pass through the gate MLP: from the gradients of the logits, which backward_q has left, to
- * those of its weights and of the tokens' features. The layer that reads the features works in chunks of
- * tokens.
+ * The backward pass through the gate MLP: from the gradients of the logits, which backward_q has
+ * left, to those of its weights and of the tokens' features. The layer that reads the features
+ * works in chunks of tokens.
  */
 #include "variants/backward/backward.h"
 #include "variants/backward/layers.h"

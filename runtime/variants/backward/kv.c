@@ -1,10 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * backward_kv as a whole: which kernels its branches have, its workspace, and the order of its launches.
- * First, on its own: a caller's selection is sorted, for backward_q as well, and inverted. The gate MLP's
- * pass is a part of its own, too. Then, group by group of KV heads: dK and dV of every branch, phi, and
- * their sums.
+ * backward_kv as a whole: which kernels its branches have, its workspace, and the order of its
+ * launches. First, on its own: a caller's selection is sorted, for backward_q as well, and
+ * inverted. The gate MLP's pass is a part of its own, too. Then, group by group of KV heads: dK and
+ * dV of every branch, phi, and their sums.
  */
 #include "variants/backward/kv.h"
 
@@ -13,8 +13,8 @@
 
 /* ---- kernels ---- */
 
-/* Tokens of an item: so many that a block of average length is one item, so few that the blocks that
- * every token selects are spread over the device. */
+/* Tokens of an item: so many that a block of average length is one item, so few that the blocks
+ * that every token selects are spread over the device. */
 #define ITEM_TOKENS 1024
 
 /* Words of shared memory of backward_dkv_ranges: a thousand rows, of a token and its keys each. */
@@ -72,19 +72,19 @@ void nsai_dkv_specify(const nsai_request *r, bool wgmma,
 
 /* ---- workspace ---- */
 
-/* Partial sums of dK and dV: at 64k tokens and D 128 a KV head has 220 MB. In pieces of this many bytes
- * the launches last milliseconds. */
+/* Partial sums of dK and dV: at 64k tokens and D 128 a KV head has 220 MB. In pieces of this many
+ * bytes the launches last milliseconds. */
 #define GRADIENT_CHUNK_BYTES ((int64_t)1 << 30)
 
-/* Few tiles of compressed keys have many query rows each: they are cut until there are so many CTAs,
- * several for each place on the largest devices, so that unequal ones even out. */
+/* Few tiles of compressed keys have many query rows each: they are cut until there are so many
+ * CTAs, several for each place on the largest devices, so that unequal ones even out. */
 #define COMPRESSED_CTAS 2048
 #define MOST_SPLITS 32
 #define COMPRESSED_KEYS 128 /* of a tile */
 #define RANGE_KEYS 64       /* of a tile of a caller's ranges */
 
-/* At least so many runs where the caller brings ranges: all tokens may see the first tile of keys, and few
- * the others. */
+/* At least so many runs where the caller brings ranges: all tokens may see the first tile of keys,
+ * and few the others. */
 #define LEAST_RANGE_SPLITS 4
 
 /* Runs that the query rows of so many tiles are cut into. */

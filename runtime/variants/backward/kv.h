@@ -3,8 +3,8 @@
  *
  * What the rows of backward_kv share: kernels, workspace and launches. dK and dV of each branch are
  * partial sums per tile of keys (dkv.c). The gradients of a pair are their sums in a fixed order
- * (dkv_sum.c), so that every run gives the same bits. All of it works on as many KV heads at a time as
- * the workspace has partial sums for.
+ * (dkv_sum.c), so that every run gives the same bits. All of it works on as many KV heads at a time
+ * as the workspace has partial sums for.
  */
 #ifndef NSAI_VARIANTS_BACKWARD_KV_H
 #define NSAI_VARIANTS_BACKWARD_KV_H
@@ -63,8 +63,8 @@ typedef struct nsai_dkv_use {
   bool joins;      /* it does the selected branch within the window as well */
 } nsai_dkv_use;
 
-/* Whether a CTA each makes dK and dV of a tile of keys. The 16 keys of a warp have (Dk + Dv) / 2 floats in
- * every thread; up to 128 of them fit beside the scores. */
+/* Whether a CTA each makes dK and dV of a tile of keys. The 16 keys of a warp have (Dk + Dv) / 2
+ * floats in every thread; up to 128 of them fit beside the scores. */
 static inline bool nsai_dkv_is_split(const nsai_model *m) {
   return m->head_dim_qk + m->head_dim_v > 256;
 }
@@ -78,7 +78,8 @@ bool nsai_dkv_tma_fits(const nsai_request *request, const nsai_dkv_use *use);
 void nsai_dkv_tma_specify(const nsai_request *request, const nsai_dkv_use *use,
                           nsai_kernel_spec *spec);
 
-/* Whether the window's kernel may do the selected branch within the window: backward/pipelines/dkv.cuh. */
+/* Whether the window's kernel may do the selected branch within the window:
+ * backward/pipelines/dkv.cuh. */
 bool nsai_dkv_may_join(const nsai_model *model);
 
 void nsai_dkv_sum_specify(const nsai_problem *problem, nsai_kernel_spec *spec);
@@ -108,7 +109,8 @@ nsa_status nsai_dkv_selected_enqueue(const nsai_dkv_pass *pass);
 /* The gradients of every pair of K and V, and of the caller's compressed blocks. */
 nsa_status nsai_dkv_sum_enqueue(const nsai_dkv_pass *pass);
 
-/* Rows that compressed blocks of this run's sequences take: packed_block_row of data/sequence.cuh. */
+/* Rows that compressed blocks of this run's sequences take: packed_block_row of
+ * data/sequence.cuh. */
 static inline int64_t nsai_dkv_block_rows(const nsai_run *run) {
   return run->sizes.kv_tokens / run->plan->problem.model.stride + 1;
 }

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * backward_kv_sm90. Each branch has a kernel with tensor maps where that fits, else one without, by wgmma
- * or, of small blocks and wide heads, by mma.sync.
+ * backward_kv_sm90. Each branch has a kernel with tensor maps where that fits, else one without, by
+ * wgmma or, of small blocks and wide heads, by mma.sync.
  */
 #include "variants/backward/backward.h"
 #include "variants/backward/kv.h"

@@ -1,14 +1,14 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The backward passes through phi linear and mlp (phi.c) and through the gate MLP (gate.c), for the rows
- * of backward_kv. With y = act(x W1 + b1) W2 + b2, or x W2 + b2:
+ * The backward passes through phi linear and mlp (phi.c) and through the gate MLP (gate.c), for the
+ * rows of backward_kv. With y = act(x W1 + b1) W2 + b2, or x W2 + b2:
  *
  *   d_b2 = sum of rows of dY     dW2 = act(z)^T dY     dZ = dY W2^T * act'(z), z = x W1 + b1
  *   d_b1 = sum of rows of dZ     dW1 = x^T dZ          dX = dZ W1^T
  *
- * dY and dZ are sums in fp32, rounded to the model's dtype once, as operands of cuBLASLt. The result of a
- * product is fp32 until it is stored. Nothing is added by atomics.
+ * dY and dZ are sums in fp32, rounded to the model's dtype once, as operands of cuBLASLt. The
+ * result of a product is fp32 until it is stored. Nothing is added by atomics.
  *
  * A row has the kernels as consecutive kernels, and what they fill as consecutive buffers.
  */
@@ -31,9 +31,9 @@ enum {
   NSAI_LAYERS_KERNELS
 };
 
-/* phi and the gate run one after the other in the same buffers. Rows m are R + 1 compressed blocks, the
- * last row for their sums, in a batch of KV heads; or T tokens. Columns of operands are padded to a
- * multiple of NSAI_OPERAND_STEP. */
+/* phi and the gate run one after the other in the same buffers. Rows m are R + 1 compressed blocks,
+ * the last row for their sums, in a batch of KV heads; or T tokens. Columns of operands are padded
+ * to a multiple of NSAI_OPERAND_STEP. */
 enum {
   NSAI_LAYERS_D_OUT,     /* dtype [heads, m, D or Hq*3]: of the last layer's result */
   NSAI_LAYERS_D_HIDDEN,  /* f32 [heads, m, H]: before rounding */
@@ -54,8 +54,8 @@ enum {
 /* What the problem's phi and gate need. */
 void nsai_layers_specify(const nsai_problem *problem, nsai_kernel_spec kernel[NSAI_LAYERS_KERNELS]);
 
-/* Bytes for `heads` KV heads of phi at a time, and tokens that go through the gate's first layer at once;
- * 0 where the gate is no MLP. */
+/* Bytes for `heads` KV heads of phi at a time, and tokens that go through the gate's first layer at
+ * once; 0 where the gate is no MLP. */
 void nsai_layers_workspace(const nsai_problem *problem, int64_t heads,
                            int64_t bytes[NSAI_LAYERS_BUFFERS], int64_t *gate_tokens);
 
@@ -71,8 +71,8 @@ typedef struct nsai_layers_pass {
   int64_t gate_tokens;       /* gate: tokens through the first layer at once */
 } nsai_layers_pass;
 
-/* Gradients of the weights of phi, and of what its blocks pass on to their tokens: NSAI_LAYERS_K_ROWS and
- * _V_ROWS. */
+/* Gradients of the weights of phi, and of what its blocks pass on to their tokens:
+ * NSAI_LAYERS_K_ROWS and _V_ROWS. */
 nsa_status nsai_phi_back_enqueue(const nsai_layers_pass *pass);
 
 /* Gradients of the gate MLP, from those of its logits. */
@@ -104,7 +104,8 @@ typedef struct nsai_store_of {
 } nsai_store_of;
 
 nsa_status nsai_store(const nsai_layers_pass *b, const nsai_store_of *s);
-/* A gradient of weights [batch, rows, columns], or [rows, columns] of the gate's; absent ones are fine. */
+/* A gradient of weights [batch, rows, columns], or [rows, columns] of the gate's; absent ones are
+ * fine. */
 nsa_status nsai_store_matrix(const nsai_layers_pass *b, const nsa_tensor *out, const float *x,
                              int64_t x_batch);
 /* Of a bias [batch, columns], or [columns]. */

@@ -1,12 +1,13 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The backward pass through phi linear and mlp: from the partial sums of the compressed branch to the
- * gradients of its weights, and to what each block passes on to its tokens (backward_dkv_sum adds that up).
+ * The backward pass through phi linear and mlp: from the partial sums of the compressed branch to
+ * the gradients of its weights, and to what each block passes on to its tokens (backward_dkv_sum
+ * adds that up).
  *
- * pe goes through phi as a row of its own behind the blocks' (variants/compress/phi.c). The gradient of its product is the
- * sum of the blocks', so that one product over rows and this sum gives dX and, as its last row, d_pe; and
- * one gives dW of x and pe together.
+ * pe goes through phi as a row of its own behind the blocks' (variants/compress/phi.c). The
+ * gradient of its product is the sum of the blocks', so that one product over rows and this sum
+ * gives dX and, as its last row, d_pe; and one gives dW of x and pe together.
  */
 #include "variants/compress/phi.h"
 #include "variants/backward/layers.h"
@@ -91,7 +92,8 @@ static void *sums_row(const nsai_layers_pass *b, nsai_matrix of) {
   return (uint16_t *)(uintptr_t)of.data + b->rows * of.row;
 }
 
-/* The sums of the runs of rows that backward_dkv_compressed left: in the first of them, and d_out. */
+/* The sums of the runs of rows that backward_dkv_compressed left: in the first of them, and
+ * d_out. */
 static nsa_status phi_out(const nsai_layers_pass *b, const side_back *s, nsai_matrix d_out,
                           nsai_columns_of *sums) {
   const nsai_run *run = b->run;

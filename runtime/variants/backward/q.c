@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The launches of backward_q. First, on its own: an f32 d_o is rounded. Later: the statistics of every
- * query row, which backward_kv reads as well, then dQ.
+ * The launches of backward_q. First, on its own: an f32 d_o is rounded. Later: the statistics of
+ * every query row, which backward_kv reads as well, then dQ.
  */
 #include "variants/backward/q.h"
 

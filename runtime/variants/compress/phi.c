@@ -1,10 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Products that a bias or an activation follows are kept in fp32. phi rounds nothing but the result:
- * (x + pe) W is taken as x W + pe W, and the second product takes the hidden activations in two halves.
- * Where a block has few of them, or few columns, or is the only one of its sequence, no average makes up
- * for their rounding.
+ * Products that a bias or an activation follows are kept in fp32. phi rounds nothing but the
+ * result: (x + pe) W is taken as x W + pe W, and the second product takes the hidden activations in
+ * two halves. Where a block has few of them, or few columns, or is the only one of its sequence, no
+ * average makes up for their rounding.
  */
 #include "variants/compress/phi.h"
 
@@ -98,7 +98,8 @@ static nsa_status multiply_rows(const nsai_run *run, const nsai_form *form,
                        nsai_buffer_at(run, form->buffer[NSAI_PHI_PRODUCT]));
 }
 
-/* What follows a product [Hkv, rows, columns], or one of multiply_rows, behind which pe's row lies. */
+/* What follows a product [Hkv, rows, columns], or one of multiply_rows, behind which pe's row
+ * lies. */
 static NsaiBiasActivation after_product(const nsai_run *run, const nsai_form *form,
                                         const nsai_phi_pass *side, int64_t columns, bool has_pe) {
   float *x = nsai_buffer_at(run, form->buffer[NSAI_PHI_PRODUCT]);

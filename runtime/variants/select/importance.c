@@ -156,7 +156,8 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   p.importance_head_stride = w->importance_columns;
   p.token_begin = (int)span->token_begin;
   p.token_end = (int)span->token_end;
-  /* With sequences a token lies at most one tile before and num_seqs - 1 tiles behind token / tile. */
+  /* With sequences a token lies at most one tile before and num_seqs - 1 tiles behind token /
+   * tile. */
   int64_t first = nsai_larger(0, span->token_begin / tile - run->sizes.packed);
   int64_t last = (span->token_end - 1) / tile + (run->sizes.packed ? run->sizes.num_seqs - 1 : 0);
   return launch(run, &form->kernel[IMPORTANCE], last - first + 1, &p);

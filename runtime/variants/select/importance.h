@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The kernel that computes the importance of the rows that io.probe_rows names, for importance_sm80 and
- * for decode steps.
+ * The kernel that computes the importance of the rows that io.probe_rows names, for importance_sm80
+ * and for decode steps.
  */
 #ifndef NSAI_VARIANTS_SELECT_IMPORTANCE_H
 #define NSAI_VARIANTS_SELECT_IMPORTANCE_H

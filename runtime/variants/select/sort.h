@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The kernel that sorts a caller's selection into the lists that kernels read, for the rows that take
- * one.
+ * The kernel that sorts a caller's selection into the lists that kernels read, for the rows that
+ * take one.
  */
 #ifndef NSAI_VARIANTS_SELECT_SORT_H
 #define NSAI_VARIANTS_SELECT_SORT_H

@@ -14,8 +14,8 @@ void nsai_topn_legal(const nsai_problem *problem, const nsai_target *target, nsa
 /* Tiles warps and ctas; no shared memory but static. */
 void nsai_topn_specify(const nsai_request *request, const char *entry, nsai_kernel_spec *spec);
 
-/* Launches `grid` CTAs over the tokens of the span, with the importance of nsa_select or, in a run of all
- * stages, that of the workspace. */
+/* Launches `grid` CTAs over the tokens of the span, with the importance of nsa_select or, in a run
+ * of all stages, that of the workspace. */
 nsa_status nsai_topn_launch(const nsai_run *run, const nsai_kernel *kernel, int64_t grid,
                             const nsai_span *span);
 

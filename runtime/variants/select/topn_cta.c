@@ -9,10 +9,10 @@
 
 enum { TOPN, KERNELS };
 
-/* Rows (tokens times KV heads) of a multiprocessor, and candidates of a row. On the H200, as the only
- * change to a prefill that attends to all of 32k, 64k, 128k and 512k keys (512 to 8192 candidates): 64
- * rows took 1 to 3 % less time than with select_topn, 528 rows 0.3 to 4 %; 1056 rows 2 % more, 1 %
- * more, the same and 3 % less; 2112 rows and more 1 to 6 % more. */
+/* Rows (tokens times KV heads) of a multiprocessor, and candidates of a row. On the H200, as the
+ * only change to a prefill that attends to all of 32k, 64k, 128k and 512k keys (512 to 8192
+ * candidates): 64 rows took 1 to 3 % less time than with select_topn, 528 rows 0.3 to 4 %; 1056
+ * rows 2 % more, 1 % more, the same and 3 % less; 2112 rows and more 1 to 6 % more. */
 #define MOST_ROWS_PER_SM 4
 #define LEAST_BLOCKS 512
 #define SMS 132 /* where the device is unknown */
