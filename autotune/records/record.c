@@ -112,15 +112,6 @@ static bool has_default(const nsai_record *record, const char *stage) {
   return false;
 }
 
-bool nsai_record_choose(nsai_record *record, const char *stage, const char *candidate) {
-  int32_t count;
-  if (!nsai_record_find(record, stage, candidate)) return false;
-  nsai_timing *timings = nsai_record_stage(record, stage, &count);
-  for (int32_t i = 0; i < count; i++)
-    timings[i].chosen = strcmp(timings[i].candidate, candidate) == 0;
-  return true;
-}
-
 bool nsai_record_set_baseline(nsai_record *record, const char *name, double ms, double spread) {
   int32_t i = 0;
   while (i < record->baseline_count && strcmp(record->baselines[i].name, name) != 0) i++;

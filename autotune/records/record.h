@@ -98,9 +98,6 @@ nsai_timing *nsai_record_stage(const nsai_record *record, const char *stage, int
 /* The winner of a stage, or NULL. Valid until the next nsai_record_add. */
 const nsai_timing *nsai_record_chosen(const nsai_record *record, const char *stage);
 
-/* Makes the candidate the only winner of its stage. False: there is no such candidate. */
-bool nsai_record_choose(nsai_record *record, const char *stage, const char *candidate);
-
 /* Sets a baseline by name. False: all NSAI_BASELINES_MAX entries are in use. */
 bool nsai_record_set_baseline(nsai_record *record, const char *name, double ms, double spread);
 

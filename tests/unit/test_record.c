@@ -25,9 +25,7 @@ static void test_timings(void **state) {
   assert_int_equal(nsai_record_add(r, &again), NSA_OK);
   assert_int_equal(r->timing_count, 40);
   assert_true(nsai_record_find(r, "b", "b_mma rows=7")->ms == 42);
-  assert_false(nsai_record_choose(r, "b", "b_mma rows=8"));
-  assert_true(nsai_record_choose(r, "b", "b_mma rows=9"));
-  assert_true(nsai_record_choose(r, "b", "b_mma rows=7"));
+  record_choose(r, "b", 7);
   assert_string_equal(nsai_record_chosen(r, "b")->candidate, "b_mma rows=7");
   assert_null(nsai_record_chosen(r, "a"));
   assert_null(nsai_record_chosen(r, "c"));
