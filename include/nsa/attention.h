@@ -69,8 +69,8 @@ enum {
 
 /* What is computed, by capacity. A run may have any lengths up to these; it reads them on the
  * device. Defaults are in brackets; "serving" is the section of the configuration. In
- * max_kv_tokens, max_kv_len, max_seqs, max_q_len and page_size NSA_NONE means: as if "serving"
- * gave nothing. */
+ * max_kv_tokens, max_kv_len, max_seqs, max_q_len and page_size NSA_NONE ignores the value in
+ * "serving". */
 typedef struct nsa_problem {
   uint32_t struct_size;
   int32_t op; /* NSA_OP_* [NSA_OP_FORWARD] */
@@ -110,8 +110,8 @@ typedef struct nsa_caps {
   uint32_t workspace_align; /* bytes */
   uint64_t workspace_bytes; /* device memory that a run needs; see backward.h for a d_o in f32 */
 
-  /* "stage=variant stage=variant ...". `variants.force` of a configuration takes these names, a
-   * variant of several stages at the first of them. */
+  /* "stage=variant stage=variant ..."; "all=reference" on the CPU device. `variants.force` of a
+   * configuration takes the names of variants, one of several stages at the first of them. */
   char variants[512];
 } nsa_caps;
 #define NSA_CAPS_INIT NSA_INIT(nsa_caps)
@@ -130,9 +130,9 @@ NSA_API nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps 
  * that is refused it writes that error. Returns the length of the text. Thread-safe. */
 NSA_API size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t size);
 
-/* Writes the name of a problem, one word, as logs, records and caches have it. For a problem or a
- * context that is refused it writes "" and returns 0, and nsa_last_error has the reason.
- * Thread-safe. */
+/* Writes the name of a problem, one word, as logs, records and caches have it, and returns its
+ * length. For a problem or a context that is refused it writes "" and returns 0, and
+ * nsa_last_error has the reason. Thread-safe. */
 NSA_API size_t nsa_problem_string(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t size);
 
 /* ---- plan ---- */
@@ -165,21 +165,28 @@ NSA_API nsa_status nsa_plan_create(nsa_ctx *ctx, const nsa_problem *problem,
                                    nsa_progress_fn progress, void *user, nsa_plan **out);
 
 /* Compiles what the plans of `count` problems need, into memory and the cache on disk, without
- * making the plans. `runtime.jit: prepare_only` allows it. It is the only use of a context for
- * options.arch, where it compiles for every device of the architecture that the library has rules
- * for. Progress begins anew with each problem and device. Stops at the first failure; what was
- * compiled stays in the cache. Blocking. Thread-safe.
+ * making the plans. `runtime.jit: prepare_only` allows it. With a context for options.arch, which
+ * cannot make plans, it compiles for every device of the architecture that the library has rules
+ * for. On the CPU device it checks the problems and compiles nothing. Progress begins anew with
+ * each problem and device. Stops at the first failure; what was compiled stays in the cache.
+ * Blocking. Thread-safe.
+ *
+ * problems, count  an array; count 0: nothing to do.
+ * progress, user   reports and may cancel. NULL: no reports.
  *
  * Returns what nsa_plan_create returns, except the errors of loading. */
 NSA_API nsa_status nsa_prepare(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
                                nsa_progress_fn progress, void *user);
 
-/* Says about a plan what nsa_query says about a problem. Returns NSA_OK, NSA_E_ARG, NSA_E_VERSION
- * or NSA_E_FORKED. Thread-safe. */
+/* Says about a plan what nsa_query says about a problem; missing_kernels is 0. Thread-safe.
+ *
+ * caps  host memory, out.
+ *
+ * Returns NSA_OK, NSA_E_ARG, NSA_E_VERSION or NSA_E_FORKED. */
 NSA_API nsa_status nsa_plan_caps(const nsa_plan *plan, nsa_caps *caps);
 
-/* Destroys a plan. NULL is fine. Its runs must have finished, and graphs that hold some must not
- * be launched any more. */
+/* Destroys a plan. NULL is fine. No other thread may be using it. Its runs must have finished, and
+ * graphs that hold some must not be launched any more. */
 NSA_API void nsa_plan_destroy(nsa_plan *plan);
 
 /* ---- run ---- */

@@ -61,10 +61,10 @@ enum {
   NSA_KV_SHARED = 2      /* one for all branches */
 };
 
-/* The model's geometry. It says what the section `model` of a configuration says; compress_block
- * is `model.compress.block`, and so on. Defaults are in brackets. A value that is out of range,
- * or that does not fit another one, makes nsa_create fail with NSA_E_CONFIG; the message names
- * the key. */
+/* The model's dimensions and options, the same as the section `model` of a configuration:
+ * compress_block is `model.compress.block`, and so on. Defaults are in brackets. A value that is
+ * out of range, or that does not fit another one, makes nsa_create fail with NSA_E_CONFIG; the
+ * message names the key. */
 typedef struct nsa_model {
   uint32_t struct_size;
   int32_t heads;           /* Hq, query heads; required */
@@ -136,9 +136,9 @@ typedef struct nsa_options {
  *   NSA_E_VERSION, NSA_E_CUDA, NSA_E_NOMEM, NSA_E_FORKED */
 NSA_API nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx **out);
 
-/* Releases a context. NULL is fine. Plans stay valid: what they need is freed with the last of
- * them, and a warning says how many there are. Until then the host's log callback and CUDA
- * context must live, too. */
+/* Releases a context. NULL is fine. No other thread may be using it. Plans stay valid: what they
+ * need is freed with the last of them, and a warning says how many there are. Until then the
+ * host's log callback and CUDA context must live, too. */
 NSA_API void nsa_destroy(nsa_ctx *ctx);
 
 /* ---- configuration and machine ---- */
@@ -150,7 +150,8 @@ NSA_API void nsa_destroy(nsa_ctx *ctx);
  * "" and returns 0; nsa_last_error has the reason. Thread-safe. */
 NSA_API size_t nsa_config_dump(const nsa_ctx *ctx, int32_t with_origin, char *buf, size_t size);
 
-/* Checks a configuration without making a context. Needs no device.
+/* Checks a configuration without making a context. Needs no device. Reads the text alone, neither
+ * /etc/nsa/nsa.yaml nor the environment.
  *
  * yaml, len   the text; len 0: up to its NUL.
  * name        what diagnostics call the text, as "nsa.yaml"; NULL: "<text>".
@@ -169,7 +170,7 @@ NSA_API nsa_status nsa_config_check(const char *yaml, size_t len, const char *na
  *
  * Opens the driver, which initialises CUDA in this process (see nsa_ctx about fork), and NVRTC,
  * cuBLASLt and NVML to look at them. Makes no cache folder. Never fails: what is missing is part
- * of the report. Blocking. Thread-safe. */
+ * of the report. Returns the length of the text. Blocking. Thread-safe. */
 NSA_API size_t nsa_report(nsa_ctx *ctx, char *buf, size_t size);
 
 #ifdef __cplusplus

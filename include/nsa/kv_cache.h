@@ -159,8 +159,14 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
 NSA_API nsa_status nsa_decode(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                               const nsa_io *io);
 
-/* The same with a plan of NSA_OP_PREFILL, for any number of new tokens of a sequence: chunks of
- * long prompts, beside sequences that decode. */
+/* Enqueues what nsa_decode enqueues, for up to max_q_len new tokens of a sequence: chunks of long
+ * prompts, together with sequences that decode.
+ *
+ * plan   of NSA_OP_PREFILL.
+ * batch  as of nsa_decode.
+ * io     as of nsa_decode, without kv_reads, which is refused.
+ *
+ * Behaves as nsa_kv_append. */
 NSA_API nsa_status nsa_prefill(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                                const nsa_io *io);
 

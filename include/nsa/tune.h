@@ -82,10 +82,11 @@ typedef struct nsa_tune_options {
  *   records.
  * - NSA_OP_BACKWARD: on the blocks that a forward selects; without the forward's outputs, unless
  *   `runtime.recompute` is never.
- * - NSA_OP_APPEND has nothing to choose: NSA_E_UNSUPPORTED. Decode steps and backward passes are
- *   measured with one kind of inputs, those of trained models if `tuning.inputs` has them. A
- *   length, batch or operation that the device has no room for is left out; NSA_TUNE_DONE says
- *   so.
+ * - NSA_OP_APPEND, and NSA_OP_PREFILL and NSA_OP_DECODE with a caller's selection, cannot be
+ *   tuned: NSA_E_UNSUPPORTED.
+ * Decode steps and backward passes are measured with one kind of inputs, those of trained models
+ * if `tuning.inputs` has them. A length, batch or operation that the device has no room for is
+ * left out; NSA_TUNE_DONE says so.
  *
  * What is chosen. The results of every candidate are compared with the CPU device's before its
  * time counts. A candidate that the device refuses to launch is left out. A winner must beat the
@@ -98,6 +99,7 @@ typedef struct nsa_tune_options {
  *
  * Returns NSA_OK (also when the budget is spent) or
  *   NSA_E_CANCELLED     by `progress`; everything measured is kept
+ *   NSA_E_UNSUPPORTED   also: a problem cannot be tuned, see above
  *   NSA_E_NO_DEVICE     the CPU device, or a context for options.arch
  *   NSA_E_VERIFY        the heuristic's choice itself computes wrong results
  *   NSA_E_CUDA          the device refuses the heuristic's choice; or a run failed: then this
@@ -127,7 +129,7 @@ NSA_API size_t nsa_records_export(nsa_ctx *ctx, char *buf, size_t size);
 NSA_API nsa_status nsa_records_import(nsa_ctx *ctx, const char *text, size_t size);
 
 /* Reads the records again: after another process has tuned, behind a barrier of the ranks. Plans
- * that exist do not change. Returns NSA_OK, NSA_E_NOMEM or NSA_E_FORKED. Thread-safe. */
+ * that exist do not change. Returns NSA_OK, NSA_E_ARG or NSA_E_FORKED. Thread-safe. */
 NSA_API nsa_status nsa_records_reload(nsa_ctx *ctx);
 
 /* Writes a digest of what the records choose: 16 bytes that are equal on all ranks that choose
