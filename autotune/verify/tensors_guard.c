@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What a run must leave alone: inputs, guard zones, and the parts of outputs that it does not
+ * What a run must leave alone: inputs, guard bands, and the parts of outputs that it does not
  * write.
  */
 #include "run/check_tensor.h"
