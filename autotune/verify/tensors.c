@@ -287,7 +287,7 @@ static void declare_all(nsai_verify_tensors *d) {
     int same = !memcmp(c->q_len, c->kv_len, sizeof c->q_len) && c->seed % 2;
     declare1(d, NSAI_VERIFY_CU_Q, NSA_I32, c->num_seqs + 1);
     if (!same) declare1(d, NSAI_VERIFY_CU_KV, NSA_I32, c->num_seqs + 1);
-    declare1(d, NSAI_VERIFY_CU_BLOCKS, NSA_I32, c->num_seqs + 1);
+    declare1(d, NSAI_VERIFY_CU_CMP, NSA_I32, c->num_seqs + 1);
   }
   declare_qkv(d);
   if (c->kind == NSAI_VERIFY_SELECT) {
@@ -408,7 +408,7 @@ void nsai_verify_tensors_io(const nsai_verify_tensors *d, int where, nsa_batch *
   batch->num_seqs = d->c->num_seqs;
   batch->cu_q = view[NSAI_VERIFY_CU_Q];
   batch->cu_kv = view[NSAI_VERIFY_CU_KV];
-  batch->cu_cmp = view[NSAI_VERIFY_CU_BLOCKS];
+  batch->cu_cmp = view[NSAI_VERIFY_CU_CMP];
   io->softmax_scale = d->c->softmax_scale;
   io->q = view[NSAI_VERIFY_Q];
   io->o = view[NSAI_VERIFY_O];

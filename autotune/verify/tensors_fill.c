@@ -29,7 +29,7 @@ static void fill_lengths(const nsai_verify_tensors *d) {
   const nsai_verify_case *c = d->c;
   nsa_tensor q = nsai_verify_tensors_view(d, NSAI_VERIFY_CU_Q, NSAI_VERIFY_HOST),
              kv = nsai_verify_tensors_view(d, NSAI_VERIFY_CU_KV, NSAI_VERIFY_HOST),
-             blocks = nsai_verify_tensors_view(d, NSAI_VERIFY_CU_BLOCKS, NSAI_VERIFY_HOST);
+             blocks = nsai_verify_tensors_view(d, NSAI_VERIFY_CU_CMP, NSAI_VERIFY_HOST);
   int32_t sums[3] = { 0, 0, 0 };
   for (int32_t s = 0; s <= c->num_seqs; s++) {
     if (q.data) ((int32_t *)q.data)[s] = sums[0];

@@ -55,8 +55,8 @@ template <int kTokens> NSAI_DEVICE QueryTile find_query_tile(const NsaiSequences
   return QueryTile{ s, load_sequence(seqs, s), (tile - (seqs.cu_q[s] / kTokens + s)) * kTokens };
 }
 
-// First row of sequence s in storage without gaps (except those of rounding), whatever cu_blocks
-// says about the caller's storage.
+// First row of sequence s in storage without gaps (except those of rounding), whatever cu_cmp says
+// about the caller's storage.
 template <int kStride> NSAI_DEVICE int packed_block_row(const NsaiSequences &seqs, int s) {
   return seqs.cu_q ? seqs.cu_kv[s] / kStride : 0;
 }
@@ -69,7 +69,7 @@ NSAI_DEVICE int find_row_sequence(const NsaiSequences &seqs, int row) {
 // First row of compressed storage of sequence s. It ends like packed_block_row(), but calling that
 // function changes the register allocation of attend_compressed_topn_sm90, which has none to spare.
 template <int kStride> NSAI_DEVICE int first_block_row(const NsaiSequences &seqs, int s) {
-  if (seqs.cu_blocks) return seqs.cu_blocks[s];
+  if (seqs.cu_cmp) return seqs.cu_cmp[s];
   return seqs.cu_q ? seqs.cu_kv[s] / kStride : 0;
 }
 

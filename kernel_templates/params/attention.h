@@ -31,7 +31,7 @@ typedef struct NsaiSequences {
   const int *cu_q;  /* [num_seqs + 1] */
   const int *cu_kv; /* [num_seqs + 1]; equals cu_q if the caller gave none */
   /* [num_seqs + 1], rows of compressed storage; NULL: sequence s begins at row cu_kv[s] / d. */
-  const int *cu_blocks;
+  const int *cu_cmp;
   int num_seqs;
   int q_tokens;  /* rows of q */
   int kv_tokens; /* rows of k */

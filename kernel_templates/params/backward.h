@@ -17,7 +17,7 @@ typedef struct NsaiGradient {
 
 /* backward_row_stats, backward_dq: a tile of query rows over the keys of every branch. */
 typedef struct NsaiBackwardQ {
-  NsaiSequences seq; /* with cu_blocks of the compressed storage */
+  NsaiSequences seq; /* with cu_cmp of the compressed storage */
   NsaiView q;        /* dtype [T, Hq, Dk] */
   NsaiView d_o;      /* dtype [T, Hq, Dv] */
   NsaiView k[3];     /* of each branch: dtype [rows, Hkv, Dk] */
@@ -67,7 +67,7 @@ typedef struct NsaiBackwardSaved {
 /* backward_dkv_compressed, backward_dkv_selected, backward_dkv_ranges, backward_dkv_window: a tile
  * of keys over the query rows that see them, for the KV heads [head_begin, head_begin + heads). */
 typedef struct NsaiBackwardKv {
-  NsaiSequences seq; /* with cu_blocks of the compressed storage */
+  NsaiSequences seq; /* with cu_cmp of the compressed storage */
   NsaiView q, d_o;
   NsaiView k, v;
   const void *statistics;  /* RowStatistics [3, T, Hq] */
@@ -107,7 +107,7 @@ typedef struct NsaiBackwardKvTma {
 /* backward_dkv_sum: dK and dV of one pair of K and V from the partial sums of NsaiBackwardKv, in a
  * fixed order. */
 typedef struct NsaiBackwardSum {
-  NsaiSequences seq; /* with cu_blocks of the compressed storage */
+  NsaiSequences seq; /* with cu_cmp of the compressed storage */
   NsaiGradient d_k, d_v;
   const float *compressed; /* f32 [heads, splits, compressed_rows, Dk + Dv]; NULL: absent */
   const float *selected;   /* f32 [heads, item_capacity, l', Dk + Dv]; NULL: absent */
@@ -137,7 +137,7 @@ typedef struct NsaiBackwardRound {
 /* backward_activation: the gradient of a layer's result through its activation, in f32 and as a
  * GEMM operand. */
 typedef struct NsaiActivationBack {
-  NsaiSequences seq;  /* which rows exist; no cu_blocks */
+  NsaiSequences seq;  /* which rows exist; no cu_cmp */
   float *d_y;         /* f32 [batch, parts, rows, columns]; the first part receives the result */
   const float *x;     /* f32 [batch, rows, columns], before shift, bias and activation */
   const float *shift; /* f32 [batch, columns], x_batch_stride apart; NULL: zeros */

@@ -50,7 +50,7 @@ NsaiView nsai_compressed_view(const nsai_run *run, int side) {
 NsaiSequences nsai_compressed_sequences(const nsai_run *run) {
   NsaiSequences s = nsai_run_sequences(run);
   if (run->batch && nsai_present(&run->io->kv.k_cmp) && nsai_present(&run->batch->cu_cmp))
-    s.cu_blocks = run->batch->cu_cmp.data;
+    s.cu_cmp = run->batch->cu_cmp.data;
   return s;
 }
 
