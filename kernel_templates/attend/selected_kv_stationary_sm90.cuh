@@ -13,8 +13,8 @@
 //
 //   q [T, Hq, Dk], k [tokens, Hkv, Dk], v [tokens, Hkv, Dv]
 //
-// The lists come inverted, as work items of up to kRows tokens of one block (data/invert_scan.cuh).
-// attend_selected_combine turns the partial results into O.
+// The lists come inverted and cut into chunks (`items`) of up to kRows tokens of one block
+// (data/invert_scan.cuh). attend_selected_combine turns the partial results into O.
 //
 // No row is computed in vain, however much the lists of adjacent tokens differ. The kernel is meant
 // for few query heads per KV head, where a 64-row tile of query-stationary kernels would merge the

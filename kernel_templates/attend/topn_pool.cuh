@@ -20,6 +20,7 @@
 #pragma once
 #include "attend/mainloop_sm90.cuh"
 #include "core/topn.cuh"
+#include "core/wgmma.cuh"
 
 // Configuration of the main loop, which does not know about the selectors.
 template <class C> struct KernelTraits;
@@ -141,14 +142,6 @@ template <class C> struct Border {
   float x[2][KernelTraits<C>::kOverlap > 1 ? KernelTraits<C>::kOverlap - 1 : 1];
 };
 
-// A copy of x in its own register. Without it ptxas serialises the wgmma that overwrites x's
-// original register (advisory C7511).
-NSAI_DEVICE float copied(float x) {
-  float y;
-  asm volatile("mov.b32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // Turns the scores of row r into probabilities and adds them to its sum. `sums` receives the sums
 // of the lane's blocks.
 template <class C>
@@ -183,7 +176,7 @@ NSAI_DEVICE void pool(const float (&p)[16][4], int r, float (&sums)[KernelTraits
     float last = key(31 - i);
     left[i] =
         __shfl_sync(~0u, lane % 4 == 3 ? border.x[r][i] : last, (lane & 28) | ((lane + 3) & 3));
-    border.x[r][i] = copied(last);
+    border.x[r][i] = wgmma_copy(last);
   }
 #pragma unroll
   for (int block = 0; block < P::kLaneBlocks; ++block) {

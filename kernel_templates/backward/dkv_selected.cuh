@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: MIT
 //
 // backward_dkv_selected: dK and dV of the selected branch. The tokens of a block's inverted list
-// see the block. Lists come as items of at most kEntries tokens (data/invert_scan.cuh), so that
-// blocks that every token selects take no longer than others.
+// see the block. Lists come in chunks (`items`) of at most kEntries tokens (data/invert_scan.cuh),
+// so that blocks that every token selects take no longer than others.
 //
 //   q [T, Hq, Dk], d_o [T, Hq, Dv], RowStatistics [3, T, Hq], k, v [rows, Hkv, D]
 //   -> partial [heads, item_capacity, l', Dk + Dv], read by backward_dkv_sum, which adds the items

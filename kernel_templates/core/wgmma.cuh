@@ -35,6 +35,14 @@ template <int kCount> NSAI_DEVICE void wgmma_hold(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+// A copy of x in its own register. Without it ptxas serialises the wgmma that overwrites x's
+// original register (advisory C7511).
+NSAI_DEVICE float wgmma_copy(float x) {
+  float y;
+  asm volatile("mov.b32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // All warps of one warpgroup execute these together. registers_raise() waits until other warpgroups
 // have dropped theirs. The sum must not exceed what the launch gave: 168 per thread for 3
 // warpgroups, and so on. kCount % 8 == 0.

@@ -15,14 +15,12 @@
 // and a quarter to counting: 1.6 ms for 67 million entries (H200).
 //
 // Config: kSelectBlock (l'), kSelectCount (n), kCounters (even), kThreads, kMinBlocks,
-// kSharedBytes.
-// A part has fewer than 2^16 tokens.
+// kSharedBytes. A part has fewer than 2^16 tokens.
 #pragma once
 #include "core/launch.cuh"
 #include "core/types.cuh"
 #include "data/inverted_lists.cuh"
 #include "params/attention.h"
-#include "params/smem.h"
 
 // Loads the lists of kAhead tokens from `first` on as block numbers, or kNoEntryIndex, kNoToken.
 // Element [i][j] is slot 32 j + lane of token first + i.
@@ -58,7 +56,8 @@ template <class Config> NSAI_DEVICE void invert_fill_part(const NsaiInvert &p) {
   constexpr int kAhead = kPerLane == 1 ? 8 : 1;  // tokens whose lists are loaded together
   extern __shared__ __align__(16) int sStarts[]; // [kCounters]: begin of this part in each list
   u16 *sRanks = (u16 *)(sStarts + Config::kCounters); // [kWarps, kCounters]: entries so far
-  static_assert(nsai_smem_invert_fill(kWarps, Config::kCounters) == Config::kSharedBytes);
+  static_assert((sizeof(int) + kWarps * sizeof(u16)) * Config::kCounters == Config::kSharedBytes,
+                "the host computes another size of shared memory");
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const int head = p.head_begin + blockIdx.x / p.parts, part = blockIdx.x % p.parts;
   const int first_number = blockIdx.y * Config::kCounters;

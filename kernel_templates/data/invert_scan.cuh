@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: MIT
 //
 // data_invert_scan: computes where each part of each inverted list begins, and cuts the lists into
-// work items.
+// chunks (`items`).
 //
 //   counts[h, part, b] -> sum of counts[h, earlier parts, b]
 //   starts[h, b]        = sum of the lengths of the lists of blocks before b

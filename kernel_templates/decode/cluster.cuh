@@ -145,7 +145,8 @@ NSAI_DEVICE void expect_all(SharedStorage &shared, int branches, bool searches, 
   barrier_arrive_expecting(address + 8 * kSlices, __popc(branches & kLate) * slice_bytes<C>(rank));
 }
 
-// What the warps of a CTA know before they divide the work.
+// What a warp knows before the warps of its CTA divide the work. All but block_range is the same for
+// all of them.
 template <class C> struct CtaWork {
   const NsaiDecode &p;
   SharedStorage &shared;
@@ -154,7 +155,7 @@ template <class C> struct CtaWork {
   int position, candidates;             // of the token; its candidate blocks
   bool scans, windows, selects;         // whether the CTA reads keys of each branch
   bool searches;                        // whether the token's list depends on importance
-  const ClusterBlockRange &block_range; // of the warp
+  const ClusterBlockRange &block_range; // of this warp
   float *pooled;                        // values of the CTA's selection blocks
 };
 

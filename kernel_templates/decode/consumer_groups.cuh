@@ -4,6 +4,7 @@
 // The layout of decode/mainloop.cuh: tile types, shared memory, and the barriers of consumer
 // groups.
 #pragma once
+#include "core/barrier.cuh"
 #include "core/panel_tile.cuh"
 #include "core/tile.cuh"
 #include "core/wgmma.cuh"
@@ -71,7 +72,7 @@ NSAI_DEVICE void sync_consumer_group(int consumer_group) {
   } else if constexpr (kConsumerGroups == 1) {
     __syncthreads();
   } else if (consumer_group == kConsumerGroup) {
-    asm volatile("bar.sync %0, %1;" ::"n"(kConsumerGroup + 1), "n"(kThreads) : "memory");
+    sync_some<kConsumerGroup + 1, kThreads>();
   } else if constexpr (kConsumerGroup + 1 < kConsumerGroups) {
     sync_consumer_group<kConsumerGroups, kThreads, kConsumerGroup + 1>(consumer_group);
   }

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: MIT
 //
 // decode_pipelined: a decode step with one new token per sequence in one launch, for many sequences
-// (sm_90 and later).
+// (compiled for sm_90 and later; the host offers it on sm_90 only, where it was measured).
 //
 //   o = sum over branches b of gate_b O_b,   O_b = softmax over the branch's keys of (scale * q .
 //   k) v

@@ -119,11 +119,11 @@ NSAI_DEVICE Share even_share(int stages, int split, int splits) {
 NSAI_DEVICE Share share_beside_window(int stages, int split, int splits, int window_stages,
                                       int window_splits) {
   if (window_splits == 0 || window_splits == splits) return even_share(stages, split, splits);
-  const int shared =
+  const int with_window =
       max(ceil_div(stages + window_stages, splits) - ceil_div(window_stages, window_splits), 0);
-  if (split < window_splits) return Share{ split * shared, shared };
-  const int each = ceil_div(max(stages - window_splits * shared, 0), splits - window_splits);
-  return Share{ window_splits * shared + (split - window_splits) * each, each };
+  if (split < window_splits) return Share{ split * with_window, with_window };
+  const int each = ceil_div(max(stages - window_splits * with_window, 0), splits - window_splits);
+  return Share{ window_splits * with_window + (split - window_splits) * each, each };
 }
 
 // Attends to a CTA's share of a branch for the rows `query_rows` and stores it as split `stored` of

@@ -1,15 +1,14 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// select_topn_cta: which n selection blocks a token attends to, by the rule and the search of
-// core/topn.cuh, with all warps of a CTA on one row. Where there are fewer rows than the device has
-// warps, a row takes 1 / kWarps of the time that select_topn needs for it.
+// select_topn_cta: selects n blocks for each token by the rule and the search of core/topn.cuh, with
+// all warps of a CTA on one row. Use it for few rows: one warp per row would leave the device idle.
 //
-//   importance f32 [tokens of the chunk, Hkv, blocks] (importance) -> idx int32 [T, Hkv, n]
-//   (attend_selected)
+//   importance f32 [tokens of the chunk, Hkv, blocks] (select_importance)
+//   -> idx int32 [T, Hkv, n] (attend_selected_*)
 //
 // Grid: x = (token_end - token_begin) * kv_heads, a CTA per token and KV head. Tokens after the
-// last sequence are skipped; t < 0 gives -1 throughout.
+// last sequence are skipped; t < 0 gives a list of -1.
 //
 //   1. The unforced candidates are cut into kWarps ranges of equal length. Each warp writes the
 //      n_free best of its range to shared memory, by ascending index.
