@@ -9,14 +9,14 @@
 #define USUAL_SMS 128
 
 /* decode_single_cta, H200: with 64k tokens 16 sequences of 4 KV heads take 71 us by
- * decode_split_kv, 76 by one wide CTA each; 32 take 119 and 102 us, and 118 by two
- * CTAs on a multiprocessor; 64 take 222, 205 and 184. So a wide CTA is the fastest from 3/5
- * of the multiprocessors up to all, and two of them behind; but a last wave, of however few,
- * takes at least 9/16 of a full one, and decode_split_kv 9/8 of full ones. */
+ * decode_split_kv, 76 by one CTA of 8 warps each; 32 take 119 and 102 us, and 118 by two
+ * CTAs on a multiprocessor; 64 take 222, 205 and 184. So a CTA of 8 warps is the fastest from
+ * 3/5 of the multiprocessors up to all, and two on a multiprocessor behind; but a last wave, of
+ * however few, takes at least 9/16 of a full one, and decode_split_kv 9/8 of full ones. */
 #define FEWEST_ONE_PER_SM_FIFTHS 3
 
 /* decode_pipelined, H200, sequences of 4 KV heads, us of a step by four CTAs for each item, by
- * a pair, by one, and by decode_split_kv:
+ * a cluster of two, by one, and by decode_split_kv:
  *              4k                       16k                       64k
  *    1   14.1              18.0   15.6              19.2   22.3              27.0
  *    2   14.3              19.2   15.9              21.6   22.6              28.7
@@ -28,11 +28,12 @@
  *   16         21.8  20.9               27.9  27.5               53.0  55.7
  *   17         33.4  21.2  31.9         44.4  28.1  38.7         82.2  57.0  67.9
  *   20         35.6  22.5  32.0         47.3  31.0  38.0         84.5  65.3  71.3
- * (8 by four and 17 and 20 by pairs by an older build; 128k: 1 and 3 sequences 31.6 and 32.7,
- * decode_split_kv 39.2 and 47.4.) So four while all clusters run at once, of which an H200 holds
- * 30, but not for a few items of many heads, which leave nearly all multiprocessors; pairs
- * behind that up to half of them, of short sequences up to 3/7, and where more compressed keys
- * may come than 64k tokens', which half of them would read too slowly, from 2/5 on; then one. */
+ * (8 by four and 17 and 20 by clusters of two by an older build; 128k: 1 and 3 sequences 31.6
+ * and 32.7, decode_split_kv 39.2 and 47.4.) So four while all clusters run at once, of which an
+ * H200 holds 30, but not for a few items of many heads, which leave nearly all multiprocessors;
+ * clusters of two behind that up to half of them, of short sequences up to 3/7, and where more
+ * compressed keys may come than 64k tokens', which half of them would read too slowly, from 2/5
+ * on; then one. */
 #define FEWEST_CLUSTER_4_PART 33 /* of the multiprocessors */
 #define FEWEST_CLUSTER_2_FIFTHS 1
 #define FEWEST_LONG_FIFTHS 2
@@ -76,31 +77,31 @@ nsai_decode_share nsai_decode_share_of(const nsai_tiles *s) {
   return s->of[NSAI_TILE_CTAS] > 1 ? NSAI_DECODE_HALF_SM : NSAI_DECODE_ONE_SM;
 }
 
-static bool pairs_suffice(const nsai_problem *p, int32_t sms, int64_t items) {
+static bool cluster_2_suffices(const nsai_problem *p, int32_t sms, int64_t items) {
   const bool is_short = compressed_keys(p) <= LONGEST_SHORT;
   return is_short ? items * 7 <= known_sms(sms) * 3 : nsai_decode_leaves_half(sms, items);
 }
 
-static bool fills_fours(const nsai_problem *p, int32_t sms, int64_t items) {
+static bool fills_cluster_4(const nsai_problem *p, int32_t sms, int64_t items) {
   const bool many = nsai_decode_raw_keys(p) > MOST_CLUSTER_4_RAW_KEYS;
   return items * (many ? FEWEST_RAW_CLUSTER_4_PART : FEWEST_CLUSTER_4_PART) >= known_sms(sms);
 }
 
-static bool fills_pairs(const nsai_problem *p, int32_t sms, int64_t items) {
+static bool fills_cluster_2(const nsai_problem *p, int32_t sms, int64_t items) {
   const bool is_long = compressed_keys(p) > LONGEST_CLUSTER_2;
   return items * 5 >= known_sms(sms) * (is_long ? FEWEST_LONG_FIFTHS : FEWEST_CLUSTER_2_FIFTHS);
 }
 
-bool nsai_decode_reaches(const nsai_problem *p, int32_t sms, nsai_decode_share share, bool pairs,
-                         int64_t items) {
+bool nsai_decode_reaches(const nsai_problem *p, int32_t sms, nsai_decode_share share,
+                         bool cluster_2, int64_t items) {
   /* Else one item may take much longer than all others together. */
   if (compressed_keys(p) > LONGEST_TWO_PER_SM) return false;
   switch (share) {
-  case NSAI_DECODE_FOUR_SMS: return fills_fours(p, sms, items);
-  case NSAI_DECODE_TWO_SMS: return fills_pairs(p, sms, items);
+  case NSAI_DECODE_FOUR_SMS: return fills_cluster_4(p, sms, items);
+  case NSAI_DECODE_TWO_SMS: return fills_cluster_2(p, sms, items);
   case NSAI_DECODE_ONE_SM:
-    return pairs ? !pairs_suffice(p, sms, items)
-                 : items * 5 >= known_sms(sms) * FEWEST_ONE_PER_SM_FIFTHS;
+    return cluster_2 ? !cluster_2_suffices(p, sms, items)
+                     : items * 5 >= known_sms(sms) * FEWEST_ONE_PER_SM_FIFTHS;
   case NSAI_DECODE_HALF_SM: return items > known_sms(sms);
   }
   return false;
@@ -113,12 +114,12 @@ static bool fills_waves(int32_t sms, int64_t items) {
   return took * 8 <= items * 9;
 }
 
-bool nsai_decode_suits(const nsai_problem *p, int32_t sms, nsai_decode_share share, bool pairs,
+bool nsai_decode_suits(const nsai_problem *p, int32_t sms, nsai_decode_share share, bool cluster_2,
                        int64_t items) {
-  if (!nsai_decode_reaches(p, sms, share, pairs, items)) return false;
+  if (!nsai_decode_reaches(p, sms, share, cluster_2, items)) return false;
   switch (share) {
   case NSAI_DECODE_FOUR_SMS: return items * 44 <= known_sms(sms) * 10; /* 30 clusters on 132 */
-  case NSAI_DECODE_TWO_SMS: return pairs_suffice(p, sms, items);
+  case NSAI_DECODE_TWO_SMS: return cluster_2_suffices(p, sms, items);
   case NSAI_DECODE_ONE_SM: return items <= known_sms(sms);
   case NSAI_DECODE_HALF_SM: return fills_waves(sms, items);
   }

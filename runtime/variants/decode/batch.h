@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Which numbers of items the rows that take a step by one launch are the fastest for. An item is
- * a tile of tokens of a KV head.
+ * For which numbers of work items each single-launch row is the fastest. A work item is a tile of
+ * tokens of one KV head.
  */
 #ifndef NSAI_VARIANTS_DECODE_BATCH_H
 #define NSAI_VARIANTS_DECODE_BATCH_H
@@ -21,11 +21,11 @@ typedef enum nsai_decode_share {
 nsai_decode_share nsai_decode_share_of(const nsai_tiles *tiles);
 
 /* Whether this share is the fastest for so many items; and whether it is for some number up to
- * `items`. `pairs`: clusters of two take what is too little for a multiprocessor each. */
+ * `items`. `cluster_2`: clusters of two take what is too little for a multiprocessor each. */
 bool nsai_decode_suits(const nsai_problem *problem, int32_t sms, nsai_decode_share share,
-                       bool pairs, int64_t items);
+                       bool cluster_2, int64_t items);
 bool nsai_decode_reaches(const nsai_problem *problem, int32_t sms, nsai_decode_share share,
-                         bool pairs, int64_t items);
+                         bool cluster_2, int64_t items);
 
 /* Most raw keys that a token attends to: of its window and of its chosen blocks. */
 int64_t nsai_decode_raw_keys(const nsai_problem *problem);

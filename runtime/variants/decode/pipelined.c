@@ -42,8 +42,8 @@ static int32_t most_blocks(const nsai_problem *p, int32_t warps, int32_t cluster
   return most + SLACK_BLOCKS;
 }
 
-/* Of four columns of a row of O each, which the blocks of a cluster share out evenly. */
-static int64_t places(const nsai_model *m) {
+/* Output vectors: four columns of a row of O each. The CTAs of a cluster get equally many. */
+static int64_t output_vectors(const nsai_model *m) {
   return (int64_t)(m->heads / m->kv_heads) * m->head_dim_v / 4;
 }
 
@@ -84,21 +84,21 @@ static nsai_tiles pipelined_tiles(int32_t warps, int32_t ctas, int32_t cluster) 
 /* In the order of the items that they suit, the fewest first. Registers are divided for eight
  * warps of a multiprocessor that attend. Where two CTAs of four fit, one of eight does: it has
  * at most as much. */
-enum { FOURS, PAIRS, WIDE, NARROW, SHAPES };
+enum { CLUSTER_4, CLUSTER_2, ONE_PER_SM, TWO_PER_SM, SHAPES };
 static nsai_tiles shape(int index) {
-  return pipelined_tiles(index == NARROW ? 4 : 8, index == NARROW ? 2 : 1,
-                         index == FOURS   ? 4
-                         : index == PAIRS ? 2
-                                          : 1);
+  return pipelined_tiles(index == TWO_PER_SM ? 4 : 8, index == TWO_PER_SM ? 2 : 1,
+                         index == CLUSTER_4   ? 4
+                         : index == CLUSTER_2 ? 2
+                                              : 1);
 }
 
 static bool fits(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  return places(&p->model) % s->of[NSAI_TILE_CLUSTER] == 0 && holds(p, t, s, 0);
+  return output_vectors(&p->model) % s->of[NSAI_TILE_CLUSTER] == 0 && holds(p, t, s, 0);
 }
 
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   const nsai_model *m = &p->model;
-  const nsai_tiles wide = shape(WIDE);
+  const nsai_tiles one = shape(ONE_PER_SM);
   nsai_legal_common(p, reasons);
   if (nsai_target_major(t) != 9)
     nsai_refuse(reasons, "it was made for sm_90: take decode_split_kv");
@@ -120,7 +120,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   if (nsai_free_blocks(m) > MOST_FREE)
     nsai_refuse(reasons, "model.select leaves %d blocks to the search, and it takes %d at most",
                 nsai_free_blocks(m), MOST_FREE);
-  if (!holds(p, t, &wide, 0))
+  if (!holds(p, t, &one, 0))
     nsai_refuse(reasons, "needs %u bytes of shared memory, a CTA has %u here",
                 shared_bytes(p, 8, 1, 0), t->shared_bytes);
 }
@@ -129,24 +129,25 @@ static int64_t most_items(const nsai_problem *p) {
   return nsai_decode_most_items(p, ROWS / nsai_padded_group(&p->model));
 }
 
-/* Where pairs fit, CTAs by themselves begin where pairs end. */
-static bool has_pairs(const nsai_problem *p, const nsai_target *t) {
-  const nsai_tiles pairs = shape(PAIRS);
-  return fits(p, t, &pairs);
+/* Where clusters of two fit, CTAs by themselves begin where those end. */
+static bool has_cluster_2(const nsai_problem *p, const nsai_target *t) {
+  const nsai_tiles cluster_2 = shape(CLUSTER_2);
+  return fits(p, t, &cluster_2);
 }
 
 static bool reaches(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  return nsai_decode_reaches(p, t->sms, nsai_decode_share_of(s), has_pairs(p, t), most_items(p));
+  return nsai_decode_reaches(p, t->sms, nsai_decode_share_of(s), has_cluster_2(p, t),
+                             most_items(p));
 }
 
 /* What suits the most items of the plan. */
 static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   *by = NSAI_BY_ARCHITECTURE;
-  for (int i = NARROW; i >= FOURS; i--) {
+  for (int i = TWO_PER_SM; i >= CLUSTER_4; i--) {
     const nsai_tiles tiles = shape(i);
     if (fits(p, t, &tiles) && reaches(p, t, &tiles)) return tiles;
   }
-  return shape(WIDE);
+  return shape(ONE_PER_SM);
 }
 
 static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
@@ -158,7 +159,7 @@ static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s
                 warps * s->of[NSAI_TILE_CTAS]);
   if (cluster > 1 && s->of[NSAI_TILE_CTAS] > 1)
     nsai_refuse(reasons, "CTAs of a cluster have a multiprocessor each");
-  if (places(&p->model) % cluster)
+  if (output_vectors(&p->model) % cluster)
     nsai_refuse(reasons, "%d CTAs do not share a row of O of %d heads evenly", cluster,
                 p->model.heads / p->model.kv_heads);
   nsai_fit_block(t, bytes, reasons);
@@ -203,7 +204,7 @@ static int forms(const nsai_problem *p, const nsai_target *t, const nsai_choice 
 
 static bool suits(const nsai_request *r, int64_t items) {
   return nsai_decode_suits(r->problem, r->target->sms, nsai_decode_share_of(r->tiles),
-                           has_pairs(r->problem, r->target), items);
+                           has_cluster_2(r->problem, r->target), items);
 }
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {

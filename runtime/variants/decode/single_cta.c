@@ -74,12 +74,12 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
 }
 
 static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
-  const nsai_tiles wide = one_per_sm(p, t), narrow = two_per_sm(p, t);
+  const nsai_tiles one = one_per_sm(p, t), two = two_per_sm(p, t);
   *by = NSAI_BY_DEFAULT;
-  if (wide.of[NSAI_TILE_CTAS] &&
+  if (one.of[NSAI_TILE_CTAS] &&
       !nsai_decode_reaches(p, t->sms, NSAI_DECODE_HALF_SM, false, most_items(p, t)))
-    return wide;
-  return narrow.of[NSAI_TILE_CTAS] ? narrow : nsai_decode_stream_tiles(4, 2, 1);
+    return one;
+  return two.of[NSAI_TILE_CTAS] ? two : nsai_decode_stream_tiles(4, 2, 1);
 }
 
 static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
