@@ -25,7 +25,7 @@ typedef struct nsai_kernel {
   uint32_t shared_bytes;
   int32_t tile_tokens; /* query tokens per CTA; 0: not tiled by tokens */
   /* largest grid of a persistent kernel that is tiled by tokens; 0: one CTA per tile */
-  int32_t most_blocks;
+  int32_t most_ctas;
   /* boxes of its tensor maps: nsai_kernel_spec */
   int32_t tma_box_heads, tma_box_tokens, tma_box_keys;
   bool interleaved_keys;

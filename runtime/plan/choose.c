@@ -59,8 +59,8 @@ static void check_shared(const nsai_problem *problem, const nsai_target *target,
   variant->specify(&request, specs);
   for (int i = 0; i < variant->kernels; i++)
     if (specs[i].shared_bytes > target->shared_bytes)
-      nsai_refuse(reasons, "%s needs %u bytes of shared memory, a block has %u here",
-                  specs[i].entry, specs[i].shared_bytes, target->shared_bytes);
+      nsai_refuse(reasons, "%s needs %u bytes of shared memory, a CTA has %u here", specs[i].entry,
+                  specs[i].shared_bytes, target->shared_bytes);
 }
 
 /* A variant cannot leave out a stage that it covers, nor leave it to another. */

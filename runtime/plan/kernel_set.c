@@ -425,7 +425,7 @@ static void hand_out(nsa_ctx *ctx, const nsai_kernel_request *request, const wor
                             .threads = spec->threads,
                             .shared_bytes = spec->shared_bytes,
                             .tile_tokens = spec->tile_tokens,
-                            .most_blocks = spec->ctas_per_sm * ctx->target.sms,
+                            .most_ctas = spec->ctas_per_sm * ctx->target.sms,
                             .tma_box_heads = spec->tma_box_heads,
                             .tma_box_tokens = spec->tma_box_tokens,
                             .tma_box_keys = spec->tma_box_keys,

@@ -45,13 +45,13 @@ void nsai_fit_shared(const nsai_target *target, uint32_t bytes, nsai_reasons *re
 /* What the driver keeps of each CTA's shared memory. */
 #define RESERVED_SHARED_BYTES 1024
 
-void nsai_fit_block(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons) {
+void nsai_fit_cta(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons) {
   if (bytes > target->shared_bytes)
-    nsai_refuse(reasons, "needs %u bytes of shared memory, a block has %u here", bytes,
+    nsai_refuse(reasons, "needs %u bytes of shared memory, a CTA has %u here", bytes,
                 target->shared_bytes);
 }
 
-bool nsai_holds_blocks(const nsai_target *target, uint32_t bytes, int32_t ctas) {
+bool nsai_holds_ctas(const nsai_target *target, uint32_t bytes, int32_t ctas) {
   uint64_t all = (uint64_t)target->shared_bytes + RESERVED_SHARED_BYTES;
   return (uint64_t)ctas * (bytes + RESERVED_SHARED_BYTES) <= all;
 }

@@ -75,10 +75,10 @@ void nsai_legal_packed(const nsai_problem *, nsai_reasons *);
 void nsai_fit_shared(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons);
 
 /* The same in a variant for some architectures: the device's limit alone counts. */
-void nsai_fit_block(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons);
+void nsai_fit_cta(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons);
 
 /* Whether a multiprocessor has shared memory for so many CTAs of `bytes` each. */
-bool nsai_holds_blocks(const nsai_target *target, uint32_t bytes, int32_t ctas);
+bool nsai_holds_ctas(const nsai_target *target, uint32_t bytes, int32_t ctas);
 
 /* Adds a reason against tiles whose CTAs have more threads than a multiprocessor takes. */
 void nsai_fit_threads(const nsai_tiles *tiles, nsai_reasons *reasons);

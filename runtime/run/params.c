@@ -98,7 +98,7 @@ uint64_t nsai_grid_tiles(const nsai_run *run, const nsai_kernel *kernel) {
 }
 
 nsa_status nsai_launch_tiles(const nsai_run *run, const nsai_kernel *kernel, const void *params) {
-  uint64_t tiles = nsai_grid_tiles(run, kernel), most = (uint64_t)kernel->most_blocks;
+  uint64_t tiles = nsai_grid_tiles(run, kernel), most = (uint64_t)kernel->most_ctas;
   uint64_t grid = most && most < tiles && tiles <= INT32_MAX ? most : tiles;
   return nsai_launch(run->queue, kernel, grid, 1, params);
 }

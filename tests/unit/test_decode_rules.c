@@ -264,7 +264,7 @@ static void expect_shapes(const nsai_problem *p, const nsai_target *t, bool four
     assert_string_equal(spec.entry, "decode_pipelined");
     assert_int_equal(spec.threads, 64 * shapes[i][0]);
     assert_int_equal(spec.cluster, shapes[i][2] > 1 ? shapes[i][2] : 0);
-    assert_true(nsai_holds_blocks(t, spec.shared_bytes, shapes[i][1]));
+    assert_true(nsai_holds_ctas(t, spec.shared_bytes, shapes[i][1]));
   }
 }
 
@@ -381,7 +381,7 @@ static void expect_threads(int32_t seqs, int32_t q_len, int32_t threads) {
   for (int i = 0; i < 2; i++) {
     const nsai_kernel_spec *spec = kernel_of(specs, entries[i]);
     assert_int_equal(spec->threads, threads);
-    assert_true(nsai_holds_blocks(&h200, spec->shared_bytes, threads > 256 ? 1 : 2));
+    assert_true(nsai_holds_ctas(&h200, spec->shared_bytes, threads > 256 ? 1 : 2));
   }
   expect_results(&p, kernel_of(specs, entries[0]), h200.sms);
 }

@@ -103,12 +103,12 @@ static void test_persistent(void **state) {
   fusing_topn = true;
   begin(&m, &(machine_request){ 0 });
   nsai_kernel *kernel = kernel_of(&m, NSAI_STAGE_ATTEND_COMPRESSED);
-  assert_int_equal(kernel->most_blocks, 132 * FUSING_PER_SM);
-  assert_int_equal(kernel_of(&m, NSAI_STAGE_ATTEND_SELECTED)->most_blocks, 0);
+  assert_int_equal(kernel->most_ctas, 132 * FUSING_PER_SM);
+  assert_int_equal(kernel_of(&m, NSAI_STAGE_ATTEND_SELECTED)->most_ctas, 0);
   static const int32_t most[] = { 0, 10, 84, 85 };
   static const uint32_t grids[] = { 84, 10, 84, 84 };
   for (int i = 0; i < 4; i++) {
-    kernel->most_blocks = most[i];
+    kernel->most_ctas = most[i];
     machine_expect("run", forward(&m), NSA_OK, NULL);
     assert_int_equal(machine_record()->launch[2].grid_x, grids[i]);
     assert_int_equal(topn.attend.attend.tiles, 84);

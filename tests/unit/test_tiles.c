@@ -113,7 +113,7 @@ static bool kernel_allows(const nsai_kernel_spec *s, const nsai_target *t) {
   if (s->shared_bytes > (s->tma_box_keys ? t->shared_bytes : 99 * 1024)) return false;
   if (s->tma_box_keys && !s->tma_box_heads) {
     int64_t blocks = constant(s, "kMinBlocks");
-    return nsai_holds_blocks(t, s->shared_bytes, (int32_t)blocks) && ring_allows(s);
+    return nsai_holds_ctas(t, s->shared_bytes, (int32_t)blocks) && ring_allows(s);
   }
   if (s->tma_box_keys) return flash_sm90_allows(s);
   if (attends) return flash_allows(s);

@@ -112,7 +112,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   int32_t queries, depth;
   choose_depths(&p->model, t, &queries, &depth);
   uint32_t bytes = shared_bytes(&p->model, queries, depth);
-  nsai_fit_block(t, bytes, reasons);
+  nsai_fit_cta(t, bytes, reasons);
 }
 
 /* A guess, between 4k tokens, where it is the faster way (H200, forwards of random lists 0.69

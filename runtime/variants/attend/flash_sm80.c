@@ -5,11 +5,11 @@
 
 #include <math.h>
 
-static nsai_tiles flash_tiles(int32_t rows, int32_t keys, int32_t warps, int32_t blocks) {
+static nsai_tiles flash_tiles(int32_t rows, int32_t keys, int32_t warps, int32_t ctas) {
   return (nsai_tiles){ { [NSAI_TILE_ROWS] = rows,
                          [NSAI_TILE_KEYS] = keys,
                          [NSAI_TILE_WARPS] = warps,
-                         [NSAI_TILE_CTAS] = blocks } };
+                         [NSAI_TILE_CTAS] = ctas } };
 }
 
 static uint32_t flash_shared(const nsai_model *m, const nsai_tiles *s) {
@@ -60,12 +60,12 @@ static int32_t flash_registers(const nsai_model *m, const nsai_tiles *s) {
 /* Each fragment that is read from shared memory feeds as many products as a warp has m16 tiles; a
  * barrier costs the less the more keys lie between two; eight warps hide the waits. */
 static double cost_flash(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  int32_t warps = s->of[NSAI_TILE_WARPS], blocks = s->of[NSAI_TILE_CTAS];
-  if (flash_registers(&p->model, s) > nsai_register_limit(32 * warps * blocks) ||
-      !nsai_holds_blocks(t, flash_shared(&p->model, s), blocks))
+  int32_t warps = s->of[NSAI_TILE_WARPS], ctas = s->of[NSAI_TILE_CTAS];
+  if (flash_registers(&p->model, s) > nsai_register_limit(32 * warps * ctas) ||
+      !nsai_holds_ctas(t, flash_shared(&p->model, s), ctas))
     return INFINITY;
   double m16 = s->of[NSAI_TILE_ROWS] / (16.0 * warps);
-  return 1 + 0.5 / m16 + 6.0 / s->of[NSAI_TILE_KEYS] + (warps * blocks < 8 ? 0.3 : 0);
+  return 1 + 0.5 / m16 + 6.0 / s->of[NSAI_TILE_KEYS] + (warps * ctas < 8 ? 0.3 : 0);
 }
 
 const nsai_space nsai_flash_sm80_space = {

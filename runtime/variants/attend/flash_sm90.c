@@ -33,7 +33,7 @@ static int32_t query_tiles(const nsai_model *m, const nsai_target *t, const nsai
 static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                 nsai_reasons *reasons) {
   uint32_t bytes = shared_bytes(&p->model, s, 1);
-  nsai_fit_block(t, bytes, reasons);
+  nsai_fit_cta(t, bytes, reasons);
 }
 
 /* O, the scores of a tile of keys, the probabilities of the tile before (twice where they are split

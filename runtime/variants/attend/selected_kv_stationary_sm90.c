@@ -56,7 +56,7 @@ static int32_t kv_registers(const nsai_model *m) {
 static bool kv_holds(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   int32_t threads = 32 * s->of[NSAI_TILE_WARPS] * s->of[NSAI_TILE_CTAS];
   return kv_registers(&p->model) <= nsai_register_limit(threads) &&
-         nsai_holds_blocks(t, kv_shared(&p->model, s), s->of[NSAI_TILE_CTAS]);
+         nsai_holds_ctas(t, kv_shared(&p->model, s), s->of[NSAI_TILE_CTAS]);
 }
 
 /* As many warpgroups on a multiprocessor as registers and shared memory hold: each waits for its
@@ -73,7 +73,7 @@ static nsai_tiles choose_kv(const nsai_problem *p, const nsai_target *t, nsai_de
 static void fit_kv(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                    nsai_reasons *reasons) {
   uint32_t bytes = kv_shared(&p->model, s);
-  nsai_fit_block(t, bytes, reasons);
+  nsai_fit_cta(t, bytes, reasons);
 }
 
 static double cost_kv(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {

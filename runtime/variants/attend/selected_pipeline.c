@@ -8,9 +8,9 @@
 #define KEYS NSAI_SELECTED_KEYS
 #define WARPGROUP NSAI_WARPGROUP
 
-/* Blocks of threads for which a multiprocessor's registers are divided: one consumer warpgroup
- * alone leaves too much waiting, four have no room for O. */
-static int32_t blocks_of(const nsai_tiles *s) { return s->of[NSAI_TILE_WARPS] > WARPGROUP ? 1 : 2; }
+/* CTAs that share a multiprocessor's registers: with one consumer warpgroup alone the tensor cores
+ * wait too much, and four leave no registers for O. */
+static int32_t ctas_of(const nsai_tiles *s) { return s->of[NSAI_TILE_WARPS] > WARPGROUP ? 1 : 2; }
 
 static int32_t threads_of(const nsai_tiles *s) { return 32 * (s->of[NSAI_TILE_WARPS] + WARPGROUP); }
 
@@ -20,7 +20,7 @@ static int32_t tokens_of(const nsai_model *m, const nsai_tiles *s) {
 
 int32_t nsai_selected_consumer_registers(const nsai_model *m, const nsai_tiles *s) {
   int32_t groups = s->of[NSAI_TILE_WARPS] / WARPGROUP;
-  int32_t launch = NSAI_SM_REGISTERS / (threads_of(s) * blocks_of(s)) / 8 * 8;
+  int32_t launch = NSAI_SM_REGISTERS / (threads_of(s) * ctas_of(s)) / 8 * 8;
   int32_t producer = tokens_of(m, s) > 128 ? 40 : 32;
   int32_t fair = (launch * (groups + 1) - producer) / groups / 8 * 8;
   return fair < 240 ? fair : 240;
@@ -41,14 +41,14 @@ nsai_tiles nsai_selected_tiles(int32_t warps, int32_t stages) {
 static bool holds(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                   const nsai_selected_products *products) {
   uint32_t bytes = shared_bytes(&p->model, s, products);
-  return bytes <= t->shared_bytes && nsai_holds_blocks(t, bytes, blocks_of(s));
+  return bytes <= t->shared_bytes && nsai_holds_ctas(t, bytes, ctas_of(s));
 }
 
 void nsai_selected_fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                        nsai_reasons *reasons, const nsai_selected_products *products) {
   if (!holds(p, t, s, products))
-    nsai_refuse(reasons, "%d blocks of %u bytes of shared memory do not fit, there are %u",
-                blocks_of(s), shared_bytes(&p->model, s, products), t->shared_bytes);
+    nsai_refuse(reasons, "%d CTAs of %u bytes of shared memory do not fit, there are %u",
+                ctas_of(s), shared_bytes(&p->model, s, products), t->shared_bytes);
 }
 
 /* More warps share what is read, while what they hold fits; a deeper pipeline hides more
@@ -57,7 +57,7 @@ double nsai_selected_cost(const nsai_problem *p, const nsai_tiles *s,
                           const nsai_selected_products *products) {
   if (products->registers(&p->model) > nsai_selected_consumer_registers(&p->model, s))
     return INFINITY;
-  double warps = s->of[NSAI_TILE_WARPS], stages = s->of[NSAI_TILE_STAGES] * blocks_of(s);
+  double warps = s->of[NSAI_TILE_WARPS], stages = s->of[NSAI_TILE_STAGES] * ctas_of(s);
   return 1 + 4 / warps + 0.5 / stages;
 }
 
@@ -97,7 +97,7 @@ void nsai_selected_specify(const nsai_request *r, const char *entry, int32_t win
                               .threads = threads_of(s),
                               .shared_bytes = shared_bytes(m, s, products),
                               .tile_tokens = tokens_of(m, s),
-                              .ctas_per_sm = blocks_of(s),
+                              .ctas_per_sm = ctas_of(s),
                               .tma_box_keys = KEYS,
                               .compile_cost = 400 };
   nsai_heads_add(spec, r->problem);
@@ -105,7 +105,7 @@ void nsai_selected_specify(const nsai_request *r, const char *entry, int32_t win
   nsai_constant_add(spec, "kKeys", KEYS);
   nsai_constant_add(spec, "kWarps", s->of[NSAI_TILE_WARPS]);
   nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
-  nsai_constant_add(spec, "kMinBlocks", blocks_of(s));
+  nsai_constant_add(spec, "kMinBlocks", ctas_of(s));
   nsai_constant_add(spec, "kWindow", window);
   nsai_selected_add_lists(r->problem, kernel);
 }

@@ -5,16 +5,16 @@
 
 #include <math.h>
 
-static nsai_tiles selected_tiles(int32_t warps, int32_t keys, int32_t stages, int32_t blocks) {
+static nsai_tiles selected_tiles(int32_t warps, int32_t keys, int32_t stages, int32_t ctas) {
   return (nsai_tiles){ { [NSAI_TILE_KEYS] = keys,
                          [NSAI_TILE_WARPS] = warps,
                          [NSAI_TILE_STAGES] = stages,
-                         [NSAI_TILE_CTAS] = blocks } };
+                         [NSAI_TILE_CTAS] = ctas } };
 }
 
-/* Whether a multiprocessor has shared memory for two blocks of a portable variant. Two rings and
+/* Whether a multiprocessor has shared memory for two CTAs of a portable variant. Two rings and
  * two producer warps hide more of the latency of scattered reads than one of twice the warps. */
-static bool holds_two_blocks(const nsai_target *t) {
+static bool holds_two_ctas(const nsai_target *t) {
   return t->shared_bytes >= 2 * NSAI_PORTABLE_SHARED_BYTES;
 }
 
@@ -36,10 +36,10 @@ static nsai_tiles choose_selected_tiles(const nsai_model *m, const nsai_target *
   if (m->head_dim_qk > 192 || m->head_dim_v > 128) return selected_tiles(4, 16, 4, 1);
   bool most = selected_columns(m) == NSAI_SELECTED_REGISTER_COLUMNS && m->head_dim_qk % 16;
   if (columns > 256) return selected_tiles(single || most ? 4 : 8, 32, 4, 1);
-  /* Two blocks of five consumer warps and a producer are three warps a scheduler, the most at 168
+  /* Two CTAs of five consumer warps and a producer are three warps a scheduler, the most at 168
    * registers: 6 % (random) to 10 % (correlated) faster than four consumers (H200, 64k). */
-  int32_t warps = nsai_padded_group(m) <= 16 ? 5 : 4; /* a block holds whole tokens */
-  if (columns > 128 && holds_two_blocks(t)) {
+  int32_t warps = nsai_padded_group(m) <= 16 ? 5 : 4; /* a CTA holds whole tokens */
+  if (columns > 128 && holds_two_ctas(t)) {
     *by = NSAI_BY_ARCHITECTURE;
     return selected_tiles(warps, 64, 3, 2);
   }
@@ -87,12 +87,12 @@ static int32_t selected_registers(const nsai_model *m, const nsai_tiles *s) {
 /* A ring that holds more bytes hides more of the latency of scattered reads; more consumers share
  * what one producer reads. */
 static double cost_selected(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  int32_t warps = s->of[NSAI_TILE_WARPS], blocks = s->of[NSAI_TILE_CTAS];
-  if (selected_registers(&p->model, s) > nsai_register_limit(32 * (warps + 1) * blocks) ||
-      !nsai_holds_blocks(t, selected_shared(&p->model, s), blocks))
+  int32_t warps = s->of[NSAI_TILE_WARPS], ctas = s->of[NSAI_TILE_CTAS];
+  if (selected_registers(&p->model, s) > nsai_register_limit(32 * (warps + 1) * ctas) ||
+      !nsai_holds_ctas(t, selected_shared(&p->model, s), ctas))
     return INFINITY;
-  double flying = (double)blocks * s->of[NSAI_TILE_STAGES] * s->of[NSAI_TILE_KEYS];
-  return 1 + 200.0 / flying + 4.0 / (warps * blocks);
+  double flying = (double)ctas * s->of[NSAI_TILE_STAGES] * s->of[NSAI_TILE_KEYS];
+  return 1 + 200.0 / flying + 4.0 / (warps * ctas);
 }
 
 static const nsai_space space = {

@@ -35,7 +35,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
     nsai_refuse(reasons, "model.head_dim_qk is %d: it takes at most %d", m->head_dim_qk,
                 MOST_HEAD_DIM_QK);
   if (choose_stages(m, t) < LEAST_STAGES)
-    nsai_refuse(reasons, "%d pipeline stages need %u bytes of shared memory, a block has %u here",
+    nsai_refuse(reasons, "%d pipeline stages need %u bytes of shared memory, a CTA has %u here",
                 LEAST_STAGES, shared_bytes(m, LEAST_STAGES), t->shared_bytes);
 }
 

@@ -18,7 +18,7 @@ enum {
 #define ROWS NSAI_DECODE_ROWS
 #define MOST_FREE 32 /* core/topn_cta.cuh */
 
-/* Registers of a thread for O and Q of an m16 tile, and columns of O: of 255, which a block of 4
+/* Registers of a thread for O and Q of an m16 tile, and columns of O: of 255, which a CTA of 4
  * warps leaves a thread, 128 (192/160) and 192 columns (96/192) spill, 120 (160/160) does not.
  * Those that fit as 8 warps have 168, of which 256/48 takes 167 and 256/32 168: .ci/run compiles
  * the former. (NVRTC 13.0.) */
@@ -54,16 +54,16 @@ static int64_t longest_range(const nsai_problem *p, const nsai_tiles *s) {
   return warps * nsai_decode_run_blocks(p, warps * s->of[NSAI_TILE_CLUSTER]) + 1;
 }
 
-static nsai_tiles cluster_tiles(int32_t cluster, int32_t warps, int32_t stages, int32_t blocks) {
+static nsai_tiles cluster_tiles(int32_t cluster, int32_t warps, int32_t stages, int32_t ctas) {
   return (nsai_tiles){ { [NSAI_TILE_WARPS] = warps,
                          [NSAI_TILE_STAGES] = stages,
-                         [NSAI_TILE_CTAS] = blocks,
+                         [NSAI_TILE_CTAS] = ctas,
                          [NSAI_TILE_CLUSTER] = cluster } };
 }
 
 static bool fits(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   uint32_t bytes = shared_bytes(&p->model, s);
-  return bytes <= t->shared_bytes && nsai_holds_blocks(t, bytes, s->of[NSAI_TILE_CTAS]) &&
+  return bytes <= t->shared_bytes && nsai_holds_ctas(t, bytes, s->of[NSAI_TILE_CTAS]) &&
          longest_range(p, s) <= most_blocks(s);
 }
 
@@ -75,25 +75,24 @@ static int32_t largest_cluster(const nsai_target *t) {
   return nsai_target_is(t, NSAI_H200) ? 16 : 8;
 }
 
-/* Clusters of so many CTAs, and how many of these blocks run at once where a multiprocessor
- * holds one: 7 clusters of 16, 15 of 8, 17 of 6, 30 of 4, 66 of 2. (H200:
- * cudaOccupancyMaxActiveClusters.) */
+/* How many CTAs run at once in clusters of each size, with one CTA per multiprocessor: 7 clusters
+ * of 16, 15 of 8, 17 of 6, 30 of 4, 66 of 2. (H200: cudaOccupancyMaxActiveClusters.) */
 static const struct {
-  int32_t cluster, blocks;
+  int32_t cluster, ctas;
 } sizes[] = { { 16, 112 }, { 8, 120 }, { 6, 102 }, { 4, 120 }, { 2, 132 } };
 #define SIZES (int)(sizeof sizes / sizeof *sizes)
 
-static int64_t blocks_at_once(int32_t cluster) {
+static int64_t ctas_at_once(int32_t cluster) {
   for (int i = 0; i < SIZES; i++)
-    if (sizes[i].cluster <= cluster) return sizes[i].blocks;
+    if (sizes[i].cluster <= cluster) return sizes[i].ctas;
   return 0;
 }
 
 static bool run_at_once(const nsai_problem *p, int32_t cluster) {
-  return nsai_larger(items_of(p), 1) * cluster <= blocks_at_once(cluster);
+  return nsai_larger(items_of(p), 1) * cluster <= ctas_at_once(cluster);
 }
 
-/* The largest clusters that run at once; blocks of four warps and twice the stages were slower
+/* The largest clusters that run at once; CTAs of four warps and twice the stages were slower
  * when all warps copied (H200, 1 and 4 sequences of 64k: 20.5 and 35.6 us, 17.9 and 29.8). Where
  * they do not fit or do not hold the longest sequence, whatever does. */
 static nsai_tiles choose_cluster(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
@@ -146,9 +145,8 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   nsai_tiles tiles = choose_cluster(p, t, &by);
   uint32_t bytes = shared_bytes(m, &tiles);
   if (bytes > t->shared_bytes)
-    nsai_refuse(reasons,
-                "needs %u bytes of shared memory, a block has %u here: take decode_split_kv", bytes,
-                t->shared_bytes);
+    nsai_refuse(reasons, "needs %u bytes of shared memory, a CTA has %u here: take decode_split_kv",
+                bytes, t->shared_bytes);
   else if (longest_range(p, &tiles) > most_blocks(&tiles))
     nsai_refuse(reasons,
                 "problem.max_kv_len is %lld: %lld selection blocks of a CTA, which keeps "
@@ -193,7 +191,7 @@ static void fit_cluster(const nsai_problem *p, const nsai_target *t, const nsai_
                         nsai_reasons *reasons) {
   uint32_t bytes = shared_bytes(&p->model, s);
   int64_t range = longest_range(p, s);
-  nsai_fit_block(t, bytes, reasons);
+  nsai_fit_cta(t, bytes, reasons);
   if (range > most_blocks(s))
     nsai_refuse(reasons, "%lld selection blocks of a CTA, which keeps %d at most", (long long)range,
                 most_blocks(s));
@@ -203,17 +201,17 @@ static void fit_cluster(const nsai_problem *p, const nsai_target *t, const nsai_
   nsai_fit_threads(s, reasons);
 }
 
-/* Registers of a thread below which some models spill: blocks of 8 warps have 80 where two fit a
+/* Registers of a thread below which some models spill: CTAs of 8 warps have 80 where two fit a
  * multiprocessor. (NVRTC 13.0, D 32.) */
 #define LEAST_REGISTERS 128
 
-/* Bound by waits: more blocks at once are better, as long as there is room for all. */
+/* Bound by waits: more CTAs at once are better, as long as there is room for all. */
 static double cost_cluster(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  int32_t blocks = s->of[NSAI_TILE_CTAS], cluster = s->of[NSAI_TILE_CLUSTER];
-  if (!nsai_holds_blocks(t, shared_bytes(&p->model, s), blocks) ||
-      nsai_register_limit(blocks * threads_of(s)) < LEAST_REGISTERS)
+  int32_t ctas = s->of[NSAI_TILE_CTAS], cluster = s->of[NSAI_TILE_CLUSTER];
+  if (!nsai_holds_ctas(t, shared_bytes(&p->model, s), ctas) ||
+      nsai_register_limit(ctas * threads_of(s)) < LEAST_REGISTERS)
     return INFINITY;
-  int64_t all = nsai_larger(items_of(p), 1) * cluster, room = blocks * blocks_at_once(cluster);
+  int64_t all = nsai_larger(items_of(p), 1) * cluster, room = ctas * ctas_at_once(cluster);
   return (double)nsai_ceil_div(all, room) *
          (1 + 16.0 / (cluster * s->of[NSAI_TILE_WARPS] * s->of[NSAI_TILE_STAGES]));
 }
@@ -225,7 +223,7 @@ static const nsai_space space = {
     { NSAI_TILE_CTAS, { 1, 2 }, "clusters that run at once; registers and memory are divided" },
     { NSAI_TILE_CLUSTER,
       { 2, 4, 6, 8, 16 },
-      "blocks that share a token's keys, against waits for each other" } },
+      "CTAs that share a token's keys, against waits for each other" } },
   choose_cluster,
   fit_cluster,
   cost_cluster,

@@ -65,7 +65,7 @@ static int32_t window_selected_blocks(const nsai_problem *p) {
 
 static bool holds(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s, int32_t kept) {
   uint32_t bytes = shared_bytes(p, s->of[NSAI_TILE_WARPS], s->of[NSAI_TILE_CLUSTER], kept);
-  return bytes <= t->shared_bytes && nsai_holds_blocks(t, bytes, s->of[NSAI_TILE_CTAS]);
+  return bytes <= t->shared_bytes && nsai_holds_ctas(t, bytes, s->of[NSAI_TILE_CTAS]);
 }
 
 /* As many as fit, halved until they do. */
@@ -162,8 +162,8 @@ static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s
   if (output_vectors(&p->model) % cluster)
     nsai_refuse(reasons, "%d CTAs do not share a row of O of %d heads evenly", cluster,
                 p->model.heads / p->model.kv_heads);
-  nsai_fit_block(t, bytes, reasons);
-  if (bytes <= t->shared_bytes && !nsai_holds_blocks(t, bytes, s->of[NSAI_TILE_CTAS]))
+  nsai_fit_cta(t, bytes, reasons);
+  if (bytes <= t->shared_bytes && !nsai_holds_ctas(t, bytes, s->of[NSAI_TILE_CTAS]))
     nsai_refuse(reasons, "a multiprocessor does not hold %d CTAs of %u bytes",
                 s->of[NSAI_TILE_CTAS], bytes);
 }

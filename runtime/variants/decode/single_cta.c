@@ -41,7 +41,7 @@ static nsai_tiles most_stages(const nsai_problem *p, const nsai_target *t, int32
   for (int32_t stages = 4; stages >= 2; stages--) {
     nsai_tiles tiles = nsai_decode_stream_tiles(warps, stages, ctas);
     uint32_t bytes = shared_bytes(p, t, &tiles);
-    if (bytes <= t->shared_bytes && nsai_holds_blocks(t, bytes, ctas)) return tiles;
+    if (bytes <= t->shared_bytes && nsai_holds_ctas(t, bytes, ctas)) return tiles;
   }
   return (nsai_tiles){ { 0 } };
 }
@@ -70,7 +70,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   if (nsai_row_registers(&p->model) > MOST_ROW_REGISTERS)
     nsai_refuse(reasons, "O of Dv %d and Q of Dk %d leave a thread no registers",
                 p->model.head_dim_v, p->model.head_dim_qk);
-  nsai_fit_block(t, shared_bytes(p, t, &least), reasons);
+  nsai_fit_cta(t, shared_bytes(p, t, &least), reasons);
 }
 
 static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
@@ -84,14 +84,14 @@ static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decid
 
 static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                 nsai_reasons *reasons) {
-  nsai_fit_block(t, shared_bytes(p, t, s), reasons);
+  nsai_fit_cta(t, shared_bytes(p, t, s), reasons);
   nsai_fit_threads(s, reasons);
 }
 
 /* CTAs of 128 threads have the registers twice on a multiprocessor, of 256 once. */
 static double cost(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   int32_t warps = s->of[NSAI_TILE_WARPS], ctas = s->of[NSAI_TILE_CTAS];
-  if (warps * ctas > 8 || !nsai_holds_blocks(t, shared_bytes(p, t, s), ctas)) return INFINITY;
+  if (warps * ctas > 8 || !nsai_holds_ctas(t, shared_bytes(p, t, s), ctas)) return INFINITY;
   return 1 + 4.0 / (warps * ctas * (s->of[NSAI_TILE_STAGES] - 1));
 }
 

@@ -65,8 +65,8 @@ static int32_t row_registers(const nsai_model *m) {
   return nsai_row_registers(m) + 96;
 }
 
-/* Two blocks of four warps, of drafts three, of 128 rows two of eight warps, and as many stages
- * as their shared memory holds, four at most; else fewer blocks; else one of fewer warps. */
+/* Two CTAs of four warps, of drafts three, of 128 rows two of eight warps, and as many stages as
+ * their shared memory holds, four at most; else fewer CTAs; else one of fewer warps. */
 static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   *by = NSAI_BY_DEFAULT;
   int32_t wanted = t->register_fallback || row_registers(&p->model) > 224 ? 1 : 2;
@@ -76,10 +76,10 @@ static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decid
       nsai_decode_has_panels(&p->model, t, nsai_decode_tile_rows(p, t)) &&
       p->selection != NSA_SELECT_RANGES)
     wanted = 3;
-  for (int32_t blocks = wanted; blocks >= 1; blocks--)
+  for (int32_t ctas = wanted; ctas >= 1; ctas--)
     for (int32_t stages = 4; stages >= 2; stages--) {
-      nsai_tiles tiles = nsai_decode_stream_tiles(warps, stages, blocks);
-      if (nsai_holds_blocks(t, step_shared(p, t, &tiles), blocks)) return tiles;
+      nsai_tiles tiles = nsai_decode_stream_tiles(warps, stages, ctas);
+      if (nsai_holds_ctas(t, step_shared(p, t, &tiles), ctas)) return tiles;
     }
   return nsai_decode_stream_tiles(least < 2 ? 2 : least, 2, 1);
 }
@@ -90,17 +90,17 @@ static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s
   uint32_t bytes = step_shared(p, t, s);
   if (s->of[NSAI_TILE_WARPS] < rows / NSAI_DECODE_ROWS)
     nsai_refuse(reasons, "%d warps do not hold %d rows", s->of[NSAI_TILE_WARPS], rows);
-  nsai_fit_block(t, bytes, reasons);
+  nsai_fit_cta(t, bytes, reasons);
   nsai_fit_threads(s, reasons);
 }
 
 /* Bound by memory: what matters are bytes on their way. */
 static double cost(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  int32_t warps = s->of[NSAI_TILE_WARPS], blocks = s->of[NSAI_TILE_CTAS];
-  if (row_registers(&p->model) > nsai_register_limit(32 * warps * blocks) ||
-      !nsai_holds_blocks(t, step_shared(p, t, s), blocks))
+  int32_t warps = s->of[NSAI_TILE_WARPS], ctas = s->of[NSAI_TILE_CTAS];
+  if (row_registers(&p->model) > nsai_register_limit(32 * warps * ctas) ||
+      !nsai_holds_ctas(t, step_shared(p, t, s), ctas))
     return INFINITY;
-  return 1 + 4.0 / (warps * blocks * (s->of[NSAI_TILE_STAGES] - 1));
+  return 1 + 4.0 / (warps * ctas * (s->of[NSAI_TILE_STAGES] - 1));
 }
 
 static const nsai_space space = {
@@ -128,7 +128,7 @@ static bool has_group_registers(const nsai_problem *p) {
 }
 
 /* Two consumer groups of a CTA share Q, and so four fit a multiprocessor in the place of three
- * blocks of one. (H200, 32 sequences of 64k, 4 new tokens, 16 heads a group, us of a step,
+ * CTAs of one. (H200, 32 sequences of 64k, 4 new tokens, 16 heads a group, us of a step,
  * decode_split_kv_compressed alone so: D 32 131 -> 128, 64 162 -> 139, 96 191 -> 165, 128 227 ->
  * 179.) */
 static nsai_tiles two_groups(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
@@ -139,12 +139,12 @@ static nsai_tiles two_groups(const nsai_problem *p, const nsai_target *t, const 
     return *s;
   for (int32_t stages = 3; stages >= 2; stages--) {
     const nsai_tiles two = nsai_decode_stream_tiles(8, stages, 2);
-    if (nsai_holds_blocks(t, shared(p, t, &two), 2)) return two;
+    if (nsai_holds_ctas(t, shared(p, t, &two), 2)) return two;
   }
   return *s;
 }
 
-/* Two blocks of two consumer groups as one of four, where the tiles of every step leave room for
+/* Two CTAs of two consumer groups as one of four, where the tiles of every step leave room for
  * two of these: they share Q, and half as many partial results are stored and added up. (H200, 4
  * new tokens of 4 and 16 sequences of 64k, 16 of 16k, us of a step: 52.1 -> 47.9, 100.7 -> 97.1,
  * 68.7 -> 65.7; 32 of 64k, which fill the device: 170 -> 186. 128 rows were not timed where
@@ -158,7 +158,7 @@ static nsai_tiles four_groups(const nsai_problem *p, const nsai_target *t, const
     return *s;
   for (int32_t stages = 4; stages >= 2; stages--) {
     const nsai_tiles four = nsai_decode_stream_tiles(16, stages, 1);
-    if (nsai_holds_blocks(t, shared(p, t, &four), 1)) return four;
+    if (nsai_holds_ctas(t, shared(p, t, &four), 1)) return four;
   }
   return *s;
 }

@@ -20,14 +20,14 @@ static uint32_t importance_shared(const nsai_model *m, const nsai_tiles *s) {
   return nsai_smem_importance(keys, s->of[NSAI_TILE_WARPS], tokens, history, m->head_dim_qk);
 }
 
-static nsai_tiles importance_tiles(int32_t keys, int32_t warps, int32_t blocks) {
+static nsai_tiles importance_tiles(int32_t keys, int32_t warps, int32_t ctas) {
   return (nsai_tiles){
-    { [NSAI_TILE_KEYS] = keys, [NSAI_TILE_WARPS] = warps, [NSAI_TILE_CTAS] = blocks }
+    { [NSAI_TILE_KEYS] = keys, [NSAI_TILE_WARPS] = warps, [NSAI_TILE_CTAS] = ctas }
   };
 }
 
-/* Two blocks per multiprocessor fit everywhere: at D 128 the scores and Q of two m16 tiles take 178
- * registers. With NVRTC 13.0 the H200's third block, at most 168, is the faster choice at every
+/* Two CTAs per multiprocessor fit everywhere: at D 128 the scores and Q of two m16 tiles take 178
+ * registers. With NVRTC 13.0 the H200's third CTA, at most 168, is the faster choice at every
  * length (tuned: 0.062 against 0.069 ms at 4k, 6.7 against 7.7 at 64k tokens). */
 static nsai_tiles choose_importance(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   *by = NSAI_BY_DEFAULT;
@@ -49,12 +49,12 @@ static void fit_importance(const nsai_problem *p, const nsai_target *t, const ns
 
 /* Q of two m16 tiles and their scores of 32 keys, and what else the loop holds. */
 static double cost_importance(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  int32_t warps = s->of[NSAI_TILE_WARPS], blocks = s->of[NSAI_TILE_CTAS];
+  int32_t warps = s->of[NSAI_TILE_WARPS], ctas = s->of[NSAI_TILE_CTAS];
   int32_t registers = (p->model.head_dim_qk + 15) / 16 * 16 / 2 + 32 + 56;
-  if (registers > nsai_register_limit(32 * warps * blocks) ||
-      !nsai_holds_blocks(t, importance_shared(&p->model, s), blocks))
+  if (registers > nsai_register_limit(32 * warps * ctas) ||
+      !nsai_holds_ctas(t, importance_shared(&p->model, s), ctas))
     return INFINITY;
-  return 1 + 6.0 / s->of[NSAI_TILE_KEYS] + (warps * blocks < 8 ? 0.3 : 0);
+  return 1 + 6.0 / s->of[NSAI_TILE_KEYS] + (warps * ctas < 8 ? 0.3 : 0);
 }
 
 static const nsai_space space = {
