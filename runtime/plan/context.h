@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The inside of a context.
+ * The struct behind nsa_ctx: logger, configuration, device and target, compiler, cache and tuning
+ * state, and what all plans share under a lock: loaded kernels and cuBLASLt.
  */
 #ifndef NSAI_PLAN_CONTEXT_H
 #define NSAI_PLAN_CONTEXT_H

@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The forms of a stage. A plan of many batch sizes may hold several, each for the numbers of items
- * that suit it; an item is a tile of tokens of a KV head. A run takes the first form that suits its
- * number, and the last form of a stage whatever its number is.
+ * The forms of a stage. A plan of many batch sizes may hold several, each for the numbers of work
+ * items (tiles of tokens times KV heads) that suit it. A run takes the first form that suits its
+ * number; the last form suits any number.
  */
 #ifndef NSAI_PLAN_FORMS_H
 #define NSAI_PLAN_FORMS_H

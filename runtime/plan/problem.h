@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * A resolved problem: the model geometry and the capacities, every zero replaced by what the
+ * A resolved problem: the model and the capacities, every zero replaced by what the
  * configuration says.
  */
 #ifndef NSAI_PLAN_PROBLEM_H

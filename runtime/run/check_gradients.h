@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Checks of the gradients that a backward pass brings and wants.
+ * Checks the gradients of a backward pass: d_o and the outputs that the caller asks for.
  */
 #ifndef NSAI_RUN_CHECK_GRADIENTS_H
 #define NSAI_RUN_CHECK_GRADIENTS_H

@@ -1,9 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The values of a batch's arrays, where the host may look at them: always on the CPU device, where
- * a wrong one would be followed; on a GPU where runtime.check_inputs is full, in copies that the
- * stream is waited for, but never while it is being captured.
+ * Checks the values of a batch's arrays. On the CPU device this happens unless
+ * runtime.check_inputs is off. On a GPU it happens only if runtime.check_inputs is full: the arrays
+ * are copied to the host, which waits for the stream. It is skipped while the stream is being
+ * captured.
  */
 #ifndef NSAI_RUN_CHECK_VALUES_H
 #define NSAI_RUN_CHECK_VALUES_H

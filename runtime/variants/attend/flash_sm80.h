@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the rows over attend/mainloop_sm80.cuh share: tiles, and all of a spec but what tells the
- * keys.
+ * What the rows over attend/mainloop_sm80.cuh share: their tiles, and the part of their kernel spec
+ * that does not depend on which keys a query sees.
  */
 #ifndef NSAI_VARIANTS_ATTEND_FLASH_SM80_H
 #define NSAI_VARIANTS_ATTEND_FLASH_SM80_H

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the rows over attend/mainloop_sm90.cuh share: tiles, what they serve, and all of a spec but
- * what tells the keys.
+ * What the rows over attend/mainloop_sm90.cuh share: their tiles, their legality, and the part of
+ * their kernel spec that does not depend on which keys a query sees.
  */
 #ifndef NSAI_VARIANTS_ATTEND_FLASH_SM90_H
 #define NSAI_VARIANTS_ATTEND_FLASH_SM90_H

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the rows of backward_q share: their kernels, and their launches. A row specifies the kernels
- * over tiles of query rows itself.
+ * What the rows of backward_q share: kernels and launches. Each row specifies its own kernels over
+ * tiles of query rows.
  */
 #ifndef NSAI_VARIANTS_BACKWARD_Q_H
 #define NSAI_VARIANTS_BACKWARD_Q_H

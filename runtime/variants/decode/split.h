@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * How decode_split_kv splits a step over CTAs, by sizes that the host knows; and what the rows
- * of decode have in common of it. What each CTA really finds follows from lengths in device
- * memory: kernel_templates/decode/work.cuh.
+ * How decode_split_kv splits a step over CTAs, from sizes that the host knows, and the parts of it
+ * that other decode rows use. The actual work of a CTA follows from lengths in device memory:
+ * kernel_templates/decode/work.cuh.
  */
 #ifndef NSAI_VARIANTS_DECODE_SPLIT_H
 #define NSAI_VARIANTS_DECODE_SPLIT_H
