@@ -263,7 +263,7 @@ static nsa_status check_columns(const char *path, void (*write_header)(FILE *)) 
                  : NSA_OK;
 }
 
-/* *fresh: the file is still empty. */
+/* *is_new: the file is still empty. */
 static nsa_status open_csv(const char *path, void (*write_header)(FILE *), FILE **out,
                            int *is_new) {
   if (!path) return NSA_OK;

@@ -7,6 +7,7 @@
 #include "verify/tensors.h"
 
 #define NSAI_VERIFY_FLOAT_FILL 0xff /* NaN in bf16, fp16 and f32 */
+
 /* Writes the contents of all inputs into their host images. `probes`: rows of
  * NSAI_VERIFY_PROBE_ROWS. */
 void nsai_verify_tensors_fill(nsai_verify_tensors *data, int threads, const int64_t *probes);

@@ -139,7 +139,7 @@ nsa_status nsa_plan_create(nsa_ctx *ctx, const nsa_problem *problem, nsa_progres
   return nsai_plan_create(ctx, &resolved, progress, user, out);
 }
 
-void nsa_plan_destroy(nsa_plan *plan) { nsai_plan_free(plan); }
+void nsa_plan_destroy(nsa_plan *plan) { nsai_plan_destroy(plan); }
 
 nsa_status nsa_prepare(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
                        nsa_progress_fn progress, void *user) {

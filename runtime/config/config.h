@@ -252,16 +252,15 @@ typedef struct nsai_config_request {
  *
  * out  receives the configuration; the caller owns it. Set to NULL on failure.
  *
- * NSA_E_CONFIG (the error text has all diagnostics, one per paragraph), NSA_E_IO (a file cannot
- * be read), NSA_E_NOMEM. Thread-safe. */
+ * NSA_E_CONFIG (the error text has all diagnostics, one per paragraph), NSA_E_IO (a file cannot be
+ * read), NSA_E_NOMEM. Thread-safe. */
 nsa_status nsai_config_load(const nsai_config_request *request, nsai_config **out);
 
 /* Merges the first profile that matches the device, with less precedence than environment and
- * overrides, then checks again. Call once per configuration, before it is shared. It is no error
- * if no profile matches.
+ * overrides, then checks again. Call once per configuration, before it is shared. It is no error if
+ * no profile matches.
  *
- * arch, name, uuid  "sm_90a", "NVIDIA H200", "GPU-..."; NULL: unknown, which matches only a
- * profile
+ * arch, name, uuid  "sm_90a", "NVIDIA H200", "GPU-..."; NULL: unknown, which matches only a profile
  *                   that does not ask for it.
  *
  * NSA_E_CONFIG, NSA_E_NOMEM; the configuration can then only be destroyed. */
@@ -271,13 +270,12 @@ nsa_status nsai_config_apply_device(nsai_config *config, const char *arch, const
 /* NULL is fine. */
 void nsai_config_destroy(nsai_config *config);
 
-/* Writes the effective values as YAML that loads again to the same values. Profiles appear as
- * their effect, not as a section. with_origin adds to each line the origin of its value.
- */
+/* Writes the effective values as YAML that loads again to the same values. Profiles appear as their
+ * effect, not as a section. with_origin adds to each line the origin of its value. */
 void nsai_config_dump(const nsai_config *config, bool with_origin, nsai_writer *out);
 
-/* Writes the JSON Schema of the format, generated from the declared keys:
- * configs/nsa.schema.json. */
+/* Writes the JSON Schema of the format, configs/nsa.schema.json, generated from the declared
+ * keys. */
 void nsai_config_json_schema(nsai_writer *out);
 
 #endif /* NSAI_CONFIG_CONFIG_H */

@@ -203,7 +203,7 @@ nsa_status nsai_plan_make(nsa_ctx *ctx, const nsai_problem *problem,
   *out = plan;
   return NSA_OK;
 fail:
-  nsai_plan_free(plan);
+  nsai_plan_destroy(plan);
   return status;
 }
 
@@ -217,7 +217,7 @@ nsa_status nsai_plan_create(nsa_ctx *ctx, const nsai_problem *problem, nsa_progr
   *out = plan;
   return NSA_OK;
 fail:
-  nsai_plan_free(plan);
+  nsai_plan_destroy(plan);
   return status;
 }
 
@@ -244,7 +244,7 @@ nsa_status nsai_plan_prepare(nsa_ctx *ctx, const nsai_problem *problem, nsa_prog
   return NSA_OK;
 }
 
-void nsai_plan_free(nsa_plan *plan) {
+void nsai_plan_destroy(nsa_plan *plan) {
   if (!plan) return;
   nsai_kernel_set_release(plan->ctx, plan->kernels);
   nsai_context_release(plan->ctx);

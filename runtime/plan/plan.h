@@ -75,12 +75,12 @@ void nsai_plan_decide(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions 
 nsa_status nsai_plan_foresee(nsa_ctx *ctx, const nsai_problem *problem, nsai_choice *choice,
                              int32_t *missing);
 
-/* Makes the kernels of a plan without loading them: for a context of an architecture alone, those
- * of all its devices. Not on the CPU device. */
+/* Makes the kernels of a plan without loading them: for a context of an architecture alone, also
+ * those of its devices that the library has rules for. Not on the CPU device. */
 nsa_status nsai_plan_prepare(nsa_ctx *ctx, const nsai_problem *problem, nsa_progress_fn progress,
                              void *user);
 
-/* Makes a plan, which retains the context. *out is NULL on failure; nsai_plan_free frees it. */
+/* Makes a plan, which retains the context. *out is NULL on failure; nsai_plan_destroy frees it. */
 nsa_status nsai_plan_create(nsa_ctx *ctx, const nsai_problem *problem, nsa_progress_fn progress,
                             void *user, nsa_plan **out);
 
@@ -90,7 +90,7 @@ nsa_status nsai_plan_make(nsa_ctx *ctx, const nsai_problem *problem,
                           const nsai_decisions *decisions, nsa_plan **out);
 
 /* NULL is fine. */
-void nsai_plan_free(nsa_plan *plan);
+void nsai_plan_destroy(nsa_plan *plan);
 
 /* Whether the plan runs products through cuBLASLt. */
 bool nsai_needs_gemm(const nsai_choice *choice);

@@ -28,7 +28,8 @@ typedef struct nsai_target {
   /* 0: the fastest tiles, which just fit the registers with the compiler that they were tried with.
    * Up to NSAI_MAX_REGISTER_FALLBACK: smaller tiles, for other compilers. */
   int32_t register_fallback;
-  /* Multiprocessors, which bound the grids of persistent kernels; no kernel's code depends on them.
+  /* Multiprocessors. They bound the grids of persistent kernels, and decide which rows and forms
+   * take a decode step (variants/decode/batch.h) and how many consumer groups decode_split_kv has.
    * 0: unknown. */
   int32_t sms;
 } nsai_target;

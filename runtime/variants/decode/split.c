@@ -13,7 +13,7 @@
 
 /* CTAs of decode_split_kv_compressed and decode_split_kv_attend that a multiprocessor holds, but
  * of more than 256 threads. */
-#define BLOCKS_PER_SM 2
+#define CTAS_PER_SM 2
 #define PAIRED_THREADS 256
 
 /* Sequences of different lengths share the device evenly when none is longer than this many
@@ -89,11 +89,11 @@ static int64_t even_splits(const nsai_problem *p) {
 
 /* CTAs of a kernel that the device holds at once. */
 static int64_t room_for(const nsai_kernel_spec *spec, int32_t sms) {
-  int64_t blocks = spec->threads > PAIRED_THREADS ? 1 : BLOCKS_PER_SM;
+  int64_t ctas = spec->threads > PAIRED_THREADS ? 1 : CTAS_PER_SM;
   for (int i = 0; i < spec->constant_count; i++)
     if (!strcmp(spec->constants[i].name, "kMinBlocks"))
-      blocks = nsai_larger(blocks, spec->constants[i].value);
-  return sms * blocks;
+      ctas = nsai_larger(ctas, spec->constants[i].value);
+  return sms * ctas;
 }
 
 /* A tile's tokens attend to all their blocks together; but each to its ranges. */
