@@ -105,8 +105,9 @@ class Cubin:
 FORMAT_SIZED = 4
 INFO_PARAM_CBANK, INFO_EXTERNS = 0x0a, 0x0f
 
-# Variables of at most so many bytes are constants of Config and of the templates, which the compiler
-# has folded into the code but still lists; their order follows their names. Larger ones are tables.
+# Variables of at most so many bytes are constants of Config and of the templates, which the
+# compiler has folded into the code but still lists; their order follows their names. Larger ones
+# are tables.
 SCALAR_BYTES = 8
 
 
@@ -133,16 +134,17 @@ def relocations(section):
     if section.type == SHT_RELA:
         return [(offset, info & 0xffffffff, addend)
                 for offset, info, addend in struct.iter_unpack('<2Qq', section.data)]
-    return [(offset, info & 0xffffffff, 0) for offset, info in struct.iter_unpack('<2Q', section.data)]
+    return [(offset, info & 0xffffffff, 0)
+            for offset, info in struct.iter_unpack('<2Q', section.data)]
 
 
 def kernel_digest(image, entry):
     """A hash over everything that determines what a kernel does, except its name.
 
-    Per-kernel sections are those whose name ends with the kernel's. Of the sections that a cubin has
-    once, .nv.constant3 (__constant__) and the tables in .nv.global.init count; .nv.constant4 holds
-    addresses of variables, which differ with their names. Instructions that read an address from it
-    hold its position there, so they are covered as code."""
+    Per-kernel sections are those whose name ends with the kernel's. Of the sections that a cubin
+    has once, .nv.constant3 (__constant__) and the tables in .nv.global.init count; .nv.constant4
+    holds addresses of variables, which differ with their names. Instructions that read an address
+    from it hold its position there, so they are covered as code."""
     cubin, parts = Cubin(image), []
     for section in cubin.sections:
         kind, dot, owner = section.name.rpartition('.' + entry)
@@ -332,7 +334,8 @@ def compare(args):
         on_purpose = key[2] in allowed
         differ, expected = differ + (not on_purpose), expected + on_purpose
         print(f'{verdict}{", as expected" if on_purpose else ""}: {" ".join(key)}: '
-              f'{lost.total()} of {old[key].total()} old, {found.total()} of {new[key].total()} new')
+              f'{lost.total()} of {old[key].total()} old, '
+              f'{found.total()} of {new[key].total()} new')
         for sign, codes in (('-', lost), ('+', found)):
             if codes:
                 print(f'  {sign} {describe(codes)}')
@@ -417,7 +420,8 @@ def self_test(args):
                                   (0, ['old', 'old', '--arch', 'sm_80,sm_90a']),
                                   (1, ['old', 'old', '--arch', 'sm_90a']),
                                   (1, ['old', 'old', '--only', 'sample'])):
-            assert main(['compare', *(files.get(word, word) for word in command)]) == expected, command
+            status = main(['compare', *(files.get(word, word) for word in command)])
+            assert status == expected, command
     if args.program:
         compare_builds(args.program)
     print('self-test passed')

@@ -104,7 +104,7 @@ def compare(args):
 
 
 def self_test(args):
-    """Two runs must print the same. Changes of each kind must be found, and ignored if requested."""
+    """Two runs must print the same. Changes of each kind must be found, and ignored if asked to."""
     with tempfile.TemporaryDirectory(prefix='nsa-launches-') as folder:
         root = pathlib.Path(folder)
         for name, perturb in (('first', '0'), ('second', '165')):  # of memory from malloc

@@ -126,7 +126,8 @@ def include_offences(root, files):
                 if user in HOST_FOLDERS or is_device(user):
                     yield f'{path} includes "{name}", which no include root has'
                 continue
-            if (user in HOST_FOLDERS or is_device(user)) and target not in [f"{r}/{name}" for r in ROOTS]:
+            from_root = target in [f"{r}/{name}" for r in ROOTS]
+            if (user in HOST_FOLDERS or is_device(user)) and not from_root:
                 yield f'{path} includes "{name}" by a path that is not from a root'
             used = folder_of(target)
             if used is not None and not may_use(user, used):
@@ -134,7 +135,8 @@ def include_offences(root, files):
 
 
 def symbol_offences(root, files, library):
-    """Calls between objects of the static library that go upwards; public functions beside the API."""
+    """Calls between objects of the static library that go upwards; public functions beside the
+    API."""
     objects = {}
     for path in files:
         if path.endswith(".c"):
