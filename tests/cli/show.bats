@@ -11,6 +11,9 @@ load common
     while read -r name; do [[ $text == *"$name"* ]]; done < <(jq -r '.[].name' <<<"$json")
   done
   autotune show variants --json | jq -e 'all(.why | length > 5)'
+  autotune show env --json |
+    jq -e '.[] | select(.name == "NSA_JIT") | .key == "runtime.jit" and
+      .type == "on_demand | prepare_only | never" and .default == "on_demand"'
 }
 
 @test "a file: what would serve it, every reason against the rest" {

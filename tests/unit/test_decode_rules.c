@@ -393,8 +393,7 @@ static void test_drafts(void **state) {
   expect_threads(16, 1, 128);
 }
 
-/* Heads whose registers leave decode_split_kv_compressed one team of 64 rows to a block of
- * threads. */
+/* Heads whose registers leave decode_split_kv_compressed one consumer group of 64 rows per CTA. */
 static void test_group_registers(void **state) {
   static const struct {
     int32_t dim_qk, dim_v, stride, threads;

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT
  *
  * Tunings of backward passes on the fake GPU: what is timed, winners, wrong candidates, results
- * that differ from run to run. Passes compute on the host while they are judged.
+ * that differ from run to run. Passes compute on the host while they are verified.
  */
 #include "support/cmocka_all.h"
 
@@ -22,7 +22,7 @@ static double ms_of_mma; /* of a kernel of keys by mma; all others take 10 */
 static bool wrong_mma;   /* they compute nothing */
 static bool random_mma;  /* their results differ from run to run */
 static bool mma_keys;    /* of the pass that is enqueued */
-static uint64_t room;    /* of an allocation, once passes have been judged; 0: any */
+static uint64_t room;    /* of an allocation, once passes have been verified; 0: any */
 static int passes;       /* computed */
 static int32_t most_heads;
 

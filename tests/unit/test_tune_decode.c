@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT
  *
  * Tunings of decode steps on the fake GPU: winners by graphs over caches, wrong candidates,
- * batches, and which record a plan follows. Steps compute on the host while they are judged.
+ * batches, and which record a plan follows. Steps compute on the host while they are verified.
  */
 #include "support/cmocka_all.h"
 
@@ -20,7 +20,7 @@ static double
 static bool wrong_of_256; /* they compute nothing */
 static bool all_wrong;    /* nothing computes */
 static bool small_seen;
-static uint64_t room;     /* of an allocation, once steps have been judged; 0: any */
+static uint64_t room;     /* of an allocation, once steps have been verified; 0: any */
 static int verified;      /* steps that were computed */
 static int32_t most_seqs; /* of those */
 

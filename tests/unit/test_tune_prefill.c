@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT
  *
  * Tunings of prefills on the fake GPU: every stage over a cache, winners, wrong candidates, and
- * which record a plan follows. Prefills compute on the host while they are judged.
+ * which record a plan follows. Prefills compute on the host while they are verified.
  */
 #include "support/cmocka_all.h"
 
@@ -17,7 +17,7 @@
 
 #define CONTEXT 1024
 #define CHUNK 256         /* new tokens of a run that is timed */
-#define MOST_COMPUTED 200 /* of one that is judged */
+#define MOST_COMPUTED 200 /* of one that is verified */
 
 static double ms_of_64;  /* of a window's kernel of 64 threads; others take 10 */
 static bool wrong_of_64; /* it computes nothing */

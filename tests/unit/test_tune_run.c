@@ -83,7 +83,7 @@ static void test_wrong_candidate(void **state) {
   dense_tune(&w, NSA_TUNE_QUICK, 0); /* told again, not tried */
   assert_int_equal(tuning_count(&w, NSA_TUNE_WRONG), 1);
   assert_int_not_equal(dense_planned_threads(&w), 64);
-  dense_wrong_of_64 = false; /* fresh: judged anew */
+  dense_wrong_of_64 = false; /* fresh: verified anew */
   dense_tune(&w, NSA_TUNE_QUICK, 1);
   assert_int_equal(tuning_count(&w, NSA_TUNE_WRONG), 0);
   assert_int_equal(dense_planned_threads(&w), 64);

@@ -1,10 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Contexts with records of window variants, for test_recall.c.
+ * Contexts with records of window variants, for test_decide.c.
  */
-#ifndef TEST_RECALL_FIXTURE_H
-#define TEST_RECALL_FIXTURE_H
+#ifndef TEST_DECIDE_FIXTURE_H
+#define TEST_DECIDE_FIXTURE_H
 
 typedef struct tuning {
   char dir[64];
@@ -35,16 +35,16 @@ static void leave(tuning *w) {
 }
 
 /* A test whose *state is a tuning that has been entered. */
-#define RECALL_TEST(name) cmocka_unit_test_setup_teardown(name, recall_begin, recall_end)
+#define DECIDE_TEST(name) cmocka_unit_test_setup_teardown(name, decide_begin, decide_end)
 
-static int recall_begin(void **state) {
+static int decide_begin(void **state) {
   static tuning w;
   enter(&w, NULL);
   *state = &w;
   return 0;
 }
 
-static int recall_end(void **state) {
+static int decide_end(void **state) {
   leave(*state);
   return 0;
 }
@@ -127,4 +127,4 @@ static void expect_story(const tuning *w, const nsa_problem *problem, const char
 #define LOW NSA_OVERLAP_LOW
 #define HIGH NSA_OVERLAP_HIGH
 
-#endif /* TEST_RECALL_FIXTURE_H */
+#endif /* TEST_DECIDE_FIXTURE_H */

@@ -4,7 +4,7 @@
  * From records to plans, on the fake GPU: which record decides, what wins over it, what nsa_explain
  * says of it, and the public functions that carry records from process to process.
  *
- *   test_recall DIR YAML    imports standard input into the folder DIR; prints the digest
+ *   test_decide DIR YAML    imports standard input into the folder DIR; prints the digest
  */
 #include "support/cmocka_all.h"
 
@@ -18,7 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "recall_fixture.h"
+#include "decide_fixture.h"
 
 /* ---- which record ---- */
 
@@ -522,7 +522,7 @@ static int import_standard_input(const char *dir, const char *yaml) {
 static void test_processes(void **state) {
   tuning *w = *state;
   uint8_t digest[16];
-  char expected[33], got[64] = "", dir[] = "/tmp/nsa-test-recall-XXXXXX";
+  char expected[33], got[64] = "", dir[] = "/tmp/nsa-test-decide-XXXXXX";
   int to[2], from[2], status = 0;
   save_window(w, 1000, LOW, WINDOW(32, 32));
   save_window(w, 4000, HIGH, WINDOW(64, 64));
@@ -537,7 +537,7 @@ static void test_processes(void **state) {
     dup2(to[0], 0);
     dup2(from[1], 1);
     close(to[0]), close(to[1]), close(from[0]), close(from[1]);
-    execl("/proc/self/exe", "test_recall", dir, w->yaml, (char *)NULL);
+    execl("/proc/self/exe", "test_decide", dir, w->yaml, (char *)NULL);
     _exit(127);
   }
   close(to[0]), close(from[1]);
@@ -555,26 +555,26 @@ static void test_processes(void **state) {
 
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
-    RECALL_TEST(test_lengths),
-    RECALL_TEST(test_overlaps),
-    RECALL_TEST(test_other_heads),
-    RECALL_TEST(test_other_problems),
-    RECALL_TEST(test_other_heads_legal),
-    RECALL_TEST(test_other_heads_unprepared),
-    RECALL_TEST(test_dense),
+    DECIDE_TEST(test_lengths),
+    DECIDE_TEST(test_overlaps),
+    DECIDE_TEST(test_other_heads),
+    DECIDE_TEST(test_other_problems),
+    DECIDE_TEST(test_other_heads_legal),
+    DECIDE_TEST(test_other_heads_unprepared),
+    DECIDE_TEST(test_dense),
     cmocka_unit_test(test_other_machines),
     cmocka_unit_test(test_other_versions),
     cmocka_unit_test(test_strange_candidates),
-    RECALL_TEST(test_untimed_length),
-    RECALL_TEST(test_untimed_group),
-    RECALL_TEST(test_configuration_wins),
-    RECALL_TEST(test_force_keeps_tiles),
-    RECALL_TEST(test_rules),
+    DECIDE_TEST(test_untimed_length),
+    DECIDE_TEST(test_untimed_group),
+    DECIDE_TEST(test_configuration_wins),
+    DECIDE_TEST(test_force_keeps_tiles),
+    DECIDE_TEST(test_rules),
     cmocka_unit_test(test_digest),
     cmocka_unit_test(test_reload),
     cmocka_unit_test(test_import),
     cmocka_unit_test(test_arguments),
-    RECALL_TEST(test_processes),
+    DECIDE_TEST(test_processes),
   };
   if (argc == 3) return import_standard_input(argv[1], argv[2]);
   return cmocka_run_group_tests(tests, NULL, NULL);
