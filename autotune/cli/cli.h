@@ -155,6 +155,9 @@ nsa_status nsai_cli_cache_open(const nsai_cli_settings *settings, int32_t log_le
                                nsai_cache_mode mode, nsai_cli_cache *out);
 void nsai_cli_cache_close(nsai_cli_cache *cache);
 
+/* Refuses a listing in which so many files could not be read: NSA_E_CACHE. */
+nsa_status nsai_cli_demand_readable(int64_t unreadable);
+
 /* ---- tuning records ---- */
 
 /* list, export and import with --records; return exit codes. */

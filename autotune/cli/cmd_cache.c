@@ -61,11 +61,19 @@ nsa_status nsai_cli_cache_open(const nsai_cli_settings *settings, int32_t log_le
   return NSA_OK;
 }
 
+nsa_status nsai_cli_demand_readable(int64_t unreadable) {
+  if (!unreadable) return NSA_OK;
+  return nsai_fail(NSA_E_CACHE, "%" PRId64 " %s could not be read: make %s readable, or remove %s",
+                   unreadable, unreadable == 1 ? "file" : "files", unreadable == 1 ? "it" : "them",
+                   unreadable == 1 ? "it" : "them");
+}
+
 /* ---- list ---- */
 
 typedef struct listing {
   nsai_writer *json; /* NULL: text on stdout */
   int64_t entries, bad;
+  int64_t unreadable; /* of the bad ones */
   uint64_t bytes;
 } listing;
 
@@ -114,25 +122,33 @@ static bool list_item(void *user, const nsai_cache_item *item) {
   }
   l->entries++;
   l->bad += item->problem != NULL;
+  l->unreadable += item->unreadable;
   l->bytes += item->bytes;
   return true;
 }
 
+typedef struct list_subject {
+  nsai_cache *cache;
+  int64_t *unreadable;
+} list_subject;
+
 static nsa_status write_json(const void *subject, nsai_writer *out) {
-  nsai_cache *const *cache = subject;
+  const list_subject *s = subject;
   listing l = { .json = out };
   nsai_write(out, "{\"entries\": [");
-  NSAI_TRY(nsai_cache_each(*cache, list_item, &l));
+  NSAI_TRY(nsai_cache_each(s->cache, list_item, &l));
+  *s->unreadable = l.unreadable;
   nsai_write(out, "],\n \"count\": %" PRId64 ", \"bad\": %" PRId64 ", \"bytes\": %" PRIu64 "}\n",
              l.entries, l.bad, l.bytes);
   return NSA_OK;
 }
 
-static nsa_status print_list(nsai_cache *cache) {
+static nsa_status print_list(nsai_cache *cache, int64_t *unreadable) {
   listing l = { 0 };
   nsai_cache_tier_info tier;
   char size[32];
   NSAI_TRY(nsai_cache_each(cache, list_item, &l));
+  *unreadable = l.unreadable;
   printf("%" PRId64 " %s, %s", l.entries, l.entries == 1 ? "entry" : "entries",
          nsai_cli_bytes(l.bytes, size));
   if (l.bad) printf(", %" PRId64 " bad (`nsa-autotune verify` removes them)", l.bad);
@@ -153,14 +169,17 @@ int nsai_cmd_list(int argc, char **argv) {
   static const char help[] =
       "Lists the entries of the kernel cache, all folders of it, or the tuning records in the same "
       "folders: device, length, level, date, and what was chosen for each stage.\vExit status 6 "
-      "when the user's folder is refused.";
+      "when the user's folder is refused, or something in the folders could not be read.";
   arguments a = { 0 };
   nsai_cli_cache o;
+  int64_t unreadable = 0;
   nsai_cli_parse(argc, argv, options, parse, NULL, help, &a);
   if (a.records) return nsai_list_records(&a.settings, a.json, a.verbose);
   nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_ERROR, NSAI_CACHE_READ_ONLY, &o);
   if (status == NSA_OK)
-    status = a.json ? nsai_cli_print(write_json, &o.cache) : print_list(o.cache);
+    status = a.json ? nsai_cli_print(write_json, &(list_subject){ o.cache, &unreadable })
+                    : print_list(o.cache, &unreadable);
+  if (status == NSA_OK) status = nsai_cli_demand_readable(unreadable);
   int code = nsai_cli_exit(status);
   nsai_cli_cache_close(&o);
   return code;

@@ -122,7 +122,7 @@ int nsai_cmd_export(int argc, char **argv) {
   if (status == NSA_OK) status = export_to(o.cache, a.path, &e);
   if (status == NSA_OK && e.bad)
     status = nsai_fail(NSA_E_CACHE,
-                       "%" PRId64 " bad %s left out; `nsa-autotune verify` removes bad entries",
+                       "%" PRId64 " bad %s left out; `nsa-autotune verify` removes damaged ones",
                        e.bad, e.bad == 1 ? "entry was" : "entries were");
   if (status == NSA_OK)
     fprintf(stderr, "%" PRId64 " %s, %s\n", e.entries, e.entries == 1 ? "entry" : "entries",

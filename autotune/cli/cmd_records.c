@@ -38,6 +38,7 @@ typedef struct listing {
   nsai_writer *out;
   bool json, verbose;
   int64_t records, bad; /* valid records, and invalid files */
+  int64_t *unreadable;  /* of the invalid ones */
 } listing;
 
 static void list_text(nsai_writer *out, const nsai_record *r) {
@@ -109,17 +110,20 @@ static bool list_item(void *user, const nsai_record_item *item) {
   }
   l->records += item->record != NULL;
   l->bad += item->record == NULL;
+  *l->unreadable += item->unreadable;
   return true;
 }
 
 typedef struct list_subject {
   nsai_records *records;
   bool json, verbose;
+  int64_t *unreadable;
 } list_subject;
 
 static nsa_status write_list(const void *subject, nsai_writer *out) {
   const list_subject *s = subject;
-  listing l = { .out = out, .json = s->json, .verbose = s->verbose };
+  listing l = { .out = out, .json = s->json, .verbose = s->verbose, .unreadable = s->unreadable };
+  *l.unreadable = 0; /* the text may be written twice */
   if (s->json) nsai_write(out, "{\"records\": [");
   NSAI_TRY(nsai_records_each(s->records, list_item, &l));
   if (s->json)
@@ -131,9 +135,11 @@ static nsa_status write_list(const void *subject, nsai_writer *out) {
 
 int nsai_list_records(const nsai_cli_settings *settings, bool json, bool verbose) {
   nsai_cli_cache cache;
-  list_subject s = { .json = json, .verbose = verbose };
+  int64_t unreadable = 0;
+  list_subject s = { .json = json, .verbose = verbose, .unreadable = &unreadable };
   nsa_status status = open_both(settings, NSAI_CACHE_READ_ONLY, &cache, &s.records);
   if (status == NSA_OK) status = nsai_cli_print(write_list, &s);
+  if (status == NSA_OK) status = nsai_cli_demand_readable(unreadable);
   return close_both(status, &cache, s.records);
 }
 

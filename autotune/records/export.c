@@ -23,7 +23,7 @@ nsa_status nsai_records_export(nsai_records *records, nsai_writer *writer) {
   bool any = false;
   nsai_write(writer, NSAI_RECORDS_KEY ": %d\nrecords:", NSAI_RECORD_VERSION);
   pthread_mutex_lock(&records->lock);
-  nsa_status status = nsai_records_load(records);
+  nsa_status status = nsai_records_load_all(records);
   for (int32_t i = 0; i < records->count && status == NSA_OK; i++) {
     const nsai_record_entry *entry = &records->entries[i];
     if (entry != nsai_records_visible(records, entry->file)) continue;

@@ -113,6 +113,7 @@ typedef struct nsai_record_entry {
   int32_t tier;        /* index of its folder; NSAI_RECORD_IN_MEMORY: it could not be written */
   nsai_record *record; /* NULL: an invalid file */
   char problem[NSAI_RECORD_FAULT_CHARS];
+  bool unreadable; /* the problem may pass: the file may hold a record */
 } nsai_record_entry;
 #define NSAI_RECORD_IN_MEMORY (-1)
 
@@ -127,8 +128,12 @@ struct nsai_records {
   int32_t count, capacity;
 };
 
-/* Reads the folders unless they have been read. Lock held. NSA_E_NOMEM: try again later. */
+/* Reads the folders unless they have been read. A folder that cannot be listed gives a warning, and
+ * is read again the next time. Lock held. NSA_E_NOMEM: try again later. */
 nsa_status nsai_records_load(nsai_records *records);
+
+/* The same for whoever needs all of them. NSA_E_CACHE: a folder cannot be listed. */
+nsa_status nsai_records_load_all(nsai_records *records);
 
 /* Index of the first entry with this file name, or the index at which it would be inserted. Lock
  * held. */

@@ -151,8 +151,9 @@ bool nsai_records_tier(nsai_records *records, int32_t index, nsai_cache_tier_inf
 
 /* Saves a record in memory and in the user's folder, merged (nsai_record_merge) with the record
  * there and in the later folders. Waits while other processes that save the same record make
- * progress; after 2 seconds without progress it continues without the lock. An invalid file is
- * replaced. Disk trouble gives one warning, and the record stays in memory. The caller keeps
+ * progress; after 2 seconds without progress it continues without the lock. A damaged file is
+ * replaced. A file that cannot be read, and disk trouble, give one warning, and the record stays in
+ * memory. The caller keeps
  * ownership of `record`. NSA_E_ARG as nsai_record_check; NSA_E_NOMEM. */
 nsa_status nsai_records_save(nsai_records *records, const nsai_record *record);
 
@@ -183,6 +184,7 @@ typedef struct nsai_record_item {
   const char *folder;
   const char *file;
   const char *problem; /* NULL: valid; else what is wrong, and `record` is NULL */
+  bool unreadable;     /* what is wrong may pass: the file may hold a record */
   const nsai_record *record;
   bool hidden; /* an earlier folder has a record of the same key, which takes precedence */
 } nsai_record_item;
@@ -190,16 +192,18 @@ typedef struct nsai_record_item {
 /* Return false to stop. */
 typedef bool (*nsai_record_item_fn)(void *user, const nsai_record_item *item);
 
-/* Visits all records and invalid files, ordered by name, then by folder. The store is locked
- * meanwhile, so the callback must not use it. NSA_E_NOMEM. */
+/* Visits all records, invalid and unreadable files, ordered by name, then by folder. The store is
+ * locked meanwhile, so the callback must not use it. NSA_E_NOMEM; NSA_E_CACHE: a folder cannot be
+ * listed. */
 nsa_status nsai_records_each(nsai_records *records, nsai_record_item_fn fn, void *user);
 
 /* The digest of all decisions: keys and chosen candidates without dates or timings. Ranks with
- * equal decisions have equal digests, whatever folders their records are in. NSA_E_NOMEM. */
+ * equal decisions have equal digests, whatever folders their records are in. Errors as
+ * nsai_records_each. */
 nsa_status nsai_records_digest(nsai_records *records, unsigned char out[NSAI_DIGEST_BYTES]);
 
 /* Writes all records in effect as one YAML document. It ends with a line "..." and a checksum
- * like that of nsai_record_write. NSA_E_NOMEM. */
+ * like that of nsai_record_write. Errors as nsai_records_each. */
 nsa_status nsai_records_export(nsai_records *records, nsai_writer *writer);
 
 /* The result of an import. */

@@ -47,15 +47,27 @@ static int wait_for_lock(nsai_records *records, const char *file) {
 }
 
 /* The content of the user's file, for the caller to destroy; NULL: nothing. The index warns of
- * invalid files. */
-static nsa_status read_file(nsai_records *records, const char *file, nsai_record **out) {
+ * damaged files. `*writable` becomes false if the file cannot be read: replacing it could lose what it
+ * holds. */
+static nsa_status read_file(nsai_records *records, const char *file, bool *writable,
+                            nsai_record **out) {
   struct stat st;
-  char *data, fs_fault[NSAI_FILES_FAULT_CHARS], fault[NSAI_RECORD_FAULT_CHARS];
+  char *data, reason[NSAI_FILES_FAULT_CHARS], fault[NSAI_RECORD_FAULT_CHARS];
   *out = NULL;
-  if (!nsai_files_read_trusted(records->folders.fd[0], file, NSAI_RECORD_MAX_BYTES, &data, &st,
-                               fs_fault))
-    return st.st_ino == 0 && errno == ENOMEM ? nsai_fail_nomem(file, NSAI_RECORD_MAX_BYTES)
-                                             : NSA_OK;
+  switch (nsai_files_read_trusted(records->folders.fd[0], file, NSAI_RECORD_MAX_BYTES, &data, &st,
+                                  reason)) {
+  case NSAI_FILES_MISSING:
+  case NSAI_FILES_DAMAGED: return NSA_OK;
+  case NSAI_FILES_UNREADABLE:
+    if (errno == ENOMEM) return nsai_fail_nomem(file, NSAI_RECORD_MAX_BYTES);
+    *writable = false;
+    nsai_dirs_warn(&records->folders, NSAI_WARNED_WRITE,
+                   "the tuning record %s in %s/%s %s: it stays as it is, and what was measured is "
+                   "kept in memory only; make it readable, or remove it",
+                   file, records->folders.info[0].path, records->folders.kind->folder, reason);
+    return NSA_OK;
+  case NSAI_FILES_PRESENT: break;
+  }
   nsa_status status = nsai_record_decode(data, (size_t)st.st_size, out, fault);
   free(data);
   if (status == NSA_E_NOMEM) return nsai_fail_nomem(file, (size_t)st.st_size);
@@ -158,7 +170,7 @@ static nsa_status save(nsai_records *records, const char *file, nsai_record *mer
   bool stored = false;
   int token = wait_for_lock(records, file);
   bool writable = nsai_dirs_writable(&records->folders);
-  if (writable) NSAI_TRY_TO(fail, read_file(records, file, &in_file));
+  if (writable) NSAI_TRY_TO(fail, read_file(records, file, &writable, &in_file));
   if (kept) NSAI_TRY_TO(fail, yield_to_newer(records, file, in_file, &merged, kept));
   if (kept && *kept) goto fail; /* nothing to do */
   if (in_file) NSAI_TRY_TO(fail, nsai_record_merge(merged, in_file));

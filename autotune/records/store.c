@@ -107,12 +107,14 @@ static nsa_status load_file(nsai_records *records, int32_t tier, const char *fil
   char *data, name[NSAI_RECORD_NAME_CHARS], fault[NSAI_FILES_FAULT_CHARS];
   nsa_status status = NSA_OK;
   snprintf(entry.file, sizeof entry.file, "%s", file);
-  if (!nsai_files_read_trusted(records->folders.fd[tier], file, NSAI_RECORD_MAX_BYTES, &data, &st,
-                               fault)) {
-    if (st.st_ino == 0 && errno == ENOMEM) return nsai_fail_nomem(file, NSAI_RECORD_MAX_BYTES);
-    if (st.st_ino == 0) return NSA_OK;
-    snprintf(entry.problem, sizeof entry.problem, "%s", fault);
-  } else {
+  switch (nsai_files_read_trusted(records->folders.fd[tier], file, NSAI_RECORD_MAX_BYTES, &data,
+                                  &st, fault)) {
+  case NSAI_FILES_MISSING: return NSA_OK;
+  case NSAI_FILES_UNREADABLE:
+    if (errno == ENOMEM) return nsai_fail_nomem(file, NSAI_RECORD_MAX_BYTES);
+    entry.unreadable = true; /* fall through */
+  case NSAI_FILES_DAMAGED: snprintf(entry.problem, sizeof entry.problem, "%s", fault); break;
+  case NSAI_FILES_PRESENT:
     status = nsai_record_decode(data, (size_t)st.st_size, &entry.record, entry.problem);
     free(data);
     if (status == NSA_E_NOMEM) return nsai_fail_nomem(file, (size_t)st.st_size);
@@ -127,10 +129,10 @@ static nsa_status load_file(nsai_records *records, int32_t tier, const char *fil
   }
   if (!entry.record)
     nsai_dirs_warn(&records->folders, NSAI_WARNED_BAD,
-                   "the tuning record %s in %s/%s is bad (%s) and not used; it stays there to be "
-                   "looked at, or removed",
+                   "the tuning record %s in %s/%s %s%s%s and not used; it stays there to be looked "
+                   "at, or removed",
                    file, records->folders.info[tier].path, records->folders.kind->folder,
-                   entry.problem);
+                   entry.unreadable ? "" : "is bad (", entry.problem, entry.unreadable ? "," : ")");
   return nsai_records_put(records, &entry);
 }
 
@@ -143,6 +145,7 @@ static nsa_status load_tier(nsai_records *records, int32_t tier) {
   if (status == NSA_E_CACHE) {
     nsai_dirs_warn(&records->folders, NSAI_WARNED_DIRS, "no tuning records are read from %s: %s",
                    records->folders.info[tier].path, nsa_last_error());
+    records->loaded = false;
     return NSA_OK;
   }
   NSAI_TRY(status);
@@ -160,10 +163,19 @@ nsa_status nsai_records_load(nsai_records *records) {
   if (records->loaded) return NSA_OK;
   for (int32_t i = records->count - 1; i >= 0; i--)
     if (records->entries[i].tier != NSAI_RECORD_IN_MEMORY) nsai_records_take_out(records, i);
-  for (int32_t tier = 0; tier < records->folders.tiers; tier++)
-    if (records->folders.fd[tier] >= 0) NSAI_TRY(load_tier(records, tier));
   records->loaded = true;
-  return NSA_OK;
+  nsa_status status = NSA_OK;
+  for (int32_t tier = 0; tier < records->folders.tiers && status == NSA_OK; tier++)
+    if (records->folders.fd[tier] >= 0) status = load_tier(records, tier);
+  if (status != NSA_OK) records->loaded = false;
+  return status;
+}
+
+nsa_status nsai_records_load_all(nsai_records *records) {
+  NSAI_TRY(nsai_records_load(records));
+  if (records->loaded) return NSA_OK;
+  return nsai_fail(NSA_E_CACHE, "a folder of tuning records cannot be listed, so that some may be "
+                                "missing; make it readable, or name another in $NSA_CACHE_DIR");
 }
 
 void nsai_records_reload(nsai_records *records) {
@@ -211,6 +223,7 @@ static void visit(const nsai_records *records, nsai_record_item_fn fn, void *use
       .folder = memory ? "" : records->folders.info[entry->tier].path,
       .file = entry->file,
       .problem = entry->record ? NULL : entry->problem,
+      .unreadable = entry->unreadable,
       .record = entry->record,
       .hidden = entry->record && strcmp(good, entry->file) == 0,
     };
@@ -221,7 +234,7 @@ static void visit(const nsai_records *records, nsai_record_item_fn fn, void *use
 
 nsa_status nsai_records_each(nsai_records *records, nsai_record_item_fn fn, void *user) {
   pthread_mutex_lock(&records->lock);
-  nsa_status status = nsai_records_load(records);
+  nsa_status status = nsai_records_load_all(records);
   if (status == NSA_OK) visit(records, fn, user);
   pthread_mutex_unlock(&records->lock);
   return status;
@@ -246,7 +259,7 @@ nsa_status nsai_records_digest(nsai_records *records, unsigned char out[NSAI_DIG
   char digits[NSAI_DIGEST_CHARS];
   nsai_digest_begin(&state);
   pthread_mutex_lock(&records->lock);
-  nsa_status status = nsai_records_load(records);
+  nsa_status status = nsai_records_load_all(records);
   for (int32_t i = 0; i < records->count && status == NSA_OK; i++)
     if (&records->entries[i] == nsai_records_visible(records, records->entries[i].file))
       digest_record(records->entries[i].record, &state);

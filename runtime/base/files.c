@@ -34,28 +34,36 @@ static bool owner_allowed(const struct stat *st, nsai_files_owner owner) {
   return st->st_uid == geteuid() || (owner == NSAI_FILES_OWN_OR_ROOT && st->st_uid == 0);
 }
 
-/* NSA_OK, or NSA_E_IO and NSA_E_NOMEM with a clause in `fault`. */
-static nsa_status read_open_file(int fd, size_t limit, char **data, struct stat *st, char *fault) {
-  nsa_status status = NSA_E_IO;
+/* Never NSAI_FILES_MISSING. A file that ends early was cut off meanwhile: the next reader will see
+ * what became of it. */
+static nsai_files_outcome read_open_file(int fd, size_t limit, char **data, struct stat *st,
+                                         char *fault) {
+  nsai_files_outcome outcome = NSAI_FILES_UNREADABLE;
+  int cause = 0;
   if (fstat(fd, st) != 0) {
-    snprintf(fault, NSAI_FILES_FAULT_CHARS, "cannot be examined: %s", strerror(errno));
+    cause = errno;
+    snprintf(fault, NSAI_FILES_FAULT_CHARS, "cannot be examined: %s", strerror(cause));
   } else if (!S_ISREG(st->st_mode)) {
+    outcome = NSAI_FILES_DAMAGED;
     snprintf(fault, NSAI_FILES_FAULT_CHARS, "is not a regular file");
   } else if ((uint64_t)st->st_size > limit) {
+    outcome = NSAI_FILES_DAMAGED;
     snprintf(fault, NSAI_FILES_FAULT_CHARS, "has %lld bytes, more than the %zu allowed",
              (long long)st->st_size, limit);
   } else if ((*data = malloc((size_t)st->st_size + 1)) == NULL) {
+    cause = ENOMEM;
     snprintf(fault, NSAI_FILES_FAULT_CHARS, "needs more memory than there is");
-    status = NSA_E_NOMEM;
   } else if (!read_exactly(fd, *data, (size_t)st->st_size)) {
-    snprintf(fault, NSAI_FILES_FAULT_CHARS, "cannot be read: %s", strerror(errno));
+    cause = errno;
+    snprintf(fault, NSAI_FILES_FAULT_CHARS, "cannot be read: %s", strerror(cause));
     free(*data);
     *data = NULL;
   } else {
     (*data)[st->st_size] = '\0';
-    status = NSA_OK;
+    outcome = NSAI_FILES_PRESENT;
   }
-  return status;
+  errno = cause;
+  return outcome;
 }
 
 nsa_status nsai_files_read(int folder, const char *path, size_t limit, char **data, size_t *size) {
@@ -65,38 +73,48 @@ nsa_status nsai_files_read(int folder, const char *path, size_t limit, char **da
   /* O_NONBLOCK: opening must not block when the file is a FIFO, which is refused afterwards. */
   int fd = openat(folder, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
   if (fd < 0) return nsai_fail(NSA_E_IO, "%s cannot be opened: %s", path, strerror(errno));
-  nsa_status status = read_open_file(fd, limit, data, &st, fault);
+  nsai_files_outcome outcome = read_open_file(fd, limit, data, &st, fault);
+  bool no_memory = errno == ENOMEM;
   close(fd);
-  if (status == NSA_E_NOMEM) return nsai_fail_nomem(path, (size_t)st.st_size + 1);
-  if (status != NSA_OK) return nsai_fail(status, "%s %s", path, fault);
+  if (outcome == NSAI_FILES_UNREADABLE && no_memory) return nsai_fail_nomem(path, limit);
+  if (outcome != NSAI_FILES_PRESENT) return nsai_fail(NSA_E_IO, "%s %s", path, fault);
   *size = (size_t)st.st_size;
   return NSA_OK;
 }
 
-bool nsai_files_read_trusted(int folder, const char *name, size_t limit, char **data,
-                             struct stat *st, char fault[NSAI_FILES_FAULT_CHARS]) {
+/* Why a file could not be opened. Links are not followed, and sockets cannot be opened at all. */
+static nsai_files_outcome outcome_of_open(int folder, const char *name, struct stat *st,
+                                          char *fault) {
+  const int cause = errno;
+  nsai_files_outcome outcome = cause == ENOENT ? NSAI_FILES_MISSING : NSAI_FILES_UNREADABLE;
+  snprintf(fault, NSAI_FILES_FAULT_CHARS, "cannot be opened: %s", strerror(cause));
+  if ((cause == ELOOP || cause == ENXIO) && fstatat(folder, name, st, AT_SYMLINK_NOFOLLOW) == 0 &&
+      !S_ISREG(st->st_mode))
+    outcome = NSAI_FILES_DAMAGED;
+  errno = cause;
+  return outcome;
+}
+
+nsai_files_outcome nsai_files_read_trusted(int folder, const char *name, size_t limit, char **data,
+                                           struct stat *st, char fault[NSAI_FILES_FAULT_CHARS]) {
   *data = NULL;
+  *fault = '\0';
   memset(st, 0, sizeof *st);
   int fd = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW);
-  if (fd < 0) {
-    int cause = errno;
-    if (cause == ELOOP) fstatat(folder, name, st, AT_SYMLINK_NOFOLLOW);
-    snprintf(fault, NSAI_FILES_FAULT_CHARS, "cannot be opened: %s", strerror(cause));
-    errno = cause;
-    return false;
-  }
-  nsa_status status = read_open_file(fd, limit, data, st, fault);
+  if (fd < 0) return outcome_of_open(folder, name, st, fault);
+  nsai_files_outcome outcome = read_open_file(fd, limit, data, st, fault);
+  const int cause = errno;
   close(fd);
-  if (status == NSA_E_NOMEM) {
-    memset(st, 0, sizeof *st);
-    errno = ENOMEM;
+  if (outcome == NSAI_FILES_PRESENT &&
+      (!owner_allowed(st, NSAI_FILES_OWN_OR_ROOT) || st->st_mode & 022)) {
+    free(*data);
+    *data = NULL;
+    snprintf(fault, NSAI_FILES_FAULT_CHARS, "belongs to another user or is writable by others");
+    outcome = NSAI_FILES_DAMAGED;
   }
-  if (status != NSA_OK) return false;
-  if (owner_allowed(st, NSAI_FILES_OWN_OR_ROOT) && !(st->st_mode & 022)) return true;
-  free(*data);
-  *data = NULL;
-  snprintf(fault, NSAI_FILES_FAULT_CHARS, "belongs to another user or is writable by others");
-  return false;
+  if (outcome == NSAI_FILES_UNREADABLE) memset(st, 0, sizeof *st);
+  errno = cause;
+  return outcome;
 }
 
 /* ---- folders ---- */

@@ -18,16 +18,25 @@
  * NSA_E_NOMEM. */
 nsa_status nsai_files_read(int folder, const char *path, size_t limit, char **data, size_t *size);
 
+/* What became of reading a file. What cannot be read now may be whole, and readable a moment later:
+ * only a damaged file may be removed or replaced. */
+typedef enum nsai_files_outcome {
+  NSAI_FILES_PRESENT,    /* it was read */
+  NSAI_FILES_MISSING,    /* there is no file of this name */
+  NSAI_FILES_UNREADABLE, /* the system refused; errno says why (EACCES, EIO, EMFILE, ENOMEM, ...) */
+  NSAI_FILES_DAMAGED     /* nothing that may be used under this name */
+} nsai_files_outcome;
+
 /* One clause about a file: "is not a regular file". */
 #define NSAI_FILES_FAULT_CHARS 160
 
-/* The same for a file in a checked folder: no symbolic link, owned by this user or root,
- * writable by nobody else. `*st` describes the file that was read. False: `fault` says why, and
- * `*st` describes the file at fault. If no file is at fault, `*st` is all zero and errno has the
- * cause (ENOENT: missing, EMFILE, ENOMEM). This happens in normal use, so the thread's error
- * text does not change. */
-bool nsai_files_read_trusted(int folder, const char *name, size_t limit, char **data,
-                             struct stat *st, char fault[NSAI_FILES_FAULT_CHARS]);
+/* The same for a file in a checked folder. It is damaged if it is a symbolic link or no regular file,
+ * larger than `limit`, neither this user's nor root's, or writable by others. `*data` is NULL unless
+ * it is present. `*st` describes the file that was read or is damaged, and is all zero otherwise.
+ * `fault` says why a file is unreadable or damaged. All of this happens in normal use, so the thread's
+ * error text does not change. */
+nsai_files_outcome nsai_files_read_trusted(int folder, const char *name, size_t limit, char **data,
+                                           struct stat *st, char fault[NSAI_FILES_FAULT_CHARS]);
 
 typedef enum nsai_files_owner {
   NSAI_FILES_OWN,        /* this user's: may be written */

@@ -170,29 +170,38 @@ static bool image_of_entry(const nsai_cache_entry *entry, nsai_kernel_image *out
   return true;
 }
 
-/* Reads, verifies and copies one entry. Removes an invalid one if this cache may write. */
+/* Says that a file cannot be used, and what becomes of it. */
+static void warn_of(nsai_cache *cache, int32_t tier, const char *name, const char *problem,
+                    const char *fate) {
+  nsai_dirs_warn(&cache->folders, NSAI_WARNED_BAD,
+                 "the entry %s in %s %s and %s; the kernel is compiled again", name,
+                 cache->folders.info[tier].path, problem, fate);
+}
+
+/* Reads, verifies and copies one entry. Removes a damaged one if this cache may write. */
 static bool load_entry(nsai_cache *cache, int32_t tier, const char *name,
                        const nsai_kernel_key *key, nsai_kernel_image *out) {
   struct stat st;
   nsai_cache_entry entry;
   char *data, fault[NSAI_FILES_FAULT_CHARS];
-  const char *problem = NULL;
+  const char *problem = fault;
   bool writable = tier == 0 && nsai_dirs_writable(&cache->folders);
-  if (!nsai_files_read_trusted(cache->folders.fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st,
-                               fault)) {
-    if (st.st_ino == 0) return false; /* missing, or an error that the file itself did not cause */
-    problem = fault;
-  } else {
+  switch (nsai_files_read_trusted(cache->folders.fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st,
+                                  fault)) {
+  case NSAI_FILES_MISSING: return false;
+  case NSAI_FILES_UNREADABLE:
+    if (errno != ENOMEM) warn_of(cache, tier, name, fault, "stays there");
+    return false;
+  case NSAI_FILES_DAMAGED: break;
+  case NSAI_FILES_PRESENT:
     problem = nsai_cache_entry_decode(data, (size_t)st.st_size, &entry);
     if (!problem) problem = check_entry(key, &entry, name);
   }
   if (problem) {
     bool gone = writable && nsai_files_unlink_same(cache->folders.fd[tier], name, &st);
-    nsai_dirs_warn(&cache->folders, NSAI_WARNED_BAD,
-                   "the entry %s in %s is bad (%s) and %s; the kernel is "
-                   "compiled again",
-                   name, cache->folders.info[tier].path, problem,
-                   gone ? "was removed" : "stays there");
+    char bad[NSAI_FILES_FAULT_CHARS + 16];
+    snprintf(bad, sizeof bad, "is bad (%s)", problem);
+    warn_of(cache, tier, name, bad, gone ? "was removed" : "stays there");
     free(data);
     return false;
   }

@@ -80,8 +80,9 @@ bool nsai_cache_tier(nsai_cache *cache, int32_t index, nsai_cache_tier_info *out
 /* One file of a folder, for `ls`, `verify`, `export`. Valid during the callback. */
 typedef struct nsai_cache_item {
   const char *folder, *file;
-  /* NULL: valid; else what is wrong, and only folder, file and bytes are set */
+  /* NULL: valid; else what is wrong, and only folder, file, bytes and unreadable are set */
   const char *problem;
+  bool unreadable; /* what is wrong may pass: the file may be whole */
   uint64_t bytes;  /* of the file */
   int64_t used_at; /* seconds since 1970; 0: unknown */
   const char *entry, *arch, *compiler_id;
@@ -94,10 +95,12 @@ typedef struct nsai_cache_item {
 /* Return false to stop. */
 typedef bool (*nsai_cache_item_fn)(void *user, const nsai_cache_item *item);
 
-/* Visits and verifies every entry of all folders, ordered by name. NSA_E_NOMEM. */
+/* Visits and verifies every entry of all folders, ordered by name. NSA_E_NOMEM; NSA_E_CACHE: a folder
+ * cannot be listed completely. */
 nsa_status nsai_cache_each(nsai_cache *cache, nsai_cache_item_fn fn, void *user);
 
-/* Verifies every entry and removes invalid ones from the user's folder. */
+/* Verifies every entry and removes damaged ones from the user's folder. `*bad` counts unreadable ones,
+ * too, which stay. The same errors. */
 nsa_status nsai_cache_verify(nsai_cache *cache, int64_t *good, int64_t *bad);
 
 /* Removes temporary files of dead processes, and the least recently used entries of the user's

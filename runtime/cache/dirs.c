@@ -229,14 +229,21 @@ nsa_status nsai_dirs_list(int folder, const char *ending, bool all, char ***name
     if (fd >= 0) close(fd);
     return status;
   }
-  for (const struct dirent *item; (item = readdir(dir)) != NULL;)
+  for (const struct dirent *item; errno = 0, (item = readdir(dir)) != NULL;)
     if (has_ending(item->d_name, ending) || (all && nsai_dirs_is_temporary(item->d_name)))
       NSAI_TRY_TO(fail, append_name(names, count, &room, item->d_name));
+  if (errno) {
+    status =
+        nsai_fail(NSA_E_CACHE, "the cache folder cannot be listed completely: %s", strerror(errno));
+    goto fail;
+  }
   closedir(dir);
   if (*count) qsort(*names, *count, sizeof **names, compare_names);
   return NSA_OK;
 fail:
   closedir(dir);
   nsai_dirs_free_list(*names, *count);
+  *names = NULL;
+  *count = 0;
   return status;
 }

@@ -26,19 +26,21 @@ static const char *check_file(const char *name, const void *data, size_t size,
   return !name || strcmp(name, expected) == 0 ? NULL : "holds another kernel than its name says";
 }
 
-/* Visits one file; false to stop. */
-static bool visit_file(nsai_cache *cache, int32_t tier, const char *name, nsai_cache_item_fn fn,
-                       void *user) {
+/* Visits one file; `*go_on` false: the callback wants no more. */
+static nsa_status visit_file(nsai_cache *cache, int32_t tier, const char *name,
+                             nsai_cache_item_fn fn, void *user, bool *go_on) {
   struct stat st;
   nsai_cache_entry entry = { 0 };
   nsai_cache_item item = { .folder = cache->folders.info[tier].path, .file = name };
   char *data, fault[NSAI_FILES_FAULT_CHARS];
-  if (!nsai_files_read_trusted(cache->folders.fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st,
-                               fault)) {
-    if (st.st_ino == 0) return true;
-    item.problem = fault;
-  } else {
-    item.problem = check_file(name, data, (size_t)st.st_size, &entry);
+  switch (nsai_files_read_trusted(cache->folders.fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st,
+                                  fault)) {
+  case NSAI_FILES_MISSING: return NSA_OK;
+  case NSAI_FILES_UNREADABLE:
+    if (errno == ENOMEM) return nsai_fail_nomem(name, NSAI_CACHE_ENTRY_MAX);
+    item.unreadable = true; /* fall through */
+  case NSAI_FILES_DAMAGED: item.problem = fault; break;
+  case NSAI_FILES_PRESENT: item.problem = check_file(name, data, (size_t)st.st_size, &entry);
   }
   item.bytes = (uint64_t)st.st_size;
   if (!item.problem) {
@@ -52,9 +54,9 @@ static bool visit_file(nsai_cache *cache, int32_t tier, const char *name, nsai_c
     item.shared_bytes = entry.shared_bytes;
     item.data = data;
   }
-  bool go_on = fn(user, &item);
+  *go_on = fn(user, &item);
   free(data);
-  return go_on;
+  return NSA_OK;
 }
 
 static nsa_status visit_tier(nsai_cache *cache, int32_t tier, nsai_cache_item_fn fn, void *user,
@@ -62,9 +64,11 @@ static nsa_status visit_tier(nsai_cache *cache, int32_t tier, nsai_cache_item_fn
   char **names;
   size_t count;
   NSAI_TRY(nsai_dirs_list(cache->folders.fd[tier], CACHE_ENDING, false, &names, &count));
-  for (size_t i = 0; i < count && *go_on; i++) *go_on = visit_file(cache, tier, names[i], fn, user);
+  nsa_status status = NSA_OK;
+  for (size_t i = 0; i < count && *go_on && status == NSA_OK; i++)
+    status = visit_file(cache, tier, names[i], fn, user, go_on);
   nsai_dirs_free_list(names, count);
-  return NSA_OK;
+  return status;
 }
 
 nsa_status nsai_cache_each(nsai_cache *cache, nsai_cache_item_fn fn, void *user) {
@@ -88,7 +92,8 @@ static bool verify_item(void *user, const nsai_cache_item *item) {
     return true;
   }
   counts->bad++;
-  bool gone = item->folder == cache->folders.info[0].path && nsai_dirs_writable(&cache->folders) &&
+  bool gone = !item->unreadable && item->folder == cache->folders.info[0].path &&
+              nsai_dirs_writable(&cache->folders) &&
               fstatat(cache->folders.fd[0], item->file, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
               nsai_files_unlink_same(cache->folders.fd[0], item->file, &st);
   nsai_log(cache->logger, NSA_LOG_INFO, "cache", "%s/%s: %s%s", item->folder, item->file,

@@ -1,0 +1,70 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Reading calls that fail: the test's program is linked so that these come here first.
+ */
+#ifndef NSA_TEST_IO_FAULTS_H
+#define NSA_TEST_IO_FAULTS_H
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+
+/* The call that fails, by its name; how many of them come before; errno. */
+static const char *io_fault_call = "";
+static long io_fault_countdown = -1;
+static int io_fault_cause;
+
+static bool io_fails(const char *call) {
+  if (io_fault_countdown < 0 || strcmp(call, io_fault_call) != 0) return false;
+  if (io_fault_countdown-- > 0) return false;
+  errno = io_fault_cause;
+  return true;
+}
+
+/* Only what reads: a file that cannot be created is another test's. */
+int __real_openat64(int folder, const char *path, int flags, ...);
+int __wrap_openat64(int folder, const char *path, int flags, ...);
+int __wrap_openat64(int folder, const char *path, int flags, ...) {
+  va_list rest;
+  va_start(rest, flags);
+  const mode_t mode = va_arg(rest, mode_t);
+  va_end(rest);
+  return io_fails("openat") ? -1 : __real_openat64(folder, path, flags, mode);
+}
+
+int __real_fstat64(int fd, struct stat *st);
+int __wrap_fstat64(int fd, struct stat *st);
+int __wrap_fstat64(int fd, struct stat *st) {
+  return io_fails("fstat") ? -1 : __real_fstat64(fd, st);
+}
+
+ssize_t __real_read(int fd, void *data, size_t size);
+ssize_t __wrap_read(int fd, void *data, size_t size);
+ssize_t __wrap_read(int fd, void *data, size_t size) {
+  return io_fails("read") ? -1 : __real_read(fd, data, size);
+}
+
+struct dirent *__real_readdir64(DIR *dir);
+struct dirent *__wrap_readdir64(DIR *dir);
+struct dirent *__wrap_readdir64(DIR *dir) {
+  return io_fails("readdir") ? NULL : __real_readdir64(dir);
+}
+
+/* Lets the call fail, once, that has `n` of its kind before it. */
+static inline void io_fault_after(const char *call, long n, int cause) {
+  io_fault_call = call, io_fault_countdown = n, io_fault_cause = cause;
+}
+
+/* Ends that; whether there were so many. */
+static inline bool io_faulted(void) {
+  const bool reached = io_fault_countdown < 0;
+  io_fault_countdown = -1;
+  return reached;
+}
+
+#endif /* NSA_TEST_IO_FAULTS_H */
