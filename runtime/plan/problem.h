@@ -61,7 +61,7 @@ static inline bool nsai_problem_is_packed(const nsai_problem *problem) {
 /* "NSA_OP_DECODE". Static storage. */
 const char *nsai_op_name(int32_t op);
 
-/* Appends the part of the problem string that kernels depend on: operation and geometry, no
+/* Appends the part of the problem string that kernels depend on: operation and model, no
  * capacities. */
 void nsai_problem_add_model(nsai_writer *text, const nsai_problem *problem);
 

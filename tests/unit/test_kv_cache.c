@@ -66,9 +66,9 @@ static void test_kinds(void **state) {
   walk_options(&(machine_request){ .gate = NSAI_GATE_LOGITS }, &options);
 }
 
-/* Other geometries: blocks that do not overlap or hold several pages, groups of 1, 2 and 7 heads,
+/* Other models: blocks that do not overlap or hold several pages, groups of 1, 2 and 7 heads,
  * branches that are off, 16-bit types. */
-static void test_geometries(void **state) {
+static void test_models(void **state) {
   static const kv_options cases[] = {
     { .page_size = 16, .model = { "model.compress.block=16", "model.compress.stride=16" } },
     { .page_size = 16, .model = { "model.compress.block=48", "model.select.block=48" } },
@@ -323,7 +323,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_memory_layouts),
     cmocka_unit_test(test_kinds),
-    cmocka_unit_test(test_geometries),
+    cmocka_unit_test(test_models),
     cmocka_unit_test_prestate(test_every_split, &mean),
     cmocka_unit_test_prestate(test_every_split, &linear),
     cmocka_unit_test_prestate(test_every_split, &mlp),

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT
  *
  * Tiles: what fits is what the kernels' static_asserts allow, for every combination of every
- * variant over many geometries and all architectures; and candidates as text.
+ * variant over many models and all architectures; and candidates as text.
  */
 #include "support/config.h"
 #include "support/init.h"
@@ -12,7 +12,7 @@
 
 #include <math.h>
 
-static int seen; /* combinations of one geometry */
+static int seen; /* combinations of one model */
 
 static int64_t constant(const nsai_kernel_spec *spec, const char *name) {
   for (int i = 0; i < spec->constant_count; i++)

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The choice of variants over the shipped configurations and random geometries on every
+ * The choice of variants over the shipped configurations and random models on every
  * architecture: complete, within the limits, and written as one well-formed unit a kernel.
  */
 #include "support/config.h"

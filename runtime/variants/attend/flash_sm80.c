@@ -19,8 +19,8 @@ static uint32_t flash_shared(const nsai_model *m, const nsai_tiles *s) {
 
 /* Up to Dv 128 a warp holds the O of two m16 tiles, so that every fragment of K and V that it reads
  * feeds two products; beyond, one. Scores of 32 keys fit beside that O on every architecture and
- * for every geometry; those of 64 keys, which are faster, just fit on sm_90 at D 128. (Found by
- * compiling random geometries, which CI goes on doing.) */
+ * for every model; those of 64 keys, which are faster, just fit on sm_90 at D 128. (Found by
+ * compiling random models, which CI goes on doing.) */
 static nsai_tiles choose_flash(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   const nsai_model *m = &p->model;
   bool wide = m->head_dim_qk > 192 || m->head_dim_v > 128;
