@@ -113,7 +113,8 @@ static bool read_integer(const nsai_key *key, const nsai_node *node, nsai_value 
   int64_t factor = unit_factor(text);
   if (!factor) return refuse_integer(key, node, why);
   overflow |= __builtin_mul_overflow(integer, factor, &integer);
-  if (negative) integer = -integer;
+  /* What overflowed may have become the least of all, which has no opposite. */
+  if (negative) overflow |= __builtin_sub_overflow((int64_t)0, integer, &integer);
   if (overflow || integer < key->min || integer > key->max) {
     nsai_excerpt_text excerpt;
     nsai_write(why, "%s is out of range: %" PRId64 " to %" PRId64,

@@ -69,6 +69,35 @@ static nsa_status check_strides(const nsa_tensor *t, const nsai_tensor_spec *e) 
   return NSA_OK;
 }
 
+/* The distance of the two outermost elements of a dimension, in bytes. False: beyond all memory. */
+static bool find_reach(const nsa_tensor *t, int dim, int64_t *bytes) {
+  return !__builtin_mul_overflow(t->stride[dim], t->shape[dim] - 1, bytes) &&
+         !__builtin_mul_overflow(*bytes, nsai_dtype_bytes(t->dtype), bytes);
+}
+
+/* From its first to its last byte a tensor lies within the address space. Kernels compute addresses
+ * without looking: what wrapped would be read or written elsewhere. */
+static nsa_status check_span(const nsa_tensor *t, const nsai_tensor_spec *e) {
+  int64_t least = 0, greatest = nsai_dtype_bytes(t->dtype), reach;
+  for (int i = 0; i < e->ndim; i++)
+    if (t->shape[i] == 0) return NSA_OK;
+  for (int i = 0; i < e->ndim; i++) {
+    int64_t *end = t->stride[i] < 0 ? &least : &greatest;
+    if (t->shape[i] > 1 && (!find_reach(t, i, &reach) || __builtin_add_overflow(*end, reach, end)))
+      return nsai_fail(NSA_E_ARG,
+                       "%s has stride[%d] = %lld: its %lld elements of that dimension reach beyond "
+                       "the address space",
+                       e->name, i, (long long)t->stride[i], (long long)t->shape[i]);
+  }
+  const uintptr_t data = (uintptr_t)t->data;
+  if (data < -(uintptr_t)least || data > UINTPTR_MAX - (uintptr_t)greatest)
+    return nsai_fail(NSA_E_ARG,
+                     "%s.data (%p) and its strides reach beyond the address space: from %lld to "
+                     "%lld bytes behind it",
+                     e->name, t->data, (long long)least, (long long)greatest);
+  return NSA_OK;
+}
+
 /* runtime.check_inputs: full asks the driver whose memory it is. */
 static nsa_status check_memory(const nsai_check *check, const nsa_tensor *t,
                                const nsai_tensor_spec *e) {
@@ -97,6 +126,7 @@ nsa_status nsai_check_tensor(const nsai_check *check, const nsa_tensor *t,
   NSAI_TRY(check_dtype(check, t, e));
   NSAI_TRY(check_shape(t, e));
   NSAI_TRY(check_strides(t, e));
+  NSAI_TRY(check_span(t, e));
   NSAI_TRY(check_memory(check, t, e));
   return check->tensors ? nsai_call_tensors_add(check->tensors, t, e->name) : NSA_OK;
 }

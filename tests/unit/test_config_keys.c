@@ -186,12 +186,14 @@ static const diag_case value_cases[] = {
     "serving:\n"
     "  max_tokens: -1\n"
     "  max_seqs: 9999999999999999999999\n"
+    "  max_kv_len: -9223372036854775808\n"
     "device: {hbm_gbps: 1e3, bf16_tflops: 2000000}\n",
     "3:15: error: serving.max_tokens: -1 is out of range: 0 to 2000000000\n"
     "4:13: error: serving.max_seqs: 9999999999999999999999 is out of range: 0 to 1000000\n"
-    "5:20: error: device.hbm_gbps: expected a number like 4280 or 781.5; found '1e3': write plain "
+    "5:15: error: serving.max_kv_len: -9223372036854775808 is out of range: 0 to 2000000000\n"
+    "6:20: error: device.hbm_gbps: expected a number like 4280 or 781.5; found '1e3': write plain "
     "digits, at most 6 after the point\n"
-    "5:38: error: device.bf16_tflops: 2000000 is out of range: 0 to 1000000" },
+    "6:38: error: device.bf16_tflops: 2000000 is out of range: 0 to 1000000" },
   { "nothing there",
     "serving: {max_seqs: }\n"
     "runtime: {jit: , device: null}\n",

@@ -61,6 +61,15 @@ static void corrupt(machine *m, run_fn run, const field *f) {
   t->stride[t->ndim - 1] = 2;
   refuse(m, run, f->name, "with a last stride of 2");
   *t = good;
+  for (int d = 0; d < t->ndim - 1; d++) {
+    static const int64_t strides[] = { INT64_MAX - 7, INT64_MIN, INT64_MAX / 8 * 4, INT64_MIN / 4 };
+    if (good.shape[d] < 2) continue;
+    for (size_t i = 0; i < sizeof strides / sizeof *strides; i++) {
+      t->stride[d] = strides[i];
+      refuse(m, run, f->name, "with a stride beyond all memory");
+    }
+    *t = good;
+  }
   t->data = (char *)t->data + 1;
   refuse(m, run, f->name, "at an odd address");
   *t = good;
