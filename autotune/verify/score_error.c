@@ -60,8 +60,8 @@ static int find_gates(score_error *e) {
   int64_t count = (int64_t)g->heads * NSA_BRANCHES;
   if (g->gate == NSAI_GATE_MLP) {
     double *x = calloc((size_t)(g->gate_channels + g->gate_hidden) + 1, sizeof *x);
-    double *hidden = x + g->gate_channels;
     if (!x) return 0;
+    double *hidden = x + g->gate_channels;
     for (int32_t c = 0; c < g->gate_channels; c++)
       x[c] = (double)nsai_verify_load(&gate->x, e->token * gate->x.stride[0] + c);
     if (g->gate_hidden) layer(x, &gate->w1, &gate->b1, hidden);
