@@ -220,6 +220,23 @@ void nsai_cache_make_room(nsai_cache *cache, uint64_t bytes) {
   pthread_mutex_unlock(&cache->lock);
 }
 
+/* Whether the user's folder has something of this name that is no good entry, and may be replaced.
+ * NSA_E_CACHE: it cannot be read. */
+static nsa_status find_damaged(nsai_cache *cache, const char *name, bool *damaged) {
+  struct stat st;
+  nsai_cache_entry entry;
+  char *data, fault[NSAI_FILES_FAULT_CHARS];
+  nsai_files_outcome outcome =
+      nsai_files_read_trusted(cache->folders.fd[0], name, NSAI_CACHE_ENTRY_MAX, &data, &st, fault);
+  *damaged = outcome == NSAI_FILES_DAMAGED ||
+             (outcome == NSAI_FILES_PRESENT && check_file(name, data, (size_t)st.st_size, &entry));
+  free(data);
+  if (outcome != NSAI_FILES_UNREADABLE) return NSA_OK;
+  return nsai_fail(NSA_E_CACHE,
+                   "the entry %s is in %s already, and %s: make it readable, or remove it", name,
+                   cache->folders.info[0].path, fault);
+}
+
 nsa_status nsai_cache_import(nsai_cache *cache, const void *data, size_t size) {
   char digest[NSAI_DIGEST_CHARS], name[NSAI_CACHE_NAME_CHARS];
   nsai_cache_entry entry;
@@ -232,9 +249,11 @@ nsa_status nsai_cache_import(nsai_cache *cache, const void *data, size_t size) {
   if (problem) return nsai_fail(NSA_E_CACHE, "the entry cannot be imported: %s", problem);
   nsai_digest_hex(entry.key, entry.key_length, digest);
   nsai_cache_entry_name(digest, entry.compiler_id, name);
+  bool replace;
+  NSAI_TRY(find_damaged(cache, name, &replace));
   nsai_cache_make_room(cache, size);
-  if (nsai_files_publish(cache->folders.fd[0], name, data, size, cache->folders.info[0].network) !=
-      NSA_OK)
+  replace |= cache->folders.info[0].network;
+  if (nsai_files_publish(cache->folders.fd[0], name, data, size, replace) != NSA_OK)
     return nsai_fail(NSA_E_CACHE, "the entry %s cannot be written into %s: %s", name,
                      cache->folders.info[0].path, strerror(errno));
   return NSA_OK;

@@ -177,6 +177,12 @@ static bool see(void *user, const nsai_cache_item *item) {
   return true;
 }
 
+/* Writes the path of an entry into `user` [PATH_MAX]. */
+static bool name_of(void *user, const nsai_cache_item *item) {
+  snprintf(user, PATH_MAX, "%s/kernels/%s", item->folder, item->file);
+  return true;
+}
+
 static void test_upkeep(void **state) {
   fixture *f = *state, g;
   char path[PATH_MAX];
@@ -200,6 +206,12 @@ static void test_upkeep(void **state) {
   nsai_cache *other = fixture_open(&g, NSAI_CACHE_READ_WRITE, 0);
   assert_int_equal(nsai_cache_import(other, s.data, s.size), NSA_OK);
   assert_int_equal(fixture_count(&g, ""), 1);
+  /* A damaged file in the way is replaced. */
+  assert_int_equal(nsai_cache_each(other, name_of, path), NSA_OK);
+  fixture_write(path, "NSAKERN\nrubbish", 15);
+  assert_int_equal(nsai_cache_import(other, s.data, s.size), NSA_OK);
+  assert_int_equal(nsai_cache_verify(other, &good, &bad), NSA_OK);
+  assert_true(good == 1 && bad == 0);
   s.data[s.size - 1] ^= 1;
   assert_int_equal(nsai_cache_import(other, s.data, s.size), NSA_E_CACHE);
   assert_non_null(strstr(nsa_last_error(), "checksum"));
