@@ -151,7 +151,7 @@ static nsa_status print_list(nsai_cache *cache, int64_t *unreadable) {
   *unreadable = l.unreadable;
   printf("%" PRId64 " %s, %s", l.entries, l.entries == 1 ? "entry" : "entries",
          nsai_cli_bytes(l.bytes, size));
-  if (l.bad) printf(", %" PRId64 " bad (`nsa-autotune verify` removes them)", l.bad);
+  if (l.bad) printf(", %" PRId64 " bad (`nsa-autotune verify` removes damaged ones)", l.bad);
   for (int32_t i = 0; nsai_cache_tier(cache, i, &tier); i++)
     printf("%s %s%s%s", i ? "," : " in", tier.path, tier.used ? "" : ": ",
            tier.used ? "" : tier.state);

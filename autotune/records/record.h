@@ -153,8 +153,7 @@ bool nsai_records_tier(nsai_records *records, int32_t index, nsai_cache_tier_inf
  * there and in the later folders. Waits while other processes that save the same record make
  * progress; after 2 seconds without progress it continues without the lock. A damaged file is
  * replaced. A file that cannot be read, and disk trouble, give one warning, and the record stays in
- * memory. The caller keeps
- * ownership of `record`. NSA_E_ARG as nsai_record_check; NSA_E_NOMEM. */
+ * memory. The caller keeps ownership of `record`. NSA_E_ARG as nsai_record_check; NSA_E_NOMEM. */
 nsa_status nsai_records_save(nsai_records *records, const nsai_record *record);
 
 /* The same for a record that comes from elsewhere, which must not undo later measurements of

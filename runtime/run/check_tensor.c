@@ -69,6 +69,13 @@ static nsa_status check_strides(const nsa_tensor *t, const nsai_tensor_spec *e) 
   return NSA_OK;
 }
 
+/* Frameworks give no memory to a tensor without elements. */
+static bool is_empty(const nsa_tensor *t) {
+  for (int i = 0; i < t->ndim && i < NSA_MAX_DIMS; i++)
+    if (t->shape[i] == 0) return true;
+  return false;
+}
+
 /* The distance of the two outermost elements of a dimension, in bytes. False: beyond all memory. */
 static bool find_reach(const nsa_tensor *t, int dim, int64_t *bytes) {
   return !__builtin_mul_overflow(t->stride[dim], t->shape[dim] - 1, bytes) &&
@@ -79,8 +86,7 @@ static bool find_reach(const nsa_tensor *t, int dim, int64_t *bytes) {
  * without looking: what wrapped would be read or written elsewhere. */
 static nsa_status check_span(const nsa_tensor *t, const nsai_tensor_spec *e) {
   int64_t least = 0, greatest = nsai_dtype_bytes(t->dtype), reach;
-  for (int i = 0; i < e->ndim; i++)
-    if (t->shape[i] == 0) return NSA_OK;
+  if (is_empty(t)) return NSA_OK;
   for (int i = 0; i < e->ndim; i++) {
     int64_t *end = t->stride[i] < 0 ? &least : &greatest;
     if (t->shape[i] > 1 && (!find_reach(t, i, &reach) || __builtin_add_overflow(*end, reach, end)))
@@ -109,13 +115,6 @@ static nsa_status check_memory(const nsai_check *check, const nsa_tensor *t,
     return nsai_fail(NSA_E_ARG, "%s.data (%p) is not device memory: copy the tensor to the GPU",
                      e->name, t->data);
   return NSA_OK;
-}
-
-/* Frameworks give no memory to a tensor without elements. */
-static bool is_empty(const nsa_tensor *t) {
-  for (int i = 0; i < t->ndim && i < NSA_MAX_DIMS; i++)
-    if (t->shape[i] == 0) return true;
-  return false;
 }
 
 nsa_status nsai_check_tensor(const nsai_check *check, const nsa_tensor *t,

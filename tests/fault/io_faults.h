@@ -1,13 +1,14 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Reading calls that fail: the test's program is linked so that these come here first.
+ * Calls of the C library that open and read, and fail: the test's program is linked so that these come here first.
  */
 #ifndef NSA_TEST_IO_FAULTS_H
 #define NSA_TEST_IO_FAULTS_H
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <string.h>
@@ -26,13 +27,13 @@ static bool io_fails(const char *call) {
   return true;
 }
 
-/* Only what reads: a file that cannot be created is another test's. */
 int __real_openat64(int folder, const char *path, int flags, ...);
 int __wrap_openat64(int folder, const char *path, int flags, ...);
 int __wrap_openat64(int folder, const char *path, int flags, ...) {
   va_list rest;
+  mode_t mode = 0;
   va_start(rest, flags);
-  const mode_t mode = va_arg(rest, mode_t);
+  if (flags & (O_CREAT | __O_TMPFILE)) mode = va_arg(rest, mode_t);
   va_end(rest);
   return io_fails("openat") ? -1 : __real_openat64(folder, path, flags, mode);
 }

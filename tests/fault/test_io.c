@@ -13,7 +13,7 @@ enum { SIZE = 400, STORED = 2 };
 static const char *const calls[] = { "openat", "fstat", "read", "readdir" };
 static const int causes[] = { EIO, EMFILE, EACCES };
 
-/* The stores of a test, opened before anything fails; what an operation counted. */
+/* The stores of a test, opened before anything fails. */
 typedef struct stores {
   fixture *f;
   nsai_cache *cache;
