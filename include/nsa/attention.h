@@ -340,7 +340,8 @@ typedef struct nsa_io {
  * wrong. The values of the batch's arrays are checked on the CPU device. On a GPU they are not:
  * an invalid value causes undefined memory access. `runtime.check_inputs: full` (or
  * NSA_CHECK_INPUTS=full) checks them there, too, to find a bug of the host; it waits for the
- * stream, except during a capture. `runtime.check_inputs: off` checks almost nothing.
+ * stream, except during a capture. `runtime.check_inputs: off` still checks that tensors are
+ * there, fit the plan's capacities and the address space, and do not overlap.
  *
  * Returns NSA_OK or
  *   NSA_E_ARG          the message names the tensor, says what it is and what it should be

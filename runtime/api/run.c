@@ -107,9 +107,8 @@ static nsai_check check_of(const nsai_run *run) {
                        .tensors = run->tensors };
 }
 
-/* What is checked last, when all tensors are known. */
+/* What is checked last, when all tensors are known, at each level of runtime.check_inputs. */
 static nsa_status check_memory_of_call(const nsai_run *run) {
-  if (run->plan->ctx->config->runtime.check_inputs == NSAI_CHECK_OFF) return NSA_OK;
   NSAI_TRY(nsai_call_tensors_add_workspace(run->tensors, run->workspace, run->workspace_bytes));
   return nsai_check_overlap(run->tensors);
 }

@@ -7,25 +7,10 @@
 
 #include <string.h>
 
-/* Bytes between neighbours of a dimension; UINT64_MAX where it overflows. */
+/* Bytes between neighbours of a dimension that has two. No overflow: both lie in the tensor's range. */
 static uint64_t step_of(const nsa_tensor *t, int dim) {
-  uint64_t stride = t->stride[dim] < 0 ? -(uint64_t)t->stride[dim] : (uint64_t)t->stride[dim], step;
-  if (__builtin_mul_overflow(stride, (uint64_t)nsai_dtype_bytes(t->dtype), &step))
-    step = UINT64_MAX;
-  return step;
-}
-
-/* Bytes from the first to the last of a dimension; beyond all memory where it overflows. */
-static uint64_t reach_of(const nsa_tensor *t, int dim) {
-  uint64_t reach;
-  if (__builtin_mul_overflow(step_of(t, dim), (uint64_t)t->shape[dim] - 1, &reach))
-    reach = UINT64_MAX;
-  return reach;
-}
-
-static uint64_t sum(uint64_t a, uint64_t b) {
-  uint64_t all;
-  return __builtin_add_overflow(a, b, &all) ? UINT64_MAX : all;
+  const uint64_t stride = t->stride[dim] < 0 ? -(uint64_t)t->stride[dim] : (uint64_t)t->stride[dim];
+  return stride * (uint64_t)nsai_dtype_bytes(t->dtype);
 }
 
 static nsa_status take(nsai_call_tensors *tensors, const char *name, nsai_call_tensor **out) {
@@ -37,22 +22,11 @@ static nsa_status take(nsai_call_tensors *tensors, const char *name, nsai_call_t
 }
 
 nsa_status nsai_call_tensors_add(nsai_call_tensors *tensors, const nsa_tensor *t,
-                                 const char *name) {
-  uint64_t below = 0, above = (uint64_t)nsai_dtype_bytes(t->dtype);
-  uintptr_t data = (uintptr_t)t->data;
+                                 nsai_address_range range, const char *name) {
   nsai_call_tensor *o = NULL;
-  if (!data) return NSA_OK;
-  for (int i = 0; i < t->ndim; i++) {
-    if (!t->shape[i]) return NSA_OK;
-    if (t->stride[i] < 0)
-      below = sum(below, reach_of(t, i));
-    else
-      above = sum(above, reach_of(t, i));
-  }
   NSAI_TRY(take(tensors, name, &o));
   o->tensor = t;
-  o->begin = data > below ? data - below : 0;
-  o->end = sum(data, above);
+  o->range = range;
   o->written = false;
   return NSA_OK;
 }
@@ -68,11 +42,17 @@ void nsai_call_tensors_mark_written(nsai_call_tensors *tensors, const nsa_tensor
 nsa_status nsai_call_tensors_add_workspace(nsai_call_tensors *tensors, const void *workspace,
                                            uint64_t bytes) {
   nsai_call_tensor *o = NULL;
+  nsai_address_range range = { (uintptr_t)workspace, 0 };
   if (!workspace || !bytes) return NSA_OK;
+  if (__builtin_add_overflow(range.begin, bytes, &range.end))
+    return nsai_fail(
+        NSA_E_ARG,
+        "exec.workspace (%p) of exec.workspace_bytes = %llu reaches beyond the address "
+        "space",
+        workspace, (unsigned long long)bytes);
   NSAI_TRY(take(tensors, "exec.workspace", &o));
   o->tensor = NULL;
-  o->begin = (uintptr_t)workspace;
-  o->end = sum(o->begin, bytes);
+  o->range = range;
   o->written = true;
   return NSA_OK;
 }
@@ -85,8 +65,8 @@ static bool repeats(const nsai_call_tensor *o, uint64_t step, uint64_t *width) {
   for (int i = 0; i < t->ndim; i++) {
     if (t->shape[i] < 2) continue;
     if (step_of(t, i) < step)
-      *width = sum(*width, reach_of(t, i));
-    else if (step_of(t, i) % step || step_of(t, i) == UINT64_MAX)
+      *width += step_of(t, i) * ((uint64_t)t->shape[i] - 1);
+    else if (step_of(t, i) % step)
       return false;
   }
   return *width <= step;
@@ -95,18 +75,18 @@ static bool repeats(const nsai_call_tensor *o, uint64_t step, uint64_t *width) {
 /* Whether both repeat at one of a's steps, and lie apart within it. */
 static bool lie_apart(const nsai_call_tensor *a, const nsai_call_tensor *b) {
   for (int i = 0; i < a->tensor->ndim; i++) {
-    uint64_t step = step_of(a->tensor, i), width_a, width_b;
-    if (a->tensor->shape[i] < 2 || !step) continue;
+    uint64_t step = a->tensor->shape[i] < 2 ? 0 : step_of(a->tensor, i), width_a, width_b;
+    if (!step) continue;
     if (!repeats(a, step, &width_a) || !repeats(b, step, &width_b)) continue;
     /* Offset of b behind a, round the step. */
-    uint64_t behind = (b->begin % step + step - a->begin % step) % step;
+    uint64_t behind = (b->range.begin % step + step - a->range.begin % step) % step;
     if (width_a <= behind && behind + width_b <= step) return true;
   }
   return false;
 }
 
 static bool overlap(const nsai_call_tensor *a, const nsai_call_tensor *b) {
-  if (a->end <= b->begin || b->end <= a->begin) return false;
+  if (a->range.end <= b->range.begin || b->range.end <= a->range.begin) return false;
   if (!a->tensor || !b->tensor) return true;
   return !lie_apart(a, b) && !lie_apart(b, a);
 }

@@ -20,11 +20,16 @@
  * workspace. */
 #define NSAI_MAX_CALL_TENSORS 80
 
+/* Addresses from the first byte to behind the last. */
+typedef struct nsai_address_range {
+  uintptr_t begin, end;
+} nsai_address_range;
+
 /* A tensor's bytes. */
 typedef struct nsai_call_tensor {
   const nsa_tensor *tensor; /* NULL: the workspace */
   char name[32];
-  uintptr_t begin, end; /* from its first byte to behind its last */
+  nsai_address_range range;
   bool written;
 } nsai_call_tensor;
 
@@ -34,16 +39,15 @@ typedef struct nsai_call_tensors {
   nsai_call_tensor item[NSAI_MAX_CALL_TENSORS];
 } nsai_call_tensors;
 
-/* Adds a tensor that the call reads. `tensor` must stay where it is until the check, and its dtype,
- * dimensions and strides have been checked. Absent ones and those without elements are left out.
- * NSA_E_INTERNAL when there are too many. */
+/* Adds a tensor with elements that the call reads. `tensor` must stay where it is until the check,
+ * and `range` holds all its elements. NSA_E_INTERNAL when there are too many. */
 nsa_status nsai_call_tensors_add(nsai_call_tensors *tensors, const nsa_tensor *tensor,
-                                 const char *name);
+                                 nsai_address_range range, const char *name);
 
 /* Says that the call writes a tensor that was added. */
 void nsai_call_tensors_mark_written(nsai_call_tensors *tensors, const nsa_tensor *tensor);
 
-/* Adds the workspace, which is written. */
+/* Adds the workspace, which is written. NSA_E_ARG when it reaches beyond the address space. */
 nsa_status nsai_call_tensors_add_workspace(nsai_call_tensors *tensors, const void *workspace,
                                            uint64_t bytes);
 

@@ -29,22 +29,37 @@ static nsa_status check_dtype(const nsai_check *check, const nsa_tensor *t,
                    (e->types & NSAI_DTYPE_MODEL) && (e->types & NSAI_DTYPE_F32) ? " or f32" : "");
 }
 
-static nsa_status check_shape(const nsa_tensor *t, const nsai_tensor_spec *e) {
-  char wanted[128];
-  nsai_writer w = nsai_writer_open(wanted, sizeof wanted);
+/* The shape of a message: "16, any, 128". */
+static const char *print_shape(const nsai_tensor_spec *e, char *text, size_t size) {
+  nsai_writer w = nsai_writer_open(text, size);
   for (int i = 0; i < e->ndim; i++) {
     if (e->shape[i] == NSAI_ANY)
       nsai_write(&w, "%sany", i ? ", " : "");
     else
       nsai_write(&w, "%s%lld", i ? ", " : "", (long long)e->shape[i]);
   }
+  return text;
+}
+
+/* What every other check, and every kernel, takes for granted. */
+static nsa_status check_dimensions(const nsa_tensor *t, const nsai_tensor_spec *e) {
+  char wanted[128];
   if (t->ndim != e->ndim)
     return nsai_fail(NSA_E_ARG, "%s has %d dimensions, expected %d: [%s]", e->name, t->ndim,
-                     e->ndim, wanted);
+                     e->ndim, print_shape(e, wanted, sizeof wanted));
   for (int i = 0; i < e->ndim; i++)
-    if (t->shape[i] < 0 || (e->shape[i] != NSAI_ANY && t->shape[i] != e->shape[i]))
+    if (t->shape[i] < 0)
       return nsai_fail(NSA_E_ARG, "%s has shape[%d] = %lld, expected [%s]", e->name, i,
-                       (long long)t->shape[i], wanted);
+                       (long long)t->shape[i], print_shape(e, wanted, sizeof wanted));
+  return NSA_OK;
+}
+
+static nsa_status check_shape(const nsa_tensor *t, const nsai_tensor_spec *e) {
+  char wanted[128];
+  for (int i = 0; i < e->ndim; i++)
+    if (e->shape[i] != NSAI_ANY && t->shape[i] != e->shape[i])
+      return nsai_fail(NSA_E_ARG, "%s has shape[%d] = %lld, expected [%s]", e->name, i,
+                       (long long)t->shape[i], print_shape(e, wanted, sizeof wanted));
   return NSA_OK;
 }
 
@@ -84,9 +99,9 @@ static bool find_reach(const nsa_tensor *t, int dim, int64_t *bytes) {
 
 /* From its first to its last byte a tensor lies within the address space. Kernels compute addresses
  * without looking: what wrapped would be read or written elsewhere. */
-static nsa_status check_span(const nsa_tensor *t, const nsai_tensor_spec *e) {
+static nsa_status find_range(const nsa_tensor *t, const nsai_tensor_spec *e,
+                             nsai_address_range *range) {
   int64_t least = 0, greatest = nsai_dtype_bytes(t->dtype), reach;
-  if (is_empty(t)) return NSA_OK;
   for (int i = 0; i < e->ndim; i++) {
     int64_t *end = t->stride[i] < 0 ? &least : &greatest;
     if (t->shape[i] > 1 && (!find_reach(t, i, &reach) || __builtin_add_overflow(*end, reach, end)))
@@ -101,6 +116,7 @@ static nsa_status check_span(const nsa_tensor *t, const nsai_tensor_spec *e) {
                      "%s.data (%p) and its strides reach beyond the address space: from %lld to "
                      "%lld bytes behind it",
                      e->name, t->data, (long long)least, (long long)greatest);
+  *range = (nsai_address_range){ data - -(uintptr_t)least, data + (uintptr_t)greatest };
   return NSA_OK;
 }
 
@@ -121,13 +137,17 @@ nsa_status nsai_check_tensor(const nsai_check *check, const nsa_tensor *t,
                              const nsai_tensor_spec *e) {
   if (!nsai_present(t) && !is_empty(t))
     return nsai_fail(NSA_E_ARG, "%s is missing (data is NULL)", e->name);
-  if (check->level == NSAI_CHECK_OFF) return NSA_OK;
-  NSAI_TRY(check_dtype(check, t, e));
-  NSAI_TRY(check_shape(t, e));
-  NSAI_TRY(check_strides(t, e));
-  NSAI_TRY(check_span(t, e));
-  NSAI_TRY(check_memory(check, t, e));
-  return check->tensors ? nsai_call_tensors_add(check->tensors, t, e->name) : NSA_OK;
+  NSAI_TRY(check_dimensions(t, e));
+  if (check->level != NSAI_CHECK_OFF) {
+    NSAI_TRY(check_dtype(check, t, e));
+    NSAI_TRY(check_shape(t, e));
+    NSAI_TRY(check_strides(t, e));
+    NSAI_TRY(check_memory(check, t, e));
+  }
+  nsai_address_range range;
+  if (is_empty(t)) return NSA_OK;
+  NSAI_TRY(find_range(t, e, &range));
+  return check->tensors ? nsai_call_tensors_add(check->tensors, t, range, e->name) : NSA_OK;
 }
 
 nsa_status nsai_check_optional_tensor(const nsai_check *check, const nsa_tensor *t,
@@ -152,21 +172,20 @@ static int next_dimension(const nsa_tensor *t, unsigned done) {
 
 nsa_status nsai_check_tensor_memory(const nsai_check *check, const nsa_tensor *t,
                                     const char *name) {
-  if (!nsai_present(t) || check->level == NSAI_CHECK_OFF || is_empty(t)) return NSA_OK;
+  if (!nsai_present(t) || is_empty(t)) return NSA_OK;
   if (check->tensors) nsai_call_tensors_mark_written(check->tensors, t);
   uint64_t extent = 1; /* elements from the first to the last of the dimensions in `done` */
   unsigned done = 0;
   for (int i; (i = next_dimension(t, done)) >= 0; done |= 1u << i) {
-    uint64_t stride = distance(t->stride[i]), more;
+    uint64_t stride = distance(t->stride[i]);
     if (stride < extent)
       return nsai_fail(
           NSA_E_ARG,
           "%s has stride[%d] = %lld, and its elements lie on or between each other: give "
           "each of the %lld a place of its own",
           name, i, (long long)t->stride[i], (long long)t->shape[i]);
-    if (__builtin_mul_overflow(stride, (uint64_t)t->shape[i] - 1, &more) ||
-        __builtin_add_overflow(extent, more, &extent))
-      extent = UINT64_MAX;
+    extent +=
+        stride * ((uint64_t)t->shape[i] - 1); /* within the address range, which has been checked */
   }
   return NSA_OK;
 }

@@ -9,6 +9,7 @@
 #include "gradients.h"
 #include "kv_fixture.h"
 #include "run/check_overlap.h"
+#include "run/check_tensor.h"
 
 /* ---- the rule against sets of bytes ---- */
 
@@ -40,10 +41,16 @@ static bool share(const unsigned char a[BYTES], const unsigned char b[BYTES]) {
   return false;
 }
 
+/* As a call has them that writes one of the two; any shape will do. */
 static nsa_status check_pair(const nsa_tensor *written, const nsa_tensor *other) {
   nsai_call_tensors call = { 0 };
-  assert_int_equal(nsai_call_tensors_add(&call, other, "other"), NSA_OK);
-  assert_int_equal(nsai_call_tensors_add(&call, written, "written"), NSA_OK);
+  nsai_problem problem = { .model.dtype = NSA_F32 };
+  const nsai_check check = { .problem = &problem, .tensors = &call };
+  nsai_tensor_spec any = { "other", other->ndim, { 0 }, NSAI_DTYPE_F32 };
+  for (int i = 0; i < NSA_MAX_DIMS; i++) any.shape[i] = NSAI_ANY;
+  NSAI_TRY(nsai_check_tensor(&check, other, &any));
+  any.name = "written", any.ndim = written->ndim;
+  NSAI_TRY(nsai_check_tensor(&check, written, &any));
   nsai_call_tensors_mark_written(&call, written);
   return nsai_check_overlap(&call);
 }
@@ -106,14 +113,20 @@ static void test_slices(void **state) {
   }
 }
 
-/* Strides that lead out of all memory, and back. */
+/* Strides that lead out of all memory are refused, unless they are never taken. */
 static void test_huge(void **state) {
   static char memory[64];
   nsa_tensor x = { memory, { 2 }, { 1 }, 1, NSA_F32 };
   nsa_tensor y = { memory + 32, { 3, 2 }, { INT64_MAX, 1 }, 2, NSA_F32 };
+  assert_int_equal(check_pair(&x, &y), NSA_E_ARG);
+  assert_non_null(strstr(nsa_last_error(), "reach beyond the address space"));
+  y.shape[0] = 1;
   assert_int_equal(check_pair(&x, &y), NSA_OK);
   y.stride[0] = INT64_MIN;
+  assert_int_equal(check_pair(&x, &y), NSA_OK);
+  y.data = memory + 4;
   assert_int_equal(check_pair(&x, &y), NSA_E_ARG);
+  assert_non_null(strstr(nsa_last_error(), "shares memory with"));
   y.shape[0] = 0; /* no element */
   assert_int_equal(check_pair(&x, &y), NSA_OK);
 }
@@ -186,13 +199,41 @@ static void test_ends(void **state) {
   machine_free(&m);
 }
 
-/* Off checks nothing of it. */
-static void test_off(void **state) {
-  machine m;
-  machine_init(&m, &(machine_request){ .gpu = true, .override = "runtime.check_inputs=off" });
-  m.toy.io.o.data = m.toy.io.q.data;
-  machine_expect("off", machine_forward(&m), NSA_OK, NULL);
-  machine_free(&m);
+/* Whatever runtime.check_inputs says, on a GPU and on the CPU device. */
+static void test_levels(void **state) {
+  static const char *const levels[] = { "runtime.check_inputs=off", "runtime.check_inputs=basic",
+                                        "runtime.check_inputs=full" };
+  for (int i = 0; i < 6; i++) {
+    machine m;
+    machine_init(&m, &(machine_request){ .gpu = i >= 3, .override = levels[i % 3] });
+    nsa_io *io = &m.toy.io;
+    const nsa_io good = *io;
+    const nsa_exec exec = m.exec;
+    if (!m.exec.workspace) /* a CPU plan needs none, but may be given one */
+      m.exec.workspace = toy_tensor(&m.toy, NSA_F32, 3, 1, 128, 128).data,
+      m.exec.workspace_bytes = 65536;
+    io->o.data = io->q.data;
+    refuse(&m, "io.o is written, and shares memory with io.q");
+    *io = good, io->o.data = io->kv.k[0].data;
+    refuse(&m, "io.o is written"); /* on K, and on what lies behind it */
+    *io = good, io->lse[0] = good.lse[1], io->lse[0].data = io->o.data;
+    refuse(&m, "io.o is written, and shares memory with io.lse[0]");
+    *io = good, io->o.data = (char *)m.exec.workspace + 256;
+    refuse(&m, "shares memory with exec.workspace");
+    *io = good, io->o.stride[0] = 0;
+    machine_expect("rows", machine_forward(&m), NSA_E_ARG, "io.o has stride[0] = 0");
+    *io = good, io->o.stride[0] = INT64_MAX / 8 * 8;
+    machine_expect("span", machine_forward(&m), NSA_E_ARG, "reach beyond the address space");
+    *io = good, io->q.ndim = 2;
+    machine_expect("ndim", machine_forward(&m), NSA_E_ARG, "io.q has 2 dimensions, expected 3");
+    *io = good;
+    m.exec.workspace_bytes = UINT64_MAX;
+    machine_expect("workspace", machine_forward(&m), NSA_E_ARG,
+                   "exec.workspace_bytes = 18446744073709551615 reaches beyond");
+    m.exec = exec;
+    machine_expect("good", nsa_forward(m.plan, &m.exec, &m.toy.batch, io), NSA_OK, NULL);
+    machine_free(&m);
+  }
 }
 
 /* The gradients of a packed q, k, v go into a packed buffer. */
@@ -271,7 +312,7 @@ int main(void) {
     cmocka_unit_test(test_huge),
     cmocka_unit_test(test_forward),
     cmocka_unit_test(test_ends),
-    cmocka_unit_test(test_off),
+    cmocka_unit_test(test_levels),
     cmocka_unit_test(test_packed_gradients),
     cmocka_unit_test(test_interleaved_cache),
   };
