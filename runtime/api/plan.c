@@ -46,12 +46,13 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
   NSAI_TRY(nsai_problem_resolve(ctx->config, problem, &resolved));
   if (!ctx->cpu) {
     nsa_status status = nsai_plan_foresee(ctx, &resolved, &choice, &missing);
+    if (status == NSA_OK)
+      status = nsai_workspace_make(&resolved, &choice, &ctx->target, &workspace);
     if (status == NSA_E_UNSUPPORTED) {
       nsai_struct_out(&none, sizeof none, caps);
       return NSA_OK;
     }
     NSAI_TRY(status);
-    workspace = nsai_workspace_make(&resolved, &choice, &ctx->target);
   }
   fill_caps(ctx, &choice, &workspace, missing, caps);
   return NSA_OK;
@@ -102,7 +103,11 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
   if (nsai_problem_is_tunable(&resolved)) nsai_write(&text, "  %s\n", decisions.why);
   if (nsai_choose(ctx->config, &resolved, &ctx->target, &decisions, &text, &choice) != NSA_OK)
     return text.used;
-  nsai_workspace workspace = nsai_workspace_make(&resolved, &choice, &ctx->target);
+  nsai_workspace workspace;
+  if (nsai_workspace_make(&resolved, &choice, &ctx->target, &workspace) != NSA_OK) {
+    nsai_write(&text, "  %s\n", nsa_last_error());
+    return text.used;
+  }
   nsai_write(&text, "  workspace: %llu bytes\n", (unsigned long long)workspace.total);
   for (int i = 0; i < choice.form_count; i++) {
     const nsai_form form = nsai_form_of(&choice, &workspace, NULL, i);

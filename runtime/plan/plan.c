@@ -131,7 +131,7 @@ static nsa_status make_kernels(nsa_ctx *ctx, plan_request *request, nsai_choice 
 
 /* What a plan holds beside problem and kernels. */
 static nsa_status complete_plan(nsa_ctx *ctx, nsa_plan *plan) {
-  plan->workspace = nsai_workspace_make(&plan->problem, &plan->choice, &ctx->target);
+  NSAI_TRY(nsai_workspace_make(&plan->problem, &plan->choice, &ctx->target, &plan->workspace));
   for (int i = 0; i < plan->choice.form_count; i++)
     plan->forms[i] = nsai_form_of(&plan->choice, &plan->workspace, plan->kernels, i);
   if (!nsai_needs_gemm(&plan->choice)) return NSA_OK;

@@ -33,12 +33,14 @@ typedef struct nsai_workspace {
   nsai_buffer buffers[NSAI_MAX_BUFFERS]; /* of the choice's forms */
   int64_t numbers[NSAI_MAX_NUMBERS];
   uint64_t total;
+  const char *too_large; /* the first buffer beyond NSAI_SIZE_MAX; NULL: there is none */
 } nsai_workspace;
 
 #define NSAI_WORKSPACE_ALIGN 256u /* what cuBLASLt and 16-byte copies are happiest with */
 
-nsai_workspace nsai_workspace_make(const nsai_problem *problem, const nsai_choice *choice,
-                                   const nsai_target *target);
+/* Lays out the workspace of a choice. NSA_E_UNSUPPORTED when its bytes cannot be counted. */
+nsa_status nsai_workspace_make(const nsai_problem *problem, const nsai_choice *choice,
+                               const nsai_target *target, nsai_workspace *out);
 
 /* Query tokens whose data fit `budget` bytes, at `bytes` for each token: whole tiles, and at least
  * one. */

@@ -17,9 +17,13 @@
 /* Chunks are whole tiles of query tokens: no kernel tile has more. */
 #define CHUNK_STEP 128
 
-static nsai_buffer take(nsai_workspace *workspace, int64_t bytes) {
+/* A total beyond NSAI_SIZE_MAX is refused in the end, by the name of the buffer that led there. */
+static nsai_buffer take(nsai_workspace *workspace, const char *name, int64_t bytes) {
   nsai_buffer buffer = { workspace->total, (uint64_t)bytes };
-  workspace->total += (uint64_t)nsai_round_up(bytes, NSAI_WORKSPACE_ALIGN);
+  const int64_t end =
+      nsai_size_add((int64_t)workspace->total, nsai_round_up(bytes, NSAI_WORKSPACE_ALIGN));
+  if (end == NSAI_SIZE_MAX && !workspace->too_large) workspace->too_large = name;
+  workspace->total = (uint64_t)end;
   return buffer;
 }
 
@@ -44,40 +48,48 @@ bool nsai_needs_gemm(const nsai_choice *choice) {
 static void reserve_importance(nsai_workspace *out, const nsai_problem *p) {
   const nsai_model *m = &p->model;
   out->importance_columns = nsai_round_up(nsai_select_block_count(m, p->max_kv_len), 4);
-  out->chunk_tokens = nsai_chunk_tokens(IMPORTANCE_CHUNK_BYTES,
-                                        m->kv_heads * out->importance_columns * 4, p->max_tokens);
+  out->chunk_tokens =
+      nsai_chunk_tokens(IMPORTANCE_CHUNK_BYTES,
+                        NSAI_PRODUCT(m->kv_heads, out->importance_columns, 4), p->max_tokens);
   if (!nsai_problem_selects_all(p))
-    out->importance = take(out, out->chunk_tokens * m->kv_heads * out->importance_columns * 4);
+    out->importance =
+        take(out, "importance",
+             NSAI_PRODUCT(out->chunk_tokens, m->kv_heads, out->importance_columns, 4));
 }
 
 /* Lists that the library makes, or sorted ones of a given selection. */
 static void reserve_lists(nsai_workspace *out, const nsai_problem *p, bool made) {
-  const int64_t bytes = p->max_tokens * p->model.kv_heads * p->model.select_count * 4;
+  const int64_t entries = NSAI_PRODUCT(p->max_tokens, p->model.kv_heads, p->model.select_count);
   if (made)
-    out->idx = take(out, bytes);
+    out->idx = take(out, "block_idx", NSAI_PRODUCT(entries, 4));
   else
-    out->lists = take(out, p->selection == NSA_SELECT_RANGES ? 2 * bytes : bytes);
+    out->lists =
+        take(out, "sorted lists", NSAI_PRODUCT(entries, p->selection == NSA_SELECT_RANGES ? 8 : 4));
 }
 
 /* In fp32 it would be the largest piece by far: 2.1 GB at 64k tokens, 64 heads and Dv 128. */
 static void reserve_partial(nsai_workspace *out, const nsai_problem *p) {
-  int64_t rows = p->max_tokens * p->model.heads;
-  out->partial = take(out, rows * p->model.head_dim_v * 2);
-  out->partial_units = take(out, rows * 4);
+  int64_t rows = NSAI_PRODUCT(p->max_tokens, p->model.heads);
+  out->partial = take(out, "sum of the branches", NSAI_PRODUCT(rows, p->model.head_dim_v, 2));
+  out->partial_units = take(out, "sum of the branches", NSAI_PRODUCT(rows, 4));
 }
 
 /* What crosses the stages of a backward pass. */
 static void reserve_backward(nsai_workspace *out, const nsai_problem *p) {
   const nsai_model *m = &p->model;
   if (m->select_count) reserve_lists(out, p, false);
-  if (m->gate == NSAI_GATE_MLP) out->d_logits = take(out, p->max_tokens * m->heads * 3 * 4);
-  out->row_statistics = take(out, NSA_BRANCHES * p->max_tokens * m->heads * 16);
+  if (m->gate == NSAI_GATE_MLP)
+    out->d_logits =
+        take(out, "gradients of the gate's logits", NSAI_PRODUCT(p->max_tokens, m->heads, 3, 4));
+  out->row_statistics =
+      take(out, "row statistics", NSAI_PRODUCT(NSA_BRANCHES, p->max_tokens, m->heads, 16));
 }
 
 /* Of a decode step: lists, and the LSE that probed rows need. */
 static void reserve_step(nsai_workspace *out, const nsai_problem *p) {
   if (p->model.select_count) reserve_lists(out, p, p->selection == NSA_SELECT_TOPN);
-  if (p->max_probe_rows) out->lse = take(out, p->max_tokens * p->model.heads * 4);
+  if (p->max_probe_rows)
+    out->lse = take(out, "lse", NSAI_PRODUCT(p->max_tokens, p->model.heads, 4));
 }
 
 /* What crosses stages of a forward or backward pass, or a prefill. */
@@ -86,14 +98,16 @@ static void reserve_branches(nsai_workspace *out, const nsai_problem *p,
   const nsai_model *m = &p->model;
   out->cmp_rows = p->max_kv_tokens / m->stride + 1;
   if (makes_blocks(p)) {
-    out->k_cmp = take(out, out->cmp_rows * m->kv_heads * m->head_dim_qk * 2);
-    out->v_cmp = take(out, out->cmp_rows * m->kv_heads * m->head_dim_v * 2);
+    out->k_cmp =
+        take(out, "compressed keys", NSAI_PRODUCT(out->cmp_rows, m->kv_heads, m->head_dim_qk, 2));
+    out->v_cmp =
+        take(out, "compressed values", NSAI_PRODUCT(out->cmp_rows, m->kv_heads, m->head_dim_v, 2));
   }
   if (p->op == NSA_OP_BACKWARD) {
     reserve_backward(out, p);
     return;
   }
-  out->lse = take(out, p->max_tokens * m->heads * 4);
+  out->lse = take(out, "lse", NSAI_PRODUCT(p->max_tokens, m->heads, 4));
   if (m->select_count || m->window) reserve_partial(out, p);
   if (!m->select_count) return;
   bool made = p->selection == NSA_SELECT_TOPN;
@@ -110,7 +124,7 @@ static void reserve_form(nsai_workspace *out, const nsai_problem *p, const nsai_
   if (!v->workspace) return;
   v->workspace(&request, &choice->specs[form->first_kernel], &sizes);
   for (int i = 0; i < v->buffers; i++)
-    if (sizes.bytes[i]) out->buffers[form->first_buffer + i] = take(out, sizes.bytes[i]);
+    if (sizes.bytes[i]) out->buffers[form->first_buffer + i] = take(out, v->name, sizes.bytes[i]);
   memcpy(&out->numbers[form->first_number], sizes.number,
          (size_t)v->numbers * sizeof *sizes.number);
 }
@@ -133,16 +147,23 @@ static void reserve_forms(nsai_workspace *out, const nsai_problem *p, const nsai
   }
 }
 
-nsai_workspace nsai_workspace_make(const nsai_problem *p, const nsai_choice *choice,
-                                   const nsai_target *target) {
-  nsai_workspace out = { 0 };
-  if (nsai_needs_gemm(choice)) out.gemm = take(&out, (int64_t)NSAI_GEMM_WORKSPACE_BYTES);
+nsa_status nsai_workspace_make(const nsai_problem *p, const nsai_choice *choice,
+                               const nsai_target *target, nsai_workspace *out) {
+  memset(out, 0, sizeof *out);
+  if (nsai_needs_gemm(choice))
+    out->gemm = take(out, "cuBLASLt", (int64_t)NSAI_GEMM_WORKSPACE_BYTES);
   if (choice->variant[NSAI_STAGE_GATE])
-    out.gate_logits = take(&out, p->max_tokens * p->model.heads * 3 * 4);
+    out->gate_logits =
+        take(out, "logits of the gates", NSAI_PRODUCT(p->max_tokens, p->model.heads, 3, 4));
   if (p->op == NSA_OP_DECODE)
-    reserve_step(&out, p);
+    reserve_step(out, p);
   else if (p->op != NSA_OP_DENSE && p->op != NSA_OP_APPEND)
-    reserve_branches(&out, p, choice);
-  reserve_forms(&out, p, choice, target);
-  return out;
+    reserve_branches(out, p, choice);
+  reserve_forms(out, p, choice, target);
+  if (!out->too_large) return NSA_OK;
+  return nsai_fail(NSA_E_UNSUPPORTED,
+                   "the workspace needs more than 2^63 bytes, %s among them: lower %s",
+                   out->too_large,
+                   nsai_problem_is_cached(p) ? "problem.max_kv_len, max_seqs or max_q_len"
+                                             : "problem.max_tokens, max_kv_tokens or max_kv_len");
 }

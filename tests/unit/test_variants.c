@@ -58,7 +58,8 @@ static void check_spec(const nsai_kernel_spec *spec, const nsai_problem *problem
 /* Buffers lie one after the other, aligned, within the total. */
 static void check_workspace(const nsai_problem *problem, const nsai_target *target,
                             const nsai_choice *choice) {
-  nsai_workspace l = nsai_workspace_make(problem, choice, target);
+  nsai_workspace l;
+  assert_int_equal(nsai_workspace_make(problem, choice, target, &l), NSA_OK);
   nsai_buffer all[NSAI_MAX_BUFFERS + 16] = { l.k_cmp,      l.v_cmp,        l.lse,   l.partial,
                                              l.importance, l.idx,          l.lists, l.gate_logits,
                                              l.gemm,       l.partial_units };

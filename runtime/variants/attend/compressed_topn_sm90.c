@@ -6,6 +6,8 @@
  */
 #include "variants/attend/compressed.h"
 
+#include "base/math.h"
+
 #include <string.h>
 
 enum { TOPN, KERNELS };
@@ -157,7 +159,8 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
 static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
                       nsai_form_sizes *out) {
   out->number[SCRATCH_BYTES] = scratch_bytes(r->problem);
-  out->bytes[SCRATCH] = out->number[SCRATCH_BYTES] * kernel[TOPN].ctas_per_sm * r->target->sms;
+  out->bytes[SCRATCH] =
+      NSAI_PRODUCT(out->number[SCRATCH_BYTES], kernel[TOPN].ctas_per_sm, r->target->sms);
 }
 
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {

@@ -45,11 +45,11 @@ static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
   const nsai_problem *p = r->problem;
   int64_t group = p->model.heads / p->model.kv_heads;
   int64_t chunk = nsai_chunk_tokens(SCORES_CHUNK_BYTES, group * p->max_kv_len * 4, p->max_tokens);
-  int64_t scores = group * chunk * nsai_round_up(p->max_kv_len, PITCH);
+  int64_t scores = NSAI_PRODUCT(group, chunk, nsai_round_up(p->max_kv_len, PITCH));
   (void)kernel;
   out->number[CHUNK_TOKENS] = chunk;
-  out->bytes[SCORES] = scores * 4;
-  out->bytes[PROBS] = scores * 2;
+  out->bytes[SCORES] = NSAI_PRODUCT(scores, 4);
+  out->bytes[PROBS] = NSAI_PRODUCT(scores, 2);
 }
 
 /* The products of `rows` query tokens and the heads of one KV head. */

@@ -3,6 +3,8 @@
  */
 #include "variants/attend/invert.h"
 
+#include "base/math.h"
+
 #include "params/attention.h"
 
 static nsai_kernel_spec list_spec(const nsai_problem *p, const char *entry, int32_t threads) {
@@ -34,15 +36,16 @@ void nsai_invert_workspace(const nsai_problem *p, int64_t chunk_tokens, int64_t 
                            int64_t bytes[NSAI_INVERT_BUFFERS]) {
   const nsai_model *m = &p->model;
   const int64_t blocks = nsai_kv_blocks(m, p->max_kv_tokens, p->max_seqs);
-  const int64_t entries = m->kv_heads * chunk_tokens * m->select_count;
+  const int64_t entries = NSAI_PRODUCT(m->kv_heads, chunk_tokens, m->select_count);
   /* Parts of nsai_kv_part_tokens: of `blocks` tokens and more, or as large as they get. */
   const int64_t counts = nsai_larger(chunk_tokens + nsai_larger(blocks, NSAI_KV_LEAST_PART),
                                      (chunk_tokens / NSAI_KV_MOST_PART + 1) * blocks);
-  bytes[NSAI_INVERT_COUNTS] = m->kv_heads * counts * 4;
-  bytes[NSAI_INVERT_STARTS] = m->kv_heads * blocks * 4;
-  bytes[NSAI_INVERT_ENTRIES] = bytes[NSAI_INVERT_ENTRY_INDICES] = entries * 4;
+  bytes[NSAI_INVERT_COUNTS] = NSAI_PRODUCT(m->kv_heads, counts, 4);
+  bytes[NSAI_INVERT_STARTS] = NSAI_PRODUCT(m->kv_heads, blocks, 4);
+  bytes[NSAI_INVERT_ENTRIES] = bytes[NSAI_INVERT_ENTRY_INDICES] = NSAI_PRODUCT(entries, 4);
   bytes[NSAI_INVERT_ITEMS] =
-      m->kv_heads * nsai_kv_items(m, chunk_tokens, blocks, item_rows) * (int64_t)sizeof(NsaiKvItem);
+      NSAI_PRODUCT(m->kv_heads, nsai_kv_items(m, chunk_tokens, blocks, item_rows),
+                   sizeof(NsaiKvItem));
   bytes[NSAI_INVERT_ITEM_COUNTS] = m->kv_heads * 4;
 }
 

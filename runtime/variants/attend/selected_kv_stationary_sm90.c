@@ -168,12 +168,13 @@ static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
   const int64_t fit = SLOT_CHUNK_BYTES / (m->head_dim_v * 2), n = m->select_count;
   const int64_t chunk =
       nsai_smaller(nsai_larger(fit / n, 1), nsai_smaller(p->max_tokens, NSAI_KV_MOST_TOKENS));
-  const int64_t rows = nsai_larger(nsai_smaller(fit, p->max_tokens * n * m->heads), chunk * n);
+  const int64_t rows =
+      nsai_larger(nsai_smaller(fit, NSAI_PRODUCT(p->max_tokens, n, m->heads)), chunk * n);
   out->number[CHUNK_TOKENS] = chunk;
   out->number[ROWS] = rows;
   nsai_invert_workspace(p, chunk, kernel[NSAI_SELECTED].tile_tokens, out->bytes);
-  out->bytes[PARTIAL] = rows * m->head_dim_v * 2;
-  out->bytes[PARTIAL_LSE] = rows * 4;
+  out->bytes[PARTIAL] = NSAI_PRODUCT(rows, m->head_dim_v, 2);
+  out->bytes[PARTIAL_LSE] = NSAI_PRODUCT(rows, 4);
 }
 
 /* Attention and sum for the query heads [begin, end). */

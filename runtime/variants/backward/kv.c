@@ -8,6 +8,8 @@
  */
 #include "variants/backward/kv.h"
 
+#include "base/math.h"
+
 #include "variants/backward/backward.h"
 #include "variants/select/sort.h"
 
@@ -100,12 +102,12 @@ static int64_t size_selected(const nsai_problem *p, int64_t item_rows, nsai_form
   if (p->selection == NSA_SELECT_RANGES) {
     int64_t tiles = (p->max_kv_tokens / RANGE_KEYS + p->max_seqs) * m->kv_heads;
     out->number[NSAI_DKV_RANGE_SPLITS] = choose_splits(tiles, LEAST_RANGE_SPLITS);
-    return out->number[NSAI_DKV_RANGE_SPLITS] * p->max_kv_tokens * row;
+    return NSAI_PRODUCT(out->number[NSAI_DKV_RANGE_SPLITS], p->max_kv_tokens, row);
   }
   int64_t blocks = nsai_kv_blocks(m, p->max_kv_tokens, p->max_seqs);
   nsai_invert_workspace(p, p->max_tokens, item_rows, out->bytes);
-  out->bytes[NSAI_DKV_ITEM_STARTS] = m->kv_heads * blocks * 4;
-  return nsai_kv_items(m, p->max_tokens, blocks, item_rows) * m->select_block * row;
+  out->bytes[NSAI_DKV_ITEM_STARTS] = NSAI_PRODUCT(m->kv_heads, blocks, 4);
+  return NSAI_PRODUCT(nsai_kv_items(m, p->max_tokens, blocks, item_rows), m->select_block, row);
 }
 
 /* As many KV heads at a time as the budget has room for, at least one. */
@@ -114,18 +116,19 @@ void nsai_dkv_workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
   const nsai_problem *p = r->problem;
   const nsai_model *m = &p->model;
   int64_t row = (int64_t)(m->head_dim_qk + m->head_dim_v) * 4;
-  int64_t cmp_rows = p->max_kv_tokens / m->stride + 1, compressed = cmp_rows * row;
-  int64_t window = m->window ? p->max_kv_tokens * row : 0;
+  int64_t cmp_rows = p->max_kv_tokens / m->stride + 1, compressed = NSAI_PRODUCT(cmp_rows, row);
+  int64_t window = m->window ? NSAI_PRODUCT(p->max_kv_tokens, row) : 0;
   int64_t selected = size_selected(p, kernel[NSAI_DKV_SELECTED].tile_tokens, out);
-  int64_t layers = nsai_phi_has_weights(m) ? (cmp_rows + 1) * m->block * row : 0;
-  int64_t fit = GRADIENT_CHUNK_BYTES / (window + selected + compressed + layers);
+  int64_t layers = nsai_phi_has_weights(m) ? NSAI_PRODUCT(cmp_rows + 1, m->block, row) : 0;
+  int64_t head = nsai_size_add(nsai_size_add(window, selected), nsai_size_add(compressed, layers));
+  int64_t fit = GRADIENT_CHUNK_BYTES / head;
   int64_t heads = nsai_smaller(nsai_larger(fit, 1), m->kv_heads);
   int64_t splits = choose_splits((cmp_rows / COMPRESSED_KEYS + p->max_seqs) * heads, 1);
   out->number[NSAI_DKV_HEADS] = heads;
   out->number[NSAI_DKV_SPLITS] = splits;
-  out->bytes[NSAI_DKV_COMPRESSED_SUMS] = heads * splits * compressed;
-  out->bytes[NSAI_DKV_SELECTED_SUMS] = heads * selected;
-  out->bytes[NSAI_DKV_WINDOW_SUMS] = heads * window;
+  out->bytes[NSAI_DKV_COMPRESSED_SUMS] = NSAI_PRODUCT(heads, splits, compressed);
+  out->bytes[NSAI_DKV_SELECTED_SUMS] = NSAI_PRODUCT(heads, selected);
+  out->bytes[NSAI_DKV_WINDOW_SUMS] = NSAI_PRODUCT(heads, window);
   nsai_layers_workspace(p, heads, &out->bytes[NSAI_DKV_LAYERS_BUFFERS],
                         &out->number[NSAI_DKV_GATE_TOKENS]);
 }

@@ -5,6 +5,8 @@
  */
 #include "variants/backward/layers.h"
 
+#include "base/math.h"
+
 #include "variants/backward/backward.h"
 
 /* ---- specs ---- */
@@ -64,16 +66,18 @@ typedef struct layers_need {
 static void enlarge(int64_t *bytes, int64_t to) { *bytes = nsai_larger(*bytes, to); }
 
 static void need_layers(const layers_need *n, int64_t bytes[NSAI_LAYERS_BUFFERS]) {
-  int64_t rows = n->batch * n->rows, first = n->hidden ? n->hidden : n->columns;
+  int64_t rows = NSAI_PRODUCT(n->batch, n->rows), first = n->hidden ? n->hidden : n->columns;
   int64_t widest = nsai_larger(n->hidden, n->columns);
-  enlarge(&bytes[NSAI_LAYERS_D_OUT], rows * nsai_operand(n->columns) * 2);
-  enlarge(&bytes[NSAI_LAYERS_D_HIDDEN], rows * n->hidden * 4);
-  enlarge(&bytes[NSAI_LAYERS_D_INNER], rows * nsai_operand(n->hidden) * 2);
-  enlarge(&bytes[NSAI_LAYERS_HIDDEN], rows * nsai_operand(n->hidden) * 2);
+  enlarge(&bytes[NSAI_LAYERS_D_OUT], NSAI_PRODUCT(rows, nsai_operand(n->columns), 2));
+  enlarge(&bytes[NSAI_LAYERS_D_HIDDEN], NSAI_PRODUCT(rows, n->hidden, 4));
+  enlarge(&bytes[NSAI_LAYERS_D_INNER], NSAI_PRODUCT(rows, nsai_operand(n->hidden), 2));
+  enlarge(&bytes[NSAI_LAYERS_HIDDEN], NSAI_PRODUCT(rows, nsai_operand(n->hidden), 2));
   enlarge(&bytes[NSAI_LAYERS_D_WEIGHTS],
-          n->batch * nsai_larger(n->in * first, n->hidden * n->columns) * 4);
-  enlarge(&bytes[NSAI_LAYERS_PARTS], n->batch * (n->rows / PART_ROWS + 1) * widest * 4);
-  enlarge(&bytes[NSAI_LAYERS_SUMS], n->batch * widest * 4);
+          NSAI_PRODUCT(n->batch,
+                       nsai_larger(NSAI_PRODUCT(n->in, first), NSAI_PRODUCT(n->hidden, n->columns)),
+                       4));
+  enlarge(&bytes[NSAI_LAYERS_PARTS], NSAI_PRODUCT(n->batch, n->rows / PART_ROWS + 1, widest, 4));
+  enlarge(&bytes[NSAI_LAYERS_SUMS], NSAI_PRODUCT(n->batch, widest, 4));
 }
 
 void nsai_layers_workspace(const nsai_problem *p, int64_t heads, int64_t bytes[NSAI_LAYERS_BUFFERS],
@@ -85,16 +89,16 @@ void nsai_layers_workspace(const nsai_problem *p, int64_t heads, int64_t bytes[N
   if (nsai_phi_has_weights(m)) {
     int64_t dim = nsai_larger(m->head_dim_qk, m->head_dim_v);
     int64_t hidden = m->phi == NSAI_PHI_MLP ? m->phi_hidden : 0;
-    need_layers(&(layers_need){ heads, rows, m->block * dim, hidden, dim }, bytes);
-    bytes[NSAI_LAYERS_K_ROWS] = heads * rows * m->block * m->head_dim_qk * 4;
-    bytes[NSAI_LAYERS_V_ROWS] = heads * rows * m->block * m->head_dim_v * 4;
+    need_layers(&(layers_need){ heads, rows, NSAI_PRODUCT(m->block, dim), hidden, dim }, bytes);
+    bytes[NSAI_LAYERS_K_ROWS] = NSAI_PRODUCT(heads, rows, m->block, m->head_dim_qk, 4);
+    bytes[NSAI_LAYERS_V_ROWS] = NSAI_PRODUCT(heads, rows, m->block, m->head_dim_v, 4);
   }
   if (m->gate != NSAI_GATE_MLP) return;
   need_layers(&(layers_need){ 1, p->max_tokens, channels, m->gate_hidden, (int64_t)m->heads * 3 },
               bytes);
   *gate_tokens = nsai_chunk_tokens(GATE_CHUNK_BYTES, channels * 6, p->max_tokens);
-  bytes[NSAI_LAYERS_X] = *gate_tokens * channels * 2;
-  bytes[NSAI_LAYERS_D_X] = *gate_tokens * channels * 4;
+  bytes[NSAI_LAYERS_X] = NSAI_PRODUCT(*gate_tokens, channels, 2);
+  bytes[NSAI_LAYERS_D_X] = NSAI_PRODUCT(*gate_tokens, channels, 4);
 }
 
 /* ---- steps of a pass ---- */

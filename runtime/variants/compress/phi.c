@@ -37,9 +37,9 @@ void nsai_phi_specify(const nsai_problem *p, bool all_exist, nsai_kernel_spec ke
 void nsai_phi_workspace(const nsai_model *m, int64_t rows, int64_t bytes[NSAI_PHI_BUFFERS]) {
   const int64_t dim = nsai_larger(m->head_dim_qk, m->head_dim_v);
   const int64_t hidden = m->phi == NSAI_PHI_MLP ? m->phi_hidden : 0;
-  bytes[NSAI_PHI_ROWS] = (rows + 1) * m->kv_heads * m->block * dim * 2;
-  bytes[NSAI_PHI_PRODUCT] = (rows + 1) * m->kv_heads * nsai_larger(hidden, dim) * 4;
-  bytes[NSAI_PHI_HIDDEN] = 2 * rows * m->kv_heads * hidden * 2;
+  bytes[NSAI_PHI_ROWS] = NSAI_PRODUCT(rows + 1, m->kv_heads, m->block, dim, 2);
+  bytes[NSAI_PHI_PRODUCT] = NSAI_PRODUCT(rows + 1, m->kv_heads, nsai_larger(hidden, dim), 4);
+  bytes[NSAI_PHI_HIDDEN] = NSAI_PRODUCT(2, rows, m->kv_heads, hidden, 2);
 }
 
 /* rows[g, r, :] = vec(x), zero where there is no block; behind the last row, vec(pe). */

@@ -158,7 +158,8 @@ static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
   const int64_t tiles = nsai_most_step_tiles(p, kernel[SINGLE_CTA].tile_tokens);
   const int64_t groups = nsai_decode_scan_groups(p, &kernel[SINGLE_CTA]);
   out->bytes[POOLED] = nsai_decode_pooled_bytes(p, tiles, rows);
-  if (p->model.select_count) out->bytes[CARRIES] = tiles * p->model.kv_heads * groups * rows * 4;
+  if (p->model.select_count)
+    out->bytes[CARRIES] = NSAI_PRODUCT(tiles, p->model.kv_heads, groups, rows, 4);
 }
 
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {

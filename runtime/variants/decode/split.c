@@ -60,7 +60,8 @@ int64_t nsai_decode_pooled_blocks(const nsai_problem *p) { return nsai_decode_ru
 
 int64_t nsai_decode_pooled_bytes(const nsai_problem *p, int64_t tiles, int64_t rows) {
   const bool selects = p->model.select_count && p->selection == NSA_SELECT_TOPN;
-  return selects ? tiles * p->model.kv_heads * nsai_decode_pooled_blocks(p) * rows * 4 : 0;
+  if (!selects) return 0;
+  return NSAI_PRODUCT(tiles, p->model.kv_heads, nsai_decode_pooled_blocks(p), rows, 4);
 }
 
 int32_t nsai_decode_warp_rows(const nsai_model *m) { return m->head_dim_v > 128 ? 1 : 2; }
@@ -213,10 +214,11 @@ nsai_decode_most nsai_decode_most_of(const nsai_problem *p, const nsai_kernel_sp
   int64_t tiles = nsai_most_step_tiles(p, scan->tile_tokens);
   int64_t items = p->max_tokens * m->kv_heads;
   int64_t steps = selected_steps(p, scan) + window_steps(m);
-  return (nsai_decode_most){ .tiles = tiles,
-                             .scan_results =
-                                 nsai_larger(room, tiles * m->kv_heads * even_splits(p)),
-                             /* Parts of either branch round up; a tile's are all its tokens'. */
-                             .attend_results = 2 * attends * tile_tokens(p, scan) +
-                                               items * (2 + nsai_ceil_div(steps, LONGEST_ATTEND)) };
+  return (nsai_decode_most){
+    .tiles = tiles,
+    .scan_results = nsai_larger(room, NSAI_PRODUCT(tiles, m->kv_heads, even_splits(p))),
+    /* Parts of either branch round up; a tile's are all its tokens'. */
+    .attend_results = nsai_size_add(NSAI_PRODUCT(2, attends, tile_tokens(p, scan)),
+                                    NSAI_PRODUCT(items, 2 + nsai_ceil_div(steps, LONGEST_ATTEND)))
+  };
 }

@@ -253,14 +253,15 @@ static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
   const nsai_decode_most most =
       nsai_decode_most_of(p, scan, present(&kernel[ATTEND]), r->target->sms);
   const int64_t rows = nsai_decode_scan_rows(p, scan), group = m->heads / m->kv_heads;
-  out->bytes[SCAN_O] = most.scan_results * rows * m->head_dim_v * 4;
-  out->bytes[SCAN_STATS] = most.scan_results * rows * 2 * 4;
+  out->bytes[SCAN_O] = NSAI_PRODUCT(most.scan_results, rows, m->head_dim_v, 4);
+  out->bytes[SCAN_STATS] = NSAI_PRODUCT(most.scan_results, rows, 2, 4);
   out->bytes[POOLED] = nsai_decode_pooled_bytes(p, most.tiles, rows);
   if (out->bytes[POOLED])
-    out->bytes[CARRIES] = most.scan_results * nsai_decode_scan_groups(p, scan) * rows * 4;
+    out->bytes[CARRIES] =
+        NSAI_PRODUCT(most.scan_results, nsai_decode_scan_groups(p, scan), rows, 4);
   if (!m->select_count && !m->window) return;
-  out->bytes[ATTEND_O] = most.attend_results * group * m->head_dim_v * 4;
-  out->bytes[ATTEND_STATS] = most.attend_results * group * 2 * 4;
+  out->bytes[ATTEND_O] = NSAI_PRODUCT(most.attend_results, group, m->head_dim_v, 4);
+  out->bytes[ATTEND_STATS] = NSAI_PRODUCT(most.attend_results, group, 2, 4);
 }
 
 static nsai_decode_split split_of(const nsai_run *run, const nsai_form *form) {

@@ -5,6 +5,8 @@
  */
 #include "variants/gate/gemm.h"
 
+#include "base/math.h"
+
 #include "variants/compress/phi.h"
 
 enum { ACTIVATION, BIAS, KERNELS };
@@ -24,10 +26,10 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
 
 static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
                       nsai_form_sizes *out) {
-  const int64_t elements = r->problem->max_tokens * r->problem->model.gate_hidden;
+  const int64_t elements = NSAI_PRODUCT(r->problem->max_tokens, r->problem->model.gate_hidden);
   (void)kernel;
-  out->bytes[NSAI_GATE_PRODUCT] = elements * 4;
-  out->bytes[NSAI_GATE_HIDDEN] = elements * 2;
+  out->bytes[NSAI_GATE_PRODUCT] = NSAI_PRODUCT(elements, 4);
+  out->bytes[NSAI_GATE_HIDDEN] = NSAI_PRODUCT(elements, 2);
 }
 
 /* [T, k] of rows `x_row` apart times w [k, n], in fp32. */

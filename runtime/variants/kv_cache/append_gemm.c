@@ -4,6 +4,8 @@
  * append_gemm: new tokens, then phi linear or mlp of the blocks that they complete.
  */
 #include "variants/compress/phi.h"
+
+#include "base/math.h"
 #include "variants/kv_cache/append_mean.h"
 
 enum { APPEND = NSAI_PHI_KERNELS, SCATTER, KERNELS };
@@ -48,8 +50,8 @@ static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
   const int64_t rows = product_rows(m, r->problem->max_tokens, r->problem->max_seqs);
   (void)kernel;
   nsai_phi_workspace(m, rows, out->bytes);
-  out->bytes[K_CMP] = rows * m->kv_heads * m->head_dim_qk * 2;
-  out->bytes[V_CMP] = rows * m->kv_heads * m->head_dim_v * 2;
+  out->bytes[K_CMP] = NSAI_PRODUCT(rows, m->kv_heads, m->head_dim_qk, 2);
+  out->bytes[V_CMP] = NSAI_PRODUCT(rows, m->kv_heads, m->head_dim_v, 2);
 }
 
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
