@@ -76,7 +76,7 @@ static const struct argp_option options[] = {
   { "probe-rows", OPT_PROBE_ROWS, "N", 0,
     "Also the kernel that reads the importance of N chosen rows (problem.max_probe_rows)", 0 },
   { "register-fallback", OPT_REGISTER_FALLBACK, "N", OPTION_HIDDEN,
-    "Begin with the tiles that other compilers fall back to: 1 or 2", 0 },
+    "Begin with the tiles that other compilers fall back to: 1 to 3", 0 },
   { "sample", OPT_SAMPLE, "N", 0,
     "In place of the heuristic's choices N random candidates of each stage, as a tuning may look "
     "at; "
@@ -156,7 +156,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     break;
   case OPT_REGISTER_FALLBACK:
     a->register_fallback =
-        (int32_t)parse_count("--register-fallback", value, NSAI_MAX_REGISTER_FALLBACK, state);
+        (int32_t)parse_count("--register-fallback", value, NSAI_LAST_RESORT, state);
     break;
   case OPT_SAMPLE: a->sample = (int32_t)parse_count("--sample", value, MAX_SAMPLE, state); break;
   case OPT_SEED: parse_seed(a, value, state); break;
@@ -186,6 +186,10 @@ static bool is_packed(int32_t op) {
   return op == NSA_OP_FORWARD || op == NSA_OP_DENSE || op == NSA_OP_BACKWARD;
 }
 
+static int32_t largest_batch(const nsai_config *config) {
+  return config->serving.max_seqs ? config->serving.max_seqs : DEFAULT_SEQS;
+}
+
 static nsa_problem problem_of(const arguments *a, const nsai_config *config, int32_t op,
                               int64_t max_kv_len, int32_t max_seqs) {
   nsa_problem p = NSA_PROBLEM_INIT;
@@ -198,7 +202,13 @@ static nsa_problem problem_of(const arguments *a, const nsai_config *config, int
   p.max_probe_rows = has_rows ? a->probe_rows : 0;
   p.max_tokens = config->serving.max_tokens ? config->serving.max_tokens : DEFAULT_TOKENS;
   if (p.max_tokens < max_kv_len) p.max_tokens = max_kv_len;
-  if (op == NSA_OP_DECODE) p.max_tokens = 0; /* follows from max_seqs and max_q_len */
+  if (op == NSA_OP_DECODE) {
+    const int32_t q_len = config->serving.max_q_len ? config->serving.max_q_len : 1;
+    p.max_tokens = 0; /* follows from max_seqs and max_q_len */
+    /* A step of fewer sequences than the most has no more rows than tokens. */
+    if (max_seqs < largest_batch(config) && p.max_probe_rows > (int64_t)max_seqs * q_len)
+      p.max_probe_rows = max_seqs * q_len;
+  }
   if (is_packed(op)) p.max_kv_tokens = p.max_tokens;
   p.max_seqs = max_seqs;
   return p;
@@ -225,7 +235,7 @@ static int list_lengths(const arguments *a, const nsai_problem *longest,
  * Used for decode steps only, and not for a sample. */
 static int list_batches(const arguments *a, const nsai_config *config, int32_t op,
                         int32_t batches[MAX_BATCHES]) {
-  const int32_t most = config->serving.max_seqs ? config->serving.max_seqs : DEFAULT_SEQS;
+  const int32_t most = largest_batch(config);
   const nsai_counts *tuned = &config->tuning.batches;
   int count = 0;
   batches[count++] = most;

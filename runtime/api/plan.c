@@ -9,6 +9,7 @@
 #include "base/struct.h"
 #include "plan/context.h"
 #include "plan/forms.h"
+#include "plan/kernel_set.h"
 #include "run/check_cache.h"
 
 #include <nsa/kv_cache.h>
@@ -58,10 +59,11 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
   return NSA_OK;
 }
 
-static void write_kernel(const nsai_kernel_spec *spec, nsai_writer *text) {
+static void write_kernel(const nsai_kernel_spec *spec, int32_t spills, nsai_writer *text) {
   nsai_write(text, "  kernel %s: %d threads, %u bytes of shared memory", spec->entry, spec->threads,
              spec->shared_bytes);
   if (spec->ctas_per_sm) nsai_write(text, ", persistent: %d per multiprocessor", spec->ctas_per_sm);
+  if (spills) nsai_write(text, ", a last resort: spills %d bytes of registers", spills);
   nsai_write(text, "\n");
 }
 
@@ -82,10 +84,38 @@ static void write_saved(const nsai_problem *p, nsai_writer *text) {
              (unsigned long long)nsai_d_o_bytes(m, p->max_tokens));
 }
 
+/* The choice of a plan that would be made now, with all reasons. An error's text where there is
+ * none. */
+static nsa_status write_choice(nsa_ctx *ctx, const nsai_problem *p, nsai_writer *text,
+                               nsai_target *target, nsai_choice *choice) {
+  nsai_decisions decisions;
+  nsai_plan_decide(ctx, p, &decisions);
+  if (nsai_problem_is_tunable(p)) nsai_write(text, "  %s\n", decisions.why);
+  if (nsai_plan_target(ctx, p, &decisions, target) != NSA_OK) *target = ctx->target;
+  if (target->register_fallback > ctx->target.register_fallback)
+    nsai_write(text,
+               "  register fallback %d of %d: kernels of larger tiles spill with this compiler\n",
+               target->register_fallback, NSAI_LAST_RESORT);
+  return nsai_choose(ctx->config, p, target, &decisions, text, choice);
+}
+
+static void write_kernels(nsa_ctx *ctx, const nsai_problem *p, const nsai_choice *choice,
+                          nsai_writer *text) {
+  const nsai_kernel_request request = { .problem = p,
+                                        .specs = choice->specs,
+                                        .count = choice->kernel_count };
+  int32_t spills[NSAI_MAX_KERNELS] = { 0 };
+  if (nsai_kernel_set_spills(ctx, &request, spills) != NSA_OK)
+    nsai_write(text, "  %s\n", nsa_last_error());
+  for (int i = 0; i < choice->kernel_count; i++)
+    if (choice->specs[i].entry) write_kernel(&choice->specs[i], spills[i], text);
+}
+
 size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t size) {
   nsai_writer text = nsai_writer_open(buf, size);
   nsai_problem resolved;
   nsai_choice choice;
+  nsai_target target;
   if (nsai_context_check(ctx) != NSA_OK ||
       nsai_problem_resolve(ctx->config, problem, &resolved) != NSA_OK) {
     nsai_write(&text, "%s\n", nsa_last_error());
@@ -98,13 +128,9 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
     nsai_write(&text, "  every stage: the float64 reference (runtime.device: cpu)\n");
     return text.used;
   }
-  nsai_decisions decisions;
-  nsai_plan_decide(ctx, &resolved, &decisions);
-  if (nsai_problem_is_tunable(&resolved)) nsai_write(&text, "  %s\n", decisions.why);
-  if (nsai_choose(ctx->config, &resolved, &ctx->target, &decisions, &text, &choice) != NSA_OK)
-    return text.used;
+  if (write_choice(ctx, &resolved, &text, &target, &choice) != NSA_OK) return text.used;
   nsai_workspace workspace;
-  if (nsai_workspace_make(&resolved, &choice, &ctx->target, &workspace) != NSA_OK) {
+  if (nsai_workspace_make(&resolved, &choice, &target, &workspace) != NSA_OK) {
     nsai_write(&text, "  %s\n", nsa_last_error());
     return text.used;
   }
@@ -115,9 +141,8 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
   }
   if (resolved.op == NSA_OP_BACKWARD) write_saved(&resolved, &text);
   for (int s = 0; s < NSAI_STAGE_COUNT; s++)
-    nsai_forms_write(&choice, (nsai_stage)s, &resolved, &ctx->target, &text);
-  for (int i = 0; i < choice.kernel_count; i++)
-    if (choice.specs[i].entry) write_kernel(&choice.specs[i], &text);
+    nsai_forms_write(&choice, (nsai_stage)s, &resolved, &target, &text);
+  write_kernels(ctx, &resolved, &choice, &text);
   return text.used;
 }
 

@@ -21,15 +21,20 @@ typedef struct nsai_kernel_image {
   void *cubin;
   size_t size;          /* bytes of cubin */
   int32_t registers;    /* per thread */
-  int32_t spill_bytes;  /* bytes of register spill stores and loads; 0 in every accepted kernel */
+  int32_t spill_bytes;  /* bytes of register spill stores and loads; 0 but in last resorts */
   int32_t stack_bytes;  /* local stack frame per thread */
   int32_t shared_bytes; /* static shared memory per block */
-  int32_t serial_wgmma; /* 1: ptxas serialised wgmma (C75xx); 0 in every accepted kernel */
+  int32_t serial_wgmma; /* 1: ptxas serialised wgmma (C75xx); 0 but in last resorts */
   double compile_ms;    /* 0 when the image came from the disk cache */
   char *log;            /* the compiler's log; NULL when the image came from the cache */
   char compiler_id[NSAI_COMPILER_ID_CHARS];
   bool refused; /* it compiled, but is not usable: see compile/compiler.h */
 } nsai_kernel_image;
+
+/* Whether the kernel is right, but so slow that it only serves where nothing else does. */
+static inline bool nsai_is_last_resort(const nsai_kernel_image *image) {
+  return image->spill_bytes || image->serial_wgmma;
+}
 
 /* Frees the contents and zeroes the struct; a zeroed struct is allowed. */
 void nsai_kernel_image_fini(nsai_kernel_image *image);

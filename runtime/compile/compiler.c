@@ -291,8 +291,23 @@ static int64_t find_lost_register(const nsai_nvrtc *nvrtc, const nsai_compile_re
   return nsai_find_lost_register(image->cubin, image->size);
 }
 
-/* Refuses a kernel that spills registers, whose wgmma instructions are serialised, or whose
- * machine code is wrong. */
+/* What is wrong with the image, as a clause; "" when nothing is. */
+static void find_fault(const nsai_nvrtc *nvrtc, const nsai_kernel_image *image, int64_t lost,
+                       const char *remark, char *why, size_t size) {
+  why[0] = '\0';
+  if (lost >= 0)
+    snprintf(why, size,
+             "NVRTC %d.%d lost the uniform register of its copy at 0x%llx (13.4 does not)",
+             (int)nvrtc->major, (int)nvrtc->minor, (unsigned long long)lost);
+  else if (image->spill_bytes)
+    snprintf(why, size, "it spills %d bytes of registers (%d registers, %d bytes of stack)",
+             (int)image->spill_bytes, (int)image->registers, (int)image->stack_bytes);
+  else if (image->serial_wgmma)
+    snprintf(why, size, "the assembler serialised its wgmma (%s)", remark);
+}
+
+/* Refuses a kernel whose machine code is wrong and, unless it is a last resort, one that spills
+ * registers or whose wgmma instructions are serialised. */
 static nsa_status check_image(nsai_compiler *compiler, const nsai_nvrtc *nvrtc,
                               const nsai_compile_request *request, nsai_kernel_image *image) {
   nsai_ptxas_figures figures;
@@ -309,19 +324,16 @@ static nsa_status check_image(nsai_compiler *compiler, const nsai_nvrtc *nvrtc,
            request->name, request->arch, image->compile_ms, image->size, (int)image->registers,
            (int)image->shared_bytes);
   nsai_log_lines(compiler->logger, NSA_LOG_TRACE, "jit", image->log);
-  image->refused = image->spill_bytes || image->serial_wgmma || lost >= 0;
-  if (!image->refused) return NSA_OK;
   char why[640];
-  if (image->spill_bytes)
-    snprintf(why, sizeof why, "it spills %d bytes of registers (%d registers, %d bytes of stack)",
-             (int)image->spill_bytes, (int)image->registers, (int)image->stack_bytes);
-  else if (lost >= 0)
-    snprintf(why, sizeof why,
-             "NVRTC %d.%d lost the uniform register of its copy at 0x%llx (13.4 does not)",
-             (int)nvrtc->major, (int)nvrtc->minor, (unsigned long long)lost);
-  else
-    snprintf(why, sizeof why, "the assembler serialised its wgmma (%s)", figures.remark);
-  return fail_refused(request, why);
+  find_fault(nvrtc, image, lost, figures.remark, why, sizeof why);
+  image->refused = why[0] && (lost >= 0 || !request->last_resort);
+  if (image->refused) return fail_refused(request, why);
+  if (why[0])
+    nsai_log(compiler->logger, NSA_LOG_WARN, "jit",
+             "kernel %s for %s is a last resort: %s, and so do smaller tiles. Results are right, "
+             "but it is slow. Another NVRTC (`%s` or $%s) may do better.",
+             request->name, request->arch, why, nsai_nvrtc_spec.config_key, nsai_nvrtc_spec.env);
+  return NSA_OK;
 }
 
 static nsai_nvrtc_result run_compiler(const nsai_nvrtc *nvrtc, nsai_nvrtc_program program,

@@ -36,6 +36,7 @@ typedef struct nsai_compile_request {
   const char *source; /* the generated unit; includes templates by name, "core/mma.cuh" */
   const char *arch;   /* "sm_90a", see driver/arch.h */
   bool line_info;     /* source lines in the cubin, for profilers; part of the cache key */
+  bool last_resort;   /* takes a kernel that spills or serialises its wgmma, with a warning */
 } nsai_compile_request;
 
 /* Compiles one unit to a cubin. Blocks for 0.1 to 1 s; the first call also opens NVRTC (up to
@@ -43,8 +44,8 @@ typedef struct nsai_compile_request {
  *
  * NSA_E_COMPILE: the compiler's first errors with file and line. With out->refused, the kernel
  * compiled but cannot be used: it spills registers or its wgmma instructions are serialised
- * (either makes a variant too slow, and smaller tiles may help), or its machine code is wrong
- * (sass_check.h). NSA_E_UNSUPPORTED (this library or this NVRTC does not know the architecture),
+ * (either makes a variant too slow, and smaller tiles may help; a last resort is taken all the
+ * same), or its machine code is wrong (sass_check.h). NSA_E_UNSUPPORTED (this library or this NVRTC does not know the architecture),
  * NSA_E_NO_COMPILER, NSA_E_NO_DRIVER (a given NVRTC is newer than the driver), NSA_E_NOMEM. */
 nsa_status nsai_compile(nsai_compiler *compiler, const nsai_compile_request *request,
                         nsai_kernel_image *out);

@@ -187,6 +187,15 @@ static bool choose_row(const chooser *c, nsai_stage stage) {
   return false;
 }
 
+/* Lets the kernels of a last resort have all registers that a thread can, at the price of CTAs that
+ * share a multiprocessor. Kernels that use the copy engine divide registers among their warps by
+ * the number of CTAs: those stay. */
+static void give_registers(nsai_kernel_spec specs[], int count) {
+  for (int i = 0; i < count; i++)
+    for (int c = 0; c < specs[i].constant_count && !specs[i].tma_box_keys; c++)
+      if (!strcmp(specs[i].constants[c].name, "kMinBlocks")) specs[i].constants[c].value = 1;
+}
+
 /* Adds a form of the plan. */
 static void add_form(const chooser *c, const nsai_variant *v, const nsai_tiles *tiles,
                      bool standalone) {
@@ -199,6 +208,8 @@ static void add_form(const chooser *c, const nsai_variant *v, const nsai_tiles *
                                                       .first_buffer = out->buffer_count,
                                                       .first_number = out->number_count };
   v->specify(&request, &out->specs[out->kernel_count]);
+  if (c->target->register_fallback == NSAI_LAST_RESORT)
+    give_registers(&out->specs[out->kernel_count], v->kernels);
   out->kernel_count += v->kernels;
   out->buffer_count += v->buffers;
   out->number_count += v->numbers;

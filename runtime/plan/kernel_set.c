@@ -28,6 +28,8 @@ struct nsai_loaded {
   nsai_cu_function function;
   int32_t users;  /* kernels of plans, and items on their way */
   bool temporary; /* wanted by the tuner alone */
+  int32_t spill_bytes;
+  bool last_resort; /* nsai_is_last_resort */
   struct nsai_loaded *next;
 };
 
@@ -41,6 +43,7 @@ typedef struct item {
   int lock;                   /* token while it is being compiled here */
   bool compiled;              /* the image was made here and now */
   bool unfit;                 /* what the cache has does not load */
+  bool refused;               /* what the cache has is a last resort, and the request takes none */
 } item;
 
 typedef struct work {
@@ -62,11 +65,13 @@ static void work_destroy(nsa_ctx *ctx, work *w) {
   free(w);
 }
 
-static nsai_compile_request request_of(const nsa_ctx *ctx, const item *it, const char *source) {
+static nsai_compile_request request_of(const nsa_ctx *ctx, const nsai_kernel_request *request,
+                                       const item *it, const char *source) {
   return (nsai_compile_request){ .name = it->spec->entry,
                                  .source = source,
                                  .arch = ctx->target.arch,
-                                 .line_info = ctx->config->runtime.line_info };
+                                 .line_info = ctx->config->runtime.line_info,
+                                 .last_resort = request->last_resort };
 }
 
 /* The unit's first line names the problem for readers; the key must not depend on it. */
@@ -83,7 +88,7 @@ static nsa_status make_item(nsa_ctx *ctx, const nsai_kernel_request *request, in
   if (unit.used >= sizeof it->unit)
     return nsai_fail(NSA_E_INTERNAL, "the generated unit of %s has %zu bytes", it->spec->entry,
                      unit.used);
-  nsai_compile_request compile = request_of(ctx, it, source_for_key(it));
+  nsai_compile_request compile = request_of(ctx, request, it, source_for_key(it));
   NSAI_TRY(nsai_compiler_key(ctx->compiler, &compile, &it->key));
   w->count++;
   for (int i = 0; i < w->count - 1; i++) {
@@ -124,11 +129,19 @@ fail:
 }
 
 /* Looks an item up in the memory tier, and holds what is there. Lock held. */
-static void find_loaded(const nsa_ctx *ctx, item *it) {
+static void find_loaded(const nsa_ctx *ctx, bool last_resort, item *it) {
   struct nsai_loaded *l = ctx->loaded;
   while (l && strcmp(l->digest, it->key.digest) != 0) l = l->next;
-  it->loaded = l;
-  if (l) l->users++;
+  it->refused = l && l->last_resort && !last_resort;
+  it->loaded = it->refused ? NULL : l;
+  if (it->loaded) l->users++;
+}
+
+/* Looks an item up in the disk cache. */
+static void find_stored(nsa_ctx *ctx, bool last_resort, item *it) {
+  if (!nsai_cache_find(ctx->cache, &it->key, &it->image)) return;
+  it->refused = nsai_is_last_resort(&it->image) && !last_resort;
+  if (it->refused) nsai_kernel_image_fini(&it->image);
 }
 
 static bool is_missing(const item *it) { return !it->loaded && !it->image.cubin; }
@@ -140,13 +153,13 @@ static int count_missing(const work *w) {
 }
 
 /* Looks every item up in the memory tier and the disk cache; returns how many are in neither. */
-static int look_up(nsa_ctx *ctx, work *w) {
+static int look_up(nsa_ctx *ctx, bool last_resort, work *w) {
   for (int i = 0; i < w->count; i++) {
     item *it = &w->items[i];
     pthread_mutex_lock(&ctx->lock);
-    find_loaded(ctx, it);
+    find_loaded(ctx, last_resort, it);
     pthread_mutex_unlock(&ctx->lock);
-    if (!it->loaded) nsai_cache_find(ctx->cache, &it->key, &it->image);
+    if (!it->loaded && !it->refused) find_stored(ctx, last_resort, it);
   }
   return count_missing(w);
 }
@@ -166,6 +179,19 @@ static nsa_status refuse_unprepared(const nsa_ctx *ctx, const work *w) {
                    "or `nsa-autotune compile "
                    "--arch %s`, or set runtime.jit to on_demand",
                    jit_name(ctx), names, ctx->target.arch, ctx->target.arch);
+}
+
+/* A kernel that an earlier plan took as its last resort: it would compile no better now. */
+static nsa_status check_refused(const nsa_ctx *ctx, nsai_kernel_request *request, const work *w) {
+  for (int i = 0; i < w->count; i++) {
+    if (!w->items[i].refused) continue;
+    request->refused = true;
+    return nsai_fail(NSA_E_COMPILE,
+                     "kernel %s for %s is refused: the one in the cache spills registers or has "
+                     "serialised wgmma; smaller tiles are tried where there are any",
+                     w->items[i].spec->entry, ctx->target.arch);
+  }
+  return NSA_OK;
 }
 
 /* ---- compiling ---- */
@@ -188,23 +214,25 @@ static int lock_item(nsa_ctx *ctx, const batch *b, const item *it, bool *busy) {
 
 /* Collects the missing items that nobody else is compiling, or all when `in_spite`. Returns how
  * many are left to others. */
-static int collect(nsa_ctx *ctx, work *w, bool in_spite, batch *b) {
+static int collect(nsa_ctx *ctx, const nsai_kernel_request *request, work *w, bool in_spite,
+                   batch *b) {
   int left = 0;
   b->count = 0;
   for (int i = 0; i < w->count; i++) {
     item *it = &w->items[i];
     bool busy;
-    if (!is_missing(it)) continue;
+    if (!is_missing(it) || it->refused) continue;
     it->lock = lock_item(ctx, b, it, &busy);
     if (busy && !in_spite) {
       left++;
       continue;
     }
-    if (!it->unfit && nsai_cache_find(ctx->cache, &it->key, &it->image)) {
+    if (!it->unfit) find_stored(ctx, request->last_resort, it);
+    if (!is_missing(it) || it->refused) {
       nsai_cache_unlock(it->lock); /* somebody else was compiling it */
       continue;
     }
-    b->jobs[b->count] = (nsai_compile_job){ .request = request_of(ctx, it, it->unit) };
+    b->jobs[b->count] = (nsai_compile_job){ .request = request_of(ctx, request, it, it->unit) };
     b->of_job[b->count++] = it;
   }
   return left;
@@ -275,16 +303,17 @@ static nsa_status compile_missing(nsa_ctx *ctx, nsai_kernel_request *request, wo
   part p = { .request = request, .total = count_missing(w) };
   for (;;) {
     batch b;
-    int left = collect(ctx, w, nsai_seconds() >= deadline, &b);
+    int left = collect(ctx, request, w, nsai_seconds() >= deadline, &b);
     p.done = p.total - left - b.count;
     if (b.count) NSAI_TRY(compile_batch(ctx, request, &b, &p));
-    if (!left) return NSA_OK;
+    if (!left) return check_refused(ctx, request, w);
     if (!b.count) NSAI_TRY(wait_for_others(&p));
   }
 }
 
 static nsa_status complete(nsa_ctx *ctx, nsai_kernel_request *request, work *w) {
   if (!count_missing(w)) return NSA_OK;
+  NSAI_TRY(check_refused(ctx, request, w));
   return request->may_compile ? compile_missing(ctx, request, w) : refuse_unprepared(ctx, w);
 }
 
@@ -344,6 +373,8 @@ static nsa_status load_image(nsa_ctx *ctx, item *it, bool temporary) {
   memcpy(l->digest, it->key.digest, sizeof l->digest);
   l->users = 1;
   l->temporary = temporary;
+  l->spill_bytes = it->image.spill_bytes;
+  l->last_resort = nsai_is_last_resort(&it->image);
   l->next = ctx->loaded;
   ctx->loaded = l;
   it->loaded = l;
@@ -355,7 +386,8 @@ fail:
 }
 
 /* Loads until something fails; `*failed` is the item, NULL when it was none. */
-static nsa_status load_all(nsa_ctx *ctx, work *w, bool temporary, item **failed) {
+static nsa_status load_all(nsa_ctx *ctx, const nsai_kernel_request *request, work *w,
+                           item **failed) {
   nsa_status status = NSA_OK;
   bool pushed = false;
   /* Another stream of this process may be capturing: loading must not disturb it. */
@@ -366,8 +398,8 @@ static nsa_status load_all(nsa_ctx *ctx, work *w, bool temporary, item **failed)
   pthread_mutex_lock(&ctx->lock);
   for (int i = 0; i < w->count && status == NSA_OK; i++) {
     item *it = &w->items[i];
-    if (!it->loaded) find_loaded(ctx, it); /* another thread may have been faster */
-    if (!it->loaded) status = load_image(ctx, it, temporary);
+    if (!it->loaded) find_loaded(ctx, request->last_resort, it); /* another thread was faster */
+    if (!it->loaded) status = load_image(ctx, it, request->temporary);
     if (status != NSA_OK) *failed = it;
   }
   pthread_mutex_unlock(&ctx->lock);
@@ -403,7 +435,7 @@ static nsa_status replace_image(nsa_ctx *ctx, nsai_kernel_request *request, work
 static nsa_status load_work(nsa_ctx *ctx, nsai_kernel_request *request, work *w) {
   for (;;) {
     item *failed;
-    nsa_status status = load_all(ctx, w, request->temporary, &failed);
+    nsa_status status = load_all(ctx, request, w, &failed);
     if (!failed || !failed->unfit) return status;
     NSAI_TRY(replace_image(ctx, request, w, failed));
   }
@@ -440,7 +472,7 @@ nsa_status nsai_kernel_set_make(nsa_ctx *ctx, nsai_kernel_request *request,
   nsa_status status = NSA_OK;
   request->refused = false;
   NSAI_TRY(work_create(ctx, request, &w));
-  look_up(ctx, w);
+  look_up(ctx, request->last_resort, w);
   NSAI_TRY_TO(done, complete(ctx, request, w));
   if (!out) goto done;
   NSAI_TRY_TO(done, load_work(ctx, request, w));
@@ -479,7 +511,20 @@ nsa_status nsai_kernel_set_missing(nsa_ctx *ctx, const nsai_kernel_request *requ
                                    int32_t *missing) {
   work *w = NULL;
   NSAI_TRY(work_create(ctx, request, &w));
-  *missing = look_up(ctx, w);
+  *missing = look_up(ctx, request->last_resort, w);
+  work_destroy(ctx, w);
+  return NSA_OK;
+}
+
+nsa_status nsai_kernel_set_spills(nsa_ctx *ctx, const nsai_kernel_request *request,
+                                  int32_t spills[NSAI_MAX_KERNELS]) {
+  work *w = NULL;
+  NSAI_TRY(work_create(ctx, request, &w));
+  look_up(ctx, true, w);
+  for (int i = 0; i < NSAI_MAX_KERNELS; i++) {
+    const item *it = w->of_spec[i] < 0 ? NULL : &w->items[w->of_spec[i]];
+    spills[i] = !it ? 0 : it->loaded ? it->loaded->spill_bytes : it->image.spill_bytes;
+  }
   work_destroy(ctx, w);
   return NSA_OK;
 }

@@ -14,10 +14,12 @@ typedef struct nsai_kernel_request {
   const nsai_kernel_spec *specs; /* [count]; entry NULL: none */
   int32_t count;                 /* at most NSAI_MAX_KERNELS */
   bool may_compile;              /* else a missing kernel is NSA_E_NOT_PREPARED */
-  bool temporary; /* what is loaded for it goes with nsai_kernel_set_unload_temporary */
+  bool temporary;   /* what is loaded for it goes with nsai_kernel_set_unload_temporary */
+  bool last_resort; /* takes kernels that spill (compile/compiler.h), from the cache as well; else
+                     * such a kernel of the cache is as good as missing, and refused */
   nsa_progress_fn progress;
   void *user;
-  /* Out, of a failure: a kernel compiled, but not well (compile/compiler.h); other tiles may do. */
+  /* Out, of a failure: a kernel compiles, but not well (compile/compiler.h); other tiles may do. */
   bool refused;
 } nsai_kernel_request;
 
@@ -39,6 +41,11 @@ void nsai_kernel_set_unload_temporary(nsa_ctx *ctx);
 /* How many kernels of the request neither memory nor disk has. */
 nsa_status nsai_kernel_set_missing(nsa_ctx *ctx, const nsai_kernel_request *request,
                                    int32_t *missing);
+
+/* The bytes that each kernel of the request spills, by its spec; 0 also where neither memory nor disk
+ * has it. */
+nsa_status nsai_kernel_set_spills(nsa_ctx *ctx, const nsai_kernel_request *request,
+                                  int32_t spills[NSAI_MAX_KERNELS]);
 
 /* Forgets everything, and unloads it from the device when `unload`; called by nsa_destroy. */
 void nsai_kernel_set_unload(nsa_ctx *ctx, bool unload);

@@ -30,6 +30,7 @@ static nsa_status choose_level(nsa_ctx *ctx, int32_t register_fallback, plan_req
   const nsai_decisions *decisions =
       register_fallback == target.register_fallback ? request->decisions : NULL;
   target.register_fallback = register_fallback;
+  request->kernels.last_resort = register_fallback == NSAI_LAST_RESORT;
   NSAI_TRY(nsai_choose(ctx->config, request->kernels.problem, &target, decisions, NULL, choice));
   request->kernels.specs = choice->specs;
   request->kernels.count = choice->kernel_count;
@@ -42,7 +43,7 @@ static nsa_status choose_level(nsa_ctx *ctx, int32_t register_fallback, plan_req
 static nsa_status find_level(nsa_ctx *ctx, plan_request *request, nsai_choice *choice,
                              int32_t *level) {
   *level = request->target->register_fallback;
-  for (int32_t register_fallback = *level; register_fallback <= NSAI_MAX_REGISTER_FALLBACK;
+  for (int32_t register_fallback = *level; register_fallback <= NSAI_LAST_RESORT;
        register_fallback++) {
     int32_t missing = 0;
     NSAI_TRY(choose_level(ctx, register_fallback, request, choice));
@@ -61,14 +62,22 @@ static bool decides(const nsai_decisions *decisions) {
   return false;
 }
 
+nsa_status nsai_plan_target(nsa_ctx *ctx, const nsai_problem *problem,
+                            const nsai_decisions *decisions, nsai_target *out) {
+  nsai_choice choice;
+  plan_request request = { { .problem = problem }, &ctx->target, decisions };
+  *out = ctx->target;
+  return decides(decisions) ? NSA_OK : find_level(ctx, &request, &choice, &out->register_fallback);
+}
+
 nsa_status nsai_plan_foresee(nsa_ctx *ctx, const nsai_problem *problem, nsai_choice *choice,
                              int32_t *missing) {
   nsai_decisions decisions;
+  nsai_target target;
   plan_request request = { { .problem = problem }, &ctx->target, &decisions };
-  int32_t register_fallback = ctx->target.register_fallback;
   nsai_plan_decide(ctx, problem, &decisions);
-  if (!decides(&decisions)) NSAI_TRY(find_level(ctx, &request, choice, &register_fallback));
-  NSAI_TRY(choose_level(ctx, register_fallback, &request, choice));
+  NSAI_TRY(nsai_plan_target(ctx, problem, &decisions, &target));
+  NSAI_TRY(choose_level(ctx, target.register_fallback, &request, choice));
   return nsai_kernel_set_missing(ctx, &request.kernels, missing);
 }
 
@@ -103,9 +112,9 @@ static bool decisions_serve(nsa_ctx *ctx, plan_request *request, nsai_choice *ch
 }
 
 /* Chooses and makes kernels: by a record, else by the heuristic. Its tiles are as large as
- * registers allow with the compiler they were tried with; another NVRTC may need more registers,
- * and a kernel that spills is refused. Then smaller tiles serve. They are no answer to any other
- * failure. */
+ * registers allow with the compiler they were tried with; another NVRTC or model may need more
+ * registers, and a kernel that spills is refused. Then smaller tiles serve, and where the smallest
+ * spill as well, the last resort. They are no answer to any other failure. */
 static nsa_status make_kernels(nsa_ctx *ctx, plan_request *request, nsai_choice *choice,
                                nsai_kernel *kernels) {
   int32_t register_fallback = 0;
@@ -118,8 +127,7 @@ static nsa_status make_kernels(nsa_ctx *ctx, plan_request *request, nsai_choice 
   NSAI_TRY(find_level(ctx, request, choice, &register_fallback));
   NSAI_TRY(choose_level(ctx, register_fallback, request, choice));
   status = nsai_kernel_set_make(ctx, &request->kernels, kernels);
-  while (status != NSA_OK && request->kernels.refused &&
-         register_fallback < NSAI_MAX_REGISTER_FALLBACK) {
+  while (status != NSA_OK && request->kernels.refused && register_fallback < NSAI_LAST_RESORT) {
     int length = (int)strcspn(nsa_last_error(), "\n");
     nsai_log(&ctx->logger, NSA_LOG_WARN, "jit", "smaller tiles are used: %.*s", length,
              nsa_last_error());

@@ -72,6 +72,11 @@ nsai_form nsai_form_of(const nsai_choice *choice, const nsai_workspace *workspac
 /* What measurements say about the problem, where somebody remembers them. Never fails. */
 void nsai_plan_decide(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions *out);
 
+/* The context's target with the register fallback of a plan that would be made now, as far as the
+ * kernels in memory and on disk tell. NSA_E_UNSUPPORTED where no row can do a stage. */
+nsa_status nsai_plan_target(nsa_ctx *ctx, const nsai_problem *problem,
+                            const nsai_decisions *decisions, nsai_target *out);
+
 /* The choice of a plan that would be made now, and how many of its kernels would have to be
  * compiled. NSA_E_UNSUPPORTED where no row can do a stage. Not on the CPU device. */
 nsa_status nsai_plan_foresee(nsa_ctx *ctx, const nsai_problem *problem, nsai_choice *choice,

@@ -26,14 +26,17 @@ typedef struct nsai_target {
   const char *device;    /* "NVIDIA H200"; NULL: unknown */
   uint32_t shared_bytes; /* of a CTA at most, opt-in */
   /* 0: the fastest tiles, which just fit the registers with the compiler that they were tried with.
-   * Up to NSAI_MAX_REGISTER_FALLBACK: smaller tiles, for other compilers. */
+   * Up to NSAI_SMALLEST_TILES: smaller tiles, for other models and compilers. NSAI_LAST_RESORT: the
+   * smallest tiles by mma.sync, with all registers that a thread can have, where kernels may spill:
+   * no legal model is refused for registers. */
   int32_t register_fallback;
   /* Multiprocessors. They bound the grids of persistent kernels, and decide which rows and forms
    * take a decode step (variants/decode/batch.h) and how many consumer groups decode_split_kv has.
    * 0: unknown. */
   int32_t sms;
 } nsai_target;
-#define NSAI_MAX_REGISTER_FALLBACK 2
+#define NSAI_SMALLEST_TILES 2
+#define NSAI_LAST_RESORT 3
 
 #define NSAI_MAX_CONSTANTS 26
 typedef struct nsai_constant {

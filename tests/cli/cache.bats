@@ -156,8 +156,17 @@ load common
   (($(compiled --probe-rows 4) == 1))
   (($(compiled --register-fallback 1) > 0))
   (($(compiled --register-fallback 1) == 0))
-  run -2 autotune compile --arch sm_80 --register-fallback 3 small.yaml
+  (($(compiled --register-fallback 3) > 0)) # the last resort
+  run -2 autotune compile --arch sm_80 --register-fallback 4 small.yaml
   run -2 autotune compile --arch sm_80 --probe-rows none small.yaml
+}
+
+@test "a probe of a decode step: steps of fewer sequences probe what rows they have" {
+  need_nvrtc
+  small_model
+  run -0 autotune compile --arch sm_80 --op decode --set serving.max_seqs=8 --probe-rows 8 small.yaml
+  run -1 --separate-stderr autotune compile --arch sm_80 --op decode --set serving.max_seqs=8 --probe-rows 9 small.yaml
+  [[ $stderr == *'problem.max_probe_rows is 9: expected 0 to max_tokens (8)'* ]]
 }
 
 @test "list and verify of a folder that others can write: 6; of none: 0" {

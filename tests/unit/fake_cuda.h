@@ -63,7 +63,8 @@ typedef struct fake_cuda_state {
   int capture_relaxed;     /* loads while the thread's capture mode was relaxed */
   int large_clusters;      /* kernels that asked for clusters of more than 8 CTAs */
   int compilations;        /* of NVRTC */
-  int spills;              /* the next so many compilations of FAKE_NVRTC_FAT spill */
+  int spills;              /* the next so many compilations of FAKE_NVRTC_FAT spill, ... */
+  bool serial;             /* ... or, in its place, serialise their wgmma */
   fake_cuda_kernel kernel; /* NULL: launches do nothing */
   double clock_ms;         /* time of the device: the sum of all launches; events read it */
   bool capturing;          /* launches take effect at once, but their time belongs to the graph */

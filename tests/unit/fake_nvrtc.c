@@ -3,8 +3,8 @@
  *
  * NVRTC without a compiler, in the same module as the fake driver: every unit becomes an image at
  * once, so that tests of plans need no time. FAKE_NVRTC_BAD names a kernel that does not compile;
- * FAKE_NVRTC_FAT one that spills registers, as often as the record's `spills` says; FAKE_NVRTC_MS
- * lets every compilation take so long.
+ * FAKE_NVRTC_FAT one that spills registers, as often as the record's `spills` says, or whose wgmma are
+ * serialised, as `serial` says; FAKE_NVRTC_MS lets every compilation take so long.
  */
 #include "fake_cuda.h"
 
@@ -19,8 +19,14 @@ static const char fat_log[] =
     "ptxas         .     8 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads\n"
     "ptxas info    : Used 255 registers\n";
 
+static const char serial_log[] =
+    "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are "
+    "serialized due to insufficient register resources\n"
+    "ptxas info    : Used 255 registers\n";
+
 typedef struct program {
-  int bad, fat;
+  int bad;
+  const char *log;
 } program;
 
 const char *nvrtcGetErrorString(nsai_nvrtc_result result) {
@@ -63,7 +69,8 @@ nsai_nvrtc_result nvrtcCreateProgram(nsai_nvrtc_program *out, const char *source
   (void)name, (void)headers, (void)texts, (void)names;
   if (!p) return NSAI_NVRTC_OUT_OF_MEMORY;
   p->bad = is_named_by("FAKE_NVRTC_BAD", source);
-  p->fat = is_named_by("FAKE_NVRTC_FAT", source) && fake_cuda_record()->spills-- > 0;
+  const bool fat = is_named_by("FAKE_NVRTC_FAT", source) && fake_cuda_record()->spills-- > 0;
+  p->log = !fat ? good_log : fake_cuda_record()->serial ? serial_log : fat_log;
   *out = (nsai_nvrtc_program)(void *)p;
   return 0;
 }
@@ -99,11 +106,11 @@ RESULT(CUBIN, image)
 RESULT(PTX, image)
 
 nsai_nvrtc_result nvrtcGetProgramLogSize(nsai_nvrtc_program p, size_t *size) {
-  *size = ((const program *)(const void *)p)->fat ? sizeof fat_log : sizeof good_log;
+  *size = strlen(((const program *)(const void *)p)->log) + 1;
   return 0;
 }
 
 nsai_nvrtc_result nvrtcGetProgramLog(nsai_nvrtc_program p, char *out) {
-  strcpy(out, ((const program *)(const void *)p)->fat ? fat_log : good_log);
+  strcpy(out, ((const program *)(const void *)p)->log);
   return 0;
 }

@@ -182,7 +182,15 @@ static void test_spills_are_refused(void **state) {
     "}\n",
     "sm_80", false
   };
-  expect_failure(request, NSA_E_COMPILE, "kernel fat for sm_80 is refused: it spills");
+  assert_true(expect_failure(request, NSA_E_COMPILE, "kernel fat for sm_80 is refused: it spills"));
+  request.last_resort = true;
+  nsai_compiler *compiler = make_compiler();
+  nsai_kernel_image image;
+  assert_int_equal(nsai_compile(compiler, &request, &image), NSA_OK);
+  assert_true(image.spill_bytes > 0 && image.size > 0 && !image.refused);
+  assert_true(nsai_is_last_resort(&image));
+  nsai_kernel_image_fini(&image);
+  nsai_compiler_destroy(compiler);
 }
 
 /* A wgmma of 128 accumulators where a thread has 64 registers: no spilling helps. */
@@ -228,7 +236,7 @@ static void expect_no_lost_register(const nsai_kernel_image *image) {
   assert_int_equal(nsai_find_lost_register(image->cubin, image->size), -1);
 }
 
-/* Copies whose uniform register the compiler loses are refused; lane_address() gives them none. */
+/* Copies whose uniform register the compiler loses are refused, as a last resort too; lane_address() gives them none. */
 static void test_lost_register(void **state) {
   if (!have_nvrtc()) skip();
   const nsai_nvrtc *nvrtc;
@@ -237,7 +245,7 @@ static void test_lost_register(void **state) {
   const bool loses = 1209 <= version && version <= 1303; /* all of these were tried */
   compile_for_all("copies", COPIES("lane_address"), expect_no_lost_register);
   nsai_compiler *compiler = make_compiler();
-  nsai_compile_request request = { "copies", COPIES(""), "sm_90a", false };
+  nsai_compile_request request = { "copies", COPIES(""), "sm_90a", .last_resort = true };
   nsai_kernel_image image;
   nsa_status status = nsai_compile(compiler, &request, &image);
   if (loses) {

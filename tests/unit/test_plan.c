@@ -54,8 +54,13 @@ typedef struct session {
   nsa_ctx *ctx;
 } session;
 
-static void be_silent(void *user, int32_t level, const char *component, const char *text) {
-  (void)user, (void)level, (void)component, (void)text;
+/* The last warning that names a last resort. */
+static char last_resort[512];
+
+static void listen(void *user, int32_t level, const char *component, const char *text) {
+  (void)user, (void)component;
+  if (level == NSA_LOG_WARN && strstr(text, "is a last resort"))
+    snprintf(last_resort, sizeof last_resort, "%s", text);
 }
 
 /* A deviceless context with a private cache and the fake compiler. */
@@ -69,7 +74,7 @@ static void open_session(session *s, const char *extra) {
   machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
   machine_overrides_init(&o, s->dir, extra);
   nsa_options options =
-      INIT(nsa_options, .yaml_text = yaml, .overrides = o.list, .arch = "sm_90a", .log = be_silent);
+      INIT(nsa_options, .yaml_text = yaml, .overrides = o.list, .arch = "sm_90a", .log = listen);
   machine_expect("nsa_create", nsa_create(NULL, &options, &s->ctx), NSA_OK, NULL);
 }
 
@@ -177,7 +182,7 @@ static void test_bad_kernel(void **state) {
   close_session(&s);
 }
 
-/* A kernel that spills is refused, and smaller tiles are used; until there are none. */
+/* A kernel that spills is refused, and smaller tiles are used. */
 static void test_refused_kernel(void **state) {
   session s = { 0 };
   nsa_problem problem = small_problem();
@@ -191,19 +196,11 @@ static void test_refused_kernel(void **state) {
   open_session(&s, "runtime.compile_jobs=1");
   machine_record()->spills = 100;
   machine_expect("the portable kernel", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_OK, NULL);
-  assert_int_equal(machine_record()->spills,
-                   100 - 2 * NSAI_MAX_REGISTER_FALLBACK); /* and for the H200 */
+  assert_int_equal(machine_record()->spills, 100 - 2 * NSAI_SMALLEST_TILES); /* and for the H200 */
+  assert_string_equal(last_resort, "");
   close_session(&s);
-  setenv("FAKE_NVRTC_FAT", "compress_mean", 1); /* has no other */
-  open_session(&s, "runtime.compile_jobs=1");
   machine_record()->spills = 100;
-  machine_expect("no tiles", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_E_COMPILE,
-                 "kernel compress_mean for sm_90a is refused: it spills 16 bytes");
-  assert_int_equal(machine_record()->spills, 100 - 1 - NSAI_MAX_REGISTER_FALLBACK);
-  machine_record()->spills = 100;
-  setenv("FAKE_NVRTC_FAT", "attend_window_sm90", 1);
   setenv("FAKE_NVRTC_BAD", "attend_compressed_sm90", 1); /* a real failure beside it is the cause */
-  close_session(&s);
   open_session(&s, "runtime.compile_jobs=2");
   setenv("FAKE_NVRTC_MS", "20", 1);
   machine_expect("both", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_E_COMPILE,
@@ -213,6 +210,65 @@ static void test_refused_kernel(void **state) {
   unsetenv("FAKE_NVRTC_BAD");
   unsetenv("FAKE_NVRTC_FAT");
   machine_record()->spills = 0;
+  close_session(&s);
+}
+
+/* Prepares a problem of which one kernel never compiles well, with the smallest tiles neither. */
+static void prepare_last_resort(session *s, const char *kernel, bool serial,
+                                const nsa_problem *problem) {
+  char begin[128];
+  snprintf(begin, sizeof begin, "kernel %s for sm_90a is a last resort: ", kernel);
+  setenv("FAKE_NVRTC_FAT", kernel, 1);
+  open_session(s, "runtime.compile_jobs=1");
+  last_resort[0] = 0;
+  machine_record()->serial = serial;
+  machine_record()->spills = 100;
+  machine_expect("last resort", nsa_prepare(s->ctx, problem, 1, NULL, NULL), NSA_OK, NULL);
+  /* Every size was tried first; what serves is in the cache when it is the H200's turn. */
+  assert_in_range(machine_record()->spills, 100 - 1 - 2 * NSAI_LAST_RESORT,
+                  100 - 1 - NSAI_LAST_RESORT);
+  if (strncmp(last_resort, begin, strlen(begin)) != 0 ||
+      !strstr(last_resort, serial ? "serialised its wgmma (ptxas info    : (C7510)"
+                                  : "it spills 16 bytes of registers (255 registers, 8 bytes"))
+    fail_msg("the log has: %s", last_resort);
+  machine_record()->spills = 0;
+  machine_record()->serial = false;
+  unsetenv("FAKE_NVRTC_FAT");
+}
+
+/* Where the smallest tiles spill as well, the kernel is taken: no legal model is refused. */
+static void test_last_resort(void **state) {
+  session s = { 0 };
+  nsa_problem problem = small_problem();
+  char story[16384];
+  prepare_last_resort(&s, "compress_mean", false, &problem);
+  assert_int_equal(missing(&s), 0);
+  nsa_explain(s.ctx, &problem, story, sizeof story);
+  assert_non_null(strstr(story, "register fallback 3 of 3"));
+  assert_non_null(strstr(story, "bytes of shared memory, a last resort: spills 16 bytes of reg"));
+  nsa_destroy(s.ctx);
+  open_session(&s, "runtime.jit=never"); /* another process, without a compiler */
+  assert_int_equal(missing(&s), 0);
+  machine_expect("from disk", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_OK, NULL);
+  close_session(&s);
+  prepare_last_resort(&s, "compress_mean", true, &problem);
+  assert_int_equal(missing(&s), 0);
+  close_session(&s);
+}
+
+/* A kernel that is the same with all tiles: what the last resort has put into the cache is refused
+ * there until it is the last resort again, and nothing is compiled for the tiles before it. */
+static void test_last_resort_of_one_size(void **state) {
+  session s = { 0 };
+  nsa_problem problem = small_problem();
+  problem.selection = NSA_SELECT_BLOCKS;
+  prepare_last_resort(&s, "data_sort_blocks", false, &problem);
+  nsa_destroy(s.ctx);
+  open_session(&s, NULL);
+  problem.max_probe_rows = 1; /* one more kernel */
+  const int before = machine_record()->compilations;
+  machine_expect("probe", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_OK, NULL);
+  assert_int_equal(machine_record()->compilations, before + 1);
   close_session(&s);
 }
 
@@ -578,6 +634,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_prepare),      cmocka_unit_test(test_cancel),
     cmocka_unit_test(test_bad_kernel),   cmocka_unit_test(test_refused_kernel),
+    cmocka_unit_test(test_last_resort),  cmocka_unit_test(test_last_resort_of_one_size),
     cmocka_unit_test(test_no_waiting),   cmocka_unit_test(test_real_compiler),
     cmocka_unit_test(test_waiting),      cmocka_unit_test(test_images_that_do_not_load),
     cmocka_unit_test(test_policies),     cmocka_unit_test(test_shared_kernels),

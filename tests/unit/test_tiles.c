@@ -242,8 +242,7 @@ static void check_variants(const nsai_config *config, const nsai_problem *p) {
         continue;
       }
       check_space(v, p, &t);
-      for (; t.register_fallback <= NSAI_MAX_REGISTER_FALLBACK; t.register_fallback++)
-        check_choice(v, p, &t);
+      for (; t.register_fallback <= NSAI_LAST_RESORT; t.register_fallback++) check_choice(v, p, &t);
     }
 }
 

@@ -97,7 +97,7 @@ void nsai_flash_sm90_legal(const nsai_problem *p, const nsai_target *t, nsai_rea
 /* With a compiler that needs more registers than any tiles leave, the portable kernels serve. */
 bool nsai_flash_sm90_sensible(const nsai_problem *p, const nsai_target *t) {
   (void)p;
-  return t->register_fallback < NSAI_MAX_REGISTER_FALLBACK;
+  return t->register_fallback < NSAI_SMALLEST_TILES;
 }
 
 void nsai_flash_sm90_specify(const nsai_request *r, const char *entry, nsai_kernel_spec *spec) {

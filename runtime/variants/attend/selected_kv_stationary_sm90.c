@@ -124,7 +124,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
 static bool sensible(const nsai_problem *p, const nsai_target *t) {
   const nsai_model *m = &p->model;
   int32_t group = m->heads / m->kv_heads;
-  if (t->register_fallback == NSAI_MAX_REGISTER_FALLBACK)
+  if (t->register_fallback >= NSAI_SMALLEST_TILES)
     return false; /* registers: the portable kernel serves */
   if (p->max_kv_len <= (int64_t)BREAK_EVEN_BLOCKS * m->select_block) return false;
   if (kv_registers(m) > nsai_register_limit(32 * 4)) return false;

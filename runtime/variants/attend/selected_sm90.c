@@ -49,7 +49,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
  * random, G 16: 12.9 against 11.1.) */
 bool nsai_selected_sm90_sensible(const nsai_problem *p, const nsai_target *t) {
   return p->overlap == NSA_OVERLAP_HIGH && nsai_padded_group(&p->model) >= 8 &&
-         t->register_fallback < NSAI_MAX_REGISTER_FALLBACK;
+         t->register_fallback < NSAI_SMALLEST_TILES;
 }
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {

@@ -50,7 +50,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
 /* With a compiler that needs more registers than any tiles leave, the portable kernel serves. */
 static bool sensible(const nsai_problem *p, const nsai_target *t) {
   (void)p;
-  return t->register_fallback < NSAI_MAX_REGISTER_FALLBACK;
+  return t->register_fallback < NSAI_SMALLEST_TILES;
 }
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {

@@ -22,7 +22,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
 static bool sensible(const nsai_problem *p, const nsai_target *t) {
   return nsai_selected_sm90_sensible(p, t) ||
          (p->max_kv_len <= 6144 && nsai_padded_group(&p->model) >= 16 &&
-          t->register_fallback < NSAI_MAX_REGISTER_FALLBACK);
+          t->register_fallback < NSAI_SMALLEST_TILES);
 }
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {

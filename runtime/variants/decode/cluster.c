@@ -183,6 +183,7 @@ static bool gains_on_split_kv(const nsai_problem *p, const nsai_target *t) {
 /* While clusters of four run at once. (H200, 16 sequences of 4k and 16k by clusters of two 23.3
  * and 29.8 us, by decode_pipelined 21.4 and 28.3.) Measured on Hopper alone. */
 static bool sensible(const nsai_problem *p, const nsai_target *t) {
+  if (t->register_fallback >= NSAI_SMALLEST_TILES) return false; /* decode_split_kv serves */
   return nsai_target_major(t) == 9 && run_at_once(p, 4) && gains_on_split_kv(p, t) &&
          nsai_decode_raw_keys(p) <= MOST_RAW_KEYS;
 }

@@ -190,8 +190,10 @@ static void specify_select(const nsai_request *r, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kSelectCount", m->select_count);
   nsai_constant_add(spec, "kSelectInit", m->select_init);
   nsai_constant_add(spec, "kSelectLocal", m->select_local);
-  /* All tokens of a batch at once, as far as registers go: the best of more blocks take more. */
-  nsai_constant_add(spec, "kMinBlocks", m->select_count > 64 ? 2 : 4);
+  /* All tokens of a batch at once, as far as registers go: the best of more blocks take more, and
+   * so does importance where a selected block is many compressed ones (128 / 16, groups of 6). */
+  nsai_constant_add(spec, "kMinBlocks",
+                    m->select_count > 64 || r->target->register_fallback ? 2 : 4);
 }
 
 static void specify_attend(const nsai_request *r, nsai_kernel_spec *spec) {
@@ -217,7 +219,11 @@ static void specify_combine(const nsai_request *r, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kHeadDimV", m->head_dim_v);
   nsai_gate_add(spec, r->problem);
   nsai_constant_add(spec, "kRowLanes", 32 / nsai_decode_warp_rows(m));
-  nsai_constant_add(spec, "kMinBlocks", nsai_decode_has_wgmma(r->target) ? 4 : 3); /* registers */
+  /* Registers: a group of 20 (Dv 128, sm_90a) spills 16 bytes with 64 of them. */
+  nsai_constant_add(spec, "kMinBlocks",
+                    r->target->register_fallback       ? 2
+                    : nsai_decode_has_wgmma(r->target) ? 4
+                                                       : 3);
 }
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {

@@ -7,7 +7,9 @@
 
 #include <string.h>
 
-bool nsai_decode_has_wgmma(const nsai_target *t) { return !strcmp(t->arch, "sm_90a"); }
+bool nsai_decode_has_wgmma(const nsai_target *t) {
+  return !strcmp(t->arch, "sm_90a") && t->register_fallback < NSAI_LAST_RESORT;
+}
 
 bool nsai_decode_is_plain(const nsai_problem *p) {
   const nsai_model *m = &p->model;
