@@ -185,11 +185,13 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
   WORD(RECOMPUTE, "runtime.recompute", runtime.recompute, recompute_words, "auto",
        "outputs and LSE of the branches, in a backward pass: computed again where the forward's "
        "are not given, always, or never: then each has to be given"),
-  WORD(CHECK_INPUTS, "runtime.check_inputs", runtime.check_inputs, check_words, "basic",
-       "what run calls check; off: only that tensors are there, fit the plan and the address space, "
-       "and that no output overlaps itself or another tensor; basic: also dtypes, shapes, strides; "
-       "full, to find bugs: also whose memory it is, and the values of batches, which waits for the "
-       "stream"),
+  WORD(
+      CHECK_INPUTS, "runtime.check_inputs", runtime.check_inputs, check_words, "basic",
+      "what run calls check; off: only that tensors are there, fit the plan and the address space, "
+      "have their dtypes, and that no output overlaps itself or another tensor; basic: also shapes "
+      "and strides; "
+      "full, to find bugs: also whose memory it is, and the values of batches, which waits for the "
+      "stream"),
   RANGE(COMPILE_JOBS, "runtime.compile_jobs", INT, runtime.compile_jobs, 0, MAX_JOBS, 0, "0",
         "kernels compiled at once; 0: as many as cores, at most 4"),
   PLAIN(NVRTC_PATH, "runtime.nvrtc_path", PATH, runtime.nvrtc_path, "null",

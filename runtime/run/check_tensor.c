@@ -138,8 +138,8 @@ nsa_status nsai_check_tensor(const nsai_check *check, const nsa_tensor *t,
   if (!nsai_present(t) && !is_empty(t))
     return nsai_fail(NSA_E_ARG, "%s is missing (data is NULL)", e->name);
   NSAI_TRY(check_dimensions(t, e));
+  NSAI_TRY(check_dtype(check, t, e));
   if (check->level != NSAI_CHECK_OFF) {
-    NSAI_TRY(check_dtype(check, t, e));
     NSAI_TRY(check_shape(t, e));
     NSAI_TRY(check_strides(t, e));
     NSAI_TRY(check_memory(check, t, e));

@@ -33,7 +33,7 @@ typedef struct nsai_tensor_spec {
 int64_t nsai_dtype_bytes(int32_t dtype);
 
 /* Checks data, dtype, shape, strides and, at that level, whose memory it is, and adds the tensor to
- * the call's tensors. With runtime.check_inputs off, neither dtype nor shape nor alignment, but its
+ * the call's tensors. With runtime.check_inputs off, neither shape nor alignment, but dtype,
  * number of dimensions and that it fits the address space. NSA_E_ARG. */
 nsa_status nsai_check_tensor(const nsai_check *check, const nsa_tensor *tensor,
                              const nsai_tensor_spec *spec);

@@ -302,7 +302,7 @@ static void test_offsets(void **state) {
 static void test_levels(void **state) {
   machine m;
   machine_init(&m, &(machine_request){ .gpu = true, .override = "runtime.check_inputs=off" });
-  m.toy.io.q.dtype = NSA_I64;
+  m.toy.io.gate.value.shape[1]--;
   machine_expect("off", machine_forward(&m), NSA_OK, NULL);
   m.toy.io.q.shape[0] = -1;
   refuse(&m, nsa_forward, "io.q", "negative");
