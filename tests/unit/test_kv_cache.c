@@ -310,8 +310,8 @@ static void test_threads(void **state) {
   /* They read the call, which is complete by now. */
   for (int i = 0; i < THREADS; i++)
     assert_int_equal(pthread_create(&threads[i], NULL, read_cache, &readers[i]), 0);
+  for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
   for (int i = 0; i < THREADS; i++) {
-    pthread_join(threads[i], NULL);
     assert_int_equal(readers[i].status, NSA_OK);
     c.io.o = readers[i].o;
     kv_compare(&c, "beside others");
