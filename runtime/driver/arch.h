@@ -14,6 +14,7 @@ typedef struct nsai_arch {
   const char *name;     /* "sm_90a": the value of --gpu-architecture */
   int32_t major, minor; /* compute capability */
   int32_t shared_bytes; /* most dynamic shared memory of one block, by opt-in */
+  int32_t fewest_sms;   /* of the smallest device, or part of one by MIG */
 } nsai_arch;
 
 /* By name; NULL when unknown. */

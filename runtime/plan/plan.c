@@ -5,6 +5,7 @@
  */
 #include "plan/plan.h"
 
+#include "driver/arch.h"
 #include "plan/kernel_set.h"
 #include "plan/parts.h"
 
@@ -229,6 +230,27 @@ fail:
   return status;
 }
 
+/* More multiprocessors than any device of the architectures has (an RTX PRO 6000: 188). */
+#define MOST_SMS 256
+
+/* Makes the kernels of every choice that a device of the architecture may come to, as far as its
+ * number of multiprocessors decides: parts of one, by MIG, have any. */
+static nsa_status make_for_all_sizes(nsa_ctx *ctx, plan_request *request, nsai_target *target,
+                                     nsai_choice *choice) {
+  const nsai_decisions *decisions = request->decisions;
+  char made[NSAI_DIGEST_CHARS] = "", wanted[NSAI_DIGEST_CHARS];
+  target->sms = nsai_arch_find(target->arch)->fewest_sms;
+  for (; target->sms <= MOST_SMS; target->sms++) {
+    request->decisions = decisions;
+    NSAI_TRY(choose_level(ctx, target->register_fallback, request, choice));
+    nsai_digest_hex(choice->specs, (size_t)choice->kernel_count * sizeof *choice->specs, wanted);
+    if (!strcmp(made, wanted)) continue;
+    memcpy(made, wanted, sizeof made);
+    NSAI_TRY(make_kernels(ctx, request, choice, NULL));
+  }
+  return NSA_OK;
+}
+
 nsa_status nsai_plan_prepare(nsa_ctx *ctx, const nsai_problem *problem, nsa_progress_fn progress,
                              void *user) {
   nsai_choice choice;
@@ -240,16 +262,20 @@ nsa_status nsai_plan_prepare(nsa_ctx *ctx, const nsai_problem *problem, nsa_prog
                            &ctx->target,
                            &decisions };
   nsai_plan_decide(ctx, problem, &decisions);
-  NSAI_TRY(make_kernels(ctx, &request, &choice, NULL));
-  /* A pack for an architecture serves every device of it that has rules of its own. */
+  if (!ctx->deviceless) return make_kernels(ctx, &request, &choice, NULL);
+  /* A pack for an architecture serves every device of it, also those that have rules of their own. */
   nsai_target target = ctx->target;
   request.target = &target;
-  for (int i = 0; ctx->deviceless && nsai_named_device(target.arch, i); i++) {
-    target.device = nsai_named_device(target.arch, i);
+  target.device = NULL;
+  for (int i = 0;; i++) {
     request.decisions = &decisions;
-    NSAI_TRY(make_kernels(ctx, &request, &choice, NULL));
+    if (ctx->target.sms)
+      NSAI_TRY(make_kernels(ctx, &request, &choice, NULL));
+    else
+      NSAI_TRY(make_for_all_sizes(ctx, &request, &target, &choice));
+    target.device = nsai_named_device(target.arch, i);
+    if (!target.device) return NSA_OK;
   }
-  return NSA_OK;
 }
 
 void nsai_plan_destroy(nsa_plan *plan) {

@@ -50,6 +50,7 @@ int __wrap_open(const char *path, int flags, unsigned mode) {
 /* ---- preparing ---- */
 
 typedef struct session {
+  const char *model; /* its configuration; NULL: machine_yaml's */
   char dir[64];
   nsa_ctx *ctx;
 } session;
@@ -73,8 +74,8 @@ static void open_session(session *s, const char *extra) {
   }
   machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
   machine_overrides_init(&o, s->dir, extra);
-  nsa_options options =
-      INIT(nsa_options, .yaml_text = yaml, .overrides = o.list, .arch = "sm_90a", .log = listen);
+  nsa_options options = INIT(nsa_options, .yaml_text = s->model ? s->model : yaml,
+                             .overrides = o.list, .arch = "sm_90a", .log = listen);
   machine_expect("nsa_create", nsa_create(NULL, &options, &s->ctx), NSA_OK, NULL);
 }
 
@@ -269,6 +270,43 @@ static void test_last_resort_of_one_size(void **state) {
   const int before = machine_record()->compilations;
   machine_expect("probe", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_OK, NULL);
   assert_int_equal(machine_record()->compilations, before + 1);
+  close_session(&s);
+}
+
+/* The kernels of a decode step that a device of so many multiprocessors would still compile. */
+static int32_t missing_with(session *s, const nsa_problem *problem, int32_t sms) {
+  nsa_caps caps = NSA_CAPS_INIT;
+  s->ctx->target.sms = sms;
+  machine_expect("nsa_query", nsa_query(s->ctx, problem, &caps), NSA_OK, NULL);
+  s->ctx->target.sms = 0;
+  return caps.missing_kernels;
+}
+
+/* How many sequences a form of a decode step takes depends on the number of multiprocessors, which
+ * an architecture does not tell: what is prepared serves all of its devices. */
+static void test_prepare_serves_every_device(void **state) {
+  /* With D 128 and 16 heads a group consumer groups depend on it, too. */
+  session s = { .model = "nsa: 1\nmodel: {heads: 64, kv_heads: 4, head_dim: 128}\n" };
+  const int32_t seqs[] = { 1, 3, 16, 32, 100 };
+  open_session(&s, NULL);
+  for (size_t i = 0; i < sizeof seqs / sizeof *seqs; i++)
+    for (int32_t q_len = 1; q_len <= 4; q_len += 3) {
+      nsa_problem problem = INIT(nsa_problem, .op = NSA_OP_DECODE, .max_seqs = seqs[i],
+                                 .max_q_len = q_len, .max_kv_len = 65536);
+      machine_expect("prepare", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_OK, NULL);
+      for (int32_t sms = 14; sms <= 256; sms++) /* from a seventh of an H100 on */
+        if (missing_with(&s, &problem, sms))
+          fail_msg("%d sequences of %d tokens: a device of %d multiprocessors lacks kernels",
+                   seqs[i], q_len, sms);
+    }
+  close_session(&s);
+  open_session(&s, "device.sms=132"); /* for this device alone */
+  nsa_problem problem =
+      INIT(nsa_problem, .op = NSA_OP_DECODE, .max_seqs = 32, .max_q_len = 1, .max_kv_len = 65536);
+  assert_int_equal(s.ctx->target.sms, 132);
+  machine_expect("prepare", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_OK, NULL);
+  assert_int_equal(missing_with(&s, &problem, 132), 0);
+  assert_true(missing_with(&s, &problem, 16) > 0);
   close_session(&s);
 }
 
@@ -632,14 +670,23 @@ static void test_images_that_do_not_load(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_prepare),      cmocka_unit_test(test_cancel),
-    cmocka_unit_test(test_bad_kernel),   cmocka_unit_test(test_refused_kernel),
-    cmocka_unit_test(test_last_resort),  cmocka_unit_test(test_last_resort_of_one_size),
-    cmocka_unit_test(test_no_waiting),   cmocka_unit_test(test_real_compiler),
-    cmocka_unit_test(test_waiting),      cmocka_unit_test(test_images_that_do_not_load),
-    cmocka_unit_test(test_policies),     cmocka_unit_test(test_shared_kernels),
-    cmocka_unit_test(test_launch_lists), cmocka_unit_test(test_given_selection),
-    cmocka_unit_test(test_selected_kv),  cmocka_unit_test(test_products),
+    cmocka_unit_test(test_prepare),
+    cmocka_unit_test(test_cancel),
+    cmocka_unit_test(test_bad_kernel),
+    cmocka_unit_test(test_refused_kernel),
+    cmocka_unit_test(test_last_resort),
+    cmocka_unit_test(test_last_resort_of_one_size),
+    cmocka_unit_test(test_prepare_serves_every_device),
+    cmocka_unit_test(test_no_waiting),
+    cmocka_unit_test(test_real_compiler),
+    cmocka_unit_test(test_waiting),
+    cmocka_unit_test(test_images_that_do_not_load),
+    cmocka_unit_test(test_policies),
+    cmocka_unit_test(test_shared_kernels),
+    cmocka_unit_test(test_launch_lists),
+    cmocka_unit_test(test_given_selection),
+    cmocka_unit_test(test_selected_kv),
+    cmocka_unit_test(test_products),
     cmocka_unit_test(test_contexts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
