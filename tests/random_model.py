@@ -1,52 +1,108 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: 2026 the libnsa authors
 # SPDX-License-Identifier: MIT
-"""Prints a random model within the library's limits as a configuration.
+"""Draws a random model within the library's limits, and what it is compiled for.
 
-random_model.py SEED: the same seed gives the same model.
+random_model.py SEED: prints the model as a configuration. The same seed gives the same model, and
+the same operations, here and in tests/sweep_models.py.
 """
 import random
 import sys
 
-rng = random.Random(int(sys.argv[1]))
+# Limits of the configuration (runtime/model/model.h, runtime/config/schema.c).
+MAX_GROUP, MAX_SELECTED, MAX_BLOCK = 64, 256, 4096
+PAGES = [16, 32, 64, 128]
 
 
-def head_dim():
+def usual(rng, values, rare):
+    """Three times of four one of the usual values, else what `rare` draws."""
+    return rng.choice(values) if rng.random() < 0.75 else rare()
+
+
+def head_dim(rng):
     """Half of them the usual ones, half any multiple of 8."""
     return rng.choice([64, 128, 192, 256]) if rng.random() < 0.5 else 8 * rng.randint(2, 32)
 
 
-group = rng.choice([1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64])
-kv_heads = rng.choice([1, 2, 4])
-stride = rng.choice([8, 16, 32])
-block = stride * rng.choice([1, 2, 3, 4])
-select_block = stride * rng.randint(block // stride, max(block // stride, 128 // stride))
-count = rng.randint(4, 32)
-init = rng.randint(0, 2)
-local = rng.randint(0, 2)
-window = rng.choice([0, 1, 100, 128, 512, 1000])
-phi = rng.choice(['mean', 'linear', 'mlp', 'external'])
-gate = rng.choice(['weights', 'logits', 'mlp'])
-hidden = 8 * rng.randint(1, 32)
+def blocks(rng):
+    """Stride, compressed block and selected block: multiples of the stride, in this order."""
+    stride = usual(rng, [8, 16, 32], lambda: rng.choice([1, 2, 4, 12, 24, 48, 64]))
+    block = stride * usual(rng, [1, 2, 3, 4], lambda: rng.randint(1, 16))
+    least = block // stride
+    most = max(least, usual(rng, [128], lambda: rng.choice([256, 512, MAX_BLOCK])) // stride)
+    return stride, block, stride * rng.randint(least, most)
 
-print(f"""# random_model.py {sys.argv[1]}
-nsa: 1
-model:
-  heads: {group * kv_heads}
-  kv_heads: {kv_heads}
-  head_dim_qk: {head_dim()}
-  head_dim_v: {head_dim()}
-  compress:
-    block: {block}
-    stride: {stride}
-    phi: {phi}""")
-if phi == 'mlp':
-    print(f'    hidden: {hidden}\n    activation: {rng.choice(["relu", "silu", "gelu"])}')
-print(f"""  select: {{block: {select_block}, count: {count}, init: {init}, local: {local}}}
-  window: {window}
-  gate: {gate}""")
-if gate == 'mlp':
-    print(f'  gate_mlp: {{channels: {8 * rng.randint(8, 256)}, hidden: {rng.choice([0, hidden])}, activation: silu}}')
-print(f"""  kv_sharing: {rng.choice(['shared', 'per_branch'])}
-  dtype: {rng.choice(['bf16', 'fp16'])}
-serving: {{max_tokens: 64Ki, max_kv_len: 64Ki, max_seqs: 4}}""")
+
+def selection(rng):
+    """Chosen blocks, and how many of them are the first and the last; 0 blocks: no such branch."""
+    count = usual(rng, list(range(4, 33)), lambda: rng.choice([0, 1, rng.randint(33, MAX_SELECTED)]))
+    init = min(count, usual(rng, [0, 1, 2], lambda: rng.randint(0, count)))
+    local = min(count - init, usual(rng, [0, 1, 2], lambda: rng.randint(0, count)))
+    return count, init, local
+
+
+def model(rng):
+    """The section `model`, as lines of YAML."""
+    group = usual(rng, [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64], lambda: rng.randint(1, MAX_GROUP))
+    kv_heads = rng.choice([1, 2, 4, 8])
+    stride, block, select_block = blocks(rng)
+    count, init, local = selection(rng)
+    window = usual(rng, [0, 1, 100, 128, 512, 1000], lambda: rng.randint(1, 8192))
+    phi = rng.choice(['mean', 'linear', 'mlp', 'external'])
+    gate = rng.choice(['weights', 'logits', 'mlp'])
+    hidden = 8 * rng.randint(1, 32)
+    lines = ['model:',
+             f'  heads: {group * kv_heads}',
+             f'  kv_heads: {kv_heads}',
+             f'  head_dim_qk: {head_dim(rng)}',
+             f'  head_dim_v: {head_dim(rng)}',
+             f'  compress: {{block: {block}, stride: {stride}, phi: {phi}'
+             + (f', hidden: {hidden}, activation: {rng.choice(["relu", "silu", "gelu"])}'
+                if phi == 'mlp' else '') + '}',
+             f'  select: {{block: {select_block}, count: {count}, init: {init}, local: {local}}}',
+             f'  window: {window}',
+             f'  gate: {gate}']
+    if gate == 'mlp':
+        lines.append(f'  gate_mlp: {{channels: {8 * rng.randint(8, 256)}, '
+                     f'hidden: {rng.choice([0, hidden])}, activation: silu}}')
+    lines += [f'  kv_sharing: {rng.choice(["shared", "per_branch"])}',
+              f'  dtype: {rng.choice(["bf16", "fp16"])}']
+    return lines, stride
+
+
+def configuration(seed):
+    """The model of a seed and how it is served, as the text of a configuration."""
+    rng = random.Random(seed)
+    lines, stride = model(rng)
+    length = rng.choice([2048, 32768, 65536, 1 << 20])
+    page = rng.choice([0] + [page for page in PAGES if page % stride == 0])
+    lines.append(f'serving: {{max_tokens: {length}, max_kv_len: {length}, '
+                 f'max_seqs: {rng.choice([1, 4, 32, 256])}, '
+                 f'max_q_len: {rng.choice([1, 1, 2, 4, 5, 8, 16])}, page_size: {page}}}')
+    return '\n'.join([f'# random_model.py {seed}', 'nsa: 1'] + lines)
+
+
+def operations(seed):
+    """What the model of a seed is compiled for: options of `nsa-autotune compile` for each
+    operation."""
+    rng = random.Random(f'operations of {seed}')
+
+    def select():
+        return ['--selection', usual(rng, ['topn'], lambda: rng.choice(['blocks', 'ranges']))]
+
+    def probe():
+        return usual(rng, [[]], lambda: ['--probe-rows', '1'])
+
+    def option(text):
+        return usual(rng, [[]], lambda: ['--set', text])
+
+    return [['--op', 'forward', *select(), *probe()],
+            ['--op', 'backward', *select(), *option('runtime.recompute=never')],
+            ['--op', 'prefill', *select(), *probe()],
+            ['--op', 'decode', *select(), *probe(), *option('runtime.count_reads=true')],
+            ['--op', 'append'],
+            ['--op', 'dense']]
+
+
+if __name__ == '__main__':
+    print(configuration(int(sys.argv[1])))
