@@ -31,7 +31,7 @@ static bool has_changed(nsai_records *records, const char *file, struct stat *la
          before.st_ctim.tv_nsec != last->st_ctim.tv_nsec;
 }
 
-/* Returns a descriptor to close, or -1: no lock. The wait starts again whenever another process
+/* Returns a token for nsai_files_unlock, or -1: no lock. The wait starts again whenever another process
  * has saved, so that no measurement is lost while the queue moves. */
 static int wait_for_lock(nsai_records *records, const char *file) {
   const struct timespec step = { 0, LOCK_STEP_MS * 1000000L };
@@ -182,7 +182,7 @@ static nsa_status save(nsai_records *records, const char *file, nsai_record *mer
   status = keep(records, file, merged, stored);
   merged = NULL;
 fail:
-  if (token >= 0) close(token);
+  nsai_files_unlock(token);
   nsai_record_destroy(in_file);
   nsai_record_destroy(merged);
   return status;
@@ -247,7 +247,7 @@ nsa_status nsai_records_remove(nsai_records *records, const nsai_record *record)
     status = forget(records, file, writable);
     pthread_mutex_unlock(&records->lock);
   }
-  if (token >= 0) close(token);
+  nsai_files_unlock(token);
   pthread_mutex_unlock(&records->saving);
   return status;
 }

@@ -340,6 +340,12 @@ int nsai_files_lock(int folder, const char *name) {
   return -1;
 }
 
+void nsai_files_unlock(int lock) {
+  if (lock < 0) return;
+  flock(lock, LOCK_UN); /* closing alone would leave the lock to the copies of forked children */
+  close(lock);
+}
+
 void nsai_files_remove_abandoned(int folder, const char *name) {
   int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return;

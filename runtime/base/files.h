@@ -64,8 +64,12 @@ bool nsai_files_unlink_same(int folder, const char *name, const struct stat *st)
 
 /* Takes an exclusive lock on the file `name`, which is created if missing and never removed
  * (otherwise two processes could lock two files). Does not wait. Returns a descriptor that holds
- * the lock until it is closed, or -1 with errno; EWOULDBLOCK: somebody else holds it. */
+ * the lock until nsai_files_unlock, or -1 with errno; EWOULDBLOCK: somebody else holds it. */
 int nsai_files_lock(int folder, const char *name);
+
+/* Gives the lock back, also if a process that was forked meanwhile has a copy of the descriptor. -1 is
+ * fine. */
+void nsai_files_unlock(int lock);
 
 /* Removes the temporary file `name` unless its writer is alive. */
 void nsai_files_remove_abandoned(int folder, const char *name);

@@ -325,6 +325,4 @@ int nsai_cache_lock(nsai_cache *cache, const nsai_kernel_key *key, bool *busy) {
   return nsai_dirs_lock(&cache->folders, key->digest, busy);
 }
 
-void nsai_cache_unlock(int token) {
-  if (token >= 0) close(token);
-}
+void nsai_cache_unlock(int token) { nsai_files_unlock(token); }

@@ -66,7 +66,7 @@ void nsai_dirs_stop_writing(nsai_dirs *folders, const char *why);
 
 /* Locks are shared by all files whose digests begin with the same hexadecimal digits: 256 lock
  * files are enough for all, since they are never removed and their number must stay bounded.
- * Does not wait. Returns a token to close; -1: no lock. `*busy`: somebody else holds it. Where
+ * Does not wait. Returns a token for nsai_files_unlock; -1: no lock. `*busy`: somebody else holds it. Where
  * no lock can be taken (network folder, no folder), `*busy` is false. */
 #define NSAI_DIRS_LOCK_CHARS 2
 int nsai_dirs_lock(nsai_dirs *folders, const char *digest, bool *busy);

@@ -246,6 +246,36 @@ static void test_raced_by_16_processes(void **state) {
   assert_int_equal(fixture_count(f, ".tmp-"), 0);
 }
 
+/* A child that the host forks while a kernel is compiled has a copy of the lock's descriptor, maybe for
+ * days. */
+static void test_lock_and_fork(void **state) {
+  fixture *f = *state;
+  nsai_kernel_key key;
+  bool busy;
+  int end[2];
+  nsai_cache *cache = fixture_open(f, NSAI_CACHE_READ_WRITE, 0);
+  fixture_key(1, FIXTURE_COMPILER, &key);
+  int token = nsai_cache_lock(cache, &key, &busy);
+  assert_true(token >= 0 && !busy);
+  assert_int_equal(pipe(end), 0);
+  pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    char byte;
+    close(end[1]);
+    _exit((int)read(end[0], &byte, 1)); /* until the parent closes its end */
+  }
+  nsai_cache_unlock(token);
+  token = nsai_cache_lock(cache, &key, &busy);
+  assert_true(token >= 0 && !busy);
+  nsai_cache_unlock(token);
+  close(end[0]);
+  close(end[1]);
+  expect_children(&child, 1);
+  nsai_kernel_key_fini(&key);
+  nsai_cache_close(cache);
+}
+
 /* A cleaner that takes a file in the making for abandoned does not make its writer fail. */
 static void test_writer_and_cleaner(void **state) {
   fixture *f = *state;
@@ -325,6 +355,7 @@ int main(void) {
     cmocka_unit_test(test_file_size_limit),
     FIXTURE_TEST(test_no_descriptors),
     FIXTURE_TEST(test_raced_by_16_processes),
+    FIXTURE_TEST(test_lock_and_fork),
     FIXTURE_TEST(test_writer_and_cleaner),
     FIXTURE_TEST(test_killed_writers),
   };

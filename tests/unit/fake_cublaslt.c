@@ -36,12 +36,12 @@ nsai_cublas_status cublasLtCreate(nsai_cublaslt_handle *out) {
   void *memory;
   nsai_cublas_status status = create(&memory);
   *out = memory;
-  fake_cuda_record()->handles += status == 0;
+  __atomic_fetch_add(&fake_cuda_record()->handles, status == 0, __ATOMIC_RELAXED);
   return status;
 }
 
 nsai_cublas_status cublasLtDestroy(nsai_cublaslt_handle handle) {
-  fake_cuda_record()->handles--;
+  __atomic_fetch_sub(&fake_cuda_record()->handles, 1, __ATOMIC_RELAXED);
   free(handle);
   return 0;
 }
@@ -142,6 +142,7 @@ nsai_cublas_status cublasLtMatmul(nsai_cublaslt_handle handle, nsai_cublaslt_des
       !fits(desc, a_layout, b_layout, d_layout))
     return 7;
   const int32_t *transposed = ((const descriptor *)desc)->transposed;
+  pthread_mutex_lock(&fake_cuda_lock);
   fake_cuda_record()->product = (fake_product){ .a = matrix_of(a, a_layout, transposed[0]),
                                                 .b = matrix_of(b, b_layout, transposed[1]),
                                                 .c = matrix_of(c, c_layout, 0),
@@ -150,6 +151,7 @@ nsai_cublas_status cublasLtMatmul(nsai_cublaslt_handle handle, nsai_cublaslt_des
                                                 .beta = *(const float *)beta,
                                                 .workspace = workspace,
                                                 .workspace_bytes = workspace_bytes };
+  pthread_mutex_unlock(&fake_cuda_lock);
   fake_cuda_enqueue(&launch, NULL);
   return 0;
 }

@@ -11,6 +11,7 @@
 #include "fake_cuda.h"
 
 #include <malloc.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,11 @@ typedef struct library {
 
 static fake_cuda_state record;
 static int host_context;
+
+pthread_mutex_t fake_cuda_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Threads count at once. Returns the number before. */
+#define COUNT(member, change) __atomic_fetch_add(&record.member, change, __ATOMIC_RELAXED)
 
 static _Thread_local nsai_cu_context stack[8];
 static _Thread_local int depth;
@@ -125,14 +131,14 @@ static nsai_cu_result total_memory(size_t *bytes, nsai_cu_device device) {
 
 static nsai_cu_result retain(nsai_cu_context *context, nsai_cu_device device) {
   (void)device;
-  record.retained++;
+  COUNT(retained, 1);
   *context = (nsai_cu_context)&record;
   return 0;
 }
 
 static nsai_cu_result release(nsai_cu_device device) {
   (void)device;
-  return --record.retained < 0 ? 1 : 0;
+  return COUNT(retained, -1) < 1 ? 1 : 0;
 }
 
 static nsai_cu_context current(void) {
@@ -167,7 +173,7 @@ nsai_cu_context fake_cuda_set_current(nsai_cu_context context) {
 /* Whether the device's context is current, as loading and launching need it. */
 static int in_context(void) {
   int good = current() == (nsai_cu_context)&record || current() == (nsai_cu_context)&host_context;
-  record.wrong_context += !good;
+  COUNT(wrong_context, !good);
   return good;
 }
 
@@ -192,14 +198,14 @@ static nsai_cu_result load(nsai_cu_library *out, const void *image, void *jit_op
   if (record.fail_loads && record.fail_loads--) return NSAI_CUDA_ERROR_NO_BINARY_FOR_GPU;
   library *l = calloc(1, sizeof *l);
   if (!l) return NSAI_CUDA_ERROR_OUT_OF_MEMORY;
-  record.loads++;
-  record.capture_relaxed += capture_mode == NSAI_CU_CAPTURE_RELAXED;
+  COUNT(loads, 1);
+  COUNT(capture_relaxed, capture_mode == NSAI_CU_CAPTURE_RELAXED);
   *out = (nsai_cu_library)(void *)l;
   return 0;
 }
 
 static nsai_cu_result unload(nsai_cu_library l) {
-  record.unloads++;
+  COUNT(unloads, 1);
   free(l);
   return 0;
 }
@@ -220,7 +226,7 @@ static nsai_cu_result set_attribute(int attribute, int value, nsai_cu_kernel ker
                                     nsai_cu_device device) {
   (void)device;
   if (attribute == NSAI_CU_FUNC_NON_PORTABLE_CLUSTER && value == 1) {
-    record.large_clusters++;
+    COUNT(large_clusters, 1);
     return 0;
   }
   if (attribute != NSAI_CU_FUNC_MAX_DYNAMIC_SHARED_BYTES || value > 232448) return INVALID_VALUE;
@@ -229,10 +235,12 @@ static nsai_cu_result set_attribute(int attribute, int value, nsai_cu_kernel ker
 }
 
 void fake_cuda_enqueue(const fake_cuda_launch *launch, const void *params) {
-  if (record.launches < FAKE_CUDA_LAUNCHES) record.launch[record.launches] = *launch;
-  record.launches++;
+  const int n = COUNT(launches, 1);
+  if (n < FAKE_CUDA_LAUNCHES) record.launch[n] = *launch;
   double ms = record.kernel ? record.kernel(launch, params) : 1;
+  pthread_mutex_lock(&fake_cuda_lock);
   *(record.capturing ? &record.captured_ms : &record.clock_ms) += ms;
+  pthread_mutex_unlock(&fake_cuda_lock);
 }
 
 /* The one attribute that is known; -1: there is another, or several. */
@@ -285,16 +293,16 @@ static nsai_cu_result allocate(nsai_cu_ptr *out, size_t bytes) {
   if (record.most_bytes && bytes > record.most_bytes)
     return record.refusal ? record.refusal : NSAI_CUDA_ERROR_OUT_OF_MEMORY;
   void *memory = allocate_aligned(bytes);
-  record.memory_calls++;
-  record.blocks += memory != NULL;
+  COUNT(memory_calls, 1);
+  COUNT(blocks, memory != NULL);
   *out = (nsai_cu_ptr)(uintptr_t)memory;
   return memory ? 0 : NSAI_CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static nsai_cu_result release_memory(nsai_cu_ptr memory) {
-  record.memory_calls++;
+  COUNT(memory_calls, 1);
   if (!memory) return 801;
-  record.blocks--;
+  COUNT(blocks, -1);
   free((void *)(uintptr_t)memory);
   return 0;
 }
@@ -302,7 +310,7 @@ static nsai_cu_result release_memory(nsai_cu_ptr memory) {
 static nsai_cu_result upload(nsai_cu_ptr to, const void *from, size_t bytes,
                              nsai_cu_stream stream) {
   (void)stream;
-  record.memory_calls++;
+  COUNT(memory_calls, 1);
   if (record.broken) return record.broken;
   memcpy((void *)(uintptr_t)to, from, bytes);
   return 0;
@@ -310,7 +318,7 @@ static nsai_cu_result upload(nsai_cu_ptr to, const void *from, size_t bytes,
 
 static nsai_cu_result download(void *to, nsai_cu_ptr from, size_t bytes, nsai_cu_stream stream) {
   (void)stream;
-  record.memory_calls++;
+  COUNT(memory_calls, 1);
   if (record.broken) return record.broken;
   memcpy(to, (const void *)(uintptr_t)from, bytes);
   return 0;
@@ -321,7 +329,7 @@ static nsai_cu_result download(void *to, nsai_cu_ptr from, size_t bytes, nsai_cu
 static nsai_cu_result fill(nsai_cu_ptr memory, unsigned char value, size_t bytes,
                            nsai_cu_stream stream) {
   (void)stream;
-  record.memory_calls++;
+  COUNT(memory_calls, 1);
   if (record.broken) return record.broken;
   if (bytes < LARGE_FILL) memset((void *)(uintptr_t)memory, value, bytes);
   return 0;
@@ -331,13 +339,13 @@ static nsai_cu_result fill(nsai_cu_ptr memory, unsigned char value, size_t bytes
 static nsai_cu_result create_stream(nsai_cu_stream *out, unsigned flags) {
   void *memory = malloc(1);
   (void)flags;
-  record.streams++;
+  COUNT(streams, 1);
   *out = (nsai_cu_stream)memory;
   return memory ? 0 : NSAI_CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static nsai_cu_result destroy_stream(nsai_cu_stream stream) {
-  record.streams--;
+  COUNT(streams, -1);
   free((void *)stream);
   return 0;
 }
@@ -348,13 +356,13 @@ static nsai_cu_result create_event(nsai_cu_event *out, unsigned flags) {
   (void)flags;
   if (!memory) return NSAI_CUDA_ERROR_OUT_OF_MEMORY;
   *memory = -1;
-  record.events++;
+  COUNT(events, 1);
   *out = (nsai_cu_event)(void *)memory;
   return 0;
 }
 
 static nsai_cu_result destroy_event(nsai_cu_event event) {
-  record.events--;
+  COUNT(events, -1);
   free(event);
   return 0;
 }
@@ -383,7 +391,7 @@ static nsai_cu_result begin_capture(nsai_cu_stream stream, int32_t mode) {
 
 static double *new_graph(double ms) {
   double *memory = malloc(sizeof *memory);
-  record.graphs += memory != NULL;
+  COUNT(graphs, memory != NULL);
   if (memory) *memory = ms;
   return memory;
 }
@@ -410,19 +418,21 @@ static nsai_cu_result instantiate(nsai_cu_graph_exec *out, nsai_cu_graph graph, 
 
 static nsai_cu_result launch_graph(nsai_cu_graph_exec graph, nsai_cu_stream stream) {
   (void)stream;
-  record.graph_launches++;
+  COUNT(graph_launches, 1);
+  pthread_mutex_lock(&fake_cuda_lock);
   record.clock_ms += *(const double *)(const void *)graph;
+  pthread_mutex_unlock(&fake_cuda_lock);
   return record.broken;
 }
 
 static nsai_cu_result destroy_graph(nsai_cu_graph graph) {
-  record.graphs--;
+  COUNT(graphs, -1);
   free((void *)graph);
   return 0;
 }
 
 static nsai_cu_result destroy_graph_exec(nsai_cu_graph_exec graph) {
-  record.graphs--;
+  COUNT(graphs, -1);
   free((void *)graph);
   return 0;
 }
@@ -438,7 +448,7 @@ static nsai_cu_result pointer_attribute(void *value, int attribute, nsai_cu_ptr 
 
 static nsai_cu_result wait_for_stream(nsai_cu_stream stream) {
   (void)stream;
-  record.waits++;
+  COUNT(waits, 1);
   return record.broken;
 }
 

@@ -2,13 +2,15 @@
  * SPDX-License-Identifier: MIT
  *
  * What the driver without hardware (fake_cuda.c) records. fake_cuda_record gives a test the
- * record of the module that the library has opened.
+ * record of the module that the library has opened. Threads may use the driver at once; what a test
+ * sets (failures, times, kernels) it sets while no other thread does.
  */
 #ifndef TEST_FAKE_CUDA_H
 #define TEST_FAKE_CUDA_H
 
 #include "driver/cuda_types.h"
 
+#include <pthread.h>
 #include <stdbool.h>
 
 #define FAKE_CUDA_LAUNCHES 64
@@ -77,6 +79,9 @@ typedef struct fake_cuda_state {
 
 /* Exported by the module. */
 fake_cuda_state *fake_cuda_record(void);
+
+/* Within the module: protects the clocks and the last product. */
+extern pthread_mutex_t fake_cuda_lock;
 
 /* Performs a launch: records it and advances the clock. */
 void fake_cuda_enqueue(const fake_cuda_launch *launch, const void *params);
