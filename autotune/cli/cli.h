@@ -165,6 +165,9 @@ int nsai_list_records(const nsai_cli_settings *settings, bool json, bool verbose
 int nsai_export_records(const nsai_cli_settings *settings, const char *path);
 int nsai_import_records(const nsai_cli_settings *settings, const char *path);
 
+/* Removes what processes that died left beside the records. */
+nsa_status nsai_gc_records(const nsai_cli_cache *cache);
+
 /* Reads every record. Names invalid ones on stderr and does not remove them. */
 nsa_status nsai_verify_records(const nsai_cli_cache *cache, int64_t *good, int64_t *bad);
 

@@ -228,6 +228,7 @@ int nsai_cmd_gc(int argc, char **argv) {
   nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_ERROR, NSAI_CACHE_READ_WRITE, &o);
   if (status == NSA_OK)
     status = nsai_cache_gc(o.cache, o.config->runtime.cache_limit, &removed, &left);
+  if (status == NSA_OK) status = nsai_gc_records(&o);
   if (status == NSA_OK)
     printf("%" PRId64 " removed, %s left\n", removed, nsai_cli_bytes(left, size));
   int code = nsai_cli_exit(status);

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The --records option: nsa-autotune list, export and import of tuning records, and the part of
- * verify that concerns them.
+ * The --records option: nsa-autotune list, export and import of tuning records, and the parts of
+ * verify and gc that concern them.
  */
 #include "cli/cli.h"
 
@@ -168,6 +168,16 @@ nsa_status nsai_verify_records(const nsai_cli_cache *cache, int64_t *good, int64
   nsai_records_close(records);
   *good = c.good + c.hidden;
   *bad = c.bad;
+  return status;
+}
+
+/* ---- gc ---- */
+
+nsa_status nsai_gc_records(const nsai_cli_cache *cache) {
+  nsai_records *records = NULL;
+  NSAI_TRY(nsai_records_open(&cache->options, &records));
+  nsa_status status = nsai_records_gc(records);
+  nsai_records_close(records);
   return status;
 }
 

@@ -173,6 +173,10 @@ bool nsai_records_find(nsai_records *records, const char *device, const char *ar
  * that could not be written stay in memory. */
 void nsai_records_reload(nsai_records *records);
 
+/* Removes temporary files of dead processes from the user's folder, as every process that reads the
+ * records and may write does, too. NSA_E_CACHE: the folder cannot be listed. NSA_E_NOMEM. */
+nsa_status nsai_records_gc(nsai_records *records);
+
 /* Removes the record of the same key from memory and from the user's folder. It is no error if
  * there is none. NSA_E_CACHE: it remains in a folder that cannot be written. NSA_E_NOMEM. */
 nsa_status nsai_records_remove(nsai_records *records, const nsai_record *record);

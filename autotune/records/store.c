@@ -171,6 +171,18 @@ nsa_status nsai_records_load(nsai_records *records) {
   return status;
 }
 
+nsa_status nsai_records_gc(nsai_records *records) {
+  char **names;
+  size_t count;
+  if (!nsai_dirs_writable(&records->folders)) return NSA_OK;
+  NSAI_TRY(nsai_dirs_list(records->folders.fd[0], NSAI_RECORD_ENDING, true, &names, &count));
+  for (size_t i = 0; i < count; i++)
+    if (nsai_dirs_is_temporary(names[i]))
+      nsai_files_remove_abandoned(records->folders.fd[0], names[i]);
+  nsai_dirs_free_list(names, count);
+  return NSA_OK;
+}
+
 nsa_status nsai_records_load_all(nsai_records *records) {
   NSAI_TRY(nsai_records_load(records));
   if (records->loaded) return NSA_OK;

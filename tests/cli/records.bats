@@ -140,9 +140,11 @@ import_records() {
   [[ $output == '1 record imported'* ]]
 }
 
-@test "gc leaves records alone" {
+@test "gc leaves records alone, and removes temporary files beside them" {
   import_records
+  touch "$NSA_CACHE_DIR/tuning/.tmp-1-2-3"
   autotune gc --limit 1Mi
+  [[ ! -e $NSA_CACHE_DIR/tuning/.tmp-1-2-3 ]]
   autotune list --records --json | jq -e '.count == 2'
 }
 
