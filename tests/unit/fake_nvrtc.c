@@ -4,7 +4,8 @@
  * NVRTC without a compiler, in the same module as the fake driver: every unit becomes an image at
  * once, so that tests of plans need no time. FAKE_NVRTC_BAD names a kernel that does not compile;
  * FAKE_NVRTC_FAT one that spills registers, as often as the record's `spills` says, or whose wgmma are
- * serialised, as `serial` says; FAKE_NVRTC_MS lets every compilation take so long.
+ * serialised, as `serial` says; FAKE_NVRTC_MS lets every compilation take so long; FAKE_NVRTC_BYTES
+ * fills images with zeros up to this size.
  */
 #include "fake_cuda.h"
 
@@ -102,8 +103,22 @@ nsai_nvrtc_result nvrtcCompileProgram(nsai_nvrtc_program p, int count, const cha
     memcpy(out, text, sizeof text);                                                                \
     return 0;                                                                                      \
   }
-RESULT(CUBIN, image)
 RESULT(PTX, image)
+
+nsai_nvrtc_result nvrtcGetCUBINSize(nsai_nvrtc_program p, size_t *size) {
+  const char *bytes = getenv("FAKE_NVRTC_BYTES");
+  (void)p;
+  *size = bytes && (size_t)atoll(bytes) > sizeof image ? (size_t)atoll(bytes) : sizeof image;
+  return 0;
+}
+
+nsai_nvrtc_result nvrtcGetCUBIN(nsai_nvrtc_program p, char *out) {
+  size_t size;
+  nvrtcGetCUBINSize(p, &size);
+  memset(out, 0, size);
+  memcpy(out, image, sizeof image);
+  return 0;
+}
 
 nsai_nvrtc_result nvrtcGetProgramLogSize(nsai_nvrtc_program p, size_t *size) {
   *size = strlen(((const program *)(const void *)p)->log) + 1;
