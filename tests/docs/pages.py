@@ -10,9 +10,9 @@ Block = collections.namedtuple("Block", "line language directive text")
 
 
 def pages(root):
-    """README.md, CONTRIBUTING.md and docs/*.md, as paths."""
+    """README.md, CONTRIBUTING.md, SECURITY.md and docs/*.md, as paths."""
     root = pathlib.Path(root)
-    first = [root / name for name in ("README.md", "CONTRIBUTING.md")]
+    first = [root / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
     return [page for page in first if page.exists()] + sorted((root / "docs").glob("*.md"))
 
 
