@@ -49,8 +49,6 @@ NSAI_DEVICE float gated_probability(float s, float scale_log2, float lse, float 
   return kGateInLse<Config> ? x : x * gate;
 }
 
-constexpr float kPlusInf = __builtin_bit_cast(float, 0x7f800000u);
-
 // Index of a row's statistics in [branches, T, Hq].
 NSAI_DEVICE long long statistics_at(int branch, int tokens, int token, int heads, int head) {
   return ((long long)branch * tokens + token) * heads + head;

@@ -15,7 +15,10 @@ typedef unsigned long long u64;
 // Conversions between natural logarithm and base 2.
 constexpr float kLn2 = 0.693147180559945309f;
 constexpr float kLog2e = 1.442695040888963407f;
-constexpr float kMinusInf = __builtin_bit_cast(float, 0xff800000u);
+
+// A division, because NVRTC before 12.4 has no __builtin_bit_cast, and none a constant for it.
+constexpr float kPlusInf = 1.0f / 0.0f;
+constexpr float kMinusInf = -1.0f / 0.0f;
 
 // The element types as tags; Config::Element is one of them.
 struct Bf16 {

@@ -39,13 +39,14 @@ template <class C, int kRowTiles> struct KeyStream {
                 "consumer groups are complete");
   static_assert(C::kStages >= 2, "one stage is filled while another is computed");
 
+  struct Results {
+    float o[kConsumerGroups][kRows][kPitch];
+    float2 stats[kConsumerGroups][kRows]; // reference and sum
+  };
   struct Shared {
     union { // Q and the pipeline are no longer needed when O is written
       unsigned char keys[kQBytes + kConsumerGroups * C::kStages * kStageBytes]; // Q | pipeline
-      struct {
-        float o[kConsumerGroups][kRows][kPitch];
-        float2 stats[kConsumerGroups][kRows]; // reference and sum
-      };
+      Results results;
     };
   };
 

@@ -18,8 +18,8 @@ NSAI_DEVICE void share_consumer_groups(typename KeyStream<C, kRowTiles>::Shared 
     const int row = 16 * at.row_tile + 8 * r + at.lane / 4;
     const float sum = lanes_sum<4>(rows.sum[r]);
     if (at.lane % 4 == 0)
-      shared.stats[at.consumer_group][row] = make_float2(rows.reference[r], sum);
-    float *to = &shared.o[at.consumer_group][row][at.lane % 4 * 2];
+      shared.results.stats[at.consumer_group][row] = make_float2(rows.reference[r], sum);
+    float *to = &shared.results.o[at.consumer_group][row][at.lane % 4 * 2];
 #pragma unroll
     for (int j = 0; j < kO; ++j)
       *(float2 *)(to + 8 * j) = make_float2(o[j][2 * r], o[j][2 * r + 1]);
@@ -40,12 +40,12 @@ add_consumer_groups(const typename KeyStream<C, kRowTiles>::Shared &shared, int 
   ConsumerGroupSum x = { kNoReference, 0.0f, make_float4(0, 0, 0, 0) };
 #pragma unroll
   for (int consumer_group = 0; consumer_group < kConsumerGroups; ++consumer_group)
-    x.reference = fmaxf(x.reference, shared.stats[consumer_group][row].x);
+    x.reference = fmaxf(x.reference, shared.results.stats[consumer_group][row].x);
 #pragma unroll
   for (int consumer_group = 0; consumer_group < kConsumerGroups; ++consumer_group) {
-    const float2 stats = shared.stats[consumer_group][row];
+    const float2 stats = shared.results.stats[consumer_group][row];
     const float factor = exp2_approx(stats.x - x.reference);
-    x.o = add_scaled(x.o, factor, *(const float4 *)&shared.o[consumer_group][row][column]);
+    x.o = add_scaled(x.o, factor, *(const float4 *)&shared.results.o[consumer_group][row][column]);
     x.total = fmaf(factor, stats.y, x.total);
   }
   return x;
