@@ -199,12 +199,13 @@ def play(inputs, command, seed, wanted, longest):
 
 
 def run_short(inputs, kills, seed):
-    good, rounds = True, max(1, round(kills / ROUND_KILLS / len(COMMANDS)))
+    good, each = True, -(-kills // len(COMMANDS))
+    rounds = -(-each // ROUND_KILLS)
     print(f'1..{len(COMMANDS)}', flush=True)
     for number, command in enumerate(COMMANDS):
         longest, killed, survivors, fault = duration(inputs, command), 0, 0, None
         for repeat in range(rounds):
-            one = play(inputs, command, seed + number * rounds + repeat, ROUND_KILLS, longest)
+            one = play(inputs, command, seed + number * rounds + repeat, -(-each // rounds), longest)
             killed, survivors = killed + one.kills, survivors + one.survivors
             fault = fault or one.fault()
         good &= not fault
