@@ -146,6 +146,25 @@ int nsai_files_open_folder(int parent, const char *path, nsai_files_owner owner,
   return -1;
 }
 
+/* A name that was made in the folder is on the disk only when the folder is. Some file systems sync no
+ * folders (EINVAL); nothing more can be done there. False with errno. */
+static bool sync_folder(int folder) { return fsync(folder) == 0 || errno == EINVAL; }
+
+void nsai_files_make_folder(int folder, const char *name) {
+  if (mkdirat(folder, name, 0700) == 0) sync_folder(folder);
+}
+
+/* Brings a new folder's name to the disk. */
+static void sync_parent(char *path) {
+  char *slash = strrchr(path, '/');
+  if (slash && slash != path) *slash = '\0';
+  int parent = open(!slash ? "." : slash == path ? "/" : path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (slash && slash != path) *slash = '/';
+  if (parent < 0) return;
+  sync_folder(parent);
+  close(parent);
+}
+
 bool nsai_files_make_folders(const char *path) {
   char part[PATH_MAX];
   size_t length = strlen(path);
@@ -159,7 +178,10 @@ bool nsai_files_make_folders(const char *path) {
     part[i] = '\0';
     /* For an existing part mkdir may return another code than EEXIST (read-only, automounted).
      * Opening the last part shows whether it is a folder. */
-    if (mkdir(part, 0700) != 0 && errno != EEXIST && access(part, F_OK) != 0) return false;
+    if (mkdir(part, 0700) == 0)
+      sync_parent(part);
+    else if (errno != EEXIST && access(part, F_OK) != 0)
+      return false;
   }
   return true;
 }
@@ -247,6 +269,8 @@ static int publish_by_link(int folder, const char *name, const void *data, size_
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     if (linkat(AT_FDCWD, path, folder, name, AT_SYMLINK_FOLLOW) != 0 && errno != EEXIST)
       result = errno == ENOENT ? -1 : 0;
+    /* Also if another process was faster: it may not have come so far. */
+    if (result == 1 && !sync_folder(folder)) result = 0;
   }
   int cause = errno;
   /* The data has been on disk since fsync; closing cannot fail on local file systems. */
@@ -290,7 +314,7 @@ static bool rename_once(int folder, const char *name, const void *data, size_t s
     good = false;
     cause = errno;
   }
-  if (good && renameat(folder, temporary, folder, name) != 0) {
+  if (good && (renameat(folder, temporary, folder, name) != 0 || !sync_folder(folder))) {
     good = false;
     cause = errno;
   }

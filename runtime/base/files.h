@@ -49,11 +49,15 @@ typedef enum nsai_files_owner {
 int nsai_files_open_folder(int parent, const char *path, nsai_files_owner owner, char *why,
                            size_t size);
 
-/* Creates a folder and its missing parents with mode 0700. False with errno. */
+/* Creates a folder and its missing parents with mode 0700, and brings them to the disk. False with
+ * errno. */
 bool nsai_files_make_folders(const char *path);
 
+/* The same of one folder in a folder that is open. Opening it shows whether it is there. */
+void nsai_files_make_folder(int folder, const char *name);
+
 /* Writes a file and makes it visible under `name` in one step, complete and on disk: a reader
- * sees all of it or nothing, even if this process dies. An existing file of that name is kept
+ * sees all of it or nothing, even if this process dies; after NSA_OK it outlives a loss of power. An existing file of that name is kept
  * (`by_rename`: replaced). Without unnamed files, temporary files are named ".tmp-*". NSA_E_IO
  * with errno. */
 nsa_status nsai_files_publish(int folder, const char *name, const void *data, size_t size,

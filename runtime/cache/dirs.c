@@ -58,8 +58,7 @@ static bool open_tier(nsai_dirs *folders, const char *path, bool own, bool *miss
   }
   int folder = nsai_files_open_folder(AT_FDCWD, path, owner, tier->state, sizeof tier->state);
   if (folder >= 0) {
-    if (write && !folders->look)
-      mkdirat(folder, folders->kind->folder, 0700); /* the open below reports a failure */
+    if (write && !folders->look) nsai_files_make_folder(folder, folders->kind->folder);
     *fd = nsai_files_open_folder(folder, folders->kind->folder, owner, tier->state,
                                  sizeof tier->state);
   }
