@@ -33,6 +33,13 @@ static const char *string_at(const unsigned char *data, size_t length, uint32_t 
   return (const char *)data + offset;
 }
 
+/* Compares only as many bytes as `text` has: a hostile file repeats one long string in every entry,
+ * and finding its end each time would take quadratic time. */
+static bool holds_at(const unsigned char *data, size_t length, uint32_t offset, const char *text) {
+  size_t size = strlen(text) + 1;
+  return offset <= length && size <= length - offset && memcmp(data + offset, text, size) == 0;
+}
+
 bool nsai_ldcache_lookup(const unsigned char *data, size_t length, const char *name, char *path,
                          size_t size) {
   const unsigned char *table = memmem(data, length, magic, sizeof magic - 1);
@@ -43,10 +50,12 @@ bool nsai_ldcache_lookup(const unsigned char *data, size_t length, const char *n
   if (count > (length - HEADER_BYTES) / ENTRY_BYTES) return false;
   for (uint32_t i = 0; i < count; i++) {
     const unsigned char *entry = table + HEADER_BYTES + (size_t)i * ENTRY_BYTES;
-    const char *key = string_at(table, length, load_u32(entry + NAME_AT));
+    if (!holds_at(table, length, load_u32(entry + NAME_AT), name)) continue;
     const char *value = string_at(table, length, load_u32(entry + PATH_AT));
-    if (!key || !value || strcmp(key, name) != 0) continue;
-    return snprintf(path, size, "%s", value) < (int)size;
+    if (!value) continue;
+    if (strlen(value) >= size) return false;
+    strcpy(path, value);
+    return true;
   }
   return false;
 }

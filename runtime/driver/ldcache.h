@@ -13,7 +13,8 @@
  * /etc/ld.so.cache. Writes the path of an existing file. */
 bool nsai_ldcache_find(const char *name, char *path, size_t size);
 
-/* The same lookup in the bytes of a cache file; the path need not exist. */
+/* The same lookup in the bytes of a cache file; the path need not exist. `path` is written only where
+ * it is found and fits. */
 bool nsai_ldcache_lookup(const unsigned char *data, size_t length, const char *name, char *path,
                          size_t size);
 
