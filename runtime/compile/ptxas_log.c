@@ -19,16 +19,16 @@
 /* The first errors contain the cause; later ones follow from them. */
 #define ERROR_LINES_MAX 5
 
-/* The decimal number immediately before `phrase` in the line; -1 when the phrase does not occur. */
+static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+/* The decimal number immediately before `phrase` in the line, at most INT32_MAX; -1 when the phrase
+ * does not occur. */
 static int32_t number_before(const char *line, const char *phrase) {
-  const char *at = strstr(line, phrase);
-  int64_t value = 0, scale = 1;
-  if (!at || at == line || at[-1] < '0' || at[-1] > '9') return -1;
-  while (at > line && at[-1] >= '0' && at[-1] <= '9' && scale < INT32_MAX) {
-    at--;
-    value += (*at - '0') * scale;
-    scale *= 10;
-  }
+  const char *end = strstr(line, phrase), *at = end;
+  int64_t value = 0;
+  while (at && at > line && is_digit(at[-1])) at--;
+  if (at == end) return -1;
+  for (; at < end && value <= INT32_MAX; at++) value = 10 * value + (*at - '0');
   return value > INT32_MAX ? INT32_MAX : (int32_t)value;
 }
 
@@ -39,8 +39,6 @@ static void keep_largest(int32_t *value, int32_t seen) {
 static void add(int32_t *sum, int32_t seen) {
   if (seen > 0) *sum = *sum > INT32_MAX - seen ? INT32_MAX : *sum + seen;
 }
-
-static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 static void read_line(const char *line, nsai_ptxas_figures *out) {
   keep_largest(&out->registers, number_before(line, " registers"));
