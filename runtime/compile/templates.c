@@ -40,6 +40,10 @@ static nsa_status read_templates(nsai_templates *out, const char *folder) {
                        item->name);
     NSAI_TRY(nsai_files_read(AT_FDCWD, path, TEMPLATE_BYTES_MAX, &text, &item->length));
     item->text = text;
+    if (strlen(text) != item->length)
+      return nsai_fail(NSA_E_IO,
+                       "%s has a NUL byte, behind which the compiler would read nothing: remove it",
+                       path);
     nsai_digest_field(&digest, "name", item->name, strlen(item->name));
     nsai_digest_field(&digest, "text", item->text, item->length);
   }
