@@ -31,12 +31,17 @@ int64_t nsai_find_lost_register(const void *cubin, size_t size) {
       header.e_shentsize != sizeof(Elf64_Shdr) || header.e_shoff > size ||
       (size - header.e_shoff) / sizeof(Elf64_Shdr) < header.e_shnum)
     return -1;
+  /* Sections of a cubin lie apart, so that together they are no larger than the file: more of them,
+   * which lie on each other, would cost up to 65535 searches of it. */
+  uint64_t left = size;
   for (uint64_t i = 0; i < header.e_shnum; i++) {
     Elf64_Shdr section;
     memcpy(&section, (const char *)cubin + header.e_shoff + i * sizeof section, sizeof section);
     if (section.sh_type != SHT_PROGBITS || !(section.sh_flags & SHF_EXECINSTR) ||
         section.sh_offset > size || size - section.sh_offset < section.sh_size)
       continue;
+    if (section.sh_size > left) return -1;
+    left -= section.sh_size;
     int64_t at =
         find_in_function((const unsigned char *)cubin + section.sh_offset, section.sh_size);
     if (at >= 0) return at;
