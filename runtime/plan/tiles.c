@@ -64,15 +64,18 @@ void nsai_candidate_print(const nsai_candidate *candidate, nsai_writer *out) {
       nsai_write(out, " %s=%d", nsai_tile_name((nsai_tile)i), candidate->tiles.of[i]);
 }
 
-/* Reads "name=value"; advances `text` behind it. */
+/* Reads "name=value" as nsai_candidate_print writes it, without a sign or a leading 0; advances `text`
+ * behind it. */
 static bool parse_tile(const char **text, nsai_tiles *tiles) {
   for (int i = 0; i < NSAI_TILE_COUNT; i++) {
     const char *name = nsai_tile_name((nsai_tile)i);
     size_t length = strlen(name);
     char *end;
     if (strncmp(*text, name, length) || (*text)[length] != '=') continue;
-    long value = strtol(*text + length + 1, &end, 10);
-    if (end == *text + length + 1 || value < 1 || value > INT32_MAX || tiles->of[i]) return false;
+    const char *digits = *text + length + 1;
+    if (*digits < '1' || *digits > '9') return false;
+    long value = strtol(digits, &end, 10);
+    if (value > INT32_MAX || tiles->of[i]) return false;
     tiles->of[i] = (int32_t)value;
     *text = end;
     return true;
@@ -80,9 +83,8 @@ static bool parse_tile(const char **text, nsai_tiles *tiles) {
   return false;
 }
 
-bool nsai_candidate_parse(const char *text, nsai_stage stage, nsai_candidate *out) {
+static bool parse_candidate(const char *text, nsai_stage stage, nsai_candidate *out) {
   size_t length = strcspn(text, " ");
-  *out = (nsai_candidate){ 0 };
   for (const nsai_variant *const *row = nsai_library_parts.variants; *row; row++) {
     const nsai_variant *v = *row;
     if (v->stage == stage && strlen(v->name) == length && !strncmp(v->name, text, length))
@@ -96,4 +98,11 @@ bool nsai_candidate_parse(const char *text, nsai_stage stage, nsai_candidate *ou
   for (int i = 0; space && i < space->count; i++)
     if (!out->tiles.of[space->range[i].tile]) return false;
   return !*text && count == (space ? space->count : 0);
+}
+
+bool nsai_candidate_parse(const char *text, nsai_stage stage, nsai_candidate *out) {
+  *out = (nsai_candidate){ 0 };
+  if (parse_candidate(text, stage, out)) return true;
+  *out = (nsai_candidate){ 0 };
+  return false;
 }

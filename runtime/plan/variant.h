@@ -306,8 +306,8 @@ void nsai_tiles_reasons(const nsai_variant *variant, const nsai_problem *problem
  * false behind the last. */
 bool nsai_tiles_next(const nsai_space *space, nsai_tiles *tiles);
 
-/* "attend_window_sm80 rows=128 keys=64 warps=4 ctas=2", and back; false: no such variant of the
- * stage, no such tile, or one is missing. */
+/* "attend_window_sm80 rows=128 keys=64 warps=4 ctas=2", and back; false, and `out` is all zero:
+ * no such variant of the stage, no such tile, or one is missing. */
 void nsai_candidate_print(const nsai_candidate *candidate, nsai_writer *out);
 bool nsai_candidate_parse(const char *text, nsai_stage stage, nsai_candidate *out);
 
