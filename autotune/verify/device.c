@@ -6,6 +6,7 @@
 #include "base/duration.h"
 #include "base/text.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +25,8 @@ int nsai_verify_device_parse(const char *text, int32_t *ordinal) {
 int nsai_verify_seconds_parse(const char *text, double *seconds) {
   char *end;
   *seconds = strtod(text, &end);
-  return !*end && end == text + strspn(text, "0123456789.") && *seconds > 0 ? 0 : -1;
+  bool good = !*end && end == text + strspn(text, "0123456789.");
+  return good && *seconds > 0 && isfinite(*seconds) ? 0 : -1;
 }
 
 nsa_status nsai_verify_device_open(int32_t ordinal, nsai_verify_device *device) {
