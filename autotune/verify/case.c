@@ -5,7 +5,8 @@
 
 #include "plan/variant.h"
 
-#include <inttypes.h>
+#include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,63 +64,152 @@ void nsai_verify_case_init(nsai_verify_case *c) {
 
 /* ---- parsing --------------------------------------------------------------------------------- */
 
-/* The index of `name` (up to '.' or the end) in `names`, or -1. */
-static int find_name(const char *name, const char *const *names, int count) {
-  size_t length = strcspn(name, ".");
+/* The index in `names` of the first word of `text`, which ends at a '.', or -1. */
+static int find_word(const char *text, const char *const *names, int count) {
+  size_t length = strcspn(text, ".");
   for (int i = 0; i < count; i++)
-    if (strlen(names[i]) == length && !memcmp(names[i], name, length)) return i;
+    if (strlen(names[i]) == length && !memcmp(names[i], text, length)) return i;
   return -1;
+}
+
+/* The index in `names` of the whole `text`, or -1. */
+static int find_name(const char *text, const char *const *names, int count) {
+  return strchr(text, '.') ? -1 : find_word(text, names, count);
+}
+
+/* The same where the word may be followed by `more`, ".f32". */
+static int find_with(const char *text, const char *const *names, int count, const char *more,
+                     int32_t *has_more) {
+  int found = find_word(text, names, count);
+  const char *rest = text + strcspn(text, ".");
+  *has_more = !strcmp(rest, more);
+  return *rest && !*has_more ? -1 : found;
+}
+
+/* Reads a decimal number up to `most`, without a sign, and moves *text past it. False: there is
+ * none, or it is larger. */
+static bool take_number(const char **text, uint64_t most, uint64_t *out) {
+  char *end;
+  if (**text < '0' || **text > '9') return false;
+  errno = 0;
+  *out = strtoull(*text, &end, 10);
+  *text = end;
+  return !errno && *out <= most;
+}
+
+/* Reads the whole text as a number. Returns 0, or -1. */
+static int parse_number(const char *text, uint64_t most, uint64_t *out) {
+  return take_number(&text, most, out) && !*text ? 0 : -1;
+}
+
+/* Reads "h64/4" by the form "h#/#": every # is a number, which goes to the next of `out`. Returns 0,
+ * or -1. */
+static int parse_form(const char *text, const char *form, int32_t *const *out) {
+  uint64_t value;
+  for (; *form; form++) {
+    if (*form != '#') {
+      if (*text++ != *form) return -1;
+    } else if (take_number(&text, INT32_MAX, &value)) {
+      **out++ = (int32_t)value;
+    } else {
+      return -1;
+    }
+  }
+  return *text ? -1 : 0;
 }
 
 /* Reads "5,0,130" or "200x3" (200 three times). Returns the count, or -1. */
 static int parse_lengths(const char *text, int64_t *out) {
   int count = 0;
   while (*text) {
-    char *end;
-    long long value = strtoll(text, &end, 10), times = 1;
-    if (end == text || value < 0) return -1;
-    if (*end == 'x') times = strtoll(end + 1, &end, 10);
+    uint64_t value, times = 1;
+    if (!take_number(&text, NSAI_MAX_ROWS, &value)) return -1;
+    if (*text == 'x' && (text++, !take_number(&text, NSAI_VERIFY_MAX_SEQS, &times))) return -1;
     for (; times > 0; times--) {
       if (count == NSAI_VERIFY_MAX_SEQS) return -1;
-      out[count++] = value;
+      out[count++] = (int64_t)value;
     }
-    if (*end != ',' && *end != 0) return -1;
-    text = *end ? end + 1 : end;
+    if (*text && *text != ',') return -1;
+    text += *text == ',';
   }
   return count;
 }
 
-static int parse_phi(const char *value, nsai_model *g) {
-  char act[8] = "silu";
-  int found = find_name(value, phi_names, 4);
-  if (found < 0) return -1;
-  g->phi = (nsai_phi_kind)found;
-  if (g->phi != NSAI_PHI_MLP) return 0;
-  if (sscanf(value, "mlp.%d.%7s", &g->phi_hidden, act) < 1) return -1;
-  int a = find_name(act, act_names, 3);
-  g->phi_activation = (nsai_activation)a;
-  return a < 0 ? -1 : 0;
+/* Reads the activation behind the last '.' of "mlp.64.gelu" into *out, and cuts it off `text`, which
+ * keeps its numbers. Without one it is silu. Returns 0, or -1. */
+static int cut_activation(char *text, nsai_activation *out) {
+  char *last = strrchr(text, '.');
+  *out = NSAI_ACT_SILU;
+  if (!last || (last[1] >= '0' && last[1] <= '9')) return 0;
+  int found = find_name(last + 1, act_names, 3);
+  *out = (nsai_activation)found;
+  *last = '\0';
+  return found < 0 ? -1 : 0;
 }
 
-static int parse_gate(const char *value, nsai_verify_case *c) {
+static int parse_phi(char *value, nsai_model *g) {
+  int found = find_word(value, phi_names, 4);
+  if (found < 0) return -1;
+  g->phi = (nsai_phi_kind)found;
+  if (g->phi != NSAI_PHI_MLP) return find_name(value, phi_names, 4) < 0 ? -1 : 0;
+  int32_t *const numbers[] = { &g->phi_hidden };
+  return cut_activation(value, &g->phi_activation) ? -1 : parse_form(value, "mlp.#", numbers);
+}
+
+static int parse_gate(char *value, nsai_verify_case *c) {
   nsai_model *g = &c->model;
-  char act[8] = "silu";
-  int found = find_name(value, gate_names, 3);
+  int found = find_word(value, gate_names, 3);
   if (found < 0) return -1;
   g->gate = (nsai_gate_kind)found;
-  if (g->gate != NSAI_GATE_MLP) {
-    c->gate_f32 = strstr(value, ".f32") != NULL;
-    return 0;
+  if (g->gate != NSAI_GATE_MLP)
+    return find_with(value, gate_names, 3, ".f32", &c->gate_f32) < 0 ? -1 : 0;
+  int32_t *const numbers[] = { &g->gate_channels, &g->gate_hidden };
+  return cut_activation(value, &g->gate_activation) ? -1 : parse_form(value, "mlp.#.#", numbers);
+}
+
+/* A finite number, or -1 is returned. */
+static int parse_scale(const char *text, float *out) {
+  char *end;
+  *out = strtof(text, &end);
+  bool good = *text && !*end && end == text + strspn(text, "0123456789.eE+-");
+  return good && isfinite(*out) ? 0 : -1;
+}
+
+/* One of the fields with a word. Returns 0, -1, or 1: it is none of them. */
+static int parse_word(const char *name, const char *value, nsai_verify_case *c) {
+  int found;
+  if (!strcmp(name, "sel")) {
+    found = find_with(value, select_names, 3, ".shared", &c->index_shared);
+    c->selection = NSA_SELECT_TOPN + found;
+  } else if (!strcmp(name, "recompute")) {
+    c->recompute = found = find_name(value, recompute_names, 3);
+  } else if (!strcmp(name, "fill")) {
+    found = find_name(value, fill_names, NSAI_VERIFY_FILLS);
+    c->fill = (nsai_verify_fill)found;
+  } else if (!strcmp(name, "layout")) {
+    found = find_name(value, layout_names, NSAI_VERIFY_LAYOUTS);
+    c->layout = (nsai_verify_layout)found;
+  } else {
+    return 1;
   }
-  if (sscanf(value, "mlp.%d.%d.%7s", &g->gate_channels, &g->gate_hidden, act) < 2) return -1;
-  int a = find_name(act, act_names, 3);
-  g->gate_activation = (nsai_activation)a;
-  return a < 0 ? -1 : 0;
+  return found < 0 ? -1 : 0;
+}
+
+/* One of the fields with a number. Returns 0, or -1. */
+static int parse_count(const char *name, const char *value, nsai_verify_case *c) {
+  uint64_t number = 0;
+  if (!strcmp(name, "seed")) return parse_number(value, UINT64_MAX, &c->seed);
+  if (parse_number(value, UINT32_MAX, &number)) return -1;
+  if (!strcmp(name, "branches")) return c->branches = (uint32_t)number, 0;
+  if (!strcmp(name, "wanted")) return c->wanted = (uint32_t)number, 0;
+  if (number > NSAI_MAX_ROWS) return -1;
+  if (!strcmp(name, "slack")) return c->slack = (int64_t)number, 0;
+  if (!strcmp(name, "again") && number) return c->again = (int32_t)number, 0;
+  return -1;
 }
 
 /* One "name=value" field. Returns 0, or -1. */
-static int parse_named(const char *name, const char *value, nsai_verify_case *c, int *q_count) {
-  int found, count;
+static int parse_named(const char *name, char *value, nsai_verify_case *c, int *q_count) {
   if (!strcmp(name, "phi")) return parse_phi(value, &c->model);
   if (!strcmp(name, "gate")) return parse_gate(value, c);
   if (!strcmp(name, "kv") && (!strcmp(value, "shared") || !strcmp(value, "branches"))) {
@@ -127,7 +217,7 @@ static int parse_named(const char *name, const char *value, nsai_verify_case *c,
     return 0;
   }
   if (!strcmp(name, "kv") || !strcmp(name, "q")) {
-    count = parse_lengths(value, name[0] == 'q' ? c->q_len : c->kv_len);
+    int count = parse_lengths(value, name[0] == 'q' ? c->q_len : c->kv_len);
     if (count < 1) return -1;
     if (name[0] == 'q')
       *q_count = count;
@@ -135,35 +225,10 @@ static int parse_named(const char *name, const char *value, nsai_verify_case *c,
       c->num_seqs = count;
     return 0;
   }
-  if (!strcmp(name, "sel")) {
-    found = find_name(value, select_names, 3);
-    c->selection = NSA_SELECT_TOPN + found;
-    c->index_shared = strstr(value, ".shared") != NULL;
-    return found < 0 ? -1 : 0;
-  }
-  if (!strcmp(name, "recompute")) {
-    found = find_name(value, recompute_names, 3);
-    c->recompute = found;
-    return found < 0 ? -1 : 0;
-  }
-  if (!strcmp(name, "fill")) {
-    found = find_name(value, fill_names, NSAI_VERIFY_FILLS);
-    c->fill = (nsai_verify_fill)found;
-    return found < 0 ? -1 : 0;
-  }
-  if (!strcmp(name, "layout")) {
-    found = find_name(value, layout_names, NSAI_VERIFY_LAYOUTS);
-    c->layout = (nsai_verify_layout)found;
-    return found < 0 ? -1 : 0;
-  }
-  if (!strcmp(name, "seed")) return sscanf(value, "%" SCNu64, &c->seed) == 1 ? 0 : -1;
-  if (!strcmp(name, "slack")) return sscanf(value, "%" SCNd64, &c->slack) == 1 ? 0 : -1;
-  if (!strcmp(name, "branches")) return sscanf(value, "%u", &c->branches) == 1 ? 0 : -1;
-  if (!strcmp(name, "again")) return sscanf(value, "%d", &c->again) == 1 && c->again > 0 ? 0 : -1;
-  if (!strcmp(name, "wanted")) return sscanf(value, "%u", &c->wanted) == 1 ? 0 : -1;
   if (!strcmp(name, "force")) return (c->force = nsai_variant_find(value)) ? 0 : -1;
-  if (!strcmp(name, "scale")) return sscanf(value, "%f", &c->softmax_scale) == 1 ? 0 : -1;
-  return -1;
+  if (!strcmp(name, "scale")) return parse_scale(value, &c->softmax_scale);
+  int status = parse_word(name, value, c);
+  return status > 0 ? parse_count(name, value, c) : status;
 }
 
 /* A field without "=": a type, a flag or a letter with numbers. Returns 0, or -1. */
@@ -190,17 +255,19 @@ static int parse_bare(const char *field, nsai_verify_case *c) {
     g->dtype = field[0] == 'b' ? NSA_BF16 : NSA_F16;
     return 0;
   }
-  if (field[0] == 'h') return sscanf(field, "h%d/%d", &g->heads, &g->kv_heads) == 2 ? 0 : -1;
-  if (field[0] == 'd')
-    return sscanf(field, "d%d/%d", &g->head_dim_qk, &g->head_dim_v) == 2 ? 0 : -1;
-  if (field[0] == 'l') return sscanf(field, "l%d/%d", &g->block, &g->stride) == 2 ? 0 : -1;
-  if (field[0] == 's')
-    return sscanf(field, "s%dx%d+%d+%d", &g->select_block, &g->select_count, &g->select_init,
-                  &g->select_local) == 4
-               ? 0
-               : -1;
-  if (field[0] == 'w') return sscanf(field, "w%d", &g->window) == 1 ? 0 : -1;
-  return -1;
+  int32_t *const heads[] = { &g->heads, &g->kv_heads }, *const window[] = { &g->window };
+  int32_t *const dims[] = { &g->head_dim_qk, &g->head_dim_v };
+  int32_t *const blocks[] = { &g->block, &g->stride };
+  int32_t *const select[] = { &g->select_block, &g->select_count, &g->select_init,
+                              &g->select_local };
+  switch (field[0]) {
+  case 'h': return parse_form(field, "h#/#", heads);
+  case 'd': return parse_form(field, "d#/#", dims);
+  case 'l': return parse_form(field, "l#/#", blocks);
+  case 's': return parse_form(field, "s#x#+#+#", select);
+  case 'w': return parse_form(field, "w#", window);
+  default: return -1;
+  }
 }
 
 /* Checks that the fields fit together. NULL when they do. */
