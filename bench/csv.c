@@ -3,7 +3,10 @@
  */
 #include "csv.h"
 
+#include "base/text.h"
+
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -212,7 +215,36 @@ static nsa_status find_problem(bench_results *results, const char *text, bench_p
   return bench_results_add(results, &c, out);
 }
 
-static double number(const char *text) { return strtod(text, NULL); }
+nsa_status bench_csv_number(const char *name, const char *text, double *out) {
+  char *end;
+  *out = 0;
+  if (!*text) return NSA_OK;
+  double value = strtod(text, &end);
+  if (*end || end != text + strspn(text, "0123456789.eE+-") || !isfinite(value) || value < 0)
+    return nsai_fail(NSA_E_ARG, "%s is '%s', no number from 0", name, text);
+  *out = value;
+  return NSA_OK;
+}
+
+/* The numbers of a part and of its problem, by column. */
+static nsa_status read_numbers(char *const *value, bench_problem *p, bench_time *time) {
+  const struct {
+    column column;
+    double *out;
+  } numbers[] = { { BURST, &time->burst_ms },      { SUSTAINED, &time->sustained_ms },
+                  { TFLOPS, &time->tflops },       { GBPS, &time->gbps },
+                  { ROOFLINE, &time->roofline },   { R, &p->overlap.r },
+                  { U4, &p->overlap.u4 },          { U8, &p->overlap.u8 },
+                  { PLAN_COLD, &p->plan_cold_ms }, { PLAN_WARM, &p->plan_warm_ms } };
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+    NSAI_TRY(bench_csv_number(names[numbers[i].column], value[numbers[i].column], numbers[i].out));
+  int64_t bytes = 0;
+  if (*value[WORKSPACE] && !nsai_parse_integer(value[WORKSPACE], 0, INT64_MAX, &bytes))
+    return nsai_fail(NSA_E_ARG, "%s is '%s', no number of bytes", names[WORKSPACE],
+                     value[WORKSPACE]);
+  time->workspace = (uint64_t)bytes;
+  return NSA_OK;
+}
 
 /* Reads one part of a problem. */
 static nsa_status read_part(void *user, char *const *value) {
@@ -225,19 +257,9 @@ static nsa_status read_part(void *user, char *const *value) {
   snprintf(p->date, sizeof p->date, "%s", value[DATE]);
   snprintf(p->commit, sizeof p->commit, "%s", value[COMMIT]);
   snprintf(p->device, sizeof p->device, "%s", value[DEVICE]);
-  p->overlap = (nsai_verify_overlap){ .r = number(value[R]),
-                                      .u4 = number(value[U4]),
-                                      .u8 = number(value[U8]) };
-  p->plan_cold_ms = number(value[PLAN_COLD]);
-  p->plan_warm_ms = number(value[PLAN_WARM]);
   bench_time *time = &p->part[part];
-  *time = (bench_time){ .present = 1,
-                        .burst_ms = number(value[BURST]),
-                        .sustained_ms = number(value[SUSTAINED]),
-                        .tflops = number(value[TFLOPS]),
-                        .gbps = number(value[GBPS]),
-                        .roofline = number(value[ROOFLINE]),
-                        .workspace = strtoull(value[WORKSPACE], NULL, 10) };
+  *time = (bench_time){ .present = 1 };
+  NSAI_TRY(read_numbers(value, p, time));
   snprintf(time->note, sizeof time->note, "%s", value[NOTE]);
   return NSA_OK;
 }

@@ -44,6 +44,9 @@ typedef struct bench_csv_columns {
 nsa_status bench_csv_read(const char *path, const bench_csv_columns *columns,
                           nsa_status (*line)(void *user, char *const *value), void *user);
 
+/* Reads a field as a finite number from 0; an empty one is 0. NSA_E_ARG (names the column). */
+nsa_status bench_csv_number(const char *name, const char *text, double *out);
+
 /* Whether the file can be read and its first line names the column. */
 int bench_csv_has(const char *path, const char *name);
 

@@ -103,6 +103,8 @@ static const char *const names[COLUMNS] = {
   "ms_total", "ms_dense", "bytes_expected", "bandwidth_gbps"
 };
 
+#define MOST 1e18 /* a larger figure of any column is a mistake; int64_t holds it */
+
 static nsa_status read_size(int column, char *const *value, int64_t least, int64_t *out) {
   if (nsai_parse_integer(value[column], least, INT32_MAX, out)) return NSA_OK;
   return nsai_fail(NSA_E_ARG, "%s is '%s', expected a number from %lld", names[column],
@@ -110,11 +112,11 @@ static nsa_status read_size(int column, char *const *value, int64_t least, int64
 }
 
 /* Empty: no value. */
-static nsa_status read_known(int column, char *const *value, double scale, double *out) {
-  char *end;
-  *out = scale * strtod(value[column], &end);
-  if (!*end && *out >= 0) return NSA_OK;
-  return nsai_fail(NSA_E_ARG, "%s is '%s', no number from 0", names[column], value[column]);
+static nsa_status read_known(int column, char *const *value, double most, double *out) {
+  NSAI_TRY(bench_csv_number(names[column], value[column], out));
+  if (*out <= most) return NSA_OK;
+  return nsai_fail(NSA_E_ARG, "%s is '%s', expected a number up to %g", names[column],
+                   value[column], most);
 }
 
 /* Inserts a value into an ascending list without duplicates. */
@@ -163,10 +165,13 @@ static nsa_status read_cell(void *user, char *const *value) {
   NSAI_TRY(read_size(Q_LEN, value, 1, &q_len));
   NSAI_TRY(read_size(PAGE_SIZE, value, 0, &page_size));
   NSAI_TRY(read_size(CONTEXT, value, 1, &cell.context));
-  NSAI_TRY(read_known(TOTAL, value, 1e3, &cell.us[BENCH_DECODE_TOTAL]));
-  NSAI_TRY(read_known(DENSE, value, 1e3, &cell.us[BENCH_DECODE_DENSE]));
-  NSAI_TRY(read_known(BYTES, value, 1, &bytes));
-  NSAI_TRY(read_known(BANDWIDTH, value, 1, &cell.bandwidth));
+  double ms[2];
+  NSAI_TRY(read_known(TOTAL, value, MOST, &ms[0]));
+  NSAI_TRY(read_known(DENSE, value, MOST, &ms[1]));
+  NSAI_TRY(read_known(BYTES, value, MOST, &bytes));
+  NSAI_TRY(read_known(BANDWIDTH, value, MOST, &cell.bandwidth));
+  cell.us[BENCH_DECODE_TOTAL] = 1e3 * ms[0];
+  cell.us[BENCH_DECODE_DENSE] = 1e3 * ms[1];
   cell.expected.bytes = (int64_t)bytes;
   if (!takes(s, &c, q_len, page_size)) return NSA_OK;
   NSAI_TRY(insert("S", cell.context, o->contexts, &o->context_count));

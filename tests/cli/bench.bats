@@ -94,6 +94,11 @@ PY
   grep -Fxf table out.md | diff table -
   bench plot out.csv --svg again
   diff figures/forward-stages.svg again/out-stages.svg
+
+  # What is no number is refused, and is not taken for a missing time.
+  awk -F'"' -v OFS='"' 'NR == 2 { sub(/[0-9.]+/, "1.5x", $5) } 1' out.csv >bad.csv
+  run -1 bench table bad.csv
+  [[ $output == *"bad.csv:2: burst_ms is '1.5x', no number from 0"* ]]
 }
 
 @test "decode: cells on the terminal, as CSV and drawn; wrong usage is 2" {
