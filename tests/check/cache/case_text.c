@@ -66,6 +66,8 @@ int chk_cache_case_parse(const char *text, chk_cache_case *c, char *error, size_
   if (c->kind == CHK_CACHE_KINDS) return snprintf(error, size, "a kind is missing"), -1;
   if (c->kind == CHK_CACHE_SOAK && c->steps < 1)
     return snprintf(error, size, "a soak needs steps"), -1;
+  if (c->kind == CHK_CACHE_SOAK && (c->spread || c->searched || c->large))
+    return snprintf(error, size, "a soak has a scenario of its own"), -1;
   return 0;
 }
 

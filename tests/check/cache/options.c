@@ -178,6 +178,7 @@ static void make_soak(chk_cache_options *out, int32_t longest) {
   out->seqs = CHK_CACHE_SEQS;
   out->max_q_len = 16;
   out->chunk = 128;
+  out->least_kv_len = 0; /* of a searched scenario, and perhaps above what is the longest here */
   out->max_kv_len = longest;
 }
 
