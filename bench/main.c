@@ -112,14 +112,16 @@ static const struct argp_option options[] = {
 static void parse_list(const char *value, int64_t *list, int *count, struct argp_state *state) {
   char *text = strdup(value), *rest = text, *item;
   *count = 0;
+  bool good = true;
   if (!text) argp_failure(state, 1, ENOMEM, "%s", value);
-  while (text && (item = strsep(&rest, ",")) != NULL) {
-    if (*count == BENCH_DECODE_SIZES || !nsai_parse_integer(item, 1, INT32_MAX, &list[*count]))
-      argp_error(state, "'%s' is no list of at most %d numbers from 1, as in 4096,65536", value,
-                 BENCH_DECODE_SIZES);
+  while (good && (item = strsep(&rest, ",")) != NULL) {
+    good = *count < BENCH_DECODE_SIZES && nsai_parse_integer(item, 1, INT32_MAX, &list[*count]);
     ++*count;
   }
   free(text);
+  if (!good)
+    argp_error(state, "'%s' is no list of at most %d numbers from 1, as in 4096,65536", value,
+               BENCH_DECODE_SIZES);
 }
 
 static int parse_fill(const char *value, struct argp_state *state) {
