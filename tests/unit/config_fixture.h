@@ -10,12 +10,12 @@
 
 #define MODEL "model: {heads: 64, kv_heads: 4, head_dim: 128}\n"
 
-static nsai_config *load_text(const char *text, const char *const *overrides) {
+static inline nsai_config *load_text(const char *text, const char *const *overrides) {
   return load(&REQUEST(.text = text, .name = "t.yaml", .overrides = overrides));
 }
 
-static void expect_failure(const nsai_config_request *request, nsa_status expected,
-                           const char *needle) {
+static inline void expect_failure(const nsai_config_request *request, nsa_status expected,
+                                  const char *needle) {
   nsai_config *config;
   assert_int_equal(nsai_config_load(request, &config), expected);
   assert_null(config);
@@ -23,7 +23,7 @@ static void expect_failure(const nsai_config_request *request, nsa_status expect
 }
 
 /* The caller frees it. */
-static char *dump(const nsai_config *config, bool with_origin) {
+static inline char *dump(const nsai_config *config, bool with_origin) {
   nsai_writer none = nsai_writer_open(NULL, 0);
   nsai_config_dump(config, with_origin, &none);
   char *text = malloc(none.used + 1);
@@ -34,7 +34,7 @@ static char *dump(const nsai_config *config, bool with_origin) {
   return text;
 }
 
-static void expect_in_dump(const nsai_config *config, const char *needle) {
+static inline void expect_in_dump(const nsai_config *config, const char *needle) {
   char *text = dump(config, true);
   if (!strstr(text, needle)) fail_msg("no '%s' in\n%s", needle, text);
   free(text);
@@ -44,7 +44,7 @@ static void expect_in_dump(const nsai_config *config, const char *needle) {
 static char folder[] = "/tmp/nsa-test-XXXXXX";
 static char file_path[64];
 
-static void write_file(const char *text, mode_t mode) {
+static inline void write_file(const char *text, mode_t mode) {
   strcpy(folder, "/tmp/nsa-test-XXXXXX");
   assert_non_null(mkdtemp(folder));
   snprintf(file_path, sizeof file_path, "%s/f.yaml", folder);
@@ -55,12 +55,12 @@ static void write_file(const char *text, mode_t mode) {
   assert_int_equal(chmod(file_path, mode), 0);
 }
 
-static void remove_file(void) {
+static inline void remove_file(void) {
   unlink(file_path);
   rmdir(folder);
 }
 
-static const char *source_root(void) {
+static inline const char *source_root(void) {
   const char *root = getenv("TEST_SOURCE_ROOT");
   return root ? root : ".";
 }
