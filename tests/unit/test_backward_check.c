@@ -167,15 +167,25 @@ static void test_alignment(void **state) {
   }
 }
 
+/* A tensor like x with memory behind its last element, so that it can move and widen. */
+static nsa_tensor roomy(toy *t, const nsa_tensor *x, int32_t dtype) {
+  nsa_tensor roomy = toy_tensor(t, dtype, x->ndim, 2 * x->shape[0], x->shape[1], x->shape[2]);
+  roomy.shape[0] = x->shape[0];
+  return roomy;
+}
+
 /* Gradients of gates and in f32 may lie anywhere. */
 static void test_gpu_free_alignment(void **state) {
   machine m;
   nsa_grads g;
   toy *t = begin(&m, &(machine_request){ .gpu = true }, NSA_BF16, &g);
   nsa_grads floats = make_grads(t, NSA_F32);
+  g.d_gate.value = roomy(t, &g.d_gate.value, NSA_BF16);
   g.d_gate.value.data = (uint16_t *)g.d_gate.value.data + 1; /* elements of their own */
   accept(&m, "gate", &g);
   floats.d_o = g.d_o;
+  floats.d_q = roomy(t, &g.d_q, NSA_F32);
+  floats.d_kv.v[0] = roomy(t, &g.d_kv.v[0], NSA_F32);
   floats.d_q.data = (float *)floats.d_q.data + 1;
   floats.d_kv.v[0].stride[0] += 1;
   floats.d_kv.v[0].stride[1] += 1;
@@ -347,12 +357,12 @@ static void test_gpu_f32_d_o(void **state) {
   g.d_o = tensor_like(t, &g.d_o, NSA_F32);
   machine_expect("caps", nsa_plan_caps(m.plan, &caps), NSA_OK, NULL);
   uint64_t bytes = caps.workspace_bytes + (uint64_t)toy_count(&g.d_o) * 2;
-  m.exec.workspace_bytes = bytes - 1;
-  machine_expect("small", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_E_WORKSPACE,
-                 "2 for each element of d_o");
   void *plans = m.exec.workspace, *room = NULL;
   assert_int_equal(posix_memalign(&room, 4096, bytes), 0);
   m.exec.workspace = room;
+  m.exec.workspace_bytes = bytes - 1;
+  machine_expect("small", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_E_WORKSPACE,
+                 "2 for each element of d_o");
   m.exec.workspace_bytes = bytes;
   fake_cuda_state *record = machine_record();
   accept(&m, "good", &g);
