@@ -126,6 +126,9 @@ typedef struct process {
   int32_t heads_per_process; /* number of heads that share `process` */
 } process;
 
+/* Heads that have memory of their own; with stride 0 all of them are one. */
+static int64_t stored_heads(const nsa_tensor *t) { return t->stride[1] ? t->shape[1] : 1; }
+
 static void process_head(void *user, int64_t head) {
   const process *p = user;
   const nsa_tensor *t = p->t;
@@ -197,7 +200,7 @@ void nsai_verify_fill_queries(const nsai_verify_inputs *in, const nsa_tensor *q)
                 .rough = sqrtf(1 - HEAD_SHARE),
                 .level = 1,
                 .heads_per_process = g->heads / g->kv_heads };
-  nsai_verify_parallel(in->threads, q->shape[1], process_head, &p);
+  nsai_verify_parallel(in->threads, stored_heads(q), process_head, &p);
 }
 
 void nsai_verify_fill_keys(const nsai_verify_inputs *in, int branch, const nsa_tensor *k) {
@@ -214,7 +217,7 @@ void nsai_verify_fill_keys(const nsai_verify_inputs *in, int branch, const nsa_t
                 .rough = sqrtf((float)KEY_NOISE),
                 .heads_per_process = 1 };
   key_constants(in->model, &p.a, &p.level);
-  nsai_verify_parallel(in->threads, k->shape[1], process_head, &p);
+  nsai_verify_parallel(in->threads, stored_heads(k), process_head, &p);
 }
 
 void nsai_verify_fill_values(const nsai_verify_inputs *in, int branch, const nsa_tensor *v) {

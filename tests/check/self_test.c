@@ -326,6 +326,29 @@ static int row_is_demanded(FILE *out) {
   return wrong;
 }
 
+/* ---- inputs ---------------------------------------------------------------------------------- */
+
+/* Heads that are one in memory have the numbers of the first, whatever the threads' order: a problem
+ * is the same in every run. Returns 1 if they have not. */
+static int inputs_repeat(FILE *out) {
+  enum { ROWS = 100, HEADS = 7, DIM = 16 };
+  static uint16_t shared[ROWS * DIM], single[ROWS * DIM];
+  const nsai_model model = { .heads = HEADS, .kv_heads = HEADS, .block = 32, .stride = 16 };
+  const nsai_verify_inputs in = { &model, NSAI_VERIFY_FILL_CORRELATED, 1, 8 };
+  nsa_tensor t = { .data = single,
+                   .dtype = NSA_BF16,
+                   .ndim = 3,
+                   .shape = { ROWS, 1, DIM },
+                   .stride = { DIM, DIM, 1 } };
+  nsai_verify_fill_keys(&in, 0, &t);
+  t.data = shared;
+  t.shape[1] = HEADS;
+  t.stride[1] = 0;
+  nsai_verify_fill_keys(&in, 0, &t);
+  return chk_report_damage(out, "heads that share memory", !memcmp(shared, single, sizeof shared),
+                           "they have the numbers of the first head");
+}
+
 int chk_report_damage(FILE *out, const char *name, int seen, const char *text) {
   fprintf(out, "%-24s %s  %s\n", name,
           seen > 0    ? "reported"
@@ -344,5 +367,6 @@ int chk_self_test(chk_plans *plans, FILE *out) {
   }
   unnoticed += expected_follows(plans, out);
   unnoticed += row_is_demanded(out);
+  unnoticed += inputs_repeat(out);
   return unnoticed + plan_is_used(plans, out);
 }
