@@ -5,6 +5,12 @@
  * multiplies dS on tensor cores has it. dS sums to 0 over a row's keys, so the component that
  * the keys share cancels in d_q, but the rounding errors of its terms do not. In a short
  * sequence nothing averages them out. Long sequences are not treated here.
+ *
+ * The errors of a row add up by chance, and implementations round different terms: dS of each branch,
+ * or the sum of window and selected branch where these share K, whose steps are coarser. Errors that
+ * cancel in one may add up in another. So a row's error has the direction that rounding each branch
+ * gives it, and at least the size that either way is expected to give it: a number between two
+ * neighbours of the dtype that lie u apart is off by u^2 / 12 in the mean square.
  */
 #include "verify/backward.h"
 
@@ -30,6 +36,9 @@ typedef struct score_error {
   uint8_t *chosen;                     /* [kv_len]: 1 if the selected branch reads the key */
   double *score, *d_value;             /* [kv_len]: scores and dP of each key; then P and dS */
   double *gates;                       /* [Hq * 3] of the token */
+  double *joined;                      /* [kv_len]: dS of window and selected branch */
+  double error[NSAI_MAX_HEAD_DIM];     /* of the row */
+  double apart, together; /* mean squares of its norm: each branch rounded, or their sum */
 } score_error;
 
 static double rounded(double x, int32_t dtype) {
@@ -37,6 +46,15 @@ static double rounded(double x, int32_t dtype) {
   nsa_tensor t = { .data = &bits, .dtype = dtype };
   nsai_verify_store(&t, 0, (float)x);
   return (double)nsai_verify_load(&t, 0);
+}
+
+/* The distance between neighbours of the dtype at x. */
+static double spacing(double x, int32_t dtype) {
+  int exponent; /* x = m 2^exponent with m in [0.5, 1) */
+  if (x == 0) return 0;
+  frexp(x, &exponent);
+  if (dtype == NSA_BF16) return ldexp(1, exponent - 8); /* 8 bits of significand */
+  return dtype == NSA_F16 ? ldexp(1, exponent < -13 ? -24 : exponent - 11) : 0;
 }
 
 static double activate(nsai_activation activation, double x) {
@@ -104,6 +122,18 @@ static bool sees(const score_error *e, int branch, int64_t key) {
   return e->chosen[key];
 }
 
+/* What rounding dS of one key adds to d_q: the mean square of the norm. */
+static double mean_square(const score_error *e, double d_score, const nsa_tensor *k, int64_t row) {
+  const nsai_model *g = &e->trial->c->model;
+  int64_t kv_head = e->head / (g->heads / g->kv_heads);
+  double step = e->scale * spacing(d_score, g->dtype), squares = 0;
+  for (int32_t c = 0; c < g->head_dim_qk; c++) {
+    double key = nsai_verify_at(k, row, kv_head, c);
+    squares += key * key;
+  }
+  return step * step / 12 * squares;
+}
+
 /* Adds the error of one branch of the row. */
 static void add_branch(score_error *e, int branch) {
   const nsai_model *g = &e->trial->c->model;
@@ -140,10 +170,35 @@ static void add_branch(score_error *e, int branch) {
     double d_score = e->gates[e->head * NSA_BRANCHES + branch] * e->score[i] / sum *
                      (e->d_value[i] - inner / sum);
     double error = e->scale * (rounded(d_score, g->dtype) - d_score);
-    float *to = (float *)e->d_q->data + e->token * e->d_q->stride[0] + e->head * e->d_q->stride[1];
+    double square = mean_square(e, d_score, k, first + i);
     for (int32_t c = 0; c < g->head_dim_qk; c++)
-      to[c] += (float)(error * nsai_verify_at(k, first + i, kv_head, c));
+      e->error[c] += error * nsai_verify_at(k, first + i, kv_head, c);
+    e->apart += square;
+    if (compressed || g->per_branch)
+      e->together += square;
+    else
+      e->joined[i] += d_score;
   }
+}
+
+/* Adds the error of the row over all branches. */
+static void add_row(score_error *e, uint32_t branches) {
+  const nsai_model *g = &e->trial->c->model;
+  float *to = (float *)e->d_q->data + e->token * e->d_q->stride[0] + e->head * e->d_q->stride[1];
+  double squares = 0;
+  for (int64_t i = 0; i < e->kv_len; i++) e->joined[i] = 0;
+  for (int32_t c = 0; c < g->head_dim_qk; c++) e->error[c] = 0;
+  e->apart = e->together = 0;
+  if (branches >> NSA_SEL & 1) choose(e, e->head / (g->heads / g->kv_heads));
+  for (int branch = 0; branch < NSA_BRANCHES; branch++)
+    if (branches >> branch & 1) add_branch(e, branch);
+  for (int64_t i = 0; i < e->kv_len; i++)
+    if (e->joined[i] != 0)
+      e->together += mean_square(e, e->joined[i], &e->io->kv.k[0], e->kv_begin + i);
+  for (int32_t c = 0; c < g->head_dim_qk; c++) squares += e->error[c] * e->error[c];
+  double least = fmax(e->apart, e->together);
+  double factor = squares > 0 ? fmax(1, sqrt(least / squares)) : 0;
+  for (int32_t c = 0; c < g->head_dim_qk; c++) to[c] += (float)(factor * e->error[c]);
 }
 
 /* Adds the rows of one sequence, whose first token is row `token`. */
@@ -155,11 +210,7 @@ static int add_sequence(score_error *e, int32_t s, int64_t token, uint32_t branc
     e->position = c->kv_len[s] - c->q_len[s] + i;
     if (e->position < 0) continue;
     if (!find_gates(e)) return 0;
-    for (e->head = 0; e->head < g->heads; e->head++) {
-      if (branches >> NSA_SEL & 1) choose(e, e->head / (g->heads / g->kv_heads));
-      for (int branch = 0; branch < NSA_BRANCHES; branch++)
-        if (branches >> branch & 1) add_branch(e, branch);
-    }
+    for (e->head = 0; e->head < g->heads; e->head++) add_row(e, branches);
   }
   return 1;
 }
@@ -176,11 +227,12 @@ nsa_status nsai_verify_add_score_error(const nsai_trial_run *trial, const nsa_io
   if (!d_q->data) return NSA_OK;
   e.scale = io->softmax_scale > 0 ? (double)io->softmax_scale : 1 / sqrt((double)g->head_dim_qk);
   e.chosen = malloc(longest);
-  e.score = malloc(2 * longest * sizeof *e.score);
+  e.score = malloc(3 * longest * sizeof *e.score);
   e.gates = malloc((size_t)g->heads * NSA_BRANCHES * sizeof *e.gates);
   if (!e.chosen || !e.score || !e.gates)
     NSAI_TRY_TO(done, nsai_fail_nomem("the scores of a row", longest));
   e.d_value = e.score + longest;
+  e.joined = e.d_value + longest;
   for (int32_t s = 0; s < c->num_seqs; s++) {
     double rows = (double)c->q_len[s] * g->heads, width = g->head_dim_qk + g->head_dim_v;
     e.kv_len = c->kv_len[s];
