@@ -11,6 +11,7 @@
 
 enum {
   OPT_SELF_TEST = 256,
+  OPT_MODEL,
   OPT_CACHE_DIR,
   OPT_TIME_LIMIT,
   OPT_STOP,
@@ -37,6 +38,11 @@ static const struct argp_option options[] = {
   { "count", 'n', "N", 0,
     "Number of random problems: forward and backward (300; on the CPU device 40), and of the cache "
     "(60; on the CPU device 12)",
+    0 },
+  { "model", OPT_MODEL, "N", 0,
+    "Random problems of random model N (from 1) only: --count (20) forward and backward, and as "
+    "many "
+    "scenarios of the cache",
     0 },
   { "short", OPT_SHORT, 0, 0, "The short list only, no random problems unless --count", 0 },
   { "rows", OPT_ROWS, 0, 0,
@@ -145,6 +151,10 @@ static void finish(chk_arguments *a, struct argp_state *state) {
     argp_error(state, "--soak has a scenario of its own: leave out --spread, --searched, --large");
   if (c->large && (c->searched || c->kind == CHK_CACHE_SPLIT))
     argp_error(state, "--large decides what is searched, and splits nothing");
+  if (a->model && (a->problem || a->brief || a->rows))
+    argp_error(state, "--model has random problems only: leave out --problem, --short, --rows");
+  if (a->model && (c->large || c->searched || c->kind == CHK_CACHE_SOAK))
+    argp_error(state, "--large, --searched and --soak have models of their own: leave out --model");
   const bool cpu = a->plans.device == NSAI_VERIFY_DEVICE_CPU;
   if (a->rows && cpu && !a->list) argp_error(state, "--rows needs a GPU, or --list");
   if (a->of_cache && a->areas & (CHK_FORWARD | CHK_BACKWARD))
@@ -163,6 +173,9 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case 'p': a->problem = value; break;
   case 's': a->seed = (uint64_t)chk_option_number("seed", value, 0, INT64_MAX, state); break;
   case 'n': a->count = chk_option_number("count", value, 0, INT64_MAX, state); break;
+  case OPT_MODEL:
+    a->model = (uint64_t)chk_option_number("model", value, 1, INT64_MAX, state);
+    break;
   case 't':
     a->plans.threads = (int)chk_option_number("threads", value, 1, CHK_MAX_THREADS, state);
     break;

@@ -3,8 +3,9 @@
  */
 #include "cases.h"
 
-#include "base/math.h"
+#include "models.h"
 #include "verify/parallel.h"
+#include "verify/rows.h"
 
 /* The lengths and dimensions that other projects' suites test, and the edge rows that this
  * library promises to handle. 104 and 64 replace head dims 100 and 60, which are not multiples
@@ -193,64 +194,6 @@ const char *const chk_short_cases[] = {
   0
 };
 
-/* Group sizes: powers of two, and sizes with much padding. */
-static const int32_t groups[] = { 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64 };
-static const int32_t dims[] = { 16, 24, 32, 40, 64, 72, 96, 104, 128, 136, 192, 256 };
-
-static int32_t choose(nsai_verify_random *random, const int32_t *table, int32_t count) {
-  return table[nsai_verify_pick(random, 0, count - 1)];
-}
-
-/* Random l, d, l', n, n_init, n_local, w that satisfy the divisibility rules. */
-static void random_blocks(nsai_verify_random *random, nsai_model *g) {
-  static const int32_t strides[] = { 4, 8, 16, 16, 32 };
-  g->stride = choose(random, strides, 5);
-  g->block =
-      g->stride * (int32_t)nsai_verify_pick(random, 1, 64 / g->stride < 4 ? 64 / g->stride : 4);
-  int32_t least = (int32_t)nsai_ceil_div(g->block, g->stride), most = 128 / g->stride;
-  /* Mostly 16, 32, 64, for which kernels have their tiles; else any multiple of the stride. */
-  g->select_block = 64;
-  if (nsai_verify_pick(random, 0, 2) == 0 || g->select_block < g->block)
-    g->select_block = g->stride * (int32_t)nsai_verify_pick(random, least, most);
-  g->select_count = (int32_t)nsai_verify_pick(random, 0, 17);
-  g->select_init = (int32_t)nsai_verify_pick(random, 0, g->select_count < 2 ? g->select_count : 2);
-  int32_t rest = g->select_count - g->select_init;
-  g->select_local = (int32_t)nsai_verify_pick(random, 0, rest < 3 ? rest : 3);
-  g->window = nsai_verify_pick(random, 0, 7) ? (int32_t)nsai_verify_pick(random, 1, 300) : 0;
-}
-
-static void random_model(nsai_verify_random *random, nsai_verify_case *c) {
-  nsai_model *g = &c->model;
-  int32_t group = choose(random, groups, sizeof groups / sizeof *groups);
-  g->kv_heads = (int32_t)nsai_verify_pick(random, 1,
-                                          group > 16       ? 1
-                                          : 64 / group < 4 ? 64 / group
-                                                           : 4);
-  g->heads = g->kv_heads * group;
-  g->head_dim_qk = choose(random, dims, sizeof dims / sizeof *dims);
-  g->head_dim_v = nsai_verify_pick(random, 0, 1) ? g->head_dim_qk
-                                                 : choose(random, dims, sizeof dims / sizeof *dims);
-  g->dtype = nsai_verify_pick(random, 0, 3) ? NSA_BF16 : NSA_F16;
-  g->per_branch = nsai_verify_pick(random, 0, 2) == 0;
-  random_blocks(random, g);
-  int64_t phi = nsai_verify_pick(random, 0, 7);
-  g->phi = phi == 0   ? NSAI_PHI_LINEAR
-           : phi == 1 ? NSAI_PHI_MLP
-           : phi == 2 ? NSAI_PHI_EXTERNAL
-                      : NSAI_PHI_MEAN;
-  g->phi_hidden = g->phi == NSAI_PHI_MLP ? 8 * (int32_t)nsai_verify_pick(random, 1, 12) : 0;
-  g->phi_activation = (nsai_activation)nsai_verify_pick(random, 0, 2);
-  g->gate = (nsai_gate_kind)(nsai_verify_pick(random, 0, 5) ? nsai_verify_pick(random, 0, 1)
-                                                            : NSAI_GATE_MLP);
-  if (g->gate == NSAI_GATE_MLP) {
-    g->gate_channels = 8 * (int32_t)nsai_verify_pick(random, 1, 16);
-    g->gate_hidden = 8 * (int32_t)nsai_verify_pick(random, 0, 4);
-    g->gate_activation = (nsai_activation)nsai_verify_pick(random, 0, 2);
-  } else {
-    c->gate_f32 = (int32_t)nsai_verify_pick(random, 0, 1);
-  }
-}
-
 /* A KV length that is likely to be an edge case. */
 static int64_t random_length(nsai_verify_random *random, const nsai_model *g) {
   switch (nsai_verify_pick(random, 0, 7)) {
@@ -281,41 +224,83 @@ static void random_backward(nsai_verify_random *random, nsai_verify_case *c) {
   if (recompute == 1 && c->saved) c->recompute = NSAI_RECOMPUTE_NEVER;
 }
 
-void chk_case_random(uint64_t seed, int64_t number, nsai_verify_case *c) {
-  nsai_verify_random random = { nsai_verify_key(seed, (uint64_t)number), 0 };
-  nsai_verify_case_init(c);
-  random_model(&random, c);
-  c->seed = nsai_verify_bits(random.key, random.next++) % 1000000;
-  c->num_seqs = (int32_t)nsai_verify_pick(&random, 1, 8);
+/* Multiply-adds of one forward pass that a random problem may cost the float64 reference, which
+ * takes about 1 ns for each: a second for a backward pass, which costs several times as much. */
+#define MOST_COST 2e8
+
+/* The same as nsai_verify_case_cost, with the products of phi and of the gate. */
+static double whole_cost(const nsai_verify_case *c) {
+  const nsai_model *g = &c->model;
+  double cost = nsai_verify_case_cost(c), block = 0, token = 0;
+  if (nsai_phi_has_weights(g))
+    block = (double)g->kv_heads * g->block * (g->head_dim_qk + g->head_dim_v) *
+            (g->phi == NSAI_PHI_MLP ? g->phi_hidden : (g->head_dim_qk + g->head_dim_v) / 2);
+  if (g->gate == NSAI_GATE_MLP)
+    token = (double)g->gate_hidden * (g->gate_channels + 3 * g->heads) +
+            (g->gate_hidden ? 0 : 3.0 * g->gate_channels * g->heads);
+  for (int32_t s = 0; s < c->num_seqs; s++)
+    cost += (double)nsai_block_count(g, c->kv_len[s]) * block + (double)c->q_len[s] * token;
+  return cost;
+}
+
+static void random_lengths(nsai_verify_random *random, nsai_verify_case *c) {
+  c->num_seqs = (int32_t)nsai_verify_pick(random, 1, 8);
   for (int32_t s = 0; s < c->num_seqs; s++) {
-    int64_t kv = random_length(&random, &c->model), q = kv;
-    int64_t opts = nsai_verify_pick(&random, 0, 5);
-    if (opts == 0) q = nsai_verify_pick(&random, 0, kv); /* a chunk, or a few new tokens */
+    int64_t kv = random_length(random, &c->model), q = kv;
+    int64_t opts = nsai_verify_pick(random, 0, 5);
+    if (opts == 0) q = nsai_verify_pick(random, 0, kv); /* a chunk, or a few new tokens */
     /* rows before the sequence's first token */
-    if (opts == 1) q = kv + nsai_verify_pick(&random, 0, 20);
-    if (opts == 2) q = kv < 4 ? kv : nsai_verify_pick(&random, 1, 4);
+    if (opts == 1) q = kv + nsai_verify_pick(random, 0, 20);
+    if (opts == 2) q = kv < 4 ? kv : nsai_verify_pick(random, 1, 4);
     c->q_len[s] = q;
     c->kv_len[s] = kv;
   }
-  c->fill = nsai_verify_pick(&random, 0, 1) ? NSAI_VERIFY_FILL_CORRELATED : NSAI_VERIFY_FILL_RANDOM;
-  c->layout = (nsai_verify_layout)nsai_verify_pick(&random, 0, NSAI_VERIFY_LAYOUTS - 1);
-  if (c->layout == NSAI_VERIFY_LAYOUT_PACKED) {
-    c->model.per_branch = 0;
+  while (c->num_seqs > 1 && whole_cost(c) > MOST_COST) c->num_seqs--;
+}
+
+static void random_layout(nsai_verify_random *random, nsai_verify_case *c) {
+  do c->layout = (nsai_verify_layout)nsai_verify_pick(random, 0, NSAI_VERIFY_LAYOUTS - 1);
+  while (c->layout == NSAI_VERIFY_LAYOUT_PACKED && c->model.per_branch);
+  if (c->layout == NSAI_VERIFY_LAYOUT_PACKED)
     for (int32_t s = 0; s < c->num_seqs; s++) c->q_len[s] = c->kv_len[s];
-  }
-  c->slack = nsai_verify_pick(&random, 0, 2) ? 0 : nsai_verify_pick(&random, 1, 100);
-  c->overlap = nsai_verify_pick(&random, 0, 1) == 0;
-  c->no_batch = c->num_seqs == 1 && !c->slack && nsai_verify_pick(&random, 0, 1);
-  int64_t selection = nsai_verify_pick(&random, 0, 5);
-  if (c->model.select_count && selection < 2) {
+  c->slack = nsai_verify_pick(random, 0, 2) ? 0 : nsai_verify_pick(random, 1, 100);
+  c->overlap = nsai_verify_pick(random, 0, 1) == 0;
+  c->no_batch = c->num_seqs == 1 && !c->slack && nsai_verify_pick(random, 0, 1);
+}
+
+/* A problem of the case's model. */
+static void random_problem(nsai_verify_random *random, nsai_verify_case *c) {
+  const nsai_model *g = &c->model;
+  c->seed = nsai_verify_bits(random->key, random->next++) % 1000000;
+  random_lengths(random, c);
+  c->gate_f32 = g->gate != NSAI_GATE_MLP && nsai_verify_pick(random, 0, 1);
+  c->fill = nsai_verify_pick(random, 0, 1) ? NSAI_VERIFY_FILL_CORRELATED : NSAI_VERIFY_FILL_RANDOM;
+  random_layout(random, c);
+  int64_t selection = nsai_verify_pick(random, 0, 5);
+  if (g->select_count && selection < 2) {
     c->selection = selection ? NSA_SELECT_BLOCKS : NSA_SELECT_RANGES;
-    c->index_shared = (int32_t)nsai_verify_pick(&random, 0, 1);
+    c->index_shared = (int32_t)nsai_verify_pick(random, 0, 1);
   }
   /* Some of the branches that the model has; if the pick leaves none, 0: all. */
-  uint32_t has = 1u << NSA_CMP | (c->model.select_count ? 1u << NSA_SEL : 0) |
-                 (c->model.window ? 1u << NSA_WIN : 0);
-  if (nsai_verify_pick(&random, 0, 7) == 0)
-    c->branches = (uint32_t)nsai_verify_pick(&random, 1, 7) & has;
-  if (nsai_verify_pick(&random, 0, 7) == 0) c->softmax_scale = 0.2f;
-  if (nsai_verify_pick(&random, 0, 3) == 0) random_backward(&random, c);
+  uint32_t has =
+      1u << NSA_CMP | (g->select_count ? 1u << NSA_SEL : 0) | (g->window ? 1u << NSA_WIN : 0);
+  if (nsai_verify_pick(random, 0, 7) == 0)
+    c->branches = (uint32_t)nsai_verify_pick(random, 1, 7) & has;
+  if (nsai_verify_pick(random, 0, 7) == 0) c->softmax_scale = 0.2f;
+  if (nsai_verify_pick(random, 0, 3) == 0) random_backward(random, c);
+}
+
+void chk_case_random(uint64_t seed, int64_t number, nsai_verify_case *c) {
+  nsai_verify_random random = { nsai_verify_key(seed, (uint64_t)number), 0 };
+  nsai_verify_case_init(c);
+  chk_model_random(random.key, &c->model);
+  random_problem(&random, c);
+}
+
+void chk_case_random_of(uint64_t model, uint64_t seed, int64_t number, nsai_verify_case *c) {
+  nsai_verify_random random = { nsai_verify_key(nsai_verify_key(model, seed), (uint64_t)number),
+                                0 };
+  nsai_verify_case_init(c);
+  chk_model_random(model, &c->model);
+  random_problem(&random, c);
 }

@@ -8,9 +8,12 @@
 
 #include "verify/case.h"
 
-/* A random case: dimensions, lengths, features, all determined by (seed, number). Small enough
- * that hundreds of them take minutes. */
+/* A random problem of a random model, both determined by (seed, number). Small enough that
+ * hundreds of them take minutes. */
 void chk_case_random(uint64_t seed, int64_t number, nsai_verify_case *c);
+
+/* The same of the model that chk_model_random draws from `model`. */
+void chk_case_random_of(uint64_t model, uint64_t seed, int64_t number, nsai_verify_case *c);
 
 /* The fixed list: cases of other projects' suites and edge rows. Texts; ends with NULL. */
 extern const char *const chk_fixed_cases[];

@@ -65,12 +65,11 @@ static int add_forced(const chk_arguments *a, chk_list *list, nsai_verify_case *
   return chk_list_add(list, c, a->filter);
 }
 
-/* Adds the fixed problems of the requested areas, then random ones in the order of the seed. */
-static int add_plans(const chk_arguments *a, chk_list *list) {
-  int64_t count = a->count;
+#define COUNT_OF_MODEL                                                                             \
+  20 /* random problems of one model: enough to make its kernels worth compiling */
+
+static int add_fixed(const chk_arguments *a, chk_list *list) {
   nsai_verify_case c;
-  if (!(a->areas & (CHK_FORWARD | CHK_BACKWARD))) return 0;
-  if (count < 0) count = a->brief ? 0 : a->plans.device == NSAI_VERIFY_DEVICE_CPU ? 40 : 300;
   for (const char *const *text = a->brief ? chk_short_cases : chk_fixed_cases; *text; text++) {
     char error[256];
     if (nsai_verify_case_parse(*text, &c, error, sizeof error)) {
@@ -79,8 +78,23 @@ static int add_plans(const chk_arguments *a, chk_list *list) {
     }
     if (is_asked_for(a, &c) && add_forced(a, list, &c)) return -1;
   }
+  return 0;
+}
+
+/* Adds the fixed problems of the requested areas, then random ones in the order of the seed; of a
+ * given model only random ones. */
+static int add_plans(const chk_arguments *a, chk_list *list) {
+  int64_t count = a->count;
+  nsai_verify_case c;
+  if (!(a->areas & (CHK_FORWARD | CHK_BACKWARD))) return 0;
+  if (count < 0 && a->model) count = COUNT_OF_MODEL;
+  if (count < 0) count = a->brief ? 0 : a->plans.device == NSAI_VERIFY_DEVICE_CPU ? 40 : 300;
+  if (!a->model && add_fixed(a, list)) return -1;
   for (int64_t i = 0, found = 0; found < count; i++) {
-    chk_case_random(a->seed, i, &c);
+    if (a->model)
+      chk_case_random_of(a->model, a->seed, i, &c);
+    else
+      chk_case_random(a->seed, i, &c);
     if (!is_asked_for(a, &c)) continue;
     if (add_forced(a, list, &c)) return -1;
     found++;
@@ -93,6 +107,8 @@ static int add_scenarios(const chk_arguments *a, chk_list *list) {
   chk_cache_case c = a->cache;
   int64_t count = a->count;
   if (!(a->areas & CHK_CACHE)) return 0;
+  c.model = a->model;
+  if (count < 0 && a->model) count = COUNT_OF_MODEL;
   if (count < 0) count = a->brief ? 5 : a->plans.device == NSAI_VERIFY_DEVICE_CPU ? 12 : 60;
   if (a->cache.kind == CHK_CACHE_SOAK) count = 1;
   for (int64_t i = 0; i < count; i++) {

@@ -29,7 +29,10 @@ row() { autotune show --json variants | jq -r --arg stage "$1" '[.[] | select(.s
     '--soak 5 --steps 1' '--steps 1 --soak 5' '--soak 5 --op decode' '--large --op split' '--large --searched' \
     'forward --large' '--force nothing' '--rows --device cpu' '--problem cache:' '--problem cache:soak' \
     '--problem cache:decode:seed=x' '--problem cache:decode:longest=63' '--problem cache:decode:force=nothing' \
-    '--problem cache:decode:bogus' '--problem fwd:q=1:force=nothing'; do
+    '--problem cache:decode:bogus' '--problem fwd:q=1:force=nothing' '--model 0' '--model 1 --short' \
+    '--model 1 --rows --list' '--model 1 --problem fwd:q=1' '--model 1 --large' '--model 1 --searched' \
+    '--model 1 --soak 5' '--problem cache:decode:model=0' '--problem cache:soak:steps=5:model=1' \
+    '--problem cache:decode:large:model=1'; do
     run -2 --separate-stderr check $wrong
     [[ -n $stderr ]]
   done
@@ -49,6 +52,7 @@ row() { autotune show --json variants | jq -r --arg stage "$1" '[.[] | select(.s
 
 @test "the text of a case is the case: what is printed is read" {
   check --list --count 60 >all
+  check cache --list --model 7 --count 3 >>all
   check cache --list --count 3 --searched --spread --steps 2 --repeats 1 >>all
   check --list --soak 7 --every 3 >>all
   check --list --force "$(row select)" --count 5 >>all

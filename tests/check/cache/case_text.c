@@ -32,6 +32,7 @@ static int parse_named(const char *name, const char *value, chk_cache_case *c) {
   if (!strcmp(name, "force")) return (c->force = nsai_variant_find(value)) ? 0 : -1;
   if (!nsai_parse_integer(value, 0, INT64_MAX, &number)) return -1;
   if (!strcmp(name, "seed")) return c->seed = (uint64_t)number, 0;
+  if (!strcmp(name, "model") && number) return c->model = (uint64_t)number, 0;
   if (!strcmp(name, "steps")) return c->steps = number, 0;
   if (!strcmp(name, "every") && number) return c->every = number, 0;
   if (number > 1 << 20) return -1;
@@ -68,6 +69,8 @@ int chk_cache_case_parse(const char *text, chk_cache_case *c, char *error, size_
     return snprintf(error, size, "a soak needs steps"), -1;
   if (c->kind == CHK_CACHE_SOAK && (c->spread || c->searched || c->large))
     return snprintf(error, size, "a soak has a scenario of its own"), -1;
+  if (c->model && (c->kind == CHK_CACHE_SOAK || c->searched || c->large))
+    return snprintf(error, size, "a soak, searched and large have models of their own"), -1;
   return 0;
 }
 
@@ -79,6 +82,7 @@ void chk_cache_case_print(const chk_cache_case *c, char *text, size_t size) {
   }
   fprintf(out, PREFIX "%s:seed=%llu:longest=%d", kind_names[c->kind], (unsigned long long)c->seed,
           c->longest);
+  if (c->model) fprintf(out, ":model=%llu", (unsigned long long)c->model);
   if (c->searched) fprintf(out, ":searched");
   if (c->large) fprintf(out, ":large");
   if (c->spread) fprintf(out, ":spread");

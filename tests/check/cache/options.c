@@ -3,6 +3,7 @@
  */
 #include "options.h"
 
+#include "models.h"
 #include "verify/parallel.h"
 
 #include <string.h>
@@ -110,14 +111,21 @@ static void choose_lists(uint64_t *random, chk_cache_options *out) {
       selects && out->selection == NSA_SELECT_TOPN && next(random) % 2 && has_probed_rows(out);
 }
 
-static void make_random(uint64_t seed, int32_t longest, chk_cache_options *out) {
+/* The pages of a cache hold a whole number of strides; a model of another stride has rows. */
+static int32_t fit_page(const nsai_model *g, int32_t page_size) {
+  while (page_size > 0 && page_size < NSAI_MAX_PAGE_SIZE && page_size % g->stride) page_size *= 2;
+  return page_size > 0 && page_size % g->stride ? NSA_NONE : page_size;
+}
+
+static void make_random(uint64_t seed, uint64_t model, int32_t longest, chk_cache_options *out) {
   static const int32_t pages[] = { NSA_NONE, 16, 32, 64, 64, 128 };
   static const int32_t q_lens[] = { 1, 1, 2, 4, 5, 16 };
-  uint64_t random = seed * 0x2545f4914f6cdd1dull + 1;
+  uint64_t random = (seed ^ model << 32) * 0x2545f4914f6cdd1dull + 1;
   memset(out, 0, sizeof *out);
   out->seed = seed;
   random_model(&random, &out->model);
-  out->page_size = PICK(&random, pages);
+  if (model) chk_model_random(model, &out->model);
+  out->page_size = fit_page(&out->model, PICK(&random, pages));
   out->hnd = next(&random) % 2;
   out->lists = out->page_size > 0 && next(&random) % 2;
   out->ring = out->model.per_branch && out->model.window && next(&random) % 2;
@@ -135,6 +143,7 @@ static void make_random(uint64_t seed, int32_t longest, chk_cache_options *out) 
   out->masks = !out->graph && next(&random) % 4 == 0;
   choose_lists(&random, out);
   out->counted = next(&random) % 2;
+  if (model) return;
   if (next(&random) % 5 == 0) out->model.gate = NSAI_GATE_MLP;
   bool takes_long = longest >= LONG_FROM, is_long = takes_long && next(&random) % 20 == 0;
   if (is_long)
@@ -182,12 +191,14 @@ static void make_soak(chk_cache_options *out, int32_t longest) {
   out->max_kv_len = longest;
 }
 
-static void make_split(chk_cache_options *out) {
+static void make_split(bool given, chk_cache_options *out) {
   nsai_model *g = &out->model;
   int32_t group = g->heads / g->kv_heads;
   make_prefill(out);
-  g->kv_heads = g->kv_heads < 2 ? g->kv_heads : 2;
-  g->heads = g->kv_heads * (group < 16 ? group : 16);
+  if (!given) {
+    g->kv_heads = g->kv_heads < 2 ? g->kv_heads : 2;
+    g->heads = g->kv_heads * (group < 16 ? group : 16);
+  }
   g->phi = NSAI_PHI_MEAN; /* products of other shapes may round differently */
   if (out->seqs > 3) out->seqs = 3;
   out->masks = out->probed = out->graph = false;
@@ -256,14 +267,14 @@ static void make_large(int32_t op, chk_cache_options *out) {
 
 void chk_cache_options_make(const chk_cache_case *c, chk_cache_options *out) {
   const int32_t op = c->kind == CHK_CACHE_PREFILL ? NSA_OP_PREFILL : NSA_OP_DECODE;
-  make_random(c->seed, c->longest, out);
+  make_random(c->seed, c->model, c->longest, out);
   if (c->searched) make_searched(out);
   if (c->kind == CHK_CACHE_SOAK)
     make_soak(out, c->longest);
   else if (c->large)
     make_large(op, out);
   else if (c->kind == CHK_CACHE_SPLIT)
-    make_split(out);
+    make_split(c->model > 0, out);
   else if (c->kind == CHK_CACHE_PREFILL)
     make_prefill(out);
   out->spread = c->spread;
@@ -276,7 +287,9 @@ void chk_cache_options_make(const chk_cache_case *c, chk_cache_options *out) {
 chk_cache_kind chk_cache_case_kind(const chk_cache_case *c) {
   if (c->large)
     return (c->seed - 1) / LARGE_SCENARIOS / 2 % 2 ? CHK_CACHE_PREFILL : CHK_CACHE_DECODE;
-  if (c->seed % 7 == 0) return CHK_CACHE_SPLIT;
+  nsai_model model = { .phi = NSAI_PHI_MEAN };
+  if (c->model) chk_model_random(c->model, &model);
+  if (c->seed % 7 == 0 && model.phi == NSAI_PHI_MEAN) return CHK_CACHE_SPLIT;
   return c->seed % 2 == 0 ? CHK_CACHE_PREFILL : CHK_CACHE_DECODE;
 }
 

@@ -8,7 +8,8 @@
  *
  * The kind is decode or prefill (steps of that attention), split (one prefill compared with
  * arbitrary pieces of it) or soak. Further fields: searched, large, spread, steps=N, repeats=N,
- * force=NAME; arguments.c explains them.
+ * force=NAME; arguments.c explains them. model=N: the scenario has the model that chk_model_random
+ * draws from N, unchanged (but a split, which compares bits, has phi mean).
  */
 #ifndef CHK_CACHE_OPTIONS_H
 #define CHK_CACHE_OPTIONS_H
@@ -30,6 +31,7 @@ typedef enum chk_cache_kind {
 typedef struct chk_cache_case {
   chk_cache_kind kind;
   uint64_t seed;
+  uint64_t model;            /* of chk_model_random; 0: the scenario draws one */
   int32_t longest;           /* approximate length of the longest sequences, in tokens */
   int64_t steps;             /* -1: the scenario's default; a soak requires a number */
   int64_t every;             /* number of soak steps between two checks */

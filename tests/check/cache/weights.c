@@ -52,8 +52,9 @@ nsa_status chk_cache_make_weights(chk_scenario *sc) {
   const nsai_model *g = &sc->options.model;
   NSAI_TRY(make_phi(sc));
   if (g->gate != NSAI_GATE_MLP) return NSA_OK;
-  NSAI_TRY(make_layer(sc, CHK_CACHE_GATE_W1, g->gate_channels, g->gate_hidden));
-  return make_layer(sc, CHK_CACHE_GATE_W2, g->gate_hidden, (int64_t)g->heads * NSA_BRANCHES);
+  if (g->gate_hidden) NSAI_TRY(make_layer(sc, CHK_CACHE_GATE_W1, g->gate_channels, g->gate_hidden));
+  return make_layer(sc, CHK_CACHE_GATE_W2, g->gate_hidden ? g->gate_hidden : g->gate_channels,
+                    (int64_t)g->heads * NSA_BRANCHES);
 }
 
 nsa_gate chk_cache_gate(const chk_scenario *sc, bool gpu, int64_t rows) {
