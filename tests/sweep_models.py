@@ -21,7 +21,6 @@ line for the seeds that it has finished, also after SIGINT or SIGTERM, to tests/
 """
 import argparse
 import concurrent.futures
-import csv
 import datetime
 import itertools
 import os
@@ -35,9 +34,9 @@ import tempfile
 import time
 
 import random_model
+import sweep_results
 
-TREE = pathlib.Path(__file__).resolve().parent.parent
-RESULTS = TREE / 'tests' / 'results' / 'models.csv'
+RESULTS = sweep_results.TREE / 'tests' / 'results' / 'models.csv'
 ARCHS = 'sm_80,sm_90a,sm_100a,sm_120'
 COLUMNS = ['date', 'commit', 'nvrtc', 'archs', 'first_seed', 'last_seed', 'pairs', 'kernels',
            'refused', 'smaller_tiles', 'last_resorts', 'seconds', 'refusals', 'last_resort_kernels']
@@ -150,33 +149,6 @@ def nvrtc_version(program):
     return match[1]
 
 
-def commit():
-    """The commit of this tree, with a "+" where files differ from it."""
-    def git(*words):
-        return subprocess.run(['git', '-C', TREE, *words], text=True, capture_output=True,
-                              check=True).stdout.strip()
-    changed = git('status', '--porcelain', '--untracked-files=no', '--', ':!tests/results')
-    return git('rev-parse', '--short=12', 'HEAD') + ('+' if changed else '')
-
-
-def next_seed(results):
-    """Behind the last seed of the results; 1 where there are none."""
-    if not results.exists():
-        return 1
-    with results.open(newline='', encoding='utf-8') as lines:
-        return max((int(row['last_seed']) for row in csv.DictReader(lines)), default=0) + 1
-
-
-def append_row(results, row):
-    results.parent.mkdir(exist_ok=True)
-    new = not results.exists()
-    with results.open('a', newline='', encoding='utf-8') as out:
-        writer = csv.DictWriter(out, COLUMNS, lineterminator='\n')
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
-
-
 def summarise(arguments, environment, pairs, seconds):
     """The line of the results."""
     resorts = {f'{name}/{pair.arch}' for pair in pairs for name in pair.last_resorts}
@@ -225,11 +197,13 @@ def main():
     if arguments.show is not None:
         show(arguments)
         return 0
-    environment = {'date': datetime.date.today().isoformat(), 'commit': commit(),
+    environment = {'date': datetime.date.today().isoformat(), 'commit': sweep_results.commit(),
                    'nvrtc': nvrtc_version(arguments.program)}
     os.nice(10)
     start = time.monotonic()
-    first = next_seed(arguments.results) if arguments.first is None else arguments.first
+    first = arguments.first
+    if first is None:
+        first = sweep_results.next_seed(sweep_results.read_rows(arguments.results))
     pairs = sweep(arguments, first)
     seconds = time.monotonic() - start
     if not pairs:
@@ -237,7 +211,7 @@ def main():
         return 1
     row = summarise(arguments, environment, pairs, seconds)
     if not arguments.no_results:
-        append_row(arguments.results, row)
+        sweep_results.append_row(arguments.results, COLUMNS, row)
     print(f'seeds {row["first_seed"]} to {row["last_seed"]}: {row["kernels"]} kernels, '
           f'{row["smaller_tiles"]} with smaller tiles, {row["last_resorts"]} last resorts, '
           f'{60 * len(pairs) / seconds:.1f} pairs a minute')
