@@ -188,6 +188,19 @@ static nsa_status plain_keys(const nsai_verify_tensors *d, wanted *w) {
   return NSA_OK;
 }
 
+/* Gradients through relu: exact, or what the roundings above give, with every unit at the kink on
+ * its other side. */
+static nsa_status plain_kinks(nsai_trial_run *trial, const nsa_batch *batch, const nsa_io *io,
+                              const nsa_tensor *d_o, wanted *w) {
+  if (!nsai_verify_has_kinks(&trial->c->model)) return NSA_OK;
+  for (int slot = NSAI_VERIFY_FIRST_GRADIENT; slot < NSAI_VERIFY_SLOTS; slot++) {
+    if (!w->slot[slot].data || w->plain[slot].data) continue;
+    NSAI_TRY(make_like(&trial->data, slot, &w->plain[slot]));
+    memcpy(w->plain[slot].data, w->slot[slot].data, nsai_verify_tensor_bytes(&w->slot[slot]));
+  }
+  return nsai_verify_add_kink_error(trial, batch, io, d_o, w->plain);
+}
+
 /* Computes the gradients with the usual roundings. */
 static nsa_status plain(nsai_trial_run *trial, const nsa_batch *batch, const nsa_io *io,
                         wanted *w) {
@@ -199,6 +212,7 @@ static nsa_status plain(nsai_trial_run *trial, const nsa_batch *batch, const nsa
   NSAI_TRY_TO(done, round_d_o(&trial->data, &d_o));
   NSAI_TRY_TO(done, plain_rows(trial, batch, io, &d_o, w));
   if (c->d_o_f32) NSAI_TRY_TO(done, plain_rest(trial, batch, io, &d_o, w));
+  NSAI_TRY_TO(done, plain_kinks(trial, batch, io, &d_o, w));
   if (!reads_saved || layers) goto done; /* not available for a gate or phi with layers */
   NSAI_TRY_TO(done, plain_keys(&trial->data, w));
   NSAI_TRY_TO(done, nsai_verify_add_saved_error(trial, batch, io, w->plain));

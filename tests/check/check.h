@@ -42,6 +42,9 @@ nsa_status chk_check_needle(nsai_trial_run *trial, nsai_verify_result *result);
  * stored expected results and requires that they are recomputed. Returns the number of failures. */
 int chk_self_test(chk_plans *plans, FILE *out);
 
+/* Its part for gradients through relu. */
+int chk_kink_self_test(chk_plans *plans, FILE *out);
+
 /* Prints a line of the self-test. `seen`: whether the damage was reported; -1: it could not be
  * injected. Returns 1 for a failure, else 0. */
 int chk_report_damage(FILE *out, const char *name, int seen, const char *text);

@@ -151,6 +151,7 @@ static void inject_bias(nsai_trial_run *trial, int slot) {
 #define FEW "fwd:q=300:s32x6+1+2:fill=correlated:seed=3"
 #define BACK "bwd:q=200:s32x6+1+2:seed=3"
 #define LAYERS "bwd:q=200:s32x6+1+2:phi=linear:gate=mlp.32.16.silu:seed=2"
+#define RELU "bwd:q=200:s32x6+1+2:phi=mlp.16.relu:gate=mlp.32.16.relu:seed=2"
 #define SLOT(name) NSAI_VERIFY_##name
 
 static const damage damages[] = {
@@ -175,6 +176,7 @@ static const damage damages[] = {
   { "gradient of pe", LAYERS, inject_pe, SLOT(D_PHI_V), 0 },
   { "gradient of features", LAYERS, inject_features, SLOT(D_GATE_X), 0 },
   { "gradient of a bias", LAYERS, inject_bias, SLOT(D_GATE_B2), 0 },
+  { "gradient through relu", RELU, inject_weights, SLOT(D_PHI_K) + 2, 0 }, /* w1 */
   { "guard behind weights' gradients", LAYERS, inject_tail, SLOT(D_GATE_W1), 1 },
 };
 
@@ -368,5 +370,6 @@ int chk_self_test(chk_plans *plans, FILE *out) {
   unnoticed += expected_follows(plans, out);
   unnoticed += row_is_demanded(out);
   unnoticed += inputs_repeat(out);
+  unnoticed += chk_kink_self_test(plans, out);
   return unnoticed + plan_is_used(plans, out);
 }
