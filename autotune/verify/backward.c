@@ -22,9 +22,7 @@ struct nsai_verify_expected_grads {
   nsa_tensor slot[NSAI_VERIFY_SLOTS];
   double
       block_sums[2]; /* of K and V: root of the sum of squares of the blocks' gradients, per head */
-  nsa_tensor
-      /* computed with the usual roundings of stored values; only some slots have it */
-      plain[NSAI_VERIFY_SLOTS];
+  nsa_tensor plain[NSAI_VERIFY_SLOTS]; /* computed with the usual roundings of stored values */
 };
 
 typedef nsai_verify_expected_grads wanted;
@@ -159,7 +157,7 @@ done:
   return status;
 }
 
-/* All other gradients, from a rounded d_o. */
+/* All other gradients, from rounded compressed keys and values and a rounded d_o. */
 static nsa_status plain_rest(nsai_trial_run *trial, const nsa_batch *batch, const nsa_io *io,
                              const nsa_tensor *d_o, wanted *w) {
   nsa_tensor rest[NSAI_VERIFY_SLOTS] = { { 0 } };
@@ -172,33 +170,8 @@ static nsa_status plain_rest(nsai_trial_run *trial, const nsa_batch *batch, cons
   nsai_verify_set_grads(rest, &grads);
   grads.accumulate = (uint32_t)trial->c->accumulate;
   grads.d_o = *d_o;
-  return nsai_reference_backward(&trial->c->model, trial->c->selection, trial->c->branches, batch,
-                                 io, &grads, trial->threads);
-}
-
-/* The gradients of keys, so far exact except for the rounding of d_o. */
-static nsa_status plain_keys(const nsai_verify_tensors *d, wanted *w) {
-  for (int slot = NSAI_VERIFY_D_K0; slot <= NSAI_VERIFY_D_K_CMP; slot++) {
-    if (w->plain[slot].data || !w->slot[slot].data ||
-        (slot >= NSAI_VERIFY_D_V0 && slot < NSAI_VERIFY_D_K_CMP))
-      continue;
-    NSAI_TRY(make_like(d, slot, &w->plain[slot]));
-    nsai_verify_copy_rows(&w->plain[slot], &w->slot[slot], 0, w->slot[slot].shape[0]);
-  }
-  return NSA_OK;
-}
-
-/* Gradients through relu: exact, or what the roundings above give, with every unit at the kink on
- * its other side. */
-static nsa_status plain_kinks(nsai_trial_run *trial, const nsa_batch *batch, const nsa_io *io,
-                              const nsa_tensor *d_o, wanted *w) {
-  if (!nsai_verify_has_kinks(&trial->c->model)) return NSA_OK;
-  for (int slot = NSAI_VERIFY_FIRST_GRADIENT; slot < NSAI_VERIFY_SLOTS; slot++) {
-    if (!w->slot[slot].data || w->plain[slot].data) continue;
-    NSAI_TRY(make_like(&trial->data, slot, &w->plain[slot]));
-    memcpy(w->plain[slot].data, w->slot[slot].data, nsai_verify_tensor_bytes(&w->slot[slot]));
-  }
-  return nsai_verify_add_kink_error(trial, batch, io, d_o, w->plain);
+  return nsai_reference_backward_stored(&trial->c->model, trial->c->selection, trial->c->branches,
+                                        batch, io, &grads, trial->threads);
 }
 
 /* Computes the gradients with the usual roundings. */
@@ -211,10 +184,10 @@ static nsa_status plain(nsai_trial_run *trial, const nsa_batch *batch, const nsa
   nsa_status status;
   NSAI_TRY_TO(done, round_d_o(&trial->data, &d_o));
   NSAI_TRY_TO(done, plain_rows(trial, batch, io, &d_o, w));
-  if (c->d_o_f32) NSAI_TRY_TO(done, plain_rest(trial, batch, io, &d_o, w));
-  NSAI_TRY_TO(done, plain_kinks(trial, batch, io, &d_o, w));
+  NSAI_TRY_TO(done, plain_rest(trial, batch, io, &d_o, w));
+  if (nsai_verify_has_kinks(&c->model))
+    NSAI_TRY_TO(done, nsai_verify_add_kink_error(trial, batch, io, &d_o, w->plain));
   if (!reads_saved || layers) goto done; /* not available for a gate or phi with layers */
-  NSAI_TRY_TO(done, plain_keys(&trial->data, w));
   NSAI_TRY_TO(done, nsai_verify_add_saved_error(trial, batch, io, w->plain));
 done:
   if (c->d_o_f32) free(d_o.data);

@@ -152,10 +152,10 @@ static nsa_status execute(nsai_ref_back *back) {
   return NSA_OK;
 }
 
-nsa_status nsai_reference_backward(const nsai_model *model, int32_t selection, uint32_t branches,
-                                   const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,
-                                   int threads) {
-  nsai_ref_problem problem = { 0 };
+static nsa_status backward(const nsai_model *model, int32_t selection, uint32_t branches,
+                           const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,
+                           int threads, bool stored) {
+  nsai_ref_problem problem = { .stored = stored };
   nsai_ref_back back = { .problem = &problem, .grads = grads };
   nsa_status status;
   NSAI_TRY_TO(done, nsai_ref_problem_init(&problem, model, batch, io, threads));
@@ -167,4 +167,16 @@ nsa_status nsai_reference_backward(const nsai_model *model, int32_t selection, u
 done:
   release(&back);
   return status;
+}
+
+nsa_status nsai_reference_backward(const nsai_model *model, int32_t selection, uint32_t branches,
+                                   const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,
+                                   int threads) {
+  return backward(model, selection, branches, batch, io, grads, threads, false);
+}
+
+nsa_status nsai_reference_backward_stored(const nsai_model *model, int32_t selection,
+                                          uint32_t branches, const nsa_batch *batch,
+                                          const nsa_io *io, const nsa_grads *grads, int threads) {
+  return backward(model, selection, branches, batch, io, grads, threads, true);
 }

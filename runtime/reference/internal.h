@@ -106,6 +106,7 @@ typedef struct nsai_ref_problem {
   bool run[NSA_BRANCHES];
   bool select;   /* the library selects blocks: needs the importance */
   bool gated;    /* o is requested */
+  bool stored;   /* k_cmp and v_cmp have the model's dtype, as an implementation stores them */
   double scale;  /* of the softmax */
   int64_t lanes; /* of a KV group */
   nsai_ref_sequences sequences;

@@ -80,6 +80,12 @@ nsa_status nsai_reference_backward(const nsai_model *model, int32_t selection, u
                                    const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,
                                    int threads);
 
+/* The same with compressed keys and values rounded to the model's dtype, as an implementation stores
+ * them. What differs from nsai_reference_backward is the error of that rounding. */
+nsa_status nsai_reference_backward_stored(const nsai_model *model, int32_t selection,
+                                          uint32_t branches, const nsa_batch *batch,
+                                          const nsa_io *io, const nsa_grads *grads, int threads);
+
 /* Computes the importance of `count` token rows, before forcing.
  *
  * tokens  [count]: rows of q
