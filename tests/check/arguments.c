@@ -124,7 +124,7 @@ static error_t parse_cache(int key, const char *value, struct argp_state *state)
   case OPT_SPREAD: c->spread = true; break;
   case OPT_STEPS:
     if (c->kind == CHK_CACHE_SOAK) argp_error(state, "--soak says its --steps");
-    c->steps = chk_option_number("steps", value, 1, 1000, state);
+    c->steps = chk_option_number("steps", value, 1, CHK_CACHE_MOST_STEPS, state);
     break;
   case OPT_REPEATS:
     c->repeats = (int32_t)chk_option_number("repeats", value, 0, 1000, state);

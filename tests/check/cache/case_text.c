@@ -67,6 +67,10 @@ int chk_cache_case_parse(const char *text, chk_cache_case *c, char *error, size_
   if (c->kind == CHK_CACHE_KINDS) return snprintf(error, size, "a kind is missing"), -1;
   if (c->kind == CHK_CACHE_SOAK && c->steps < 1)
     return snprintf(error, size, "a soak needs steps"), -1;
+  if (c->kind != CHK_CACHE_SOAK && c->steps > CHK_CACHE_MOST_STEPS)
+    return snprintf(error, size, "a scenario has at most %d steps, a soak any number",
+                    CHK_CACHE_MOST_STEPS),
+           -1;
   if (c->kind == CHK_CACHE_SOAK && (c->spread || c->searched || c->large))
     return snprintf(error, size, "a soak has a scenario of its own"), -1;
   if (c->model && (c->kind == CHK_CACHE_SOAK || c->searched || c->large))

@@ -46,6 +46,7 @@ typedef struct chk_cache_case {
   ((chk_cache_case){ .seed = 1, .longest = 1500, .steps = -1, .every = 250, .repeats = -1 })
 #define CHK_CACHE_CASE_TEXT 192
 #define CHK_CACHE_LEAST_LONGEST 64
+#define CHK_CACHE_MOST_STEPS 1000 /* of a scenario that is no soak */
 
 /* The kind with the name "decode", "prefill" ...; CHK_CACHE_KINDS for an unknown name. */
 chk_cache_kind chk_cache_kind_find(const char *name);
