@@ -257,11 +257,28 @@ static nsa_status fail_refused(const nsai_compile_request *request, const char *
                    nsai_nvrtc_spec.env);
 }
 
+/* The first NVRTC that knows every instruction of the kernels: st.async, in decode_cluster. */
+#define KNOWS_ALL_SINCE_MAJOR 12
+#define KNOWS_ALL_SINCE_MINOR 1
+
+/* The remedy where the compiler is too old; else "". */
+static void say_too_old(const nsai_nvrtc *nvrtc, char *text, size_t size) {
+  text[0] = '\0';
+  if (nvrtc->major > KNOWS_ALL_SINCE_MAJOR ||
+      (nvrtc->major == KNOWS_ALL_SINCE_MAJOR && nvrtc->minor >= KNOWS_ALL_SINCE_MINOR))
+    return;
+  snprintf(text, size,
+           "\nNVRTC %d.%d does not know all instructions of the kernels: set `%s` or $%s to NVRTC "
+           "%d.%d or newer",
+           (int)nvrtc->major, (int)nvrtc->minor, nsai_nvrtc_spec.config_key, nsai_nvrtc_spec.env,
+           KNOWS_ALL_SINCE_MAJOR, KNOWS_ALL_SINCE_MINOR);
+}
+
 /* Puts the first errors into the error text, and the complete log and the numbered unit into the
  * log. A kernel that only lacks registers counts as refused, like one that spills. */
-static nsa_status fail_compile(nsai_compiler *compiler, const nsai_compile_request *request,
-                               nsai_kernel_image *image) {
-  char errors[4096], why[640];
+static nsa_status fail_compile(nsai_compiler *compiler, const nsai_nvrtc *nvrtc,
+                               const nsai_compile_request *request, nsai_kernel_image *image) {
+  char errors[4096], why[640], too_old[256];
   const char *log = image->log;
   nsai_ptxas_figures figures;
   nsai_ptxas_read_log(log, &figures);
@@ -276,8 +293,9 @@ static nsa_status fail_compile(nsai_compiler *compiler, const nsai_compile_reque
   nsai_log(compiler->logger, NSA_LOG_ERROR, "jit",
            "kernel %s for %s does not compile:", request->name, request->arch);
   nsai_log_lines(compiler->logger, NSA_LOG_ERROR, "jit", log);
-  return nsai_fail(NSA_E_COMPILE, "kernel %s for %s does not compile:\n%s", request->name,
-                   request->arch, errors);
+  say_too_old(nvrtc, too_old, sizeof too_old);
+  return nsai_fail(NSA_E_COMPILE, "kernel %s for %s does not compile:\n%s%s", request->name,
+                   request->arch, errors, too_old);
 }
 
 /* The first NVRTC without the error that sass_check.h detects. */
@@ -370,7 +388,8 @@ nsa_status nsai_compile(nsai_compiler *compiler, const nsai_compile_request *req
   NSAI_TRY_TO(fail, take_log(nvrtc, program, &out->log));
   if (compiler->dump_dir)
     nsai_compiler_dump(compiler->logger, compiler->dump_dir, request, nvrtc, program);
-  if (result == NSAI_NVRTC_COMPILATION) NSAI_TRY_TO(fail, fail_compile(compiler, request, out));
+  if (result == NSAI_NVRTC_COMPILATION)
+    NSAI_TRY_TO(fail, fail_compile(compiler, nvrtc, request, out));
   NSAI_TRY_TO(fail, nsai_nvrtc_status(nvrtc, result, "nvrtcCompileProgram"));
   NSAI_TRY_TO(fail, take_cubin(nvrtc, program, out));
   NSAI_TRY_TO(fail, check_image(compiler, nvrtc, request, out));

@@ -280,3 +280,14 @@ export_small() {
   done
   run -2 autotune compile --arch sm_80 --seed 1 small.yaml
 }
+
+@test "where a kernel does not compile, an NVRTC that is too old is named, with the oldest that is not" {
+  small_model
+  export NSA_NVRTC_PATH=$NSA_FAKE_CUDA FAKE_NVRTC_BAD=compress_mean
+  FAKE_NVRTC_VERSION=12.0 run -5 autotune compile --arch sm_80 small.yaml
+  [[ $output == *'NVRTC 12.0 does not know all instructions'*'`runtime.nvrtc_path` or $NSA_NVRTC_PATH to NVRTC 12.1 or newer'* ]]
+  for version in 12.1 13.0; do
+    FAKE_NVRTC_VERSION=$version run -5 autotune compile --arch sm_80 small.yaml
+    [[ $output == *'does not compile'* && $output != *'or newer'* ]]
+  done
+}

@@ -1,7 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the libnsa authors
 # SPDX-License-Identifier: MIT
 #
-# Loaded by every file here. NSA_AUTOTUNE is the program, NSA_SOURCE the source folder.
+# Loaded by every file here. NSA_AUTOTUNE is the program, NSA_SOURCE the source folder,
+# NSA_FAKE_CUDA a driver and an NVRTC without any hardware (tests/unit/fake_nvrtc.c).
 
 setup() {
   cd "$BATS_TEST_TMPDIR" || return

@@ -5,7 +5,7 @@
  * once, so that tests of plans need no time. FAKE_NVRTC_BAD names a kernel that does not compile;
  * FAKE_NVRTC_FAT one that spills registers, as often as the record's `spills` says, or whose wgmma are
  * serialised, as `serial` says; FAKE_NVRTC_MS lets every compilation take so long; FAKE_NVRTC_BYTES
- * fills images with zeros up to this size.
+ * fills images with zeros up to this size. FAKE_NVRTC_VERSION is another version than 13.0.
  */
 #include "fake_cuda.h"
 
@@ -35,8 +35,10 @@ const char *nvrtcGetErrorString(nsai_nvrtc_result result) {
 }
 
 nsai_nvrtc_result nvrtcVersion(int *major, int *minor) {
+  const char *version = getenv("FAKE_NVRTC_VERSION");
   *major = 13;
   *minor = 0;
+  if (version) sscanf(version, "%d.%d", major, minor);
   return 0;
 }
 
