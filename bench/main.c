@@ -10,6 +10,7 @@
 #include "option.h"
 #include "plot/figures.h"
 #include "problems.h"
+#include "program.h"
 #include "report.h"
 
 #include <argp.h>
@@ -247,22 +248,35 @@ static nsa_status close_file(FILE *file, const char *path) {
   return NSA_OK;
 }
 
-/* Refuses a file whose lines have other columns than those to be written. */
-static nsa_status check_columns(const char *path, void (*write_header)(FILE *)) {
-  char *wanted = NULL, *found = NULL;
-  size_t size = 0, room = 0;
-  FILE *file = fopen(path, "r"), *text = file ? open_memstream(&wanted, &size) : NULL;
-  int differs = 0;
-  if (text) {
-    write_header(text);
-    fclose(text);
-    differs = getline(&found, &room, file) > 0 && strcmp(found, wanted) != 0;
-  }
-  if (file) fclose(file);
-  free(wanted);
+/* Refuses a file that begins with another line than `wanted`. Reads no more of it than that. */
+static nsa_status check_beginning(const char *path, FILE *file, const char *wanted, size_t size) {
+  char *found = malloc(size + 1);
+  if (!found) return nsai_fail_nomem("the columns of a table", size + 1);
+  size_t count = fread(found, 1, size, file);
+  int failed = ferror(file), cause = errno;
+  int differs = count && (count < size || memcmp(found, wanted, size) != 0);
   free(found);
+  if (failed) return nsai_fail(NSA_E_IO, "cannot read %s: %s", path, strerror(cause));
   return differs ? nsai_fail(NSA_E_ARG, "%s has other columns: give --csv another file", path)
                  : NSA_OK;
+}
+
+/* Refuses a file whose lines have other columns than those to be written. */
+static nsa_status check_columns(const char *path, void (*write_header)(FILE *)) {
+  char *wanted = NULL;
+  size_t size = 0;
+  FILE *file = fopen(path, "r");
+  if (!file) return NSA_OK; /* what cannot be opened is reported when it is appended to */
+  nsa_status status = NSA_OK;
+  FILE *text = open_memstream(&wanted, &size);
+  if (text) write_header(text);
+  if (!text || fclose(text))
+    status = nsai_fail_nomem("the columns of a table", size);
+  else
+    status = check_beginning(path, file, wanted, size);
+  fclose(file);
+  free(wanted);
+  return status;
 }
 
 /* *is_new: the file is still empty. */
@@ -506,8 +520,9 @@ int main(int argc, char **argv) {
   arguments a = { .fill = NSAI_VERIFY_FILLS };
   a.plans.device = NSAI_VERIFY_DEVICE_AUTO;
   a.plans.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
+  nsai_program_begin("nsa-bench");
   argp_err_exit_status = 2;
-  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsai_program_parse(&argp, argc, argv, &a);
   if (a.command == DECODE) return run_decode(&a);
   return a.command == PLOT || a.command == TABLE ? run_reader(&a) : run_bench(&a);
 }

@@ -9,6 +9,7 @@
  *   startup CONFIG TOKENS [KEY=VALUE ...]
  */
 #include "driver/cuda_api.h"
+#include "program.h"
 
 #include <nsa/nsa.h>
 #include <stdio.h>
@@ -45,6 +46,7 @@ static nsa_status init_cuda(void) {
 
 int main(int argc, char **argv) {
   const char *overrides[MAX_OVERRIDES + 1] = { NULL };
+  nsai_program_begin("startup");
   if (argc < 3 || argc - 3 > MAX_OVERRIDES) {
     fprintf(stderr, "usage: startup CONFIG TOKENS [KEY=VALUE ...]\n");
     return 2;

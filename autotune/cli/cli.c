@@ -5,6 +5,7 @@
 
 #include "base/duration.h"
 #include "plan/variant.h"
+#include "program.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -113,7 +114,7 @@ void nsai_cli_parse(int argc, char **argv, const struct argp_option *options, ar
                             .args_doc = usage,
                             .doc = help,
                             .children = children };
-  argp_parse(&all, argc, argv, 0, NULL, arguments);
+  nsai_program_parse(&all, argc, argv, arguments);
 }
 
 nsa_status nsai_cli_config(const char *path, const nsai_cli_settings *settings, bool need_model,
@@ -148,19 +149,35 @@ nsa_status nsai_cli_text(nsai_cli_writer write, const void *subject, char **text
 nsa_status nsai_cli_print(nsai_cli_writer write, const void *subject) {
   char *text;
   NSAI_TRY(nsai_cli_text(write, subject, &text));
-  fputs(text, stdout);
+  nsa_status status = nsai_cli_write_file("-", text);
   free(text);
+  return status;
+}
+
+nsa_status nsai_cli_open_out(const char *path, FILE **out) {
+  *out = strcmp(path, "-") ? fopen(path, "wbe") : stdout;
+  if (!*out) return nsai_cli_fail_io(path, "cannot be written", errno);
+  errno = 0; /* a write that fails sets it */
   return NSA_OK;
 }
 
-nsa_status nsai_cli_write_file(const char *path, const char *text) {
-  bool piped = !strcmp(path, "-");
-  FILE *out = piped ? stdout : fopen(path, "wbe");
-  if (!out) return nsai_cli_fail_io(path, "cannot be written", errno);
-  fputs(text, out);
-  int error = fflush(out) || ferror(out) ? errno : 0;
-  if (!piped && fclose(out) && !error) error = errno;
+nsa_status nsai_cli_close_out(const char *path, FILE *out) {
+  int error = 0;
+  if (out == stdout) {
+    error = nsai_program_flush();
+    return error ? nsai_cli_fail_io("standard output", "cannot be written", error) : NSA_OK;
+  }
+  if (ferror(out)) error = errno ? errno : EIO;
+  if (fflush(out)) error = errno;
+  if (fclose(out) && !error) error = errno;
   return error ? nsai_cli_fail_io(path, "cannot be written", error) : NSA_OK;
+}
+
+nsa_status nsai_cli_write_file(const char *path, const char *text) {
+  FILE *out;
+  NSAI_TRY(nsai_cli_open_out(path, &out));
+  fputs(text, out);
+  return nsai_cli_close_out(path, out);
 }
 
 /* ---- time, interruption, progress ---- */

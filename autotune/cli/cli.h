@@ -16,6 +16,7 @@
 #include <argp.h>
 #include <nsa/nsa.h>
 #include <stdbool.h>
+#include <stdio.h>
 
 /* Exit codes, for scripts. */
 enum {
@@ -66,7 +67,7 @@ typedef struct nsai_cli_settings {
   int count;
 } nsai_cli_settings;
 
-/* Parses a subcommand's arguments; exits when they are wrong. `arguments` is the input of `parse`
+/* Parses a subcommand's arguments; exits when they are wrong or cannot be parsed. `arguments` is the input of `parse`
  * and begins with the nsai_cli_settings, which --set fills. `options` may be NULL; `usage`
  * describes the arguments that are no options, NULL: there are none. */
 void nsai_cli_parse(int argc, char **argv, const struct argp_option *options, argp_parser_t parse,
@@ -101,8 +102,14 @@ typedef nsa_status (*nsai_cli_writer)(const void *subject, nsai_writer *out);
 /* The whole text; the caller frees it, NULL after a failure. NSA_E_NOMEM, or what `write` says. */
 nsa_status nsai_cli_text(nsai_cli_writer write, const void *subject, char **text);
 
-/* The same on standard output. */
+/* The same on standard output. NSA_E_IO, too. */
 nsa_status nsai_cli_print(nsai_cli_writer write, const void *subject);
+
+/* Opens a file to be written, "-": standard output. NSA_E_IO. */
+nsa_status nsai_cli_open_out(const char *path, FILE **out);
+
+/* Closes it, or brings standard output to its end. NSA_E_IO when anything of it was not written. */
+nsa_status nsai_cli_close_out(const char *path, FILE *out);
 
 /* Writes a text to a file, "-": to standard output. NSA_E_IO. */
 nsa_status nsai_cli_write_file(const char *path, const char *text);

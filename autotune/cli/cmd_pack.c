@@ -82,7 +82,7 @@ static bool export_item(void *user, const nsai_cache_item *item) {
   return !ferror(e->out);
 }
 
-static nsa_status export_all(nsai_cache *cache, const char *path, export_state *e) {
+static nsa_status export_all(nsai_cache *cache, export_state *e) {
   char digits[NSAI_DIGEST_CHARS];
   nsai_digest_begin(&e->digest);
   fwrite(magic, sizeof magic, 1, e->out);
@@ -91,20 +91,16 @@ static nsa_status export_all(nsai_cache *cache, const char *path, export_state *
   put_number(e->out, (uint64_t)e->entries);
   nsai_digest_end(&e->digest, digits);
   fwrite(digits, DIGITS, 1, e->out);
-  if (fflush(e->out) || ferror(e->out)) return nsai_cli_fail_io(path, "cannot be written", errno);
   return NSA_OK;
 }
 
 static nsa_status export_to(nsai_cache *cache, const char *path, export_state *e) {
-  bool piped = !strcmp(path, "-");
-  if (piped && isatty(STDOUT_FILENO))
+  if (!strcmp(path, "-") && isatty(STDOUT_FILENO))
     return nsai_fail(NSA_E_ARG, "standard output is a terminal: give a FILE, or a pipe");
-  e->out = piped ? stdout : fopen(path, "wbe");
-  if (!e->out) return nsai_cli_fail_io(path, "cannot be written", errno);
-  nsa_status status = export_all(cache, path, e);
-  if (!piped && fclose(e->out) && status == NSA_OK)
-    status = nsai_cli_fail_io(path, "cannot be written", errno);
-  return status;
+  NSAI_TRY(nsai_cli_open_out(path, &e->out));
+  nsa_status status = export_all(cache, e);
+  nsa_status closed = nsai_cli_close_out(path, e->out);
+  return status ? status : closed;
 }
 
 int nsai_cmd_export(int argc, char **argv) {

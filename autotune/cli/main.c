@@ -7,6 +7,7 @@
 #include "cli/cli.h"
 
 #include "base/text.h"
+#include "program.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,6 +71,7 @@ static int refuse_command(const char *word) {
 }
 
 int main(int argc, char **argv) {
+  nsai_program_begin("nsa-autotune");
   argp_err_exit_status = NSAI_EXIT_USAGE;
   if (argc < 2) {
     print_help(stderr);

@@ -4,6 +4,7 @@
 #include "arguments.h"
 
 #include "option.h"
+#include "program.h"
 
 #include <argp.h>
 #include <string.h>
@@ -231,5 +232,5 @@ void chk_arguments_read(int argc, char **argv, chk_arguments *out) {
   out->plans.device = NSAI_VERIFY_DEVICE_AUTO;
   out->plans.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
   argp_err_exit_status = 2;
-  argp_parse(&argp, argc, argv, 0, NULL, out);
+  nsai_program_parse(&argp, argc, argv, out);
 }

@@ -7,6 +7,7 @@
 #include "cache/run_case.h"
 #include "check.h"
 #include "list.h"
+#include "program.h"
 #include "result.h"
 
 #include "base/duration.h"
@@ -89,6 +90,7 @@ int main(int argc, char **argv) {
   chk_plans *plans = NULL;
   chk_list list = { 0 };
   int exit_code = 2;
+  nsai_program_begin("nsacheck");
   chk_arguments_read(argc, argv, &a);
   if (a.rows ? a.list && chk_list_make_rows(&a, &list) : chk_list_make(&a, &list)) goto done;
   if (a.list) {

@@ -140,8 +140,11 @@ char *chk_case_yaml(const nsai_verify_case *c, int32_t device, const char *cache
   if (c->recompute)
     fprintf(out, "  recompute: %s\n", c->recompute == NSAI_RECOMPUTE_NEVER ? "never" : "always");
   write_forced(out, c);
-  fclose(out);
-  return text;
+  /* Without memory the text would be cut off. */
+  bool failed = ferror(out);
+  if (!fclose(out) && !failed) return text;
+  free(text);
+  return NULL;
 }
 
 char *chk_plans_yaml(const chk_plans *plans, const nsai_verify_case *c) {

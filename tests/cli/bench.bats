@@ -20,6 +20,34 @@ TXT
 
 measured=$NSA_SOURCE/bench/results/h200-2026-11-20.csv
 
+@test "what cannot be written is 1" {
+  tiny_problems
+  for arguments in "--help" "--list" "table $measured" "forward --device cpu --threads 1 --problems tiny.txt"; do
+    # shellcheck disable=SC2086 # several arguments
+    run -1 bash -c '"$@" 2>errors >/dev/full' - "$NSA_BENCH" $arguments
+    [[ $(grep -c 'standard output cannot be written' errors) == 1 ]]
+  done
+  for option in json md; do
+    run -1 --separate-stderr bench forward --device cpu --threads 1 --problems tiny.txt --$option /dev/full
+    [[ $stderr == *'cannot write /dev/full'* ]]
+  done
+  # shellcheck disable=SC2016 # $1 is the inner shell's
+  run -1 bash -c '(trap "" XFSZ; ulimit -f 0
+    exec "$1" forward --device cpu --threads 1 --problems tiny.txt --csv full.csv 2>&1) | cat
+    exit "${PIPESTATUS[0]}"' - "$NSA_BENCH"
+  [[ $output == *'cannot write full.csv'* ]]
+  mkdir out
+  ln -s /dev/full out/h200-2026-11-20-speed.svg
+  run -1 --separate-stderr bench plot "$measured" --svg out
+  [[ $stderr == *'cannot write out/h200-2026-11-20-speed.svg'* ]]
+}
+
+@test "a table of endless lines is refused" {
+  tiny_problems
+  run -1 --separate-stderr bench forward --device cpu --threads 1 --problems tiny.txt --csv /dev/zero
+  [[ $stderr == *'/dev/zero has other columns'* ]]
+}
+
 @test "usage errors are 2" {
   run -2 bench frobnicate
   run -2 bench --bogus
@@ -297,10 +325,4 @@ SH
 
 @test "no GPU is 77" {
   "$NSA_BENCH" --problem fwd:q=16 --branches >out.txt 2>err.txt || [[ $? == 77 ]]
-}
-
-@test "a full disk is said" {
-  tiny_problems
-  run -1 --separate-stderr bench --device cpu --problems tiny.txt --filter '*:q=32:*' --json /dev/full
-  [[ $stderr == *'cannot write /dev/full'* ]]
 }

@@ -51,6 +51,94 @@ load common
   [[ $(jq -r .version <<<"$output") == "$version" ]]
 }
 
+# Whatever a command prints must arrive. /dev/full takes nothing, like a full disk.
+fails_on_full() { # STATUS COMMAND...
+  local wanted=$1 lines
+  shift
+  run "-$wanted" bash -c '"$@" 2>errors >/dev/full' - "$@"
+  lines=$(grep -c 'standard output.*cannot be written' errors)
+  ((lines == 1)) || { echo "$*"; cat errors; return 1; }
+}
+
+@test "output that cannot be written is 1, of every command, with one sentence" {
+  small_model
+  fails_on_full 1 "$NSA_AUTOTUNE" --help
+  fails_on_full 1 "$NSA_AUTOTUNE" --version
+  for command in doctor quickstart check config show compile tune report list verify gc export import; do
+    fails_on_full 1 "$NSA_AUTOTUNE" $command --help
+    fails_on_full 1 "$NSA_AUTOTUNE" $command --usage
+  done
+  autotune export pack 2>/dev/null
+  autotune export --records records.yaml 2>/dev/null
+  export NSA_DEVICE=cpu
+  while read -ra command; do
+    # shellcheck disable=SC2086 # the words of a line are the arguments
+    fails_on_full 1 "$NSA_AUTOTUNE" "${command[@]}"
+  done <<'COMMANDS'
+doctor
+doctor --json
+quickstart --tokens 64
+check small.yaml
+config small.yaml
+config --origin small.yaml
+config --schema
+show variants
+show keys --json
+show env
+show arch
+show small.yaml
+show device --arch sm_90a
+compile small.yaml
+list
+list --json
+list --records
+list --records --json
+verify
+gc
+export -
+export --records -
+import pack
+import --records records.yaml
+report --no-run small.yaml
+COMMANDS
+  fails_on_full 1 "$NSACHECK" --list --short
+  fails_on_full 1 "$NSACHECK" --help
+  fails_on_full 1 "$NSACHECK" forward --device cpu --short --json --filter 'compress:*' --time-limit 1
+}
+
+@test "a closed standard output is not taken for a file that is opened later" {
+  small_model
+  run -1 bash -c '"$@" 2>errors >&-' - "$NSA_AUTOTUNE" list
+  grep -q 'standard output cannot be written: Bad file descriptor' errors
+  run -0 bash -c '"$@" 2>errors >&-' - "$NSA_AUTOTUNE" export pack
+  autotune import pack
+}
+
+@test "files that cannot be written are 1, and the message names them" {
+  small_model
+  run -1 --separate-stderr autotune export /dev/full
+  [[ $stderr == *'/dev/full: cannot be written: No space left on device'* ]]
+  run -1 --separate-stderr autotune export --records /dev/full
+  [[ $stderr == *'/dev/full: cannot be written: No space left on device'* ]]
+  mkdir out
+  for file in report.md report.json; do
+    ln -sf /dev/full out/$file
+    run -1 --separate-stderr autotune report --no-run --set runtime.device=cpu --out out small.yaml
+    [[ $stderr == *"out/$file: cannot be written: No space left on device"* ]]
+    rm out/$file
+  done
+}
+
+@test "no memory for the arguments is 1, and says so" {
+  [[ ${NSA_STARVE_FIRST:-} ]] || skip 'with a sanitizer the allocator cannot be replaced'
+  for command in doctor quickstart check config show compile tune report list verify gc export import; do
+    run -1 --separate-stderr env LD_PRELOAD="$NSA_STARVE_FIRST" "$NSA_AUTOTUNE" $command some.yaml
+    [[ -z $output && $stderr == 'nsa-autotune: error: the arguments cannot be parsed: '* ]]
+  done
+  run -1 --separate-stderr env LD_PRELOAD="$NSA_STARVE_FIRST" "$NSACHECK" --list
+  [[ -z $output && $stderr == 'nsacheck: error: the arguments cannot be parsed: '* ]]
+}
+
 @test "no colour where stderr is no terminal" {
   run -2 --separate-stderr autotune frobnicate
   [[ $stderr != *$'\033'* ]]

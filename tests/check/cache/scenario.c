@@ -221,8 +221,11 @@ char *chk_cache_yaml(const chk_cache_options *o, int32_t device, const char *cac
   fprintf(out, "  count_reads: %s\n", o->counted ? "true" : "false");
   if (force)
     fprintf(out, "variants:\n  force: {%s: %s}\n", nsai_stage_name(force->stage), force->name);
-  fclose(out);
-  return text;
+  /* Without memory the text would be cut off. */
+  bool failed = ferror(out);
+  if (!fclose(out) && !failed) return text;
+  free(text);
+  return NULL;
 }
 
 static nsa_status make_context(chk_scenario *sc, const chk_plans_options *given, bool gpu,
