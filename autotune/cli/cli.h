@@ -147,6 +147,10 @@ void nsai_cli_progress_clear(nsai_cli_progress *progress);
  * nsai_cli_progress. */
 void nsai_cli_log(void *user, int32_t level, const char *component, const char *text);
 
+/* The capacity of a file whose `serving` section gives none. */
+#define NSAI_CLI_TOKENS 65536
+#define NSAI_CLI_SEQS 1
+
 /* A configuration and the kernel cache that it names. */
 typedef struct nsai_cli_cache {
   nsai_config *config;

@@ -16,10 +16,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Capacity if neither the file's `serving` section nor --max-kv-len gives one. */
-#define DEFAULT_TOKENS 65536
-#define DEFAULT_SEQS 1
-
 #define MAX_ARCHS 16
 #define MAX_SAMPLE 100
 
@@ -187,7 +183,7 @@ static bool is_packed(int32_t op) {
 }
 
 static int32_t largest_batch(const nsai_config *config) {
-  return config->serving.max_seqs ? config->serving.max_seqs : DEFAULT_SEQS;
+  return config->serving.max_seqs ? config->serving.max_seqs : NSAI_CLI_SEQS;
 }
 
 static nsa_problem problem_of(const arguments *a, const nsai_config *config, int32_t op,
@@ -200,7 +196,7 @@ static nsa_problem problem_of(const arguments *a, const nsai_config *config, int
   p.selection = selects ? a->selection : NSA_SELECT_TOPN;
   p.max_kv_len = max_kv_len;
   p.max_probe_rows = has_rows ? a->probe_rows : 0;
-  p.max_tokens = config->serving.max_tokens ? config->serving.max_tokens : DEFAULT_TOKENS;
+  p.max_tokens = config->serving.max_tokens ? config->serving.max_tokens : NSAI_CLI_TOKENS;
   if (p.max_tokens < max_kv_len) p.max_tokens = max_kv_len;
   if (op == NSA_OP_DECODE) {
     const int32_t q_len = config->serving.max_q_len ? config->serving.max_q_len : 1;
@@ -284,7 +280,7 @@ static nsa_status make_problems(const arguments *a, const nsai_config *config,
                                 nsa_problem problems[MAX_PROBLEMS], size_t *count) {
   int64_t longest = a->max_kv_len                ? a->max_kv_len
                     : config->serving.max_kv_len ? config->serving.max_kv_len
-                                                 : DEFAULT_TOKENS;
+                                                 : NSAI_CLI_TOKENS;
   *count = 0;
   if (a->op && a->op != NSA_OP_FORWARD && a->op != NSA_OP_DENSE)
     return add_problems(a, config, a->op, longest, problems, count);

@@ -12,26 +12,38 @@
 
 typedef struct check_arguments {
   nsai_cli_settings settings;
-  int code;
+  bool no_model; /* the files may be without one */
+  const char **files;
+  int file_count;
 } check_arguments;
 
-/* Reports everything about one file. */
-static int check_file(const char *path, const nsai_cli_settings *settings) {
+static const struct argp_option check_options[] = {
+  { "no-model", 'm', 0, 0,
+    "A file may be without `model`: that of a machine, or of a host which gives nsa_options.model",
+    0 },
+  { 0 },
+};
+
+/* Reports everything about one file, by the rule of nsa_create. */
+static int check_file(const char *path, const check_arguments *a) {
   nsai_config *config = NULL;
-  nsa_status status = nsai_cli_config(path, settings, false, &config);
+  nsa_status status = nsai_cli_config(path, &a->settings, !a->no_model, &config);
+  bool has_model = config && config->has_model;
   nsai_config_destroy(config);
   if (status != NSA_OK) return nsai_cli_fail(status);
-  printf("%s: ok\n", path);
+  printf("%s: ok%s\n", path,
+         has_model ? "" : ", for hosts that give the model: it has no section `model`");
   return NSAI_EXIT_OK;
 }
 
 static error_t parse_check(int key, char *value, struct argp_state *state) {
   check_arguments *a = state->input;
-  int code;
+  (void)value;
   switch (key) {
-  case ARGP_KEY_ARG:
-    code = check_file(value, &a->settings);
-    if (code) a->code = code;
+  case 'm': a->no_model = true; break;
+  case ARGP_KEY_ARGS:
+    a->files = (const char **)state->argv + state->next;
+    a->file_count = state->argc - state->next;
     break;
   case ARGP_KEY_NO_ARGS: argp_usage(state); break;
   default: return ARGP_ERR_UNKNOWN;
@@ -41,11 +53,16 @@ static error_t parse_check(int key, char *value, struct argp_state *state) {
 
 int nsai_cmd_check(int argc, char **argv) {
   static const char help[] =
-      "Checks configuration files: every problem with file, line and column to stderr.\vExit "
-      "status 3 when a file is wrong.";
+      "Checks configuration files as nsa_create does: every problem with file, line and column to "
+      "stderr.\vExit status 3 when a file is wrong.";
   check_arguments a = { 0 };
-  nsai_cli_parse(argc, argv, NULL, parse_check, "FILE...", help, &a);
-  return a.code;
+  int code = NSAI_EXIT_OK;
+  nsai_cli_parse(argc, argv, check_options, parse_check, "FILE...", help, &a);
+  for (int i = 0; i < a.file_count; i++) {
+    int failed = check_file(a.files[i], &a);
+    if (failed) code = failed;
+  }
+  return code;
 }
 
 /* ---- config ---- */

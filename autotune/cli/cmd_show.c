@@ -212,13 +212,24 @@ static nsa_status explain(const void *subject, nsai_writer *out) {
   return NSA_OK;
 }
 
+/* What the `serving` section does not give is what compile takes in its place. */
+static nsa_problem problem_of(const nsai_config *config, int32_t op) {
+  nsa_problem p = NSA_PROBLEM_INIT;
+  bool cached = op == NSA_OP_PREFILL || op == NSA_OP_DECODE || op == NSA_OP_APPEND;
+  int64_t tokens = config->serving.max_tokens, kv_len = config->serving.max_kv_len;
+  p.op = op;
+  if (!tokens && op != NSA_OP_DECODE) /* those of a step follow from its sequences */
+    p.max_tokens = kv_len ? kv_len : NSAI_CLI_TOKENS;
+  if (!kv_len && cached) p.max_kv_len = tokens ? tokens : NSAI_CLI_TOKENS;
+  return p;
+}
+
 /* `comma`: text before its JSON object. */
 static nsa_status write_problem(nsa_ctx *ctx, int32_t op, bool json, const char *comma,
                                 nsai_writer *out) {
-  explain_subject subject = { ctx, NSA_PROBLEM_INIT };
+  explain_subject subject = { ctx, problem_of(ctx->config, op) };
   nsa_caps caps = NSA_CAPS_INIT;
   char name[1024], *text;
-  subject.problem.op = op;
   NSAI_TRY(nsa_query(ctx, &subject.problem, &caps));
   NSAI_TRY(nsai_cli_text(explain, &subject, &text));
   if (json) {

@@ -314,8 +314,11 @@ void nsai_config_check_rules(const nsai_config *config, nsai_mark main, nsai_dia
     check_dtype(&c);
     check_threshold(&c);
   } else if (config->need_model) {
-    nsai_diag_add(diag, NSAI_ERROR, main, "model",
-                  "missing: the heads and blocks of the model, see configs/base.yaml");
+    nsai_diag_add(
+        diag, NSAI_ERROR, main, "model",
+        "missing: the heads and blocks of the model, see configs/base.yaml; a file without "
+        "them needs a host that gives nsa_options.model or the section in yaml_text "
+        "(`nsa-autotune check --no-model` checks such a file)");
   }
   check_serving(&c);
   check_pages(&c);

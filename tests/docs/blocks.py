@@ -14,7 +14,7 @@ language and on the comment right above it:
     <!-- not run: REASON --> of the two above: is not run, for one of REASONS; its options and files
                              must exist
     <!-- file: NAME -->      the block is written to NAME; a script of the page has to use it. YAML
-                             must also pass `nsa-autotune check`
+                             must also pass `nsa-autotune check --no-model`
     <!-- excerpt: PATH -->   the block is part of the file PATH of the repository, word for word
     mermaid, text            nothing
 
@@ -194,7 +194,7 @@ def write_file(desk, block, name):
         raise Wrong(f"{name} is no name for a new file")
     path.write_text(block.text, encoding="utf-8")
     if block.language == "yaml":
-        run_script(desk, block._replace(text=f"nsa-autotune check {shlex.quote(name)}"))
+        run_script(desk, block._replace(text=f"nsa-autotune check --no-model {shlex.quote(name)}"))
     else:
         desk.files.add(name)
     if block.language == "c":

@@ -87,6 +87,30 @@ static void test_bad_configurations(void **state) {
   refuse(NULL, &o, NSA_E_CONFIG, "colour");
 }
 
+/* tests/cli/config.bats demands the same of check, compile and show. */
+static void test_least_configuration(void **state) {
+  const nsa_model model = INIT(nsa_model, .heads = 8, .kv_heads = 2, .head_dim_qk = 64);
+  const char *sentence =
+      "model: missing: the heads and blocks of the model, see configs/base.yaml; a file without "
+      "them "
+      "needs a host that gives nsa_options.model or the section in yaml_text (`nsa-autotune check "
+      "--no-model` checks such a file)";
+  nsa_ctx *ctx;
+  nsa_options o = options_of("nsa: 1\n");
+  o.device = "cpu";
+  refuse(NULL, &o, NSA_E_CONFIG, sentence);
+  o.yaml_text = NULL;
+  refuse(NULL, &o, NSA_E_CONFIG, sentence);
+  o.yaml_text = "nsa: 1\n";
+  o.model = &model;
+  machine_expect("a model beside the text", nsa_create(NULL, &o, &ctx), NSA_OK, NULL);
+  nsa_destroy(ctx);
+  o = options_of(MODEL);
+  o.device = "cpu";
+  machine_expect("heads alone", nsa_create(NULL, &o, &ctx), NSA_OK, NULL);
+  nsa_destroy(ctx);
+}
+
 static void test_overrides(void **state) {
   static const char *const list[] = { "model.heads=16", "runtime.jit=never", NULL };
   char text[8192];
@@ -409,12 +433,19 @@ static void test_bad_plans(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_bad_options), cmocka_unit_test(test_bad_configurations),
-    cmocka_unit_test(test_overrides),   cmocka_unit_test(test_device),
-    cmocka_unit_test(test_texts),       cmocka_unit_test(test_names),
-    cmocka_unit_test(test_log),         cmocka_unit_test(test_fork),
-    cmocka_unit_test(test_order),       cmocka_unit_test(test_threads),
-    cmocka_unit_test(test_bad_plans),   cmocka_unit_test(test_trace),
+    cmocka_unit_test(test_bad_options),
+    cmocka_unit_test(test_bad_configurations),
+    cmocka_unit_test(test_least_configuration),
+    cmocka_unit_test(test_overrides),
+    cmocka_unit_test(test_device),
+    cmocka_unit_test(test_texts),
+    cmocka_unit_test(test_names),
+    cmocka_unit_test(test_log),
+    cmocka_unit_test(test_fork),
+    cmocka_unit_test(test_order),
+    cmocka_unit_test(test_threads),
+    cmocka_unit_test(test_bad_plans),
+    cmocka_unit_test(test_trace),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -363,7 +363,7 @@ static void test_files_that_cannot_be_read(void **state) {
 
 static void test_need_model(void **state) {
   nsai_config_request request = REQUEST(.text = "nsa: 1\n", .name = "t.yaml", .need_model = true);
-  expect_failure(&request, NSA_E_CONFIG, "t.yaml:1:1: error: model: missing: ");
+  expect_failure(&request, NSA_E_CONFIG, "t.yaml:1:1: error: model: missing: the heads and blocks of ");
   request.text = NULL;
   expect_failure(&request, NSA_E_CONFIG, "error: model: missing: ");
   request.need_model = false;
