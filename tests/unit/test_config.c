@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../comma_locale.h"
 #include "config_fixture.h"
 
 /* ---- values ---- */
@@ -363,7 +364,8 @@ static void test_files_that_cannot_be_read(void **state) {
 
 static void test_need_model(void **state) {
   nsai_config_request request = REQUEST(.text = "nsa: 1\n", .name = "t.yaml", .need_model = true);
-  expect_failure(&request, NSA_E_CONFIG, "t.yaml:1:1: error: model: missing: the heads and blocks of ");
+  expect_failure(&request, NSA_E_CONFIG,
+                 "t.yaml:1:1: error: model: missing: the heads and blocks of ");
   request.text = NULL;
   expect_failure(&request, NSA_E_CONFIG, "error: model: missing: ");
   request.need_model = false;
@@ -507,6 +509,25 @@ static void expect_round_trip(const nsai_config *c) {
   free(second);
 }
 
+/* A host's locale with a decimal comma changes nothing of what is read and written. */
+static void test_comma_locale(void **state) {
+  nsai_config *c = load_text(full, NULL);
+  char *plain = dump(c, false);
+  nsai_config_destroy(c);
+  if (!comma_locale_enter()) {
+    free(plain);
+    skip();
+  }
+  c = load_text(full, NULL);
+  char *with_comma = dump(c, false);
+  expect_round_trip(c);
+  comma_locale_leave();
+  assert_string_equal(with_comma, plain);
+  nsai_config_destroy(c);
+  free(with_comma);
+  free(plain);
+}
+
 static void test_dump(void **state) {
   nsai_config *c = load_text(full, NULL);
   expect_round_trip(c);
@@ -616,6 +637,7 @@ int main(void) {
     cmocka_unit_test(test_profile_tuning),
     cmocka_unit_test(test_profile_breaks_rule),
     cmocka_unit_test(test_profiles_are_replaced),
+    cmocka_unit_test(test_comma_locale),
     cmocka_unit_test(test_dump),
     cmocka_unit_test(test_shipped_files),
     cmocka_unit_test(test_schema_file),

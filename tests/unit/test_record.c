@@ -3,10 +3,10 @@
  *
  * One tuning record: its timings, merging, its text and what the text may not be.
  */
+#include "../comma_locale.h"
 #include "../record_fixture.h"
 
 #include <float.h>
-#include <locale.h>
 #include <math.h>
 
 static void test_timings(void **state) {
@@ -135,11 +135,9 @@ static void test_merge_mismatch(void **state) {
 
 /* ---- the text ---- */
 
-static void test_round_trip(void **state) {
+static void check_reals(void) {
   size_t size;
   nsai_record *r = record_full(1), *again;
-  /* Whatever the process's locale, the text has points. */
-  setlocale(LC_ALL, "de_DE.UTF-8");
   static const double reals[] = { 0, 0.1, 1.0 / 3, DBL_MIN, DBL_TRUE_MIN, 123456.75, 1e12, 5e-324 };
   for (size_t i = 0; i < sizeof reals / sizeof reals[0]; i++) {
     r->union8 = reals[i];
@@ -151,7 +149,34 @@ static void test_round_trip(void **state) {
     nsai_record_destroy(again);
     free(text);
   }
-  setlocale(LC_ALL, "C");
+  nsai_record_destroy(r);
+}
+
+/* Whatever the process's locale, the text has points, and is read. */
+static void test_comma_locale(void **state) {
+  size_t size, size_with_comma;
+  nsai_record *r = record_full(1);
+  r->union8 = 123456.75;
+  char *text = record_text(r, &size);
+  if (!comma_locale_enter()) {
+    free(text);
+    nsai_record_destroy(r);
+    skip();
+  }
+  check_reals();
+  char *with_comma = record_text(r, &size_with_comma);
+  comma_locale_leave();
+  assert_string_equal(with_comma, text);
+  assert_non_null(strstr(text, "123456.75"));
+  nsai_record_destroy(r);
+  free(with_comma);
+  free(text);
+}
+
+static void test_round_trip(void **state) {
+  size_t size;
+  nsai_record *r = record_full(1), *again;
+  check_reals();
   char *text = record_text(r, &size);
   assert_int_equal(nsai_record_parse(text, size, &again), NSA_OK);
   assert_string_equal(again->device, r->device);
@@ -351,9 +376,10 @@ int main(void) {
     cmocka_unit_test(test_timings),        cmocka_unit_test(test_baselines),
     cmocka_unit_test(test_merge),          cmocka_unit_test(test_merge_failed_winner),
     cmocka_unit_test(test_merge_mismatch), cmocka_unit_test(test_round_trip),
-    cmocka_unit_test(test_write_behind),   cmocka_unit_test(test_not_utf8),
-    cmocka_unit_test(test_every_flip),     cmocka_unit_test(test_refused_texts),
-    cmocka_unit_test(test_too_large),      cmocka_unit_test(test_check),
+    cmocka_unit_test(test_comma_locale),   cmocka_unit_test(test_write_behind),
+    cmocka_unit_test(test_not_utf8),       cmocka_unit_test(test_every_flip),
+    cmocka_unit_test(test_refused_texts),  cmocka_unit_test(test_too_large),
+    cmocka_unit_test(test_check),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
