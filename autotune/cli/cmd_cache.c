@@ -72,7 +72,9 @@ nsa_status nsai_cli_demand_readable(int64_t unreadable) {
 
 typedef struct listing {
   nsai_writer *json; /* NULL: text on stdout */
-  int64_t entries, bad;
+  int64_t files;     /* all that follow */
+  int64_t entries;   /* valid ones, whose size is `bytes` */
+  int64_t bad, foreign;
   int64_t unreadable; /* of the bad ones */
   uint64_t bytes;
 } listing;
@@ -99,6 +101,7 @@ static void list_json(nsai_writer *out, const nsai_cache_item *item, const char 
   nsai_write_json_member(out, ", ", "folder", item->folder);
   nsai_write_json_member(out, ", ", "file", item->file);
   nsai_write_json_member(out, ", ", "problem", item->problem);
+  nsai_write(out, ", \"foreign\": %s", item->foreign ? "true" : "false");
   if (!item->problem) {
     nsai_write_json_member(out, ", ", "kernel", item->entry);
     nsai_write_json_member(out, ", ", "arch", item->arch);
@@ -115,15 +118,17 @@ static bool list_item(void *user, const nsai_cache_item *item) {
   char used[32];
   format_time(item->used_at, used);
   if (l->json) {
-    nsai_write(l->json, "%s\n  ", l->entries ? "," : "");
+    nsai_write(l->json, "%s\n  ", l->files ? "," : "");
     list_json(l->json, item, used);
   } else {
     list_text(item, used);
   }
-  l->entries++;
-  l->bad += item->problem != NULL;
+  l->files++;
+  l->entries += !item->problem;
+  l->foreign += item->foreign;
+  l->bad += item->problem && !item->foreign;
   l->unreadable += item->unreadable;
-  l->bytes += item->bytes;
+  if (!item->problem) l->bytes += item->bytes;
   return true;
 }
 
@@ -138,8 +143,10 @@ static nsa_status write_json(const void *subject, nsai_writer *out) {
   nsai_write(out, "{\"entries\": [");
   NSAI_TRY(nsai_cache_each(s->cache, list_item, &l));
   *s->unreadable = l.unreadable;
-  nsai_write(out, "],\n \"count\": %" PRId64 ", \"bad\": %" PRId64 ", \"bytes\": %" PRIu64 "}\n",
-             l.entries, l.bad, l.bytes);
+  nsai_write(out,
+             "],\n \"count\": %" PRId64 ", \"bad\": %" PRId64 ", \"foreign\": %" PRId64
+             ", \"bytes\": %" PRIu64 "}\n",
+             l.entries, l.bad, l.foreign, l.bytes);
   return NSA_OK;
 }
 
@@ -152,6 +159,7 @@ static nsa_status print_list(nsai_cache *cache, int64_t *unreadable) {
   printf("%" PRId64 " %s, %s", l.entries, l.entries == 1 ? "entry" : "entries",
          nsai_cli_bytes(l.bytes, size));
   if (l.bad) printf(", %" PRId64 " bad (`nsa-autotune verify` removes damaged ones)", l.bad);
+  if (l.foreign) printf(", %" PRId64 " foreign", l.foreign);
   for (int32_t i = 0; nsai_cache_tier(cache, i, &tier); i++)
     printf("%s %s%s%s", i ? "," : " in", tier.path, tier.used ? "" : ": ",
            tier.used ? "" : tier.state);

@@ -71,7 +71,7 @@ static bool export_item(void *user, const nsai_cache_item *item) {
   export_state *e = user;
   if (item->problem) {
     fprintf(stderr, "left out: %s/%s: %s\n", item->folder, item->file, item->problem);
-    e->bad++;
+    e->bad += !item->foreign;
     return true;
   }
   put_number(e->out, item->bytes);

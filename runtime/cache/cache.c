@@ -220,7 +220,7 @@ static bool load_any(nsai_cache *cache, int32_t tier, const nsai_kernel_key *key
   if (nsai_dirs_list(cache->folders.fd[tier], CACHE_ENDING, false, &names, &count) != NSA_OK)
     return false;
   for (size_t i = 0; i < count && !found; i++)
-    if (strncmp(names[i], key->digest, prefix) == 0 && names[i][prefix] == '-')
+    if (strncmp(names[i], key->digest, prefix) == 0 && nsai_cache_is_entry_name(names[i]))
       found = load_entry(cache, tier, names[i], key, out);
   nsai_dirs_free_list(names, count);
   return found;

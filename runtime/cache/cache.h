@@ -83,6 +83,7 @@ typedef struct nsai_cache_item {
   /* NULL: valid; else what is wrong, and only folder, file, bytes and unreadable are set */
   const char *problem;
   bool unreadable; /* what is wrong may pass: the file may be whole */
+  bool foreign;    /* no entry at all: its name is no kernel's. It stays as it is */
   uint64_t bytes;  /* of the file */
   int64_t used_at; /* seconds since 1970; 0: unknown */
   const char *entry, *arch, *compiler_id;
@@ -95,16 +96,18 @@ typedef struct nsai_cache_item {
 /* Return false to stop. */
 typedef bool (*nsai_cache_item_fn)(void *user, const nsai_cache_item *item);
 
-/* Visits and verifies every entry of all folders, ordered by name. NSA_E_NOMEM; NSA_E_CACHE: a folder
+/* Visits and verifies every entry of all folders, ordered by name, and foreign files with the ending of
+ * entries. An entry is a regular file whose name is that of its key. NSA_E_NOMEM; NSA_E_CACHE: a folder
  * cannot be listed completely. */
 nsa_status nsai_cache_each(nsai_cache *cache, nsai_cache_item_fn fn, void *user);
 
 /* Verifies every entry and removes damaged ones from the user's folder. `*bad` counts unreadable ones,
- * too, which stay. The same errors. */
+ * too, which stay. Foreign files are named in the log, and not counted. The same errors. */
 nsa_status nsai_cache_verify(nsai_cache *cache, int64_t *good, int64_t *bad);
 
 /* Removes temporary files of dead processes, and the least recently used entries of the user's
- * folder until at most `limit` bytes remain. NSA_E_CACHE when the folder is not writable. */
+ * folder until at most `limit` bytes remain. Counts and removes nothing else. NSA_E_CACHE when the
+ * folder is not writable. */
 nsa_status nsai_cache_gc(nsai_cache *cache, uint64_t limit, int64_t *removed, uint64_t *bytes_left);
 
 /* Checks the bytes of an exported entry and adds it to the user's folder, in the place of a damaged

@@ -135,11 +135,23 @@ const char *nsai_cache_entry_decode(const void *bytes, size_t size, nsai_cache_e
   return NULL;
 }
 
+#define COMPILER_DIGITS 16 /* of the compiler id's digest */
+
+/* The number of hexadecimal digits, as digests have them, that a text begins with. */
+static size_t count_digits(const char *text) { return strspn(text, "0123456789abcdef"); }
+
+bool nsai_cache_is_entry_name(const char *name) {
+  if (count_digits(name) != NSAI_DIGEST_CHARS - 1 || name[NSAI_DIGEST_CHARS - 1] != '-')
+    return false;
+  name += NSAI_DIGEST_CHARS;
+  return count_digits(name) == COMPILER_DIGITS && !strcmp(name + COMPILER_DIGITS, ".nsak");
+}
+
 void nsai_cache_entry_name(const char *key_digest, const char *compiler_id,
                            char name[NSAI_CACHE_NAME_CHARS]) {
   char compiler[NSAI_DIGEST_CHARS];
   nsai_digest_hex(compiler_id, strlen(compiler_id), compiler);
   /* Half of the second digest is enough: a key meets few compilers, and the entry contains the
    * full id. */
-  snprintf(name, NSAI_CACHE_NAME_CHARS, "%s-%.16s.nsak", key_digest, compiler);
+  snprintf(name, NSAI_CACHE_NAME_CHARS, "%s-%.*s.nsak", key_digest, COMPILER_DIGITS, compiler);
 }

@@ -52,6 +52,9 @@ const char *nsai_cache_entry_decode(const void *data, size_t size, nsai_cache_en
 void nsai_cache_entry_name(const char *key_digest, const char *compiler_id,
                            char name[NSAI_CACHE_NAME_CHARS]);
 
+/* Whether a name has the form of such names. Other files of a cache's folder are somebody else's. */
+bool nsai_cache_is_entry_name(const char *name);
+
 /* Encodes the two numbers of the time stamp. */
 void nsai_cache_stamp_encode(int64_t used_at, unsigned char out[NSAI_CACHE_STAMP_BYTES]);
 int64_t nsai_cache_stamp_decode(const unsigned char in[NSAI_CACHE_STAMP_BYTES]);

@@ -33,6 +33,12 @@ static nsa_status visit_file(nsai_cache *cache, int32_t tier, const char *name,
   nsai_cache_entry entry = { 0 };
   nsai_cache_item item = { .folder = cache->folders.info[tier].path, .file = name };
   char *data, fault[NSAI_FILES_FAULT_CHARS];
+  if (!nsai_cache_is_entry_name(name)) {
+    item.foreign = true;
+    item.problem = "is no entry: it has the name of no kernel";
+    *go_on = fn(user, &item);
+    return NSA_OK;
+  }
   switch (nsai_files_read_trusted(cache->folders.fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st,
                                   fault)) {
   case NSAI_FILES_MISSING: return NSA_OK;
@@ -91,8 +97,8 @@ static bool verify_item(void *user, const nsai_cache_item *item) {
     counts->good++;
     return true;
   }
-  counts->bad++;
-  bool gone = !item->unreadable && item->folder == cache->folders.info[0].path &&
+  counts->bad += !item->foreign;
+  bool gone = !item->foreign && !item->unreadable && item->folder == cache->folders.info[0].path &&
               nsai_dirs_writable(&cache->folders) &&
               fstatat(cache->folders.fd[0], item->file, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
               nsai_files_unlink_same(cache->folders.fd[0], item->file, &st);
@@ -135,6 +141,27 @@ static int compare_age(const void *a, const void *b) {
   return strcmp(x->name, y->name);
 }
 
+/* Whether a file is an entry, as far as that can be seen without reading all of them: a regular file with
+ * the name of one. Of an entry with several names only its own counts, so that its bytes count once, and
+ * that evicting it makes room. */
+static bool is_entry(int folder, const char *name, struct stat *st) {
+  nsai_cache_entry entry;
+  struct stat opened;
+  char *data, fault[NSAI_FILES_FAULT_CHARS];
+  if (!nsai_cache_is_entry_name(name) || fstatat(folder, name, st, AT_SYMLINK_NOFOLLOW) != 0 ||
+      !S_ISREG(st->st_mode))
+    return false;
+  if (st->st_nlink < 2) return true;
+  /* What cannot be read, or is damaged, takes room under one of its names at least. */
+  if (nsai_files_read_trusted(folder, name, NSAI_CACHE_ENTRY_MAX, &data, &opened, fault) !=
+      NSAI_FILES_PRESENT)
+    return true;
+  bool other = nsai_cache_entry_decode(data, (size_t)opened.st_size, &entry) == NULL &&
+               check_file(name, data, (size_t)opened.st_size, &entry) != NULL;
+  free(data);
+  return !other;
+}
+
 /* Sums the sizes; with `aged`, lists what may be evicted. Also removes temporary files of dead
  * processes. */
 static uint64_t measure(int folder, char **names, size_t count, aged_file *aged, size_t *files) {
@@ -146,7 +173,7 @@ static uint64_t measure(int folder, char **names, size_t count, aged_file *aged,
       nsai_files_remove_abandoned(folder, names[i]);
       continue;
     }
-    if (fstatat(folder, names[i], &st, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    if (!is_entry(folder, names[i], &st)) continue;
     total += (uint64_t)st.st_size;
     if (aged)
       aged[(*files)++] =

@@ -107,6 +107,33 @@ load common
   [[ $output == *'0 good, 0 bad'* ]]
 }
 
+@test "a link, a socket and a copy under another name are no entries" {
+  need_nvrtc
+  small_model
+  autotune compile --arch sm_80 --op dense small.yaml
+  cd "$NSA_CACHE_DIR/kernels"
+  entry=$(echo ./*.nsak)
+  ln "$entry" link.nsak
+  cp "$entry" copy.nsak
+  python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("socket.nsak")'
+  cd -
+  autotune list --json | jq -e '.count == 1 and .bad == 0 and .foreign == 3 and (.entries | length) == 4'
+  [[ $(autotune list --json | jq .bytes) == $(stat -c %s "$NSA_CACHE_DIR/kernels/$entry") ]]
+  run -0 --separate-stderr autotune list
+  [[ $output == *"/link.nsak: is no entry: it has the name of no kernel"* ]]
+  [[ ${lines[-1]} == *'1 entry, '*', 3 foreign in '* ]]
+  run -0 autotune verify
+  [[ $output == *'kernels: 1 good, 0 bad'* ]]
+  run -0 --separate-stderr autotune export pack
+  [[ $stderr == *'left out: '*'/socket.nsak'*'1 entry, '* ]]
+  NSA_CACHE_DIR=$PWD/other autotune import pack
+  NSA_CACHE_DIR=$PWD/other run -0 autotune list
+  [[ $output == *'1 entry, '* ]]
+  run -0 autotune gc --limit 1Mi
+  [[ $output == '0 removed'* ]]
+  (cd "$NSA_CACHE_DIR/kernels" && [[ -S socket.nsak && -s link.nsak && -s copy.nsak ]])
+}
+
 @test "gc keeps to its limit, and refuses a wrong one with 3" {
   need_nvrtc
   small_model

@@ -7,6 +7,8 @@
 #include "../cache_fixture.h"
 
 #include <pthread.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 static void test_round_trip(void **state) {
   fixture *f = *state;
@@ -229,6 +231,74 @@ static void test_upkeep(void **state) {
   fixture_end(&g);
 }
 
+static void make_socket(const char *folder, const char *name) {
+  struct sockaddr_un address = { .sun_family = AF_UNIX };
+  int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  assert_true(snprintf(address.sun_path, sizeof address.sun_path, "%s/%s", folder, name) <
+              (int)sizeof address.sun_path);
+  assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+  close(fd);
+}
+
+static bool count_item(void *user, const nsai_cache_item *item) {
+  int *counts = user; /* of entries, bad ones, foreign files */
+  counts[item->foreign ? 2 : item->problem ? 1 : 0]++;
+  return true;
+}
+
+static void expect_counts(nsai_cache *cache, int entries, int bad, int foreign) {
+  int counts[3] = { 0 };
+  assert_int_equal(nsai_cache_each(cache, count_item, counts), NSA_OK);
+  assert_int_equal(counts[0], entries);
+  assert_int_equal(counts[1], bad);
+  assert_int_equal(counts[2], foreign);
+}
+
+/* Only regular files with the name that their key demands are entries. What has another name is left
+ * alone; what has the name of a kernel and is none goes. */
+static void test_other_files(void **state) {
+  fixture *f = *state;
+  char path[PATH_MAX], other[PATH_MAX], copy[PATH_MAX], folder[PATH_MAX];
+  int64_t good, bad, removed;
+  uint64_t left, alone;
+  nsai_kernel_key any;
+  nsai_kernel_image image;
+  nsai_cache *cache = fixture_open(f, NSAI_CACHE_READ_WRITE, 0);
+  fixture_store(cache, 1, 300);
+  assert_int_equal(nsai_cache_gc(cache, FIXTURE_LIMIT, &removed, &alone), NSA_OK);
+  fixture_path(f, 1, path);
+  fixture_path(f, 2, other);
+  snprintf(copy, sizeof copy, "%s/copy.nsak", f->kernels);
+  snprintf(folder, sizeof folder, "%s/folder.nsak", f->kernels);
+  assert_int_equal(link(path, copy), 0);
+  assert_int_equal(link(path, other), 0);
+  assert_int_equal(mkdir(folder, 0700), 0);
+  make_socket(f->kernels, "socket.nsak");
+  fixture_path(f, 3, path);
+  make_socket(f->kernels, strrchr(path, '/') + 1);
+  /* A key without a compiler looks at every name that begins with its digest. */
+  fixture_key(1, "", &any);
+  snprintf(path, sizeof path, "%s/%s-copy.nsak", f->kernels, any.digest);
+  assert_int_equal(link(copy, path), 0);
+  expect_counts(cache, 1, 2, 4);
+  /* The bytes of an entry with three names count once, and those names do not make room. */
+  assert_int_equal(nsai_cache_gc(cache, FIXTURE_LIMIT, &removed, &left), NSA_OK);
+  assert_true(left == alone && removed == 0);
+  nsai_cache *fresh = fixture_open(f, NSAI_CACHE_READ_WRITE, 0);
+  assert_true(nsai_cache_find(fresh, &any, &image));
+  nsai_kernel_image_fini(&image);
+  nsai_kernel_key_fini(&any);
+  nsai_cache_close(fresh);
+  assert_int_equal(nsai_cache_verify(cache, &good, &bad), NSA_OK);
+  assert_true(good == 1 && bad == 2);
+  expect_counts(cache, 1, 0, 4);
+  assert_int_equal(nsai_cache_gc(cache, 0, &removed, &left), NSA_OK);
+  assert_true(left == 0 && removed == 1);
+  expect_counts(cache, 0, 0, 4);
+  assert_int_equal(access(copy, F_OK), 0);
+  nsai_cache_close(cache);
+}
+
 /* A key that differs in one part has another digest, and parts cannot run into each other. */
 static void test_keys(void **state) {
   const nsai_kernel_key_parts base = { "entry", "source", "options", "sm_80", "templates", "id" };
@@ -341,13 +411,21 @@ static void test_threads(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    FIXTURE_TEST(test_round_trip),   FIXTURE_TEST(test_unknown_compiler),
-    FIXTURE_TEST(test_modes),        FIXTURE_TEST(test_system_tier),
-    FIXTURE_TEST(test_place_chain),  FIXTURE_TEST(test_eviction),
-    FIXTURE_TEST(test_use_is_noted), FIXTURE_TEST(test_upkeep),
-    cmocka_unit_test(test_keys),     FIXTURE_TEST(test_lock),
-    FIXTURE_TEST(test_drop),         FIXTURE_TEST(test_miss_is_no_failure),
-    FIXTURE_TEST(test_memory_cap),   FIXTURE_TEST(test_threads),
+    FIXTURE_TEST(test_round_trip),
+    FIXTURE_TEST(test_unknown_compiler),
+    FIXTURE_TEST(test_modes),
+    FIXTURE_TEST(test_system_tier),
+    FIXTURE_TEST(test_place_chain),
+    FIXTURE_TEST(test_eviction),
+    FIXTURE_TEST(test_use_is_noted),
+    FIXTURE_TEST(test_upkeep),
+    FIXTURE_TEST(test_other_files),
+    cmocka_unit_test(test_keys),
+    FIXTURE_TEST(test_lock),
+    FIXTURE_TEST(test_drop),
+    FIXTURE_TEST(test_miss_is_no_failure),
+    FIXTURE_TEST(test_memory_cap),
+    FIXTURE_TEST(test_threads),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
