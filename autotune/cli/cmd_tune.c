@@ -6,11 +6,12 @@
 #include "cli/cli.h"
 
 #include "base/duration.h"
-#include "plan/problem.h"
-
 #include "base/text.h"
 #include "cli/tune_print.h"
+#include "plan/problem.h"
+#include "records/decide.h"
 
+#include <inttypes.h>
 #include <nsa/tune.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -119,8 +120,10 @@ typedef struct job {
   const char *file;
   nsai_tune_results results;
   nsai_cli_progress progress;
-  char stage[64]; /* the stage being measured */
-  double best;    /* milliseconds of its fastest candidate so far; 0: none */
+  char stage[64];  /* the stage being measured */
+  double best;     /* milliseconds of its fastest candidate so far; 0: none */
+  int64_t unsaved; /* records that are in memory only, and are lost with this process */
+  char why[4400];  /* they could not be saved */
 } job;
 
 static void keep_event(void *user, const nsa_tune_event *event) {
@@ -178,6 +181,33 @@ static nsa_status list_problems(const arguments *a, nsa_ctx *ctx, nsa_problem pr
   return NSA_OK;
 }
 
+static bool count_unsaved(void *user, const nsai_record_item *item) {
+  *(int64_t *)user += item->record && !item->folder[0];
+  return true;
+}
+
+/* Also after an interruption, whose records are saved like others. */
+static nsa_status find_unsaved(job *j, nsa_ctx *ctx) {
+  nsai_records *records = nsai_context_records(ctx);
+  nsai_cache_tier_info tier;
+  if (!records) return NSA_OK;
+  if (nsai_records_tier(records, 0, &tier))
+    snprintf(j->why, sizeof j->why, "%s: %s", tier.path, tier.state);
+  else
+    snprintf(j->why, sizeof j->why, "there is no folder for them");
+  return nsai_records_each(records, count_unsaved, &j->unsaved);
+}
+
+/* Later plans do not know what was not saved. */
+static nsa_status demand_saved(const job *j) {
+  if (!j->unsaved) return NSA_OK;
+  return nsai_fail(
+      NSA_E_CACHE,
+      "%s: %" PRId64 " record%s could not be saved and will be lost (%s); make room, or "
+      "set runtime.cache_dir or $NSA_CACHE_DIR to a folder of your own, and tune again",
+      j->file, j->unsaved, j->unsaved == 1 ? "" : "s", j->why);
+}
+
 static nsa_status tune_one(job *j) {
   nsa_options o = NSA_OPTIONS_INIT;
   nsa_tune_options t = NSA_TUNE_OPTIONS_INIT;
@@ -200,6 +230,11 @@ static nsa_status tune_one(job *j) {
   NSAI_TRY_TO(done, list_problems(j->a, ctx, problems, &count));
   status = nsa_tune(ctx, count ? problems : NULL, count, &t);
   nsai_cli_progress_clear(&j->progress);
+  /* The error of a tuning that failed is reported, not one of this. */
+  if (status == NSA_OK || status == NSA_E_CANCELLED) {
+    nsa_status found = find_unsaved(j, ctx);
+    if (found != NSA_OK) status = found;
+  }
 done:
   nsa_destroy(ctx);
   return status;
@@ -238,11 +273,12 @@ static int tune_all(const arguments *a, bool *begun) {
     status = print_results(&j, begun);
     if (status != NSA_OK) code = nsai_cli_fail(status);
     nsai_tune_results_fini(&j.results);
-    if (interrupted) {
+    status = demand_saved(&j);
+    if (status != NSA_OK) code = nsai_cli_fail(status);
+    if (interrupted && status == NSA_OK)
       fprintf(stderr, "interrupted; what was measured is kept: the same command%s resumes\n",
               a->fresh ? " without --fresh" : "");
-      return NSAI_EXIT_INTERRUPTED;
-    }
+    if (interrupted) return NSAI_EXIT_INTERRUPTED;
     /* A missing GPU is reported once for all files. */
     if (no_gpu) return code;
   }
@@ -256,7 +292,9 @@ int nsai_cmd_tune(int argc, char **argv) {
       "cache, from which later plans choose. Prints what was chosen, beside the heuristic's "
       "choice, and the length from which the sparse forward is faster than dense attention. "
       "Nothing else should run on the GPU meanwhile.\vInterrupted by SIGINT it keeps what was "
-      "measured and exits with 130; the same command resumes.";
+      "measured and exits with 130; the same command resumes. Exit status 6 when a record could "
+      "not "
+      "be saved.";
   arguments a = { 0 };
   bool begun = false;
   nsai_cli_parse(argc, argv, options, parse, "FILE...", help, &a);

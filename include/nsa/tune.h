@@ -95,7 +95,8 @@ typedef struct nsa_tune_options {
  *
  * Takes device memory for the tensors of the longest length. Compiles on several threads; while
  * it times, nothing else should run on the device. A spent budget ends the search after what has
- * begun; the next call resumes it. Blocking. One call at a time per context.
+ * begun; the next call resumes it. Blocking. One call at a time per context. Records that cannot be
+ * written stay in memory, where they decide the plans of this context, and the log has a warning.
  *
  * Returns NSA_OK (also when the budget is spent) or
  *   NSA_E_CANCELLED     by `progress`; everything measured is kept
@@ -107,7 +108,7 @@ typedef struct nsa_tune_options {
  *   NSA_E_NOT_PREPARED  `runtime.jit: never`
  *   NSA_E_CONFIG        no length of tuning.lengths fits
  *   NSA_E_ARG           also: another thread tunes this context
- *   NSA_E_CACHE         the records cannot be written
+ *   NSA_E_CACHE         the records cannot be read
  * and the errors of nsa_plan_create. */
 NSA_API nsa_status nsa_tune(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
                             const nsa_tune_options *options);
