@@ -10,6 +10,7 @@
 
 #include "cache/cache.h"
 #include "cache/entry.h"
+#include "support/elf_cubin.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -18,6 +19,7 @@
 #include <unistd.h>
 
 #define FIXTURE_COMPILER "build-id:0123456789abcdef"
+#define FIXTURE_ENTRY "attend_window_sm80"
 
 typedef struct fixture {
   char dir[64];     /* the cache's folder, removed at the end */
@@ -101,12 +103,12 @@ static inline nsai_cache *fixture_open(fixture *f, nsai_cache_mode mode, uint64_
 static inline void fixture_key(int n, const char *compiler, nsai_kernel_key *key) {
   char source[64];
   snprintf(source, sizeof source, "kernel number %d", n);
-  const nsai_kernel_key_parts parts = { "attend_window_sm80",  source,  "--std=c++17", "sm_90a",
+  const nsai_kernel_key_parts parts = { FIXTURE_ENTRY,         source,  "--std=c++17", "sm_90a",
                                         "digest of templates", compiler };
   if (nsai_kernel_key_init(key, &parts) != NSA_OK) abort();
 }
 
-/* An image of `size` bytes that depend on `n`. */
+/* An image of `size` bytes that depend on `n`; with CUBIN_LEAST bytes or more a cubin. */
 static inline void fixture_image(int n, size_t size, nsai_kernel_image *image) {
   memset(image, 0, sizeof *image);
   image->cubin = malloc(size);
@@ -114,6 +116,7 @@ static inline void fixture_image(int n, size_t size, nsai_kernel_image *image) {
   image->size = size;
   for (size_t i = 0; i < size; i++)
     ((unsigned char *)image->cubin)[i] = (unsigned char)(i * 7 + (size_t)n);
+  if (size >= CUBIN_LEAST) cubin_write(image->cubin, size, 90, true, FIXTURE_ENTRY);
   image->registers = 100 + n;
   image->shared_bytes = 1024;
   snprintf(image->compiler_id, sizeof image->compiler_id, "%s", FIXTURE_COMPILER);

@@ -187,6 +187,7 @@ static nsa_status walk(const pack *p, nsai_cache *cache, int64_t *entries) {
       continue;
     }
     const char *problem = nsai_cache_entry_decode(p->data + at, length, &entry);
+    if (!problem) problem = nsai_cache_entry_check_code(&entry);
     if (problem)
       return nsai_fail(NSA_E_CACHE, "%s: entry %" PRId64 ": %s", p->path, *entries, problem);
   }

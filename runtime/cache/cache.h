@@ -110,8 +110,8 @@ nsa_status nsai_cache_verify(nsai_cache *cache, int64_t *good, int64_t *bad);
  * folder is not writable. */
 nsa_status nsai_cache_gc(nsai_cache *cache, uint64_t limit, int64_t *removed, uint64_t *bytes_left);
 
-/* Checks the bytes of an exported entry and adds it to the user's folder, in the place of a damaged
- * file of its name, too. NSA_E_CACHE. */
+/* Checks the bytes of an exported entry, its machine code included (nsai_cache_entry_check_code), and
+ * adds it to the user's folder, in the place of a damaged file of its name, too. NSA_E_CACHE. */
 nsa_status nsai_cache_import(nsai_cache *cache, const void *data, size_t size);
 
 #endif /* NSAI_CACHE_CACHE_H */

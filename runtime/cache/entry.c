@@ -3,6 +3,8 @@
  */
 #include "cache/entry.h"
 
+#include "cache/cubin.h"
+
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -145,6 +147,32 @@ bool nsai_cache_is_entry_name(const char *name) {
     return false;
   name += NSAI_DIGEST_CHARS;
   return count_digits(name) == COMPILER_DIGITS && !strcmp(name + COMPILER_DIGITS, ".nsak");
+}
+
+/* Whether the key's field `tag` is `value`; see write_key in kernel_image.c. */
+static bool key_says(const nsai_cache_entry *entry, const char *tag, const char *value) {
+  char field[160]; /* of a name of the entry, at most 127 characters, and its tag */
+  const size_t length =
+      (size_t)snprintf(field, sizeof field, "%s %zu\n%s\n", tag, strlen(value), value);
+  const char *at = entry->key, *end = at + entry->key_length;
+  while (at < end) {
+    if ((size_t)(end - at) >= length && !memcmp(at, field, length)) return true;
+    const char *line = memchr(at, '\n', (size_t)(end - at)), *digit;
+    uint64_t bytes = 0;
+    if (!line) return false;
+    for (digit = line; digit > at && digit[-1] >= '0' && digit[-1] <= '9';) digit--;
+    if (digit == line || line - digit > 9) return false; /* no number, or beyond any entry */
+    for (; digit < line; digit++) bytes = 10 * bytes + (uint64_t)(*digit - '0');
+    if (bytes >= (uint64_t)(end - line - 1)) return false;
+    at = line + 1 + bytes + 1;
+  }
+  return false;
+}
+
+const char *nsai_cache_entry_check_code(const nsai_cache_entry *entry) {
+  if (!key_says(entry, "arch", entry->arch) || !key_says(entry, "entry", entry->entry))
+    return "names another kernel or architecture than its key";
+  return nsai_cubin_check(entry->cubin, entry->cubin_size, entry->arch, entry->entry);
 }
 
 void nsai_cache_entry_name(const char *key_digest, const char *compiler_id,

@@ -47,6 +47,11 @@ nsa_status nsai_cache_entry_encode(const nsai_kernel_key *key, const nsai_kernel
 /* Checks and parses the bytes. Returns NULL, or what is wrong ("checksum mismatch"). */
 const char *nsai_cache_entry_decode(const void *data, size_t size, nsai_cache_entry *out);
 
+/* Checks what a machine must not take on trust from another one: that the names in the entry are
+ * those in its key, and that its cubin is machine code (cubin.h) of that architecture and kernel.
+ * Returns NULL, or what is wrong. The entries that this machine made itself need no such check. */
+const char *nsai_cache_entry_check_code(const nsai_cache_entry *entry);
+
 /* The file name of an entry: digest of the key, digest of the compiler id. */
 #define NSAI_CACHE_NAME_CHARS 64
 void nsai_cache_entry_name(const char *key_digest, const char *compiler_id,

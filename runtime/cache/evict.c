@@ -273,6 +273,7 @@ nsa_status nsai_cache_import(nsai_cache *cache, const void *data, size_t size) {
                      cache->folders.tiers ? cache->folders.info[0].state : "not set");
   const char *problem =
       size > NSAI_CACHE_ENTRY_MAX ? "too large" : check_file(NULL, data, size, &entry);
+  if (!problem) problem = nsai_cache_entry_check_code(&entry);
   if (problem) return nsai_fail(NSA_E_CACHE, "the entry cannot be imported: %s", problem);
   nsai_digest_hex(entry.key, entry.key_length, digest);
   nsai_cache_entry_name(digest, entry.compiler_id, name);

@@ -3,8 +3,13 @@
  *
  * Any bytes as a cubin: what is found in its code stands there, and a hostile section table does not
  * multiply the work. The input as the code of a well-formed cubin gives what a search of it gives.
+ * The check of imported cubins takes only bytes that have the kernel's name, and for one architecture;
+ * it is also tried on a good cubin in which the input has changed some bytes.
  */
+#include "../support/elf_cubin.h"
+#include "cache/cubin.h"
 #include "compile/sass_check.h"
+#include "driver/arch.h"
 #include "fuzz.h"
 
 #include <elf.h>
@@ -47,8 +52,33 @@ static int64_t find_in(const uint8_t *code, size_t size, uint16_t sections) {
   return found;
 }
 
+static const char kernel[] = "tiny";
+
+static void check_import(const uint8_t *data, size_t size) {
+  const nsai_arch *arch;
+  int taken = 0;
+  for (int32_t i = 0; (arch = nsai_arch_at(i)) != NULL; i++)
+    taken += !nsai_cubin_check(data, size, arch->name, kernel);
+  FUZZ_REQUIRE(taken <= 1);
+  if (taken) FUZZ_REQUIRE(size > sizeof(Elf64_Ehdr) && memmem(data, size, kernel, sizeof kernel));
+}
+
+/* The input as pairs of a place and a value. */
+static void check_changed(const uint8_t *data, size_t size) {
+  uint8_t *cubin = calloc(1, CUBIN_LEAST);
+  FUZZ_REQUIRE(cubin != NULL);
+  cubin_write(cubin, CUBIN_LEAST, 90, true, kernel);
+  FUZZ_REQUIRE(!nsai_cubin_check(cubin, CUBIN_LEAST, "sm_90a", kernel));
+  for (; size >= 3; data += 3, size -= 3)
+    cubin[(data[0] | (size_t)data[1] << 8) % CUBIN_LEAST] = data[2];
+  check_import(cubin, CUBIN_LEAST);
+  free(cubin);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   check_any(data, size);
+  check_import(data, size);
+  check_changed(data, size);
   if (size > MAX_CODE) size = MAX_CODE;
   FUZZ_REQUIRE(find_in(data, size, 1) == search(data, size, INSTRUCTION_BYTES));
   /* One input: this file has 8 MB. Searching it for each of its sections would take minutes. */

@@ -2,11 +2,12 @@
  * SPDX-License-Identifier: MIT
  *
  * NVRTC without a compiler, in the same module as the fake driver: every unit becomes an image at
- * once, so that tests of plans need no time. FAKE_NVRTC_BAD names a kernel that does not compile;
+ * once, a cubin without instructions, so that tests of plans need no time. FAKE_NVRTC_BAD names a kernel that does not compile;
  * FAKE_NVRTC_FAT one that spills registers, as often as the record's `spills` says, or whose wgmma are
  * serialised, as `serial` says; FAKE_NVRTC_MS lets every compilation take so long; FAKE_NVRTC_BYTES
  * fills images with zeros up to this size. FAKE_NVRTC_VERSION is another version than 13.0.
  */
+#include "../support/elf_cubin.h"
 #include "fake_cuda.h"
 
 #include <stdio.h>
@@ -14,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char image[] = "\177ELF, but in name only";
+static const char ptx[] = "// PTX, but in name only";
 static const char good_log[] = "ptxas info    : Used 10 registers\n";
 static const char fat_log[] =
     "ptxas         .     8 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads\n"
@@ -28,6 +29,8 @@ static const char serial_log[] =
 typedef struct program {
   int bad;
   const char *log;
+  char entry[100]; /* of the kernel */
+  unsigned sm;
 } program;
 
 const char *nvrtcGetErrorString(nsai_nvrtc_result result) {
@@ -54,15 +57,20 @@ nsai_nvrtc_result nvrtcGetSupportedArchs(int *out) {
   return 0;
 }
 
-/* Whether the environment variable names the kernel of this unit, whose template is its last
- * include. */
-static int is_named_by(const char *variable, const char *source) {
+/* The kernel of a unit has the name of its template, "family/kernel.cuh", which is its last include. */
+static void find_entry(const char *source, char entry[100]) {
   static const char include[] = "#include \"";
-  const char *kernel = getenv(variable), *file = NULL;
+  const char *file = "";
   for (const char *at = source; (at = strstr(at, include)) != NULL;) file = at += strlen(include);
-  if (!kernel || !file) return 0;
-  while (*kernel && *kernel == (*file == '/' ? '_' : *file)) kernel++, file++;
-  return !*kernel && !strncmp(file, ".cuh\"", 5);
+  snprintf(entry, 100, "%.*s", (int)strcspn(file, ".\""), file);
+  for (char *c = entry; *c; c++)
+    if (*c == '/') *c = '_';
+}
+
+/* Whether the environment variable names the kernel. */
+static int is_named_by(const char *variable, const char *entry) {
+  const char *kernel = getenv(variable);
+  return kernel && *entry && !strcmp(kernel, entry);
 }
 
 nsai_nvrtc_result nvrtcCreateProgram(nsai_nvrtc_program *out, const char *source, const char *name,
@@ -71,8 +79,10 @@ nsai_nvrtc_result nvrtcCreateProgram(nsai_nvrtc_program *out, const char *source
   program *p = malloc(sizeof *p);
   (void)name, (void)headers, (void)texts, (void)names;
   if (!p) return NSAI_NVRTC_OUT_OF_MEMORY;
-  p->bad = is_named_by("FAKE_NVRTC_BAD", source);
-  const bool fat = is_named_by("FAKE_NVRTC_FAT", source) && fake_cuda_record()->spills-- > 0;
+  p->sm = 0;
+  find_entry(source, p->entry);
+  p->bad = is_named_by("FAKE_NVRTC_BAD", p->entry);
+  const bool fat = is_named_by("FAKE_NVRTC_FAT", p->entry) && fake_cuda_record()->spills-- > 0;
   p->log = !fat ? good_log : fake_cuda_record()->serial ? serial_log : fat_log;
   *out = (nsai_nvrtc_program)(void *)p;
   return 0;
@@ -85,40 +95,39 @@ nsai_nvrtc_result nvrtcDestroyProgram(nsai_nvrtc_program *p) {
 }
 
 nsai_nvrtc_result nvrtcCompileProgram(nsai_nvrtc_program p, int count, const char *const *options) {
-  const program *self = (const program *)(const void *)p;
+  program *self = (program *)(void *)p;
   const char *ms = getenv("FAKE_NVRTC_MS");
-  (void)count, (void)options;
+  for (int i = 0; i < count; i++) sscanf(options[i], "--gpu-architecture=sm_%u", &self->sm);
   if (ms) usleep((useconds_t)atoi(ms) * 1000);
   __atomic_fetch_add(&fake_cuda_record()->compilations, 1, __ATOMIC_RELAXED);
   return self->bad ? NSAI_NVRTC_COMPILATION : 0;
 }
 
-/* The results: all programs have the same. */
-#define RESULT(name, text)                                                                         \
-  nsai_nvrtc_result nvrtcGet##name##Size(nsai_nvrtc_program p, size_t *size) {                     \
-    (void)p;                                                                                       \
-    *size = sizeof text;                                                                           \
-    return 0;                                                                                      \
-  }                                                                                                \
-  nsai_nvrtc_result nvrtcGet##name(nsai_nvrtc_program p, char *out) {                              \
-    (void)p;                                                                                       \
-    memcpy(out, text, sizeof text);                                                                \
-    return 0;                                                                                      \
-  }
-RESULT(PTX, image)
+nsai_nvrtc_result nvrtcGetPTXSize(nsai_nvrtc_program p, size_t *size) {
+  (void)p;
+  *size = sizeof ptx;
+  return 0;
+}
+
+nsai_nvrtc_result nvrtcGetPTX(nsai_nvrtc_program p, char *out) {
+  (void)p;
+  memcpy(out, ptx, sizeof ptx);
+  return 0;
+}
 
 nsai_nvrtc_result nvrtcGetCUBINSize(nsai_nvrtc_program p, size_t *size) {
   const char *bytes = getenv("FAKE_NVRTC_BYTES");
   (void)p;
-  *size = bytes && (size_t)atoll(bytes) > sizeof image ? (size_t)atoll(bytes) : sizeof image;
+  *size = bytes && atoll(bytes) > CUBIN_LEAST ? (size_t)atoll(bytes) : CUBIN_LEAST;
   return 0;
 }
 
 nsai_nvrtc_result nvrtcGetCUBIN(nsai_nvrtc_program p, char *out) {
+  const program *self = (const program *)(const void *)p;
   size_t size;
   nvrtcGetCUBINSize(p, &size);
   memset(out, 0, size);
-  memcpy(out, image, sizeof image);
+  cubin_write(out, size, self->sm, true, self->entry);
   return 0;
 }
 

@@ -192,7 +192,7 @@ static void test_upkeep(void **state) {
   uint64_t left;
   fixture_begin(&g);
   nsai_cache *cache = fixture_open(f, NSAI_CACHE_READ_WRITE, 0);
-  for (int n = 0; n < 4; n++) fixture_store(cache, n, 300);
+  for (int n = 0; n < 4; n++) fixture_store(cache, n, CUBIN_LEAST);
   fixture_path(f, 3, path);
   fixture_write(path, "NSAKERN\nrubbish", 15);
   seen s = { 0 };

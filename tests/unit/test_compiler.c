@@ -7,6 +7,7 @@
 #include "support/cmocka_all.h"
 
 #include "base/writer.h"
+#include "cache/cubin.h"
 #include "compile/compiler.h"
 #include "compile/ptxas_log.h"
 #include "compile/sass_check.h"
@@ -56,6 +57,8 @@ static void compile_for_all(const char *entry, const char *source,
     nsa_status status = nsai_compile(compiler, &request, &image);
     if (status == NSA_E_UNSUPPORTED) continue; /* an NVRTC 12 that is older than the GPU */
     if (status != NSA_OK) fail_msg("%s", nsa_last_error());
+    /* What this machine compiles, another one has to import. */
+    assert_null(nsai_cubin_check(image.cubin, image.size, request.arch, entry));
     look(&image);
     nsai_kernel_image_fini(&image);
   }
