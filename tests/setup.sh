@@ -31,6 +31,7 @@ command -v git|git
 command -v clang|clang
 command -v clang-format|clang-format
 clang_sanitizes|libclang-rt-14-dev
+pkg-config --exists libsodium|libsodium-dev
 '
 
 clang_sanitizes() {

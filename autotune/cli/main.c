@@ -37,6 +37,7 @@ static const command commands[] = {
   { "gc", "Shrink the kernel cache", nsai_cmd_gc },
   { "export", "Write the kernel cache, or the tuning records, into one file", nsai_cmd_export },
   { "import", "Add such a file", nsai_cmd_import },
+  { "keygen", "Make a key pair that signs such files", nsai_cmd_keygen },
 };
 #define COMMANDS (sizeof commands / sizeof commands[0])
 

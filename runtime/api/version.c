@@ -22,9 +22,9 @@ static pthread_once_t build_info_once = PTHREAD_ONCE_INIT;
 static void write_build_info(void) {
   snprintf(build_info, sizeof build_info,
            "{\"version\": \"%d.%d.%d\", \"compiler\": \"%s\", \"optimized\": %s, "
-           "\"templates\": \"%s\"}",
+           "\"signatures\": %s, \"templates\": \"%s\"}",
            NSA_VERSION_MAJOR, NSA_VERSION_MINOR, NSA_VERSION_PATCH, __VERSION__, OPTIMIZED,
-           nsai_embedded_digest);
+           NSAI_SIGNATURES ? "true" : "false", nsai_embedded_digest);
 }
 
 const char *nsa_build_info(void) {

@@ -101,6 +101,7 @@ typedef enum nsai_key_id {
   NSAI_KEY_CACHE_DIR,
   NSAI_KEY_CACHE_MODE,
   NSAI_KEY_CACHE_LIMIT,
+  NSAI_KEY_TRUSTED_KEYS,
   NSAI_KEY_LOG_LEVEL,
   NSAI_KEY_RECOMPUTE,
   NSAI_KEY_CHECK_INPUTS,
@@ -185,8 +186,10 @@ typedef struct nsai_config {
     int32_t jit, cache_mode;
     char *cache_dir;      /* NULL: the default chain */
     uint64_t cache_limit; /* bytes */
-    int32_t log_level;    /* NSA_LOG_* */
-    int32_t recompute;    /* NSAI_RECOMPUTE_* */
+    nsai_list
+        trusted_keys;  /* 64 hexadecimal digits, or a path, each; empty: any pack is imported */
+    int32_t log_level; /* NSA_LOG_* */
+    int32_t recompute; /* NSAI_RECOMPUTE_* */
     int32_t check_inputs;
     int32_t compile_jobs;                           /* 0: min(cores, 4) */
     char *nvrtc_path, *cublaslt_path, *driver_path; /* NULL: search for the library */

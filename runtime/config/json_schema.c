@@ -70,6 +70,10 @@ static void write_type(const nsai_key *key, nsai_writer *w) {
     nsai_write(w, "\"type\": [\"array\", \"null\"], \"items\": {\"type\": \"string\", \"pattern\": "
                   "\"^[a-z_*?]+\\\\.[a-z0-9_*?]+$\"}");
     break;
+  case NSAI_TYPE_KEYS:
+    nsai_write(w, "\"type\": [\"array\", \"null\"], \"items\": {\"type\": \"string\", \"pattern\": "
+                  "\"^(/|[0-9a-fA-F]{64}$)\"}");
+    break;
   case NSAI_TYPE_COUNTS:
     nsai_write(w,
                "\"type\": [\"array\", \"null\"], \"minItems\": 1, \"maxItems\": %d, \"items\": {",

@@ -66,6 +66,13 @@ static void read_value(reader *r, nsai_key_id id, const nsai_node *node) {
              "key to the file's own runtime section");
     return;
   }
+  if (r->profile && id == NSAI_KEY_TRUSTED_KEYS) {
+    complain(
+        r, node->mark, nsai_keys[id].path,
+        "an import looks for no device, so that a profile cannot say whose packs it takes: move "
+        "the key to the file's own runtime section");
+    return;
+  }
   char why[WHY_BYTES];
   nsai_writer w = nsai_writer_open(why, sizeof why);
   nsai_value value;

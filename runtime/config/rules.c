@@ -293,6 +293,15 @@ static void check_figures(const checker *c) {
   }
 }
 
+/* A key that had no effect would let packs in that its author wants kept out. */
+static void check_trusted_keys(const checker *c) {
+  if (NSAI_SIGNATURES || !c->config->runtime.trusted_keys.count) return;
+  nsai_diag_add(c->diag, NSAI_ERROR, c->config->origin[NSAI_KEY_TRUSTED_KEYS].mark,
+                nsai_keys[NSAI_KEY_TRUSTED_KEYS].path,
+                "this libnsa was built without signatures, so that an import could not check them: "
+                "build it with -Dsignatures=enabled, or remove the key");
+}
+
 static void check_profiles(const checker *c) {
   for (const nsai_profile *p = c->config->profiles; p; p = p->next) {
     if (c->config->variant) check_profile_variants(c, p);
@@ -322,6 +331,7 @@ void nsai_config_check_rules(const nsai_config *config, nsai_mark main, nsai_dia
   }
   check_serving(&c);
   check_pages(&c);
+  check_trusted_keys(&c);
   check_variants(&c);
   check_figures(&c);
   check_profiles(&c);

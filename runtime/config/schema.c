@@ -180,6 +180,10 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
        "how the cache folder is used"),
   RANGE(CACHE_LIMIT, "runtime.cache_limit", SIZE, runtime.cache_limit, MIB, 1024 * GIB, 0, "1Gi",
         "bytes of the cache folder; the least recently used kernels go first"),
+  PLAIN(
+      TRUSTED_KEYS, "runtime.trusted_keys", KEYS, runtime.trusted_keys, "[]",
+      "whose packs of kernels `nsa-autotune import` takes: public keys, and files of them; empty: "
+      "anybody's, also unsigned"),
   WORD(LOG_LEVEL, "runtime.log_level", runtime.log_level, level_words, "warn",
        "lines up to this level are logged"),
   WORD(RECOMPUTE, "runtime.recompute", runtime.recompute, recompute_words, "auto",

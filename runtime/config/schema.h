@@ -24,6 +24,7 @@ typedef enum nsai_type {
   NSAI_TYPE_DEVICE,   /* char *: auto, cpu, ordinal, PCI bus id, UUID */
   NSAI_TYPE_VARIANT,  /* char *: the name of a variant; may be null */
   NSAI_TYPE_GLOBS,    /* nsai_list: globs over "stage.variant" */
+  NSAI_TYPE_KEYS,     /* nsai_list: public keys, absolute paths of files of them */
   NSAI_TYPE_COUNTS,   /* nsai_counts: ascending, each min to max; may be null */
   NSAI_TYPE_ALIAS     /* an integer that sets the two keys that follow it */
 } nsai_type;
@@ -49,7 +50,7 @@ extern const nsai_key nsai_keys[NSAI_KEY_COUNT];
 
 /* Whether values of this type are lists. */
 static inline bool nsai_type_is_list(nsai_type type) {
-  return type == NSAI_TYPE_GLOBS || type == NSAI_TYPE_COUNTS;
+  return type == NSAI_TYPE_GLOBS || type == NSAI_TYPE_KEYS || type == NSAI_TYPE_COUNTS;
 }
 
 /* The key with this path, given by its first `length` bytes, or NSAI_KEY_COUNT. */

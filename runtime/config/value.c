@@ -41,6 +41,7 @@ void nsai_type_write(const nsai_key *key, nsai_writer *writer) {
     [NSAI_TYPE_DEVICE] = "auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or a UUID (GPU-...)",
     [NSAI_TYPE_VARIANT] = "a variant's name, or null",
     [NSAI_TYPE_GLOBS] = "a list of globs like [dense.*_gemm]",
+    [NSAI_TYPE_KEYS] = "a list of public keys (64 hexadecimal digits) and absolute paths",
     [NSAI_TYPE_COUNTS] = "a list of ascending numbers like [4Ki, 16Ki], or null",
   };
   if (key->type == NSAI_TYPE_INT || key->type == NSAI_TYPE_ALIAS) {
@@ -287,8 +288,27 @@ static bool is_variant_glob(const char *text) {
   return false;
 }
 
-static bool read_globs(const nsai_key *key, const nsai_node *node, nsai_arena *arena,
-                       nsai_value *value, nsai_writer *why) {
+static bool is_trusted_key(const nsai_node *item) {
+  size_t digits = 0;
+  if (item->text[0] == '/') return item->length <= MAX_TEXT_BYTES;
+  while (is_hex(item->text[digits])) digits++;
+  return digits == item->length && digits == 64; /* 32 bytes, of Ed25519 */
+}
+
+static bool refuse_item(const nsai_key *key, const nsai_node *item, nsai_writer *why) {
+  refuse(key, item, why);
+  if (key->type == NSAI_TYPE_KEYS) {
+    nsai_write(why, ": `nsa-autotune keygen` prints a key and writes a file of it");
+    return false;
+  }
+  nsai_write(why, ": write stage.variant; stages are");
+  for (int i = 0; i < NSAI_STAGE_COUNT; i++)
+    nsai_write(why, "%s %s", i ? "," : "", nsai_stage_name((nsai_stage)i));
+  return false;
+}
+
+static bool read_list(const nsai_key *key, const nsai_node *node, nsai_arena *arena,
+                      nsai_value *value, nsai_writer *why) {
   if (node->kind == NSAI_NODE_SCALAR && is_null(node)) return true;
   if (node->kind != NSAI_NODE_SEQUENCE) return refuse(key, node, why);
   size_t count = 0;
@@ -300,13 +320,9 @@ static bool read_globs(const nsai_key *key, const nsai_node *node, nsai_arena *a
   for (const nsai_node *item = node->first; item; item = item->next) {
     value->mark = item->mark;
     if (item->kind == NSAI_NODE_REFUSED) return false;
-    if (item->kind != NSAI_NODE_SCALAR || !is_variant_glob(item->text)) {
-      refuse(key, item, why);
-      nsai_write(why, ": write stage.variant; stages are");
-      for (int i = 0; i < NSAI_STAGE_COUNT; i++)
-        nsai_write(why, "%s %s", i ? "," : "", nsai_stage_name((nsai_stage)i));
-      return false;
-    }
+    if (item->kind != NSAI_NODE_SCALAR ||
+        !(key->type == NSAI_TYPE_KEYS ? is_trusted_key(item) : is_variant_glob(item->text)))
+      return refuse_item(key, item, why);
     *items = nsai_arena_copy(arena, item->text, item->length);
     if (!*items++) return false;
     *marks++ = item->mark;
@@ -353,7 +369,8 @@ bool nsai_value_read(nsai_key_id id, const nsai_node *node, nsai_arena *arena, n
   const nsai_key *key = &nsai_keys[id];
   *value = (nsai_value){ .mark = node->mark };
   if (node->kind == NSAI_NODE_REFUSED) return false;
-  if (key->type == NSAI_TYPE_GLOBS) return read_globs(key, node, arena, value, why);
+  if (key->type == NSAI_TYPE_GLOBS || key->type == NSAI_TYPE_KEYS)
+    return read_list(key, node, arena, value, why);
   if (key->type == NSAI_TYPE_COUNTS) return read_counts(key, node, arena, value, why);
   if (node->kind != NSAI_NODE_SCALAR) return refuse(key, node, why);
   switch (key->type) {
@@ -389,7 +406,8 @@ void nsai_value_store(nsai_config *config, nsai_key_id id, const nsai_value *val
   case NSAI_TYPE_NUMBER:
   case NSAI_TYPE_SHARE: *(double *)place = value->number; break;
   case NSAI_TYPE_DURATION: *(double *)place = (double)value->integer / MS_PER_SECOND; break;
-  case NSAI_TYPE_GLOBS: *(nsai_list *)place = value->list; break;
+  case NSAI_TYPE_GLOBS:
+  case NSAI_TYPE_KEYS: *(nsai_list *)place = value->list; break;
   case NSAI_TYPE_COUNTS: *(nsai_counts *)place = value->counts; break;
   default: *(char **)place = value->text; break;
   }
@@ -452,7 +470,8 @@ void nsai_value_write(const nsai_config *config, nsai_key_id id, nsai_writer *wr
   case NSAI_TYPE_DURATION:
     nsai_duration_write(llround(*(const double *)place * MS_PER_SECOND), writer);
     break;
-  case NSAI_TYPE_GLOBS: write_list(place, writer); break;
+  case NSAI_TYPE_GLOBS:
+  case NSAI_TYPE_KEYS: write_list(place, writer); break;
   case NSAI_TYPE_COUNTS: write_counts(place, writer); break;
   default: write_text(*(char *const *)place, writer); break;
   }

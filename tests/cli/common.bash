@@ -39,3 +39,17 @@ need_real_nvrtc() {
   if [[ ${NSA_NVRTC_PATH:-} == */libfake_cuda.so ]]; then unset NSA_NVRTC_PATH; fi
   need_nvrtc
 }
+
+# Two entries at least, exported into kernels.pack. The first test that asks compiles them for all.
+export_small() {
+  need_nvrtc
+  small_model
+  if [[ ! -e $BATS_FILE_TMPDIR/compiled ]]; then
+    NSA_CACHE_DIR=$BATS_FILE_TMPDIR/small autotune compile --arch sm_80 small.yaml
+    touch "$BATS_FILE_TMPDIR/compiled"
+  fi
+  cp -a "$BATS_FILE_TMPDIR/small" "$NSA_CACHE_DIR"
+  count=$(autotune list --json | jq .count)
+  ((count >= 2))
+  autotune export kernels.pack
+}

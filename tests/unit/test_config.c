@@ -77,6 +77,7 @@ static const char full[] =
     "  cache_dir: \"/c \\u00fc\\\"\\\\\\e\\u2028\"\n"
     "  cache_mode: off\n"
     "  cache_limit: 512Mi\n"
+    "  trusted_keys: []\n"
     "  log_level: trace\n"
     "  recompute: never\n"
     "  check_inputs: full\n"

@@ -218,6 +218,15 @@ static const diag_case value_cases[] = {
     "2:41: error: runtime.nvrtc_path: expected an absolute path, or null; found 'libnvrtc.so', "
     "which would depend on the working directory\n"
     "2:64: error: runtime.dump_dir: expected an absolute path, or null; found a mapping" },
+  { "trusted keys", "runtime: {trusted_keys: [/etc/nsa/keys, ../keys]}\n",
+    "2:41: error: runtime.trusted_keys: expected a list of public keys (64 hexadecimal digits) and "
+    "absolute paths; found '../keys': `nsa-autotune keygen` prints a key and writes a file of it" },
+  { "a trusted key of 63 digits",
+    "runtime: {trusted_keys: "
+    "[012345678901234567890123456789012345678901234567890123456789abc]}\n",
+    "2:26: error: runtime.trusted_keys: expected a list of public keys (64 hexadecimal digits) and "
+    "absolute paths; found '0123456789012345678901234567890123456789...': `nsa-autotune keygen` "
+    "prints a key and writes a file of it" },
   { "devices", "runtime: {device: gpu0}\n",
     "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
     "a UUID (GPU-...); found 'gpu0'" },

@@ -57,6 +57,21 @@ static const diag_case rule_cases[] = {
     "model: {heads: 64, kv_heads: 4, head_dim: 128, dtype: f32}\n"
     "runtime: {device: cpu}\n",
     "" },
+  { "no trusted keys", "runtime: {trusted_keys: []}\n", "" },
+  { "trusted keys, which a build without signatures cannot use",
+    "runtime:\n"
+    "  trusted_keys: [/etc/nsa/keys, "
+    "0123456789012345678901234567890123456789012345678901234567ABCDEF]\n",
+    NSAI_SIGNATURES
+        ? ""
+        : "3:17: error: runtime.trusted_keys: this libnsa was built without signatures, so that an "
+          "import could not check them: build it with -Dsignatures=enabled, or remove the key" },
+  { "trusted keys in a profile",
+    "profiles:\n"
+    "  - match: {arch: sm_90a}\n"
+    "    runtime: {trusted_keys: [/etc/nsa/keys]}\n",
+    "4:29: error: profiles[0].runtime.trusted_keys: an import looks for no device, so that a "
+    "profile cannot say whose packs it takes: move the key to the file's own runtime section" },
   { "one sequence beyond all", "serving: {max_kv_len: 2k, max_kv_tokens: 1k}\n",
     "2:23: error: serving.max_kv_len: 2000 is more than all sequences have together: "
     "serving.max_kv_tokens is 1000 (t.yaml:2); lower max_kv_len, or raise max_kv_tokens to at "
