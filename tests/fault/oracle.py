@@ -1,0 +1,169 @@
+# SPDX-FileCopyrightText: 2026 the libnsa authors
+# SPDX-License-Identifier: MIT
+"""Runs a command of the fault sweep and holds it against the undisturbed run."""
+import dataclasses
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / 'storm'))
+from folder import pack_entries, without_stamp  # noqa: E402
+
+TIMEOUT_SECONDS = 60  # the slowest command takes one
+FAULTS = ('crashes', 'lost', 'silent', 'left_behind', 'leaked')
+
+# What differs between two undisturbed runs.
+FREE = [(re.compile(pattern), replacement) for pattern, replacement in (
+    (r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ', 'TIME'),
+    (r'\b\d+(\.\d+)? (s|ms)\b', 'SPENT'),
+    (r'0x[0-9a-f]+', 'ADDRESS'),
+)]
+LOCK = re.compile(r'\.lock-[0-9a-f]{2}')
+
+
+@dataclasses.dataclass
+class Run:
+    code: int = None  # None: it hung
+    out: str = ''
+    err: str = ''
+    before: dict = None  # relative path: bytes
+    after: dict = None
+    fired: int = 0
+    calls: dict = None  # empty: the process ended without its handlers
+    held: tuple = (0, 0)  # descriptors and blocks at the end
+
+
+def normal(text, place):
+    text = text.replace(str(place), 'PLACE')
+    for pattern, replacement in FREE:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def read_all(place):
+    """Every file, entries of the cache without the time of their last use; locks are left out."""
+    found = {}
+    for folder, _below, names in os.walk(place):
+        for name in names:
+            if LOCK.fullmatch(name):
+                continue
+            path = pathlib.Path(folder, name)
+            data = path.read_bytes()
+            found[str(path.relative_to(place))] = (
+                without_stamp(data) if name.endswith('.nsak') else data)
+    return found
+
+
+def read_report(path):
+    """What inject.c has written at the end of the process."""
+    if not path.exists():
+        return {}
+    words = path.read_text(encoding='ascii').split()
+    return {name: int(number, 0) for name, number in (word.split('=') for word in words)}
+
+
+def run(inputs, command, place, fault):
+    shutil.copytree(inputs.path(command.folder), place)
+    done = Run(before=read_all(place))
+    notes = pathlib.Path(f'{place}.report')
+    environment = {**inputs.environment, **fault, 'NSA_CACHE_DIR': str(place / 'cache'),
+                   'LD_PRELOAD': inputs.preload, 'FAULT_REPORT': str(notes),
+                   'FAULT_MODULES': command.modules,
+                   'FAULT_PROGRAM': os.path.basename(command.arguments[0])}
+    try:
+        process = subprocess.run(command.arguments, cwd=place, env=environment, text=True,
+                                 stdin=subprocess.DEVNULL, capture_output=True, check=False,
+                                 timeout=TIMEOUT_SECONDS)
+        done.code = process.returncode
+        done.out, done.err = normal(process.stdout, place), normal(process.stderr, place)
+    except subprocess.TimeoutExpired:
+        pass
+    counts = read_report(notes)
+    done.fired = counts.pop('fired', 0)
+    done.held = counts.pop('descriptors', 0), counts.pop('blocks', 0)
+    done.calls = counts
+    done.after = read_all(place)
+    return done
+
+
+def remove(place):
+    shutil.rmtree(place, ignore_errors=True)
+    pathlib.Path(f'{place}.report').unlink(missing_ok=True)
+
+
+# ---- the verdict ----
+
+def find_crash(done):
+    if done.code is None:
+        return f'it does not end within {TIMEOUT_SECONDS} s'
+    if done.code < 0 or done.code >= 100 or not done.calls:
+        return f'exit {done.code}\n{done.err}'
+    return None
+
+
+def find_lost(command, good, done):
+    """A file must be as it was or as the undisturbed run leaves it."""
+    for path, data in done.before.items():
+        new = done.after.get(path)
+        if new == data or (path in done.after and new == good.after.get(path)):
+            continue
+        if new is None and (path not in good.after or (command.removes and path.endswith('.nsak'))):
+            continue  # removed on purpose
+        if done.code != 0 and path.endswith('.pack') and new is not None and pack_entries(new) is None:
+            continue  # an output that was cut off, which import refuses
+        return f'{path}: {"removed" if new is None else "changed"}'
+    return None
+
+
+def find_silent(command, good, done):
+    """Success is what the undisturbed run does, or says so."""
+    if done.code:
+        return None if done.err.strip() else f'exit {done.code} without a message'
+    if good.code:
+        return f'exit 0, and {good.code} without the fault'
+    if command.memory_serves and done.err.strip() != good.err.strip():
+        return None
+    if done.out != good.out and not command.reports:
+        return f'exit {done.code} with another output:\n{difference(good.out, done.out)}'
+    if done.after != good.after:
+        paths = [p for p in {**good.after, **done.after} if good.after.get(p) != done.after.get(p)]
+        return f'exit {done.code} with other files: {", ".join(paths)}\n{done.err}'
+    return None
+
+
+def difference(good, bad):
+    """The lines that are in one of the texts alone."""
+    a, b = good.splitlines(), bad.splitlines()
+    return '\n'.join(['- ' + x for x in a if x not in b] + ['+ ' + x for x in b if x not in a])
+
+
+def find_left(good, done):
+    """A new file must have the bytes that the undisturbed run gives it."""
+    for path, data in done.after.items():
+        if path in done.before or good.after.get(path) == data:
+            continue
+        if done.code != 0 and path in good.after and not path.startswith('cache/'):
+            continue  # an output that was cut off, which the exit status tells
+        return path
+    return None
+
+
+def find_leak(good, done):
+    names = ('descriptors', 'blocks')
+    for name, allowed, held in zip(names, good.held, done.held):
+        if held > allowed:
+            return f'{held} {name} at the end, {allowed} without the fault'
+    return None
+
+
+def judge(command, good, done):
+    """(fault, explanation), or None."""
+    verdicts = (find_crash(done), find_lost(command, good, done), find_silent(command, good, done),
+                find_left(good, done), find_leak(good, done))
+    for fault, explanation in zip(FAULTS, verdicts):
+        if explanation:
+            return fault, explanation
+    return None
