@@ -174,7 +174,8 @@ bool nsai_records_find(nsai_records *records, const char *device, const char *ar
 void nsai_records_reload(nsai_records *records);
 
 /* Removes temporary files of dead processes from the user's folder, as every process that reads the
- * records and may write does, too. NSA_E_CACHE: the folder cannot be listed. NSA_E_NOMEM. */
+ * records and may write does, too. NSA_E_CACHE: the folder cannot be used, or a file
+ * cannot be removed. NSA_E_NOMEM. */
 nsa_status nsai_records_gc(nsai_records *records);
 
 /* Removes the record of the same key from memory and from the user's folder. It is no error if

@@ -151,7 +151,7 @@ static nsa_status load_tier(nsai_records *records, int32_t tier) {
   NSAI_TRY(status);
   for (size_t i = 0; i < count && status == NSA_OK; i++) {
     if (nsai_dirs_is_temporary(names[i]))
-      nsai_files_remove_abandoned(records->folders.fd[tier], names[i]);
+      (void)nsai_files_remove_abandoned(records->folders.fd[tier], names[i]); /* gc reports it */
     else
       status = load_file(records, tier, names[i]);
   }
@@ -172,15 +172,22 @@ nsa_status nsai_records_load(nsai_records *records) {
 }
 
 nsa_status nsai_records_gc(nsai_records *records) {
+  nsai_cache_tier_info tier;
   char **names;
   size_t count;
-  if (!nsai_dirs_writable(&records->folders)) return NSA_OK;
+  if (!nsai_dirs_tier(&records->folders, 0, &tier) || tier.missing) return NSA_OK;
+  if (!tier.writable)
+    return nsai_fail(NSA_E_CACHE, "the tuning records in %s cannot be cleaned: %s", tier.path,
+                     tier.state);
   NSAI_TRY(nsai_dirs_list(records->folders.fd[0], NSAI_RECORD_ENDING, true, &names, &count));
+  nsa_status status = NSA_OK;
   for (size_t i = 0; i < count; i++)
-    if (nsai_dirs_is_temporary(names[i]))
-      nsai_files_remove_abandoned(records->folders.fd[0], names[i]);
+    if (nsai_dirs_is_temporary(names[i]) &&
+        !nsai_files_remove_abandoned(records->folders.fd[0], names[i]))
+      status = nsai_fail(NSA_E_CACHE, "the temporary file %s in %s/%s cannot be removed: %s",
+                         names[i], tier.path, records->folders.kind->folder, strerror(errno));
   nsai_dirs_free_list(names, count);
-  return NSA_OK;
+  return status;
 }
 
 nsa_status nsai_records_load_all(nsai_records *records) {

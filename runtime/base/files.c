@@ -370,10 +370,15 @@ void nsai_files_unlock(int lock) {
   close(lock);
 }
 
-void nsai_files_remove_abandoned(int folder, const char *name) {
+bool nsai_files_remove_abandoned(int folder, const char *name) {
   int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return;
+  if (fd < 0) return errno == ENOENT;
   /* Hold the lock until the file is removed, so that its writer cannot lock it in between. */
-  if (flock(fd, LOCK_EX | LOCK_NB) == 0) unlinkat(folder, name, 0);
+  bool settled = flock(fd, LOCK_EX | LOCK_NB) == 0
+                     ? unlinkat(folder, name, 0) == 0 || errno == ENOENT
+                     : errno == EWOULDBLOCK;
+  int cause = errno;
   close(fd);
+  errno = cause;
+  return settled;
 }

@@ -75,8 +75,9 @@ int nsai_files_lock(int folder, const char *name);
  * fine. */
 void nsai_files_unlock(int lock);
 
-/* Removes the temporary file `name` unless its writer is alive. */
-void nsai_files_remove_abandoned(int folder, const char *name);
+/* Removes the temporary file `name` unless its writer is alive. False with errno: it stays, and may
+ * be abandoned. */
+bool nsai_files_remove_abandoned(int folder, const char *name);
 
 /* Whether the folder is on a network or user-space file system, where locks may hang or have no
  * effect. */

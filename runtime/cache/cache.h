@@ -106,8 +106,9 @@ nsa_status nsai_cache_each(nsai_cache *cache, nsai_cache_item_fn fn, void *user)
 nsa_status nsai_cache_verify(nsai_cache *cache, int64_t *good, int64_t *bad);
 
 /* Removes temporary files of dead processes, and the least recently used entries of the user's
- * folder until at most `limit` bytes remain. Counts and removes nothing else. NSA_E_CACHE when the
- * folder is not writable. */
+ * folder until at most `limit` bytes remain. Counts and removes nothing else. An entry whose last use
+ * cannot be read stays. NSA_E_CACHE: the folder is not writable, or files could be neither examined nor
+ * removed; the others were. */
 nsa_status nsai_cache_gc(nsai_cache *cache, uint64_t limit, int64_t *removed, uint64_t *bytes_left);
 
 /* Checks the bytes of an exported entry, its machine code included (nsai_cache_entry_check_code), and

@@ -8,6 +8,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -123,15 +125,32 @@ typedef struct aged_file {
   int64_t used_at;
 } aged_file;
 
-static int64_t read_stamp(int folder, const char *name) {
+/* What a collection did. */
+typedef struct collection {
+  int64_t removed;
+  uint64_t left;
+  int64_t stuck; /* files that could be neither examined nor removed */
+  char why[256]; /* of the first of them */
+} collection;
+
+/* Notes a file that stays although it should be looked at, or go. */
+static void note_stuck(collection *c, const char *name) {
+  if (c->stuck++ == 0) snprintf(c->why, sizeof c->why, "%s: %s", name, strerror(errno));
+}
+
+/* The time of the last use; 0 for a file that is no entry. False with errno: the file cannot be read
+ * now. */
+static bool read_stamp(int folder, const char *name, int64_t *used_at) {
   unsigned char stamp[NSAI_CACHE_STAMP_BYTES];
-  int64_t used_at = 0;
+  *used_at = 0;
   int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return 0;
-  if (pread(fd, stamp, sizeof stamp, NSAI_CACHE_STAMP_AT) == (ssize_t)sizeof stamp)
-    used_at = nsai_cache_stamp_decode(stamp);
+  if (fd < 0) return errno == ENOENT || errno == ELOOP || errno == ENXIO;
+  ssize_t got = pread(fd, stamp, sizeof stamp, NSAI_CACHE_STAMP_AT);
+  int cause = errno;
+  if (got == (ssize_t)sizeof stamp) *used_at = nsai_cache_stamp_decode(stamp);
   close(fd);
-  return used_at;
+  errno = cause;
+  return got >= 0;
 }
 
 /* Oldest first; equal stamps are ordered by name, so that all processes agree. */
@@ -141,16 +160,14 @@ static int compare_age(const void *a, const void *b) {
   return strcmp(x->name, y->name);
 }
 
-/* Whether a file is an entry, as far as that can be seen without reading all of them: a regular file with
- * the name of one. Of an entry with several names only its own counts, so that its bytes count once, and
+/* Whether a file with the name of an entry is one, as far as that can be seen without reading all of
+ * them: a regular file. Of an entry with several names only its own counts, so that its bytes count once, and
  * that evicting it makes room. */
-static bool is_entry(int folder, const char *name, struct stat *st) {
+static bool is_entry(int folder, const char *name, const struct stat *st) {
   nsai_cache_entry entry;
   struct stat opened;
   char *data, fault[NSAI_FILES_FAULT_CHARS];
-  if (!nsai_cache_is_entry_name(name) || fstatat(folder, name, st, AT_SYMLINK_NOFOLLOW) != 0 ||
-      !S_ISREG(st->st_mode))
-    return false;
+  if (!S_ISREG(st->st_mode)) return false;
   if (st->st_nlink < 2) return true;
   /* What cannot be read, or is damaged, takes room under one of its names at least. */
   if (nsai_files_read_trusted(folder, name, NSAI_CACHE_ENTRY_MAX, &data, &opened, fault) !=
@@ -162,58 +179,70 @@ static bool is_entry(int folder, const char *name, struct stat *st) {
   return !other;
 }
 
-/* Sums the sizes; with `aged`, lists what may be evicted. Also removes temporary files of dead
- * processes. */
-static uint64_t measure(int folder, char **names, size_t count, aged_file *aged, size_t *files) {
-  uint64_t total = 0;
+/* Sums the sizes into `c->left`; with `aged`, lists what may be evicted. Also removes temporary files
+ * of dead processes. */
+static void measure(int folder, char **names, size_t count, aged_file *aged, size_t *files,
+                    collection *c) {
+  c->left = 0;
+  c->stuck = 0;
   *files = 0;
   for (size_t i = 0; i < count; i++) {
     struct stat st;
+    aged_file file = { .name = names[i] };
     if (nsai_dirs_is_temporary(names[i])) {
-      nsai_files_remove_abandoned(folder, names[i]);
+      if (!nsai_files_remove_abandoned(folder, names[i])) note_stuck(c, names[i]);
+      continue;
+    }
+    if (!nsai_cache_is_entry_name(names[i])) continue;
+    if (fstatat(folder, names[i], &st, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (errno != ENOENT) note_stuck(c, names[i]);
       continue;
     }
     if (!is_entry(folder, names[i], &st)) continue;
-    total += (uint64_t)st.st_size;
-    if (aged)
-      aged[(*files)++] =
-          (aged_file){ names[i], (uint64_t)st.st_size, read_stamp(folder, names[i]) };
+    file.bytes = (uint64_t)st.st_size;
+    c->left += file.bytes;
+    if (!aged) continue;
+    if (read_stamp(folder, names[i], &file.used_at))
+      aged[(*files)++] = file;
+    else
+      note_stuck(c, names[i]); /* it may be the one that was used last */
   }
-  return total;
 }
 
-static uint64_t evict(int folder, aged_file *aged, size_t files, uint64_t total, uint64_t limit,
-                      int64_t *removed) {
+static void evict(int folder, aged_file *aged, size_t files, uint64_t limit, collection *c) {
   qsort(aged, files, sizeof *aged, compare_age);
-  for (size_t i = 0; i < files && total > limit; i++) {
-    if (unlinkat(folder, aged[i].name, 0) != 0) continue;
-    total -= aged[i].bytes;
-    ++*removed;
+  for (size_t i = 0; i < files && c->left > limit; i++) {
+    if (unlinkat(folder, aged[i].name, 0) == 0) {
+      c->removed++;
+    } else if (errno != ENOENT) {
+      note_stuck(c, aged[i].name);
+      continue;
+    }
+    c->left -= aged[i].bytes;
   }
-  return total;
 }
 
 /* Reduces the user's folder to `limit` bytes. Reads the time stamps only when there is something
  * to evict. */
-static nsa_status collect(nsai_cache *cache, uint64_t limit, int64_t *removed, uint64_t *left) {
+static nsa_status collect(nsai_cache *cache, uint64_t limit, collection *c) {
   char **names;
   size_t count, files;
-  *removed = 0;
+  memset(c, 0, sizeof *c);
   NSAI_TRY(nsai_dirs_list(cache->folders.fd[0], CACHE_ENDING, true, &names, &count));
-  *left = measure(cache->folders.fd[0], names, count, NULL, &files);
-  if (*left > limit) {
+  measure(cache->folders.fd[0], names, count, NULL, &files, c);
+  if (c->left > limit) {
     aged_file *aged = malloc(count * sizeof *aged);
     if (!aged) {
       nsai_dirs_free_list(names, count);
       return nsai_fail_nomem("the list of cache entries by age", count * sizeof *aged);
     }
-    *left = measure(cache->folders.fd[0], names, count, aged, &files);
-    *left = evict(cache->folders.fd[0], aged, files, *left, limit, removed);
+    measure(cache->folders.fd[0], names, count, aged, &files, c);
+    evict(cache->folders.fd[0], aged, files, limit, c);
     free(aged);
   }
   nsai_dirs_free_list(names, count);
   pthread_mutex_lock(&cache->lock);
-  cache->disk_bytes = *left;
+  cache->disk_bytes = c->left;
   cache->scanned = true;
   pthread_mutex_unlock(&cache->lock);
   return NSA_OK;
@@ -221,18 +250,25 @@ static nsa_status collect(nsai_cache *cache, uint64_t limit, int64_t *removed, u
 
 nsa_status nsai_cache_gc(nsai_cache *cache, uint64_t limit, int64_t *removed,
                          uint64_t *bytes_left) {
+  collection c;
   *removed = 0;
   *bytes_left = 0;
   if (!nsai_dirs_writable(&cache->folders))
     return nsai_fail(NSA_E_CACHE, "the cache folder %s cannot be cleaned: %s",
                      cache->folders.tiers ? cache->folders.info[0].path : "(none)",
                      cache->folders.tiers ? cache->folders.info[0].state : "no folder");
-  return collect(cache, limit, removed, bytes_left);
+  NSAI_TRY(collect(cache, limit, &c));
+  *removed = c.removed;
+  *bytes_left = c.left;
+  if (!c.stuck) return NSA_OK;
+  return nsai_fail(NSA_E_CACHE,
+                   "%" PRId64 " %s in %s can be neither examined nor removed (%s): make the folder "
+                   "and its files readable and writable",
+                   c.stuck, c.stuck == 1 ? "file" : "files", cache->folders.info[0].path, c.why);
 }
 
 void nsai_cache_make_room(nsai_cache *cache, uint64_t bytes) {
-  int64_t removed = 0;
-  uint64_t left = 0;
+  collection c;
   pthread_mutex_lock(&cache->lock);
   cache->disk_bytes += bytes;
   bool full = !cache->scanned || cache->disk_bytes > cache->limit;
@@ -240,8 +276,8 @@ void nsai_cache_make_room(nsai_cache *cache, uint64_t bytes) {
   if (!full) return;
   /* Frees a tenth more than needed, so that a full cache is not listed again at every store. */
   uint64_t target = cache->limit > bytes ? cache->limit - bytes : 0;
-  if (collect(cache, target, &removed, &left) == NSA_OK && removed > 0)
-    collect(cache, target - target / 10, &removed, &left);
+  if (collect(cache, target, &c) == NSA_OK && c.removed > 0)
+    collect(cache, target - target / 10, &c);
   pthread_mutex_lock(&cache->lock);
   cache->disk_bytes += bytes;
   pthread_mutex_unlock(&cache->lock);

@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: MIT
 """The commands of the fault sweep, and the folders that they run over."""
 import dataclasses
+import functools
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
+
+import oracle
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / 'storm'))
 from folder import MODEL, RECORD  # noqa: E402
@@ -21,12 +24,16 @@ class Command:
     arguments: list
     folder: str  # what it begins with: a name of Inputs.folders
     modules: str = 'program,libyaml'  # whose calls fail
+    # Files that the user has named; a failure may leave them cut off.
+    outputs: tuple = ()
     # A failure to store is a warning, and the call goes on with what is in memory: docs/architecture.md,
     # "The kernel cache".
     memory_serves: bool = False
     # It reports what it could not find out, as a result: its output may differ with status 0.
     reports: bool = False
     removes: bool = False  # removes entries on purpose
+    # Blocks that stay: a library of NVIDIA's that was opened is kept until the process ends.
+    keeps: int = 2
 
 
 class Inputs:
@@ -53,6 +60,11 @@ class Inputs:
         shutil.copytree(self.path('small'), self.path('packed'))
         shutil.rmtree(self.path('packed') / 'cache')
         self.make_damaged()
+
+    @functools.lru_cache(None)
+    def files(self, name):
+        """The files of a folder at the beginning."""
+        return oracle.read_all(self.path(name))
 
     def path(self, name):
         return pathlib.Path(self.folder, name)
@@ -110,9 +122,10 @@ def table(inputs):
         'verify damaged': autotune('damaged', 'verify', removes=True),
         'gc': autotune('large', 'gc', '--limit', GC_LIMIT, removes=True),
         'gc temporary': autotune('damaged', 'gc', removes=True),
-        'export': autotune('small', 'export', 'new.pack'),
-        'export over': autotune('small', 'export', 'kernels.pack'),
-        'export --records': autotune('small', 'export', '--records', 'new.yaml'),
+        'export': autotune('small', 'export', 'new.pack', outputs=('new.pack',)),
+        'export over': autotune('small', 'export', 'kernels.pack', outputs=('kernels.pack',)),
+        'export --records': autotune('small', 'export', '--records', 'new.yaml',
+                                     outputs=('new.yaml',)),
         'import': autotune('packed', 'import', 'kernels.pack'),
         'import --records': autotune('records', 'import', '--records', 'records1.yaml'),
         'import --records new': autotune('empty', 'import', '--records', 'records0.yaml'),

@@ -44,6 +44,24 @@ int __wrap_fstat64(int fd, struct stat *st) {
   return io_fails("fstat") ? -1 : __real_fstat64(fd, st);
 }
 
+ssize_t __real_pread64(int fd, void *data, size_t size, off_t at);
+ssize_t __wrap_pread64(int fd, void *data, size_t size, off_t at);
+ssize_t __wrap_pread64(int fd, void *data, size_t size, off_t at) {
+  return io_fails("pread") ? -1 : __real_pread64(fd, data, size, at);
+}
+
+int __real_fstatat64(int folder, const char *path, struct stat *st, int flags);
+int __wrap_fstatat64(int folder, const char *path, struct stat *st, int flags);
+int __wrap_fstatat64(int folder, const char *path, struct stat *st, int flags) {
+  return io_fails("fstatat") ? -1 : __real_fstatat64(folder, path, st, flags);
+}
+
+int __real_unlinkat(int folder, const char *path, int flags);
+int __wrap_unlinkat(int folder, const char *path, int flags);
+int __wrap_unlinkat(int folder, const char *path, int flags) {
+  return io_fails("unlinkat") ? -1 : __real_unlinkat(folder, path, flags);
+}
+
 ssize_t __real_read(int fd, void *data, size_t size);
 ssize_t __wrap_read(int fd, void *data, size_t size);
 ssize_t __wrap_read(int fd, void *data, size_t size) {

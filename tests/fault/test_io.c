@@ -10,7 +10,8 @@
 
 enum { SIZE = 400, STORED = 2 };
 
-static const char *const calls[] = { "openat", "fstat", "read", "readdir" };
+static const char *const calls[] = { "openat", "fstat",   "fstatat", "pread",
+                                     "read",   "readdir", "unlinkat" };
 static const int causes[] = { EIO, EMFILE, EACCES };
 
 /* The stores of a test, opened before anything fails. */
@@ -18,7 +19,25 @@ typedef struct stores {
   fixture *f;
   nsai_cache *cache;
   nsai_records *records;
+  uint64_t bytes; /* of both entries */
 } stores;
+
+/* Sets when kernel `n` was used last. Returns the size of its entry. */
+static uint64_t set_stamp(const fixture *f, int n, int64_t used_at) {
+  char path[PATH_MAX];
+  unsigned char stamp[NSAI_CACHE_STAMP_BYTES];
+  struct stat st;
+  fixture_path(f, n, path);
+  nsai_cache_stamp_encode(used_at, stamp);
+  int fd = open(path, O_WRONLY | O_CLOEXEC);
+  assert_int_equal(pwrite(fd, stamp, sizeof stamp, NSAI_CACHE_STAMP_AT), sizeof stamp);
+  assert_int_equal(fstat(fd, &st), 0);
+  close(fd);
+  return (uint64_t)st.st_size;
+}
+
+/* Before anything fails: kernel 0 has not been used for longer than kernel 1. Returns the size of both. */
+static uint64_t age(const fixture *f) { return set_stamp(f, 0, 1) + set_stamp(f, 1, 2); }
 
 static void begin(stores *s, fixture *f) {
   *s = (stores){ .f = f };
@@ -26,6 +45,7 @@ static void begin(stores *s, fixture *f) {
   s->records = records_open(f, NSAI_CACHE_READ_WRITE);
   for (int n = 0; n < STORED; n++) records_save(s->records, n);
   nsai_records_close(s->records);
+  s->bytes = age(f);
   s->cache = fixture_open(f, NSAI_CACHE_READ_WRITE, 0);
   s->records = records_open(f, NSAI_CACHE_READ_WRITE);
 }
@@ -94,6 +114,28 @@ static void visit_kernels(stores *s) {
 
 static void test_visit_kernels(void **state) { assert_true(sweep(*state, visit_kernels) >= 21); }
 
+/* A collection evicts the entry that was not used for longest, or fails. */
+static void collect_kernels(stores *s) {
+  fixture *f = s->f;
+  int64_t removed;
+  uint64_t left;
+  const nsa_status status = nsai_cache_gc(s->cache, s->bytes - 1, &removed, &left);
+  const bool reached = io_fault_countdown < 0;
+  io_fault_countdown = -1;
+  if (status == NSA_OK) {
+    assert_true(removed == 1 && left < s->bytes);
+    assert_true(!fixture_on_disk(f, 0, SIZE) && fixture_on_disk(f, 1, SIZE));
+  } else {
+    assert_true(reached && status == NSA_E_CACHE);
+  }
+  for (int n = 0; n < STORED; n++) fixture_store_on_disk(f, n, SIZE);
+  if (!reached) io_fault_countdown = 0; /* for io_faulted: there were not so many */
+}
+
+static void test_collect_kernels(void **state) {
+  assert_true(sweep(*state, collect_kernels) >= 30);
+}
+
 /* ---- records ---- */
 
 /* The new timing is on the disk together with the old ones, or in memory. */
@@ -158,9 +200,10 @@ static void test_save_over_unreadable(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    FIXTURE_TEST(test_find_kernel),   FIXTURE_TEST(test_verify_kernels),
-    FIXTURE_TEST(test_visit_kernels), FIXTURE_TEST(test_save_record),
-    FIXTURE_TEST(test_visit_records), FIXTURE_TEST(test_save_over_unreadable),
+    FIXTURE_TEST(test_find_kernel),          FIXTURE_TEST(test_verify_kernels),
+    FIXTURE_TEST(test_visit_kernels),        FIXTURE_TEST(test_collect_kernels),
+    FIXTURE_TEST(test_save_record),          FIXTURE_TEST(test_visit_records),
+    FIXTURE_TEST(test_save_over_unreadable),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
