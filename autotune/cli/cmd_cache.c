@@ -68,6 +68,15 @@ nsa_status nsai_cli_demand_readable(int64_t unreadable) {
                    unreadable == 1 ? "it" : "them");
 }
 
+/* Fails when a folder of the system was left out, which may hold entries. */
+static nsa_status demand_folders(nsai_cache *cache) {
+  nsai_cache_tier_info tier;
+  for (int32_t i = 1; nsai_cache_tier(cache, i, &tier); i++)
+    if (!tier.used && !tier.missing)
+      return nsai_fail(NSA_E_CACHE, "the cache folder %s was left out: %s", tier.path, tier.state);
+  return NSA_OK;
+}
+
 /* ---- list ---- */
 
 typedef struct listing {
@@ -177,7 +186,7 @@ int nsai_cmd_list(int argc, char **argv) {
   static const char help[] =
       "Lists the entries of the kernel cache, all folders of it, or the tuning records in the same "
       "folders: device, length, level, date, and what was chosen for each stage.\vExit status 6 "
-      "when the user's folder is refused, or something in the folders could not be read.";
+      "when a folder is refused, or something in the folders could not be read.";
   arguments a = { 0 };
   nsai_cli_cache o;
   int64_t unreadable = 0;
@@ -188,6 +197,7 @@ int nsai_cmd_list(int argc, char **argv) {
     status = a.json ? nsai_cli_print(write_json, &(list_subject){ o.cache, &unreadable })
                     : print_list(o.cache, &unreadable);
   if (status == NSA_OK) status = nsai_cli_demand_readable(unreadable);
+  if (status == NSA_OK) status = demand_folders(o.cache);
   int code = nsai_cli_exit(status);
   nsai_cli_cache_close(&o);
   return code;
@@ -200,7 +210,7 @@ int nsai_cmd_verify(int argc, char **argv) {
       "Verifies every entry of the kernel cache and removes bad ones from the user's folder. Reads "
       "every tuning record; bad ones are named and stay, since they may hold hours of measuring: "
       "tuning the same again replaces them.\vExit status 6 when an entry or a record was bad or "
-      "the folder is refused.";
+      "a folder is refused.";
   arguments a = { 0 };
   nsai_cli_cache o;
   int64_t good = 0, bad = 0, good_records = 0, bad_records = 0;
@@ -213,6 +223,7 @@ int nsai_cmd_verify(int argc, char **argv) {
     printf("kernels: %" PRId64 " good, %" PRId64 " bad\nrecords: %" PRId64 " good, %" PRId64
            " bad\n",
            good, bad, good_records, bad_records);
+  if (status == NSA_OK) status = demand_folders(o.cache);
   int code = status != NSA_OK     ? nsai_cli_fail(status)
              : bad || bad_records ? NSAI_EXIT_CACHE
                                   : NSAI_EXIT_OK;

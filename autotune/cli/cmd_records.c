@@ -15,12 +15,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Opens the records of the cache's folders. A folder that cannot be used, other than one that does not
+ * exist, must not pass for an empty one. Must be closed after a failure, too. */
+static nsa_status open_records(const nsai_cli_cache *cache, nsai_records **records) {
+  nsai_cache_tier_info tier;
+  NSAI_TRY(nsai_records_open(&cache->options, records));
+  for (int32_t i = 0; nsai_records_tier(*records, i, &tier); i++)
+    if (!tier.used && !tier.missing)
+      return nsai_fail(NSA_E_CACHE, "the folder of tuning records in %s cannot be used: %s",
+                       tier.path, tier.state);
+  return NSA_OK;
+}
+
 /* Opens the cache's folders and their records. Both must be closed after a failure, too. */
 static nsa_status open_both(const nsai_cli_settings *settings, nsai_cache_mode mode,
                             nsai_cli_cache *cache, nsai_records **records) {
   *records = NULL;
   NSAI_TRY(nsai_cli_cache_open(settings, NSA_LOG_ERROR, mode, cache));
-  return nsai_records_open(&cache->options, records);
+  return open_records(cache, records);
 }
 
 static int close_both(nsa_status status, nsai_cli_cache *cache, nsai_records *records) {
@@ -163,8 +175,8 @@ static bool count_item(void *user, const nsai_record_item *item) {
 nsa_status nsai_verify_records(const nsai_cli_cache *cache, int64_t *good, int64_t *bad) {
   counts c = { 0 };
   nsai_records *records = NULL;
-  NSAI_TRY(nsai_records_open(&cache->options, &records));
-  nsa_status status = nsai_records_each(records, count_item, &c);
+  nsa_status status = open_records(cache, &records);
+  if (status == NSA_OK) status = nsai_records_each(records, count_item, &c);
   nsai_records_close(records);
   *good = c.good + c.hidden;
   *bad = c.bad;

@@ -235,3 +235,14 @@ fake() {
   [[ $(md5sum <"$file") == "$before" ]]
   rm -r "$place"
 }
+
+@test "a folder of records that cannot be used is no empty one: list, verify, export and gc say so, 6" {
+  import_records
+  chmod 777 "$NSA_CACHE_DIR/tuning"
+  for words in 'list --records' 'list --records --json' verify 'export --records new.yaml' gc; do
+    # shellcheck disable=SC2086 # words
+    run -6 --separate-stderr autotune $words
+    [[ $stderr == *"tuning records in $NSA_CACHE_DIR"*'group or others may write to it'* ]]
+  done
+  [[ ! -e new.yaml ]]
+}
