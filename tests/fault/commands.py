@@ -49,7 +49,8 @@ class Inputs:
             if not os.path.exists(path):
                 raise SystemExit(f'{path} does not exist: build it first')
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith(('NSA_', 'FAKE_'))}
-        self.environment.update(NSA_NVRTC_PATH=self.fake, NSA_DRIVER_PATH=self.fake, HOME='/nonexistent')
+        self.environment.update(NSA_NVRTC_PATH=self.fake, NSA_DRIVER_PATH=self.fake,
+                                NSA_CUBLASLT_PATH=self.fake, HOME='/nonexistent')
         self.make('empty')
         self.make('records', *(['import', '--records', f'records{i}.yaml'] for i in range(2)))
         self.make('small', ['compile', '--jobs', '1', '--arch', 'sm_90a', 'model.yaml'],
@@ -112,6 +113,8 @@ def table(inputs):
                        modules='libnsa,libyaml', **options)
 
     compile_ = ('compile', '--jobs', '1', '--arch', 'sm_90a', '--op', 'forward', 'model.yaml')
+    gpu = ('--set', 'runtime.device=1')
+    tune = ('tune', '--jobs', '1', *gpu, '--op', 'dense', 'model.yaml', '--level')
     return {
         'compile': autotune('empty', *compile_),
         'compile again': autotune('small', *compile_),
@@ -129,10 +132,17 @@ def table(inputs):
         'import': autotune('packed', 'import', 'kernels.pack'),
         'import --records': autotune('records', 'import', '--records', 'records1.yaml'),
         'import --records new': autotune('empty', 'import', '--records', 'records0.yaml'),
+        'tune': autotune('empty', *tune, 'quick', memory_serves=True),
+        'tune heuristic': autotune('empty', *tune, 'heuristic', memory_serves=True),
+        'tune --dry-run': autotune('records', *tune, 'quick', '--dry-run'),
+        'report': autotune('records', 'report', '--no-run', '--out', 'out', *gpu, 'model.yaml',
+                           outputs=('out/report.md', 'out/report.json'), reports=True),
+        'quickstart': autotune('empty', 'quickstart', '--device', 'cpu', '--tokens', '48'),
         'check': autotune('empty', 'check', 'model.yaml'),
         'config': autotune('empty', 'config', 'model.yaml'),
         'doctor': autotune('small', 'doctor', reports=True),
-        'show': autotune('small', 'show', 'model.yaml', reports=True),
+        'doctor --json': autotune('small', 'doctor', '--json', reports=True),
+        'show': autotune('small', 'show', *gpu, 'model.yaml', reports=True),
         'show device': autotune('empty', 'show', 'device', reports=True),
         'api create': host('small', 'create', reports=True),
         'api plan': host('empty', 'plan', memory_serves=True),

@@ -32,6 +32,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 /* The allocators of the C library behind the names that are replaced here. They serve before dlsym can
@@ -51,6 +52,8 @@ extern void __libc_free(void *block);
   X(fstat)                                                                                         \
   X(stat)                                                                                          \
   X(fstatat)                                                                                       \
+  X(fstatfs)                                                                                       \
+  X(readlink)                                                                                      \
   X(fdopendir)                                                                                     \
   X(readdir)                                                                                       \
   X(write)                                                                                         \
@@ -337,6 +340,10 @@ PLAIN(fstatat, int, fstatat, -1, (int folder, const char *path, struct stat *st,
       (folder, path, st, flags))
 PLAIN(fstatat, int, fstatat64, -1, (int folder, const char *path, struct stat64 *st, int flags),
       (folder, path, st, flags))
+PLAIN(fstatfs, int, fstatfs, -1, (int fd, struct statfs *fs), (fd, fs))
+PLAIN(fstatfs, int, fstatfs64, -1, (int fd, struct statfs64 *fs), (fd, fs))
+PLAIN(readlink, ssize_t, readlink, -1, (const char *path, char *text, size_t size),
+      (path, text, size))
 PLAIN(stat, int, stat, -1, (const char *path, struct stat *st), (path, st))
 PLAIN(stat, int, stat64, -1, (const char *path, struct stat64 *st), (path, st))
 PLAIN(fdopendir, DIR *, fdopendir, NULL, (int fd), (fd))

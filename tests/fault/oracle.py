@@ -18,7 +18,7 @@ FAULTS = ('crashes', 'lost', 'silent', 'left_behind', 'leaked')
 # What differs between two undisturbed runs.
 FREE = [(re.compile(pattern), replacement) for pattern, replacement in (
     (r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ', 'TIME'),
-    (r'\b\d+(\.\d+)? (s|ms)\b', 'SPENT'),
+    (r'\b\d+(\.\d+)? (s|ms)\b|\b\d+\.\d\d times the forward', 'SPENT'),
     (r'0x[0-9a-f]+', 'ADDRESS'),
     # A kernel of the cache that cannot be read is a miss, and is compiled again.
     (r'\b\d+ kernels? (are missing|compiled)', r'N kernels \1'),
@@ -54,8 +54,11 @@ def read_all(place):
                 continue
             path = pathlib.Path(folder, name)
             data = path.read_bytes()
-            found[str(path.relative_to(place))] = (
-                without_stamp(data) if name.endswith('.nsak') else data)
+            if name.endswith('.nsak'):
+                data = without_stamp(data)
+            elif name.startswith('report.'):
+                data = normal(data.decode(), place).encode()
+            found[str(path.relative_to(place))] = data
     return found
 
 

@@ -41,7 +41,7 @@ COLUMNS = ('date', 'commit', 'command', 'function', 'errno', 'mode', 'points', *
 CAUSES = {
     'open': 'EMFILE EACCES EIO EINTR', 'openat': 'EMFILE EACCES EIO EINTR',
     'read': 'EIO EINTR', 'pread': 'EIO EINTR', 'fstat': 'EIO ENOMEM', 'stat': 'EACCES EIO',
-    'fstatat': 'EACCES EIO', 'fdopendir': 'ENOMEM', 'readdir': 'EIO', 'write': 'ENOSPC EIO EINTR',
+    'fstatat': 'EACCES EIO', 'fstatfs': 'EIO', 'readlink': 'EACCES', 'fdopendir': 'ENOMEM', 'readdir': 'EIO', 'write': 'ENOSPC EIO EINTR',
     'pwrite': 'ENOSPC EIO', 'fsync': 'EIO ENOSPC', 'linkat': 'ENOSPC EIO EACCES',
     'renameat': 'ENOSPC EIO EACCES', 'unlinkat': 'EACCES EIO', 'mkdir': 'EACCES ENOSPC',
     'mkdirat': 'EACCES ENOSPC', 'close': 'EIO EINTR', 'mmap': 'ENOMEM', 'fcntl': 'EMFILE',
