@@ -112,9 +112,10 @@ static void check_records(report *r) {
                             "%" PRId64 " of %" PRId64 " are", r->records - r->outdated, r->records);
 }
 
-static void check_speed(report *r) {
+static nsa_status check_speed(report *r) {
   size_t count, same;
-  nsai_tune_point *points = nsai_tune_points(&r->results, &count);
+  nsai_tune_point *points;
+  NSAI_TRY(nsai_tune_points(&r->results, &points, &count));
   for (size_t at = 0; at < count; at += same) {
     char inputs[NSAI_TUNE_INPUTS_BYTES], name[96];
     same = nsai_tune_series(points + at, count - at);
@@ -126,6 +127,7 @@ static void check_speed(report *r) {
                               last->dense_ms / last->forward_ms, last->dense, last->tokens);
   }
   free(points);
+  return NSA_OK;
 }
 
 nsa_status nsai_report_records(report *r) {
@@ -146,6 +148,5 @@ nsa_status nsai_report_records(report *r) {
   nsai_tune_results_sort(&r->results);
   if (r->results.failed) return nsai_fail_nomem("the records", 0);
   check_records(r);
-  check_speed(r);
-  return NSA_OK;
+  return check_speed(r);
 }

@@ -45,7 +45,7 @@ nsa_status nsai_report_write_markdown(const void *subject, nsai_writer *out) {
   nsai_write(out, "%s", r->records ? ".\n\n" : "No records.\n\n");
   nsai_tune_print_problems(out, NSAI_TUNE_MARKDOWN, &r->results);
   nsai_write(out, "## Sparse against dense\n\n");
-  nsai_tune_print_summary(out, NSAI_TUNE_MARKDOWN, &r->results);
+  NSAI_TRY(nsai_tune_print_summary(out, NSAI_TUNE_MARKDOWN, &r->results));
   nsai_write(out, "## Checks and benchmarks\n\n| what | command | result | status | seconds |\n"
                   "|---|---|---|---:|---:|\n");
   for (int i = 0; i < TOOLS; i++) {
@@ -98,7 +98,7 @@ nsa_status nsai_report_write_json(const void *subject, nsai_writer *out) {
   nsai_write(out, ",\n \"choices\": ");
   nsai_tune_print_problems(out, NSAI_TUNE_JSON, &r->results);
   nsai_write(out, ",\n \"sparse_against_dense\": ");
-  nsai_tune_print_summary(out, NSAI_TUNE_JSON, &r->results);
+  NSAI_TRY(nsai_tune_print_summary(out, NSAI_TUNE_JSON, &r->results));
   nsai_write(out, ",\n \"runs\": [");
   for (int i = 0; i < TOOLS; i++) {
     nsai_write(out, "%s\n  ", i ? "," : "");

@@ -242,14 +242,13 @@ done:
 
 static nsa_status write_results(const void *subject, nsai_writer *out) {
   const job *j = subject;
-  nsai_tune_print(out, j->a->format, j->file, &j->results);
-  return NSA_OK;
+  return nsai_tune_print(out, j->a->format, j->file, &j->results);
 }
 
 /* Prints what was measured, also after a failure or an interruption. */
 static nsa_status print_results(const job *j, bool *begun) {
-  if (!j->results.count) return NSA_OK;
   char *text;
+  if (!j->results.count) return j->results.failed ? nsai_fail_nomem("the results", 0) : NSA_OK;
   NSAI_TRY(nsai_cli_text(write_results, j, &text));
   fputs(*begun ? (j->a->format == NSAI_TUNE_JSON ? ",\n" : "") : nsai_tune_head(j->a->format),
         stdout);

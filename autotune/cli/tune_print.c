@@ -245,10 +245,11 @@ void nsai_tune_print_problems(nsai_writer *out, nsai_tune_format format,
   if (format == NSAI_TUNE_JSON) nsai_write(out, "]");
 }
 
-static void print_summary(nsai_writer *out, nsai_tune_format format, const char *file,
-                          const nsai_tune_results *results) {
+static nsa_status print_summary(nsai_writer *out, nsai_tune_format format, const char *file,
+                                const nsai_tune_results *results) {
   size_t count, same;
-  nsai_tune_point *points = nsai_tune_points(results, &count);
+  nsai_tune_point *points;
+  NSAI_TRY(nsai_tune_points(results, &points, &count));
   if (format == NSAI_TUNE_JSON) nsai_write(out, "[");
   for (size_t at = 0; at < count; at += same) {
     same = nsai_tune_series(points + at, count - at);
@@ -263,19 +264,19 @@ static void print_summary(nsai_writer *out, nsai_tune_format format, const char 
   }
   if (format == NSAI_TUNE_JSON) nsai_write(out, "]");
   free(points);
+  return NSA_OK;
 }
 
-void nsai_tune_print_summary(nsai_writer *out, nsai_tune_format format,
-                             const nsai_tune_results *results) {
-  print_summary(out, format, "", results);
+nsa_status nsai_tune_print_summary(nsai_writer *out, nsai_tune_format format,
+                                   const nsai_tune_results *results) {
+  return print_summary(out, format, "", results);
 }
 
-void nsai_tune_print(nsai_writer *out, nsai_tune_format format, const char *file,
-                     const nsai_tune_results *results) {
+nsa_status nsai_tune_print(nsai_writer *out, nsai_tune_format format, const char *file,
+                           const nsai_tune_results *results) {
   if (format == NSAI_TUNE_CSV) {
     nsai_tune_csv_problems(out, file, results);
-    print_summary(out, format, file, results);
-    return;
+    return print_summary(out, format, file, results);
   }
   if (format == NSAI_TUNE_JSON) {
     nsai_write_json_member(out, "{", "file", file);
@@ -285,6 +286,7 @@ void nsai_tune_print(nsai_writer *out, nsai_tune_format format, const char *file
   }
   nsai_tune_print_problems(out, format, results);
   if (format == NSAI_TUNE_JSON) nsai_write(out, ",\n \"summary\": ");
-  nsai_tune_print_summary(out, format, results);
+  NSAI_TRY(nsai_tune_print_summary(out, format, results));
   if (format == NSAI_TUNE_JSON) nsai_write(out, "}");
+  return NSA_OK;
 }

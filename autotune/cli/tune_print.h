@@ -22,14 +22,14 @@ const char *nsai_tune_head(nsai_tune_format format);
 const char *nsai_tune_foot(nsai_tune_format format);
 
 /* Prints all results of one file: for each problem the choice beside the heuristic's, and the
- * baselines, or the plan of a dry run; then the summary for each kind of inputs. */
-void nsai_tune_print(nsai_writer *out, nsai_tune_format format, const char *file,
-                     const nsai_tune_results *results);
+ * baselines, or the plan of a dry run; then the summary for each kind of inputs. NSA_E_NOMEM. */
+nsa_status nsai_tune_print(nsai_writer *out, nsai_tune_format format, const char *file,
+                           const nsai_tune_results *results);
 
 /* The parts of the above, for other reports. JSON: one array each. */
 void nsai_tune_print_problems(nsai_writer *out, nsai_tune_format format,
                               const nsai_tune_results *results);
-void nsai_tune_print_summary(nsai_writer *out, nsai_tune_format format,
-                             const nsai_tune_results *results);
+nsa_status nsai_tune_print_summary(nsai_writer *out, nsai_tune_format format,
+                                   const nsai_tune_results *results);
 
 #endif /* NSAI_CLI_TUNE_PRINT_H */

@@ -189,17 +189,21 @@ static bool make_point(const nsai_tune_span *span, nsai_tune_point *out) {
   return true;
 }
 
-nsai_tune_point *nsai_tune_points(const nsai_tune_results *results, size_t *count) {
+nsa_status nsai_tune_points(const nsai_tune_results *results, nsai_tune_point **points,
+                            size_t *count) {
   nsai_tune_span span = { 0 };
   size_t problems = 0;
   *count = 0;
+  *points = NULL;
   while (nsai_tune_next(results, &span)) problems++;
-  nsai_tune_point *points = problems ? malloc(problems * sizeof *points) : NULL;
-  if (!points) return NULL;
+  if (!problems) return NSA_OK;
+  *points = malloc(problems * sizeof **points);
+  if (!*points)
+    return nsai_fail_nomem("the times of sparse and dense attention", problems * sizeof **points);
   span = (nsai_tune_span){ 0 };
-  while (nsai_tune_next(results, &span)) *count += make_point(&span, &points[*count]);
-  qsort(points, *count, sizeof *points, compare_points);
-  return points;
+  while (nsai_tune_next(results, &span)) *count += make_point(&span, &(*points)[*count]);
+  qsort(*points, *count, sizeof **points, compare_points);
+  return NSA_OK;
 }
 
 size_t nsai_tune_series(const nsai_tune_point *points, size_t count) {

@@ -8,6 +8,7 @@
 #define NSAI_CLI_TUNE_RESULTS_H
 
 #include "base/arena.h"
+#include "base/error.h"
 
 #include <nsa/tune.h>
 #include <stdbool.h>
@@ -67,8 +68,9 @@ typedef struct nsai_tune_point {
 } nsai_tune_point;
 
 /* Makes an array of all points, ordered by series, then by length. The caller frees it; NULL
- * with count 0: no points, or no memory. */
-nsai_tune_point *nsai_tune_points(const nsai_tune_results *results, size_t *count);
+ * with count 0: no points. NSA_E_NOMEM. */
+nsa_status nsai_tune_points(const nsai_tune_results *results, nsai_tune_point **points,
+                            size_t *count);
 
 /* Number of points, from the first on, that belong to its series. */
 size_t nsai_tune_series(const nsai_tune_point *points, size_t count);

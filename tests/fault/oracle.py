@@ -20,6 +20,7 @@ FREE = [(re.compile(pattern), replacement) for pattern, replacement in (
     (r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ', 'TIME'),
     (r'\b\d+(\.\d+)? (s|ms)\b|\b\d+\.\d\d times the forward', 'SPENT'),
     (r'0x[0-9a-f]+', 'ADDRESS'),
+    (r'"seconds": [0-9.]+', 'SPENT'),
     # A kernel of the cache that cannot be read is a miss, and is compiled again.
     (r'\b\d+ kernels? (are missing|compiled)', r'N kernels \1'),
 )]

@@ -8,6 +8,7 @@
 #include "../record_fixture.h"
 
 #include "api/report.h"
+#include "cli/tune_results.h"
 #include "compile/compiler.h"
 #include "starve.h"
 
@@ -181,6 +182,28 @@ static nsa_status report(fixture *f) {
   return out.used ? NSA_OK : NSA_E_INTERNAL;
 }
 
+/* The table of sparse against dense attention is complete, or the call fails. */
+static nsa_status compare_with_dense(fixture *f) {
+  nsai_tune_results results = { 0 };
+  nsai_tune_point *points = NULL;
+  size_t count = 0;
+  const nsa_tune_event events[] = {
+    { .kind = NSA_TUNE_PROBLEM, .problem = "forward:len64", .tokens = 64 },
+    { .kind = NSA_TUNE_BASELINE, .candidate = "forward", .ms = 1 },
+    { .kind = NSA_TUNE_BASELINE, .candidate = "dense", .ms = 2 },
+  };
+  (void)f;
+  for (size_t i = 0; i < sizeof events / sizeof *events; i++)
+    nsai_tune_results_add(&results, &events[i]);
+  nsa_status status = results.failed ? NSA_E_NOMEM : nsai_tune_points(&results, &points, &count);
+  assert_int_equal(count, status == NSA_OK);
+  free(points);
+  nsai_tune_results_fini(&results);
+  return status;
+}
+
+static void test_tune_results(void **state) { starve(compare_with_dense, *state); }
+
 static void test_missing_and_report(void **state) {
   fixture *f = *state;
   starve(missing, f);
@@ -192,6 +215,7 @@ int main(void) {
     FIXTURE_TEST(test_cache),
     FIXTURE_TEST(test_records),
     FIXTURE_TEST(test_compiler),
+    FIXTURE_TEST(test_tune_results),
     FIXTURE_TEST(test_missing_and_report),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,7 +14,7 @@ static char text[1 << 16];
 
 static const char *print(nsai_tune_format format, const nsai_tune_results *results) {
   nsai_writer out = nsai_writer_open(text, sizeof text);
-  nsai_tune_print(&out, format, "a \"b\".yaml", results);
+  assert_int_equal(nsai_tune_print(&out, format, "a \"b\".yaml", results), NSA_OK);
   assert_true(out.used < sizeof text);
   if (format == NSAI_TUNE_JSON) assert_true(nsai_json_valid(text, out.used));
   return text;
@@ -161,7 +161,8 @@ static void test_summary(void **state) {
   add_length(&results, "fwd:ov=low:tok16384:len16384", 16384, 1, 2);
   add_length(&results, "fwd:ov=high:tok4096:len4096", 4096, 1, 4);
   add_length(&results, "fwd:ov=low:tok4096:len4096", 4096, 1, 1);
-  nsai_tune_point *points = nsai_tune_points(&results, &count);
+  nsai_tune_point *points;
+  assert_int_equal(nsai_tune_points(&results, &points, &count), NSA_OK);
   assert_int_equal(count, 3);
   assert_int_equal(nsai_tune_series(points, count), 1);
   assert_true(nsai_tune_crossover(points, 1) == 0);
