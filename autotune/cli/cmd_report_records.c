@@ -140,13 +140,19 @@ nsa_status nsai_report_records(report *r) {
                            .limit = r->config->runtime.cache_limit,
                            .logger = &logger,
                            .look = true };
+  nsai_cache_tier_info tier = { .missing = true };
   nsa_status status = nsai_records_open(&o, &records);
   if (status == NSA_OK) status = nsai_records_each(records, add_record, r);
+  bool refused = records && nsai_records_tier(records, 0, &tier) && !tier.used && !tier.missing;
   nsai_records_close(records);
   nsai_logger_fini(&logger);
   NSAI_TRY(status);
   nsai_tune_results_sort(&r->results);
   if (r->results.failed) return nsai_fail_nomem("the records", 0);
-  check_records(r);
+  if (refused)
+    nsai_report_check_records(r, "records", FAIL, "their folder in %s cannot be used: %s",
+                              tier.path, tier.state);
+  else
+    check_records(r);
   return check_speed(r);
 }

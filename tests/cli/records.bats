@@ -245,4 +245,7 @@ fake() {
     [[ $stderr == *"tuning records in $NSA_CACHE_DIR"*'group or others may write to it'* ]]
   done
   [[ ! -e new.yaml ]]
+  small_model
+  run -0 --separate-stderr autotune report --out out --no-run small.yaml
+  jq -e '.criteria | map(select(.criterion == "records")) | .[0].result == "fail"' out/report.json
 }

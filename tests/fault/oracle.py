@@ -136,8 +136,9 @@ def find_silent(command, good, done):
     if done.out != good.out and not command.reports:
         return f'exit {done.code} with another output:\n{difference(good.out, done.out)}'
     if done.after != good.after:
-        paths = [p for p in {**good.after, **done.after} if good.after.get(p) != done.after.get(p)]
-        return f'exit {done.code} with other files: {", ".join(paths)}\n{done.err}'
+        paths = [p for p in {**good.after, **done.after} if good.after.get(p) != done.after.get(p)
+                 and not (command.reports and p in command.outputs and p in done.after)]
+        return f'exit {done.code} with other files: {", ".join(paths)}\n{done.err}' if paths else None
     return None
 
 
@@ -152,7 +153,7 @@ def find_left(command, good, done):
     for path, data in done.after.items():
         if path in done.before or good.after.get(path) == data:
             continue
-        if done.code != 0 and path in command.outputs:
+        if (done.code != 0 or command.reports) and path in command.outputs:
             continue
         return path
     return None
@@ -174,3 +175,20 @@ def judge(command, good, done):
         if explanation:
             return fault, explanation
     return None
+
+
+def self_test(command, good):
+    """Runs with one fault each; returns the kinds that the verdict misses."""
+    stored = 'cache/kernels/0-0.nsak'
+    held = dataclasses.replace(good, before={**good.before, stored: b'x'},
+                               after={**good.after, stored: b'x'})
+    planted = {
+        'crashes': [{'code': None}, {'code': -11}, {'code': 134}, {'calls': {}}],
+        'lost': [{'after': good.after}, {'after': {**held.after, stored: b'y'}},
+                 {'code': 6, 'err': 'why', 'after': good.after}],
+        'silent': [{'out': 'less'}, {'code': 6, 'err': ''}, {'after': held.before}],
+        'left_behind': [{'code': 6, 'err': 'why', 'after': {**held.after, 'cache/.tmp-1': b''}}],
+        'leaked': [{'held': (good.held[0] + 1, 0)}, {'held': (0, good.held[1] + 3)}],
+    }
+    return [kind for kind, changes in planted.items() for change in changes
+            if (judge(command, held, dataclasses.replace(held, **change)) or ('',))[0] != kind]

@@ -53,10 +53,11 @@ CAUSES = {
 
 Row = collections.namedtuple('Row', 'command function errno mode')
 
-# The part that CI runs: of every command at most so many points of a row, spread evenly, and so many in
-# total that a sweep which has become empty is noticed.
+# The part that CI runs has the first and the last call of every row. A sweep that has become empty is
+# noticed by its number of points.
 CI_POINTS_OF_ROW = 2
-CI_POINTS = 900
+CI_POINTS_OF_COMMAND = 15
+CI_POINTS = 2700
 
 
 def rows_of(name, counts):
@@ -132,9 +133,9 @@ def spread(count, most):
 
 
 def run_ci(sweep, jobs):
-    """A case for each command, and one for the number of points."""
+    """A case for each command, one for the number of points, and one for the oracle."""
     names = list(sweep.table)
-    print(f'1..{len(names) + 1}', flush=True)
+    print(f'1..{len(names) + 2}', flush=True)
     total, good = 0, True
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         for case, name in enumerate(names, 1):
@@ -143,6 +144,8 @@ def run_ci(sweep, jobs):
                 numbers = spread(sweep.counts(name)[row.function], CI_POINTS_OF_ROW)
                 points += run_points(sweep, pool, row, numbers, lines.append)['points']
             total += points
+            if points < CI_POINTS_OF_COMMAND:
+                lines.append(f'{points} points, at least {CI_POINTS_OF_COMMAND} are expected')
             good &= not lines
             print(f'{"not ok" if lines else "ok"} {case} {name}: {points} points')
             for line in lines:
@@ -150,7 +153,11 @@ def run_ci(sweep, jobs):
             sys.stdout.flush()
     enough = total >= CI_POINTS
     print(f'{"ok" if enough else "not ok"} {len(names) + 1} {total} points, at least {CI_POINTS}')
-    return good and enough
+    blind = oracle.self_test(sweep.table['import'], sweep.undisturbed['import'])
+    print(f'{"not ok" if blind else "ok"} {len(names) + 2} the oracle reports every kind of fault')
+    if blind:
+        print(f'# not reported: {", ".join(blind)}')
+    return good and enough and not blind
 
 
 def commit():
