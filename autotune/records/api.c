@@ -14,6 +14,23 @@ static nsa_status refuse_cpu(void) {
   return nsai_fail(NSA_E_NO_DEVICE, "runtime.device is cpu: the reference has no variants");
 }
 
+static bool count_unreadable(void *user, const nsai_record_item *item) {
+  *(int *)user += item->unreadable;
+  return true;
+}
+
+/* Writes everything, or fails: a text that lacks what could not be read now would pass for complete. */
+static nsa_status export_all(nsai_records *records, nsai_writer *text) {
+  int unreadable = 0;
+  NSAI_TRY(nsai_records_each(records, count_unreadable, &unreadable));
+  if (unreadable)
+    return nsai_fail(
+        NSA_E_CACHE,
+        "%d tuning %s could not be read: make %s readable, and call nsa_records_reload", unreadable,
+        unreadable == 1 ? "record" : "records", unreadable == 1 ? "it" : "them");
+  return nsai_records_export(records, text);
+}
+
 size_t nsa_records_export(nsa_ctx *ctx, char *buf, size_t size) {
   nsai_writer text = nsai_writer_open(buf, size);
   if (nsai_context_check(ctx) != NSA_OK) return text.used;
@@ -21,7 +38,7 @@ size_t nsa_records_export(nsa_ctx *ctx, char *buf, size_t size) {
     (void)refuse_cpu();
     return text.used;
   }
-  if (nsai_records_export(nsai_context_records(ctx), &text) != NSA_OK) {
+  if (export_all(nsai_context_records(ctx), &text) != NSA_OK) {
     text = nsai_writer_open(buf, size);
     return 0;
   }

@@ -117,7 +117,8 @@ NSA_API nsa_status nsa_tune(nsa_ctx *ctx, const nsa_problem *problems, size_t co
 
 /* Writes all records that this context finds as one YAML text for nsa_records_import. Its last
  * line is a checksum. Returns the length of the text. On failure it writes "" and returns 0, and
- * nsa_last_error has the reason. Thread-safe. */
+ * nsa_last_error has the reason. A record that could not be read when it was looked for is a failure,
+ * until nsa_records_reload reads it; a damaged one is left out. Thread-safe. */
 NSA_API size_t nsa_records_export(nsa_ctx *ctx, char *buf, size_t size);
 
 /* Adds the records of such a text, all or none. Records of other devices are kept for them. Where

@@ -5,8 +5,11 @@
  * nothing that could not be read goes unsaid.
  */
 #include "../record_fixture.h"
+#include "../unit/machine.h"
 #include "child.h"
 #include "io_faults.h"
+
+#include <nsa/tune.h>
 
 enum { SIZE = 400, STORED = 2 };
 
@@ -169,6 +172,29 @@ static void visit_records(stores *s) {
 
 static void test_visit_records(void **state) { assert_true(sweep(*state, visit_records) >= 21); }
 
+/* An export is complete, or fails; the records can be read again later. */
+static void test_export(void **state) {
+  fixture *f = *state;
+  machine_overrides overrides;
+  stores s;
+  char text[8192], yaml[1024];
+  begin(&s, f);
+  machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
+  machine_overrides_init(&overrides, f->dir, NULL);
+  nsa_ctx *ctx = machine_context(yaml, overrides.list, true);
+  assert_int_equal(nsa_records_reload(ctx), NSA_OK);
+  io_fault_after("read", 1, EIO);
+  assert_int_equal(nsa_records_export(ctx, text, sizeof text), 0);
+  assert_true(io_faulted());
+  assert_non_null(strstr(nsa_last_error(), "1 tuning record could not be read"));
+  assert_int_equal(nsa_records_reload(ctx), NSA_OK);
+  const size_t size = nsa_records_export(ctx, text, sizeof text);
+  assert_true(size > 0 && size < sizeof text);
+  assert_non_null(strstr(text, "# checksum"));
+  nsa_destroy(ctx);
+  end(&s);
+}
+
 /* ---- rights ---- */
 
 /* A record that may not be read for a while keeps what it holds. */
@@ -200,10 +226,10 @@ static void test_save_over_unreadable(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    FIXTURE_TEST(test_find_kernel),          FIXTURE_TEST(test_verify_kernels),
-    FIXTURE_TEST(test_visit_kernels),        FIXTURE_TEST(test_collect_kernels),
-    FIXTURE_TEST(test_save_record),          FIXTURE_TEST(test_visit_records),
-    FIXTURE_TEST(test_save_over_unreadable),
+    FIXTURE_TEST(test_find_kernel),   FIXTURE_TEST(test_verify_kernels),
+    FIXTURE_TEST(test_visit_kernels), FIXTURE_TEST(test_collect_kernels),
+    FIXTURE_TEST(test_save_record),   FIXTURE_TEST(test_visit_records),
+    FIXTURE_TEST(test_export),        FIXTURE_TEST(test_save_over_unreadable),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
