@@ -252,8 +252,11 @@ bool nsai_cache_store(nsai_cache *cache, const nsai_kernel_key *key,
   size_t size;
   keep_in_memory(cache, key, image);
   if (!nsai_dirs_writable(&cache->folders)) return false;
-  if (nsai_cache_entry_encode(key, image, (int64_t)time(NULL), &data, &size) != NSA_OK)
+  if (nsai_cache_entry_encode(key, image, (int64_t)time(NULL), &data, &size) != NSA_OK) {
+    nsai_dirs_warn(&cache->folders, NSAI_WARNED_WRITE, "kernel %s is kept in memory only: %s",
+                   key->entry, nsa_last_error());
     return false;
+  }
   bool stored = false;
   if (size <= NSAI_CACHE_ENTRY_MAX && size <= cache->limit) {
     nsai_cache_make_room(cache, size);
