@@ -14,8 +14,9 @@
 static const char *program = "";
 static bool reported; /* the failure of standard output has been reported */
 
-/* Without these descriptors the next file that is opened, an entry of the cache perhaps, would be
- * standard output. Opened the wrong way round, their use fails with EBADF as if they were closed. */
+/* Without these descriptors the next file that is opened, an entry of the cache perhaps, would
+ * be standard output. Opened the wrong way round, their use fails with EBADF as if they were
+ * closed. */
 static void hold_standard_descriptors(void) {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
     if (fcntl(fd, F_GETFD) >= 0) continue;

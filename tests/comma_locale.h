@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * A locale with a comma for the decimal point and points between thousands, as a host may set. It is
- * made by localedef in a folder of its own, since few machines have one.
+ * A locale with a comma for the decimal point and points between thousands, as a host may set.
+ * It is made by localedef in a folder of its own, since few machines have one.
  */
 #ifndef NSA_TESTS_COMMA_LOCALE_H
 #define NSA_TESTS_COMMA_LOCALE_H
@@ -14,7 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Makes and sets the locale. False, and a line on stderr: not on this machine; the test must skip. */
+/* Makes and sets the locale. False, and a line on stderr: not on this machine; the test must
+ * skip. */
 static inline bool comma_locale_enter(void) {
   static const char source[] = "LC_NUMERIC\n"
                                "decimal_point \"<U002C>\"\n"

@@ -68,9 +68,9 @@ typedef struct nsai_cli_settings {
   int count;
 } nsai_cli_settings;
 
-/* Parses a subcommand's arguments; exits when they are wrong or cannot be parsed. `arguments` is the input of `parse`
- * and begins with the nsai_cli_settings, which --set fills. `options` may be NULL; `usage`
- * describes the arguments that are no options, NULL: there are none. */
+/* Parses a subcommand's arguments; exits when they are wrong or cannot be parsed. `arguments` is
+ * the input of `parse` and begins with the nsai_cli_settings, which --set fills. `options` may
+ * be NULL; `usage` describes the arguments that are no options, NULL: there are none. */
 void nsai_cli_parse(int argc, char **argv, const struct argp_option *options, argp_parser_t parse,
                     const char *usage, const char *help, void *arguments);
 

@@ -224,8 +224,8 @@ static nsa_status check_signature(pack *p, const nsai_list *trusted) {
                               key + NSAI_PUBLIC_KEY_BYTES, trusted);
 }
 
-/* Visits the entries: checks them, or, with a cache, stores them. */
-static nsa_status walk(const pack *p, nsai_cache *cache, int64_t *entries) {
+/* Checks the entries and counts them. `list`, unless it is NULL, has room for as many. */
+static nsa_status walk(const pack *p, nsai_cache_bytes *list, int64_t *entries) {
   size_t at = sizeof magic;
   uint64_t length, count;
   nsai_cache_entry entry;
@@ -237,10 +237,7 @@ static nsa_status walk(const pack *p, nsai_cache *cache, int64_t *entries) {
       return nsai_fail(NSA_E_CACHE, "%s: cut off in entry %" PRId64, p->path, *entries);
     if (!length) break;
     nsai_digest_field(&digest, "entry", p->data + at, length);
-    if (cache) {
-      NSAI_TRY(nsai_cache_import(cache, p->data + at, length));
-      continue;
-    }
+    if (list) list[*entries] = (nsai_cache_bytes){ p->data + at, length };
     const char *problem = nsai_cache_entry_decode(p->data + at, length, &entry);
     if (!problem) problem = nsai_cache_entry_check_code(&entry);
     if (problem)
@@ -265,7 +262,13 @@ static nsa_status import_from(const nsai_cli_cache *o, const char *path, pack *p
   NSAI_TRY(status);
   NSAI_TRY(check_signature(p, &o->config->runtime.trusted_keys));
   NSAI_TRY(walk(p, NULL, entries));
-  return walk(p, o->cache, entries);
+  size_t bytes = ((size_t)*entries + 1) * sizeof(nsai_cache_bytes);
+  nsai_cache_bytes *list = malloc(bytes);
+  if (!list) return nsai_fail_nomem("the list of entries", bytes);
+  status = walk(p, list, entries);
+  if (status == NSA_OK) status = nsai_cache_import(o->cache, list, *entries);
+  free(list);
+  return status;
 }
 
 int nsai_cmd_import(int argc, char **argv) {

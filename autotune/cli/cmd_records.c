@@ -273,11 +273,6 @@ static nsa_status import_from(nsai_records *records, const char *path, nsai_impo
   return status;
 }
 
-static bool find_unsaved(void *user, const nsai_record_item *item) {
-  *(bool *)user |= item->record && !item->folder[0];
-  return true;
-}
-
 static void print_kept(void *user, const nsai_record *record, const nsai_record *here) {
   (void)user;
   printf("kept: %s, %s: the record here is of %s, library %s, driver %s; that of the file of %s, "
@@ -290,16 +285,11 @@ static void print_kept(void *user, const nsai_record *record, const nsai_record 
 static nsa_status import_and_store(nsai_records *records, const char *path) {
   nsai_cache_tier_info tier;
   nsai_import import = { .on_kept = print_kept };
-  bool unsaved = false;
   if (!nsai_records_tier(records, 0, &tier))
     return nsai_fail(NSA_E_CACHE, "no folder for records: set runtime.cache_dir or $NSA_CACHE_DIR");
   if (!tier.used || !tier.writable)
     return nsai_fail(NSA_E_CACHE, "records cannot be stored in %s: %s", tier.path, tier.state);
   NSAI_TRY(import_from(records, path, &import));
-  NSAI_TRY(nsai_records_each(records, find_unsaved, &unsaved));
-  if (unsaved)
-    return nsai_fail(NSA_E_CACHE, "some of the records did not stay in %s; is there room?",
-                     tier.path);
   printf("%d record%s imported into %s", import.saved, plural(import.saved), tier.path);
   if (import.kept) printf(", %d older than those there", import.kept);
   printf("\n");

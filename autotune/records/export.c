@@ -64,28 +64,13 @@ static nsa_status read_pack(const char *text, size_t size, nsai_record_document 
                    "it again, or close what was written by hand with a line `...`");
 }
 
-/* Adds one record of a document and reports it if it is not imported. */
-static nsa_status add(nsai_records *records, const nsai_record *record, nsai_import *import) {
-  nsai_record *here;
-  NSAI_TRY(nsai_records_add(records, record, &here));
-  import->saved += !here;
-  import->kept += here != NULL;
-  if (here && import->on_kept) import->on_kept(import->user, record, here);
-  nsai_record_destroy(here);
-  return NSA_OK;
-}
-
 nsa_status nsai_records_import(nsai_records *records, const char *text, size_t size,
                                nsai_import *import) {
   nsai_record_document document;
-  nsa_status status = NSA_OK;
   import->saved = import->kept = 0;
   NSAI_TRY(read_pack(text, size, &document));
-  for (int32_t i = 0; i < document.count; i++)
-    NSAI_TRY_TO(fail, nsai_record_check(document.records[i]));
-  for (int32_t i = 0; i < document.count; i++)
-    NSAI_TRY_TO(fail, add(records, document.records[i], import));
-fail:
+  nsa_status status = nsai_records_add(records, (const nsai_record *const *)document.records,
+                                       document.count, import);
   nsai_record_document_fini(&document);
   return status;
 }

@@ -142,9 +142,34 @@ int32_t nsai_records_lower_bound(const nsai_records *records, const char *file);
 /* The entry in effect for a file name, or NULL. Lock held. */
 const nsai_record_entry *nsai_records_visible(const nsai_records *records, const char *file);
 
+/* Makes room for so many further entries. Lock held. NSA_E_NOMEM. */
+nsa_status nsai_records_reserve(nsai_records *records, int32_t more);
+
 /* Inserts an entry or replaces the one with the same file name and tier. Takes ownership of its
  * record, also on failure. Lock held. NSA_E_NOMEM. */
 nsa_status nsai_records_put(nsai_records *records, const nsai_record_entry *entry);
+
+/* ---- changing the store; `saving` is held ---- */
+
+/* Locks a record's file. Returns a token for nsai_files_unlock, or -1: no lock. The wait starts
+ * again whenever another process has saved, so that no measurement is lost while the queue
+ * moves. */
+int nsai_records_wait_for_lock(nsai_records *records, const char *file);
+
+/* The content of the user's file, for the caller to destroy; NULL: nothing. The index warns of
+ * damaged files. `*writable` becomes false if the file cannot be read: replacing it could lose
+ * what it holds. */
+nsa_status nsai_records_read_file(nsai_records *records, const char *file, bool *writable,
+                                  nsai_record **out);
+
+/* Merges the records in memory and in the read-only folders. Lock held. */
+nsa_status nsai_records_merge_index(nsai_records *records, const char *file, bool writable,
+                                    nsai_record *record);
+
+/* Puts a saved record into the index and removes a copy that was in memory only. Takes ownership of
+ * `record`, also on failure. */
+nsa_status nsai_records_keep(nsai_records *records, const char *file, nsai_record *record,
+                             bool stored);
 
 /* Removes the entry at `index`. Lock held. */
 void nsai_records_take_out(nsai_records *records, int32_t index);

@@ -156,13 +156,6 @@ bool nsai_records_tier(nsai_records *records, int32_t index, nsai_cache_tier_inf
  * memory. The caller keeps ownership of `record`. NSA_E_ARG as nsai_record_check; NSA_E_NOMEM. */
 nsa_status nsai_records_save(nsai_records *records, const nsai_record *record);
 
-/* The same for a record that comes from elsewhere, which must not undo later measurements of
- * this machine. If a newer record of the same environment exists, its timings take precedence
- * over those that are added. A newer record of another environment is kept as it is, and `*kept`
- * becomes a copy of it that the caller destroys. `*kept` NULL: the record was saved. A record
- * without a date counts as new. */
-nsa_status nsai_records_add(nsai_records *records, const nsai_record *record, nsai_record **kept);
-
 /* Looks in memory, in the user's folder, then in the read-only folders. The folders are read
  * once, at the first use of the store. True: `*out` is a copy that the caller destroys. The
  * first invalid file gives a warning; invalid files are not removed. */
@@ -219,10 +212,20 @@ typedef struct nsai_import {
   void *user;
 } nsai_import;
 
-/* Checks a document of nsai_records_export, then adds its records (nsai_records_add), all or
- * none. A document without its checksum line was written or edited by hand; it is accepted when
- * its last line is "...". NSA_E_CACHE: names the line, what is wrong and the remedy;
+/* Adds records that come from elsewhere, each with a key of its own, all or none. They must not
+ * undo later measurements of this machine. If a newer record of the same environment exists, its
+ * timings take precedence over those that are added. A newer record of another environment is
+ * kept as it is. A record without a date counts as new. They are merged and saved as by
+ * nsai_records_save, but a file that cannot be read or written is a failure, after which the
+ * folder is as before; in a folder that is not writable from the start they are kept in memory.
+ * If the process dies meanwhile, some may be there, each complete. NSA_E_ARG, NSA_E_CACHE,
  * NSA_E_NOMEM. */
+nsa_status nsai_records_add(nsai_records *records, const nsai_record *const *added, int32_t count,
+                            nsai_import *out);
+
+/* Checks a document of nsai_records_export, then adds its records (nsai_records_add). A document
+ * without its checksum line was written or edited by hand; it is accepted when its last line is
+ * "...". NSA_E_CACHE: names the line, what is wrong and the remedy; NSA_E_NOMEM. */
 nsa_status nsai_records_import(nsai_records *records, const char *text, size_t size,
                                nsai_import *import);
 

@@ -31,9 +31,7 @@ static bool has_changed(nsai_records *records, const char *file, struct stat *la
          before.st_ctim.tv_nsec != last->st_ctim.tv_nsec;
 }
 
-/* Returns a token for nsai_files_unlock, or -1: no lock. The wait starts again whenever another process
- * has saved, so that no measurement is lost while the queue moves. */
-static int wait_for_lock(nsai_records *records, const char *file) {
+int nsai_records_wait_for_lock(nsai_records *records, const char *file) {
   const struct timespec step = { 0, LOCK_STEP_MS * 1000000L };
   struct stat last = { 0 };
   bool busy;
@@ -46,11 +44,8 @@ static int wait_for_lock(nsai_records *records, const char *file) {
   return token;
 }
 
-/* The content of the user's file, for the caller to destroy; NULL: nothing. The index warns of
- * damaged files. `*writable` becomes false if the file cannot be read: replacing it could lose what it
- * holds. */
-static nsa_status read_file(nsai_records *records, const char *file, bool *writable,
-                            nsai_record **out) {
+nsa_status nsai_records_read_file(nsai_records *records, const char *file, bool *writable,
+                                  nsai_record **out) {
   struct stat st;
   char *data, reason[NSAI_FILES_FAULT_CHARS], fault[NSAI_RECORD_FAULT_CHARS];
   *out = NULL;
@@ -74,9 +69,8 @@ static nsa_status read_file(nsai_records *records, const char *file, bool *writa
   return status == NSA_E_CACHE ? NSA_OK : status;
 }
 
-/* Merges the records in memory and in the read-only folders. Lock held. */
-static nsa_status merge_index(nsai_records *records, const char *file, bool writable,
-                              nsai_record *record) {
+nsa_status nsai_records_merge_index(nsai_records *records, const char *file, bool writable,
+                                    nsai_record *record) {
   NSAI_TRY(nsai_records_load(records));
   for (int32_t i = nsai_records_lower_bound(records, file);
        i < records->count && strcmp(records->entries[i].file, file) == 0; i++) {
@@ -111,8 +105,8 @@ static nsa_status write_file(nsai_records *records, const char *file, const nsai
   return NSA_OK;
 }
 
-/* Puts the saved record into the index and removes a copy that was in memory only. */
-static nsa_status keep(nsai_records *records, const char *file, nsai_record *record, bool stored) {
+nsa_status nsai_records_keep(nsai_records *records, const char *file, nsai_record *record,
+                             bool stored) {
   nsai_record_entry entry = { .tier = stored ? 0 : NSAI_RECORD_IN_MEMORY, .record = record };
   memcpy(entry.file, file, strlen(file) + 1);
   pthread_mutex_lock(&records->lock);
@@ -124,62 +118,22 @@ static nsa_status keep(nsai_records *records, const char *file, nsai_record *rec
   return status;
 }
 
-/* The record in effect, from the user's file or the index, for the caller to destroy; NULL:
- * none. */
-static nsa_status find_standing(nsai_records *records, const char *file, nsai_record *in_file,
-                                nsai_record **out) {
-  *out = NULL;
-  if (in_file) return nsai_record_copy(in_file, out);
-  pthread_mutex_lock(&records->lock);
-  nsa_status status = nsai_records_load(records);
-  const nsai_record_entry *entry = status ? NULL : nsai_records_visible(records, file);
-  if (entry) status = nsai_record_copy(entry->record, out);
-  pthread_mutex_unlock(&records->lock);
-  return status;
-}
-
-/* Dates are ISO 8601 in UTC, so their texts sort in order of time. */
-static bool is_newer(const nsai_record *a, const nsai_record *b) {
-  return a->date[0] && b->date[0] && strcmp(a->date, b->date) > 0;
-}
-
-/* If a newer record exists here, `*record` is added to it and replaced by it; if they cannot be
- * merged, the newer one goes into `*kept`. */
-static nsa_status yield_to_newer(nsai_records *records, const char *file, nsai_record *in_file,
-                                 nsai_record **record, nsai_record **kept) {
-  nsai_record *here;
-  nsa_status status = NSA_OK;
-  NSAI_TRY(find_standing(records, file, in_file, &here));
-  if (here && is_newer(here, *record)) {
-    bool merges = nsai_record_same_environment(here, *record);
-    nsai_record **folders = merges ? record : kept, *before = *folders;
-    if (merges) status = nsai_record_merge(here, *record);
-    *folders = here;
-    here = before;
-  }
-  nsai_record_destroy(here);
-  return status;
-}
-
-/* Runs while `saving` is held. Takes ownership of `merged`. `kept` as in nsai_records_add,
- * initially NULL; or NULL: existing records have lower precedence. */
-static nsa_status save(nsai_records *records, const char *file, nsai_record *merged,
-                       nsai_record **kept) {
+/* Runs while `saving` is held. Takes ownership of `merged`; existing records have lower
+ * precedence. */
+static nsa_status save(nsai_records *records, const char *file, nsai_record *merged) {
   nsa_status status = NSA_OK;
   nsai_record *in_file = NULL;
   bool stored = false;
-  int token = wait_for_lock(records, file);
+  int token = nsai_records_wait_for_lock(records, file);
   bool writable = nsai_dirs_writable(&records->folders);
-  if (writable) NSAI_TRY_TO(fail, read_file(records, file, &writable, &in_file));
-  if (kept) NSAI_TRY_TO(fail, yield_to_newer(records, file, in_file, &merged, kept));
-  if (kept && *kept) goto fail; /* nothing to do */
+  if (writable) NSAI_TRY_TO(fail, nsai_records_read_file(records, file, &writable, &in_file));
   if (in_file) NSAI_TRY_TO(fail, nsai_record_merge(merged, in_file));
   pthread_mutex_lock(&records->lock);
-  status = merge_index(records, file, writable, merged);
+  status = nsai_records_merge_index(records, file, writable, merged);
   pthread_mutex_unlock(&records->lock);
   NSAI_TRY_TO(fail, status);
   if (writable) NSAI_TRY_TO(fail, write_file(records, file, merged, &stored));
-  status = keep(records, file, merged, stored);
+  status = nsai_records_keep(records, file, merged, stored);
   merged = NULL;
 fail:
   nsai_files_unlock(token);
@@ -188,26 +142,16 @@ fail:
   return status;
 }
 
-static nsa_status check_and_save(nsai_records *records, const nsai_record *record,
-                                 nsai_record **kept) {
+nsa_status nsai_records_save(nsai_records *records, const nsai_record *record) {
   char file[NSAI_RECORD_NAME_CHARS];
   nsai_record *merged;
   NSAI_TRY(nsai_record_check(record));
   NSAI_TRY(nsai_record_copy(record, &merged));
   nsai_record_name(record, file);
   pthread_mutex_lock(&records->saving);
-  nsa_status status = save(records, file, merged, kept);
+  nsa_status status = save(records, file, merged);
   pthread_mutex_unlock(&records->saving);
   return status;
-}
-
-nsa_status nsai_records_save(nsai_records *records, const nsai_record *record) {
-  return check_and_save(records, record, NULL);
-}
-
-nsa_status nsai_records_add(nsai_records *records, const nsai_record *record, nsai_record **kept) {
-  *kept = NULL;
-  return check_and_save(records, record, kept);
 }
 
 /* ---- removing ---- */
@@ -236,7 +180,7 @@ nsa_status nsai_records_remove(nsai_records *records, const nsai_record *record)
   nsa_status status = NSA_OK;
   nsai_record_name(record, file);
   pthread_mutex_lock(&records->saving);
-  int token = wait_for_lock(records, file);
+  int token = nsai_records_wait_for_lock(records, file);
   bool writable = nsai_dirs_writable(&records->folders);
   if (writable && unlinkat(records->folders.fd[0], file, 0) != 0 && errno != ENOENT)
     status =

@@ -65,6 +65,18 @@ const nsai_record_entry *nsai_records_visible(const nsai_records *records, const
   return NULL;
 }
 
+nsa_status nsai_records_reserve(nsai_records *records, int32_t more) {
+  int32_t capacity = records->capacity ? records->capacity : 16;
+  while (capacity < records->count + more) capacity *= 2;
+  size_t bytes = (size_t)capacity * sizeof *records->entries;
+  if (capacity == records->capacity) return NSA_OK;
+  nsai_record_entry *entries = realloc(records->entries, bytes);
+  if (!entries) return nsai_fail_nomem("the index of tuning records", bytes);
+  records->entries = entries;
+  records->capacity = capacity;
+  return NSA_OK;
+}
+
 nsa_status nsai_records_put(nsai_records *records, const nsai_record_entry *entry) {
   int32_t at = nsai_records_lower_bound(records, entry->file);
   while (is_of(records, at, entry->file) && records->entries[at].tier < entry->tier) at++;
@@ -73,16 +85,10 @@ nsa_status nsai_records_put(nsai_records *records, const nsai_record_entry *entr
     records->entries[at] = *entry;
     return NSA_OK;
   }
-  if (records->count == records->capacity) {
-    int32_t capacity = records->capacity ? 2 * records->capacity : 16;
-    size_t bytes = (size_t)capacity * sizeof *records->entries;
-    nsai_record_entry *entries = realloc(records->entries, bytes);
-    if (!entries) {
-      nsai_record_destroy(entry->record);
-      return nsai_fail_nomem("the index of tuning records", bytes);
-    }
-    records->entries = entries;
-    records->capacity = capacity;
+  nsa_status status = nsai_records_reserve(records, 1);
+  if (status != NSA_OK) {
+    nsai_record_destroy(entry->record);
+    return status;
   }
   memmove(records->entries + at + 1, records->entries + at,
           (size_t)(records->count - at) * sizeof *records->entries);

@@ -150,9 +150,9 @@ NSA_API void nsa_destroy(nsa_ctx *ctx);
  * "" and returns 0; nsa_last_error has the reason. Thread-safe. */
 NSA_API size_t nsa_config_dump(const nsa_ctx *ctx, int32_t with_origin, char *buf, size_t size);
 
-/* Checks a configuration without making a context. Needs no device. Reads the text alone, neither
- * /etc/nsa/nsa.yaml nor the environment. A text without `model` passes, since options.model, a file or
- * another text may give it: nsa_create demands one.
+/* Checks a configuration without making a context. Needs no device. Reads the text alone,
+ * neither /etc/nsa/nsa.yaml nor the environment. A text without `model` passes, since
+ * options.model, a file or another text may give it: nsa_create demands one.
  *
  * yaml, len   the text; len 0: up to its NUL.
  * name        what diagnostics call the text, as "nsa.yaml"; NULL: "<text>".

@@ -121,13 +121,16 @@ NSA_API nsa_status nsa_tune(nsa_ctx *ctx, const nsa_problem *problems, size_t co
  * until nsa_records_reload reads it; a damaged one is left out. Thread-safe. */
 NSA_API size_t nsa_records_export(nsa_ctx *ctx, char *buf, size_t size);
 
-/* Adds the records of such a text, all or none. Records of other devices are kept for them. Where
- * this machine has a newer record of another driver or library, that one stays.
+/* Adds the records of such a text, all or none, also where the disk fills: then the folder is as
+ * before. (If the process dies meanwhile, some may be there, each complete.) In a folder that is
+ * not writable from the start they are kept in memory. Records of other devices are kept for
+ * them. Where this machine has a newer record of another driver or library, that one stays.
  *
  * text, size  size 0: up to its NUL. A text that was edited by hand has no checksum line.
  *
- * Returns NSA_OK, NSA_E_CACHE (the message has the line that is wrong), NSA_E_NO_DEVICE (the CPU
- * device), NSA_E_ARG, NSA_E_NOMEM or NSA_E_FORKED. Thread-safe. */
+ * Returns NSA_OK, NSA_E_CACHE (the message has the line that is wrong, or the file that cannot
+ * be read or written), NSA_E_NO_DEVICE (the CPU device), NSA_E_ARG, NSA_E_NOMEM or NSA_E_FORKED.
+ * Thread-safe. */
 NSA_API nsa_status nsa_records_import(nsa_ctx *ctx, const char *text, size_t size);
 
 /* Reads the records again: after another process has tuned, behind a barrier of the ranks. Plans

@@ -3,6 +3,7 @@
  */
 #include "base/files.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -146,12 +147,11 @@ int nsai_files_open_folder(int parent, const char *path, nsai_files_owner owner,
   return -1;
 }
 
-/* A name that was made in the folder is on the disk only when the folder is. Some file systems sync no
- * folders (EINVAL); nothing more can be done there. False with errno. */
-static bool sync_folder(int folder) { return fsync(folder) == 0 || errno == EINVAL; }
+/* Some file systems sync no folders (EINVAL); nothing more can be done there. */
+bool nsai_files_sync_folder(int folder) { return fsync(folder) == 0 || errno == EINVAL; }
 
 void nsai_files_make_folder(int folder, const char *name) {
-  if (mkdirat(folder, name, 0700) == 0) sync_folder(folder);
+  if (mkdirat(folder, name, 0700) == 0) nsai_files_sync_folder(folder);
 }
 
 /* Brings a new folder's name to the disk. */
@@ -161,7 +161,7 @@ static void sync_parent(char *path) {
   int parent = open(!slash ? "." : slash == path ? "/" : path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (slash && slash != path) *slash = '/';
   if (parent < 0) return;
-  sync_folder(parent);
+  nsai_files_sync_folder(parent);
   close(parent);
 }
 
@@ -242,13 +242,13 @@ static void guard_end(const signal_guard *guard) {
   errno = saved;
 }
 
-/* Writes all bytes and forces them to the disk. False with errno. */
-static bool write_synced(int fd, const char *data, size_t size) {
+bool nsai_files_write_synced(int fd, const void *data, size_t size) {
+  const char *bytes = data;
   signal_guard guard;
   size_t done = 0;
   guard_begin(&guard);
   while (done < size) {
-    ssize_t put = write(fd, data + done, size - done);
+    ssize_t put = write(fd, bytes + done, size - done);
     if (put < 0 && errno == EINTR) continue;
     if (put == 0) errno = ENOSPC;
     if (put <= 0) break;
@@ -264,13 +264,13 @@ static int publish_by_link(int folder, const char *name, const void *data, size_
   char path[64];
   int fd = openat(folder, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
   if (fd < 0) return errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL ? -1 : 0;
-  int result = write_synced(fd, data, size);
+  int result = nsai_files_write_synced(fd, data, size);
   if (result) {
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     if (linkat(AT_FDCWD, path, folder, name, AT_SYMLINK_FOLLOW) != 0 && errno != EEXIST)
       result = errno == ENOENT ? -1 : 0;
     /* Also if another process was faster: it may not have come so far. */
-    if (result == 1 && !sync_folder(folder)) result = 0;
+    if (result == 1 && !nsai_files_sync_folder(folder)) result = 0;
   }
   int cause = errno;
   /* The data has been on disk since fsync; closing cannot fail on local file systems. */
@@ -279,12 +279,17 @@ static int publish_by_link(int folder, const char *name, const void *data, size_
   return result;
 }
 
-/* Whether a cleaner took the new file for abandoned before it was locked here: the cleaner holds
- * the lock now, or has removed the file. Undetectable where locks do not work. */
-static bool was_swept(int fd) {
+bool nsai_files_was_swept(int fd) {
   struct stat st;
   if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return true;
   return fstat(fd, &st) == 0 && st.st_nlink == 0;
+}
+
+void nsai_files_temporary_name(char name[NSAI_FILES_TEMPORARY_CHARS]) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  snprintf(name, NSAI_FILES_TEMPORARY_CHARS, ".tmp-%ld-%lx-%lx", (long)getpid(), (long)now.tv_nsec,
+           (long)((uintptr_t)&now >> 4)); /* pid, time and a stack address: unique per thread */
 }
 
 /* Publishes through a named temporary file. Its lock marks it as in use, so that a cleaner does
@@ -292,21 +297,18 @@ static bool was_swept(int fd) {
  * checked: network file systems report write errors on close. ENOENT: a cleaner has removed the
  * file. */
 static bool rename_once(int folder, const char *name, const void *data, size_t size) {
-  char temporary[64];
-  struct timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  snprintf(temporary, sizeof temporary, ".tmp-%ld-%lx-%lx", (long)getpid(), (long)now.tv_nsec,
-           (long)((uintptr_t)&now >> 4)); /* pid, time and a stack address: unique per thread */
+  char temporary[NSAI_FILES_TEMPORARY_CHARS];
+  nsai_files_temporary_name(temporary);
   int fd = openat(folder, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (fd < 0) return false;
   int alive = fcntl(fd, F_DUPFD_CLOEXEC, 0);
   int cause = errno;
   bool good = alive >= 0;
-  if (good && was_swept(fd)) {
+  if (good && nsai_files_was_swept(fd)) {
     good = false;
     cause = ENOENT;
   }
-  if (good && !write_synced(fd, data, size)) {
+  if (good && !nsai_files_write_synced(fd, data, size)) {
     good = false;
     cause = errno;
   }
@@ -314,7 +316,7 @@ static bool rename_once(int folder, const char *name, const void *data, size_t s
     good = false;
     cause = errno;
   }
-  if (good && (renameat(folder, temporary, folder, name) != 0 || !sync_folder(folder))) {
+  if (good && (renameat(folder, temporary, folder, name) != 0 || !nsai_files_sync_folder(folder))) {
     good = false;
     cause = errno;
   }
@@ -370,15 +372,39 @@ void nsai_files_unlock(int lock) {
   close(lock);
 }
 
+bool nsai_files_remove_temporary_folder(int folder, const char *name, int fd) {
+  /* Opens it again: the descriptor goes with the listing. */
+  int again = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR *dir = again >= 0 ? fdopendir(again) : NULL;
+  if (!dir) {
+    int cause = errno;
+    if (again >= 0) close(again);
+    errno = cause;
+    return false;
+  }
+  for (const struct dirent *item; (item = readdir(dir)) != NULL;)
+    if (strcmp(item->d_name, ".") != 0 && strcmp(item->d_name, "..") != 0)
+      unlinkat(fd, item->d_name, 0);
+  closedir(dir);
+  return unlinkat(folder, name, AT_REMOVEDIR) == 0 || errno == ENOENT;
+}
+
 bool nsai_files_remove_abandoned(int folder, const char *name) {
+  struct stat st;
   int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return errno == ENOENT;
   /* Hold the lock until the file is removed, so that its writer cannot lock it in between. */
-  bool settled = flock(fd, LOCK_EX | LOCK_NB) == 0
-                     ? unlinkat(folder, name, 0) == 0 || errno == ENOENT
-                     : errno == EWOULDBLOCK;
+  bool settled;
+  if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
+    if (fstat(fd, &st) == 0 && S_ISDIR(st.st_mode))
+      settled = nsai_files_remove_temporary_folder(folder, name, fd);
+    else
+      settled = unlinkat(folder, name, 0) == 0 || errno == ENOENT;
+  } else {
+    settled = errno == EWOULDBLOCK;
+  }
   int cause = errno;
-  close(fd);
+  nsai_files_unlock(fd);
   errno = cause;
   return settled;
 }

@@ -30,11 +30,11 @@ typedef enum nsai_files_outcome {
 /* One clause about a file: "is not a regular file". */
 #define NSAI_FILES_FAULT_CHARS 160
 
-/* The same for a file in a checked folder. It is damaged if it is a symbolic link or no regular file,
- * larger than `limit`, neither this user's nor root's, or writable by others. `*data` is NULL unless
- * it is present. `*st` describes the file that was read or is damaged, and is all zero otherwise.
- * `fault` says why a file is unreadable or damaged. All of this happens in normal use, so the thread's
- * error text does not change. */
+/* The same for a file in a checked folder. It is damaged if it is a symbolic link or no regular
+ * file, larger than `limit`, neither this user's nor root's, or writable by others. `*data` is
+ * NULL unless it is present. `*st` describes the file that was read or is damaged, and is all
+ * zero otherwise. `fault` says why a file is unreadable or damaged. All of this happens in
+ * normal use, so the thread's error text does not change. */
 nsai_files_outcome nsai_files_read_trusted(int folder, const char *name, size_t limit, char **data,
                                            struct stat *st, char fault[NSAI_FILES_FAULT_CHARS]);
 
@@ -57,9 +57,9 @@ bool nsai_files_make_folders(const char *path);
 void nsai_files_make_folder(int folder, const char *name);
 
 /* Writes a file and makes it visible under `name` in one step, complete and on disk: a reader
- * sees all of it or nothing, even if this process dies; after NSA_OK it outlives a loss of power. An existing file of that name is kept
- * (`by_rename`: replaced). Without unnamed files, temporary files are named ".tmp-*". NSA_E_IO
- * with errno. */
+ * sees all of it or nothing, even if this process dies; after NSA_OK it outlives a loss of
+ * power. An existing file of that name is kept (`by_rename`: replaced). Without unnamed files,
+ * temporary files are named ".tmp-*". NSA_E_IO with errno. */
 nsa_status nsai_files_publish(int folder, const char *name, const void *data, size_t size,
                               bool by_rename);
 
@@ -71,13 +71,31 @@ bool nsai_files_unlink_same(int folder, const char *name, const struct stat *st)
  * the lock until nsai_files_unlock, or -1 with errno; EWOULDBLOCK: somebody else holds it. */
 int nsai_files_lock(int folder, const char *name);
 
-/* Gives the lock back, also if a process that was forked meanwhile has a copy of the descriptor. -1 is
- * fine. */
+/* Gives the lock back, also if a process that was forked meanwhile has a copy of the descriptor.
+ * -1 is fine. */
 void nsai_files_unlock(int lock);
 
-/* Removes the temporary file `name` unless its writer is alive. False with errno: it stays, and may
- * be abandoned. */
+/* Removes the temporary file or folder `name` unless its writer is alive. False with errno: it stays,
+ * and may be abandoned. */
 bool nsai_files_remove_abandoned(int folder, const char *name);
+
+/* Removes a temporary folder, open as `fd`, and the files in it. False with errno: it stays. */
+bool nsai_files_remove_temporary_folder(int folder, const char *name, int fd);
+
+/* A name that no other thread or process uses now. */
+#define NSAI_FILES_TEMPORARY_CHARS 64
+void nsai_files_temporary_name(char name[NSAI_FILES_TEMPORARY_CHARS]);
+
+/* Locks a new temporary file or folder. True: a cleaner took it for abandoned before, and holds
+ * the lock or has removed it. Undetectable where locks do not work. */
+bool nsai_files_was_swept(int fd);
+
+/* Writes all bytes and forces them to the disk. Also beyond RLIMIT_FSIZE no signal reaches the
+ * host. False with errno. */
+bool nsai_files_write_synced(int fd, const void *data, size_t size);
+
+/* A name that was made in the folder is on the disk only when the folder is. False with errno. */
+bool nsai_files_sync_folder(int folder);
 
 /* Whether the folder is on a network or user-space file system, where locks may hang or have no
  * effect. */

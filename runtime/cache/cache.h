@@ -96,13 +96,13 @@ typedef struct nsai_cache_item {
 /* Return false to stop. */
 typedef bool (*nsai_cache_item_fn)(void *user, const nsai_cache_item *item);
 
-/* Visits and verifies every entry of all folders, ordered by name, and foreign files with the ending of
- * entries. An entry is a regular file whose name is that of its key. NSA_E_NOMEM; NSA_E_CACHE: a folder
- * cannot be listed completely. */
+/* Visits and verifies every entry of all folders, ordered by name, and foreign files with the
+ * ending of entries. An entry is a regular file whose name is that of its key. NSA_E_NOMEM;
+ * NSA_E_CACHE: a folder cannot be listed completely. */
 nsa_status nsai_cache_each(nsai_cache *cache, nsai_cache_item_fn fn, void *user);
 
-/* Verifies every entry and removes damaged ones from the user's folder. `*bad` counts unreadable ones,
- * too, which stay. Foreign files are named in the log, and not counted. The same errors. */
+/* Verifies every entry and removes damaged ones from the user's folder. `*bad` counts unreadable
+ * ones, too, which stay. Foreign files are named in the log, and not counted. The same errors. */
 nsa_status nsai_cache_verify(nsai_cache *cache, int64_t *good, int64_t *bad);
 
 /* Removes temporary files of dead processes, and the least recently used entries of the user's
@@ -111,8 +111,16 @@ nsa_status nsai_cache_verify(nsai_cache *cache, int64_t *good, int64_t *bad);
  * removed; the others were. */
 nsa_status nsai_cache_gc(nsai_cache *cache, uint64_t limit, int64_t *removed, uint64_t *bytes_left);
 
-/* Checks the bytes of an exported entry, its machine code included (nsai_cache_entry_check_code), and
- * adds it to the user's folder, in the place of a damaged file of its name, too. NSA_E_CACHE. */
-nsa_status nsai_cache_import(nsai_cache *cache, const void *data, size_t size);
+/* The bytes of an exported entry. */
+typedef struct nsai_cache_bytes {
+  const void *data;
+  size_t size;
+} nsai_cache_bytes;
+
+/* Checks exported entries, their machine code included (nsai_cache_entry_check_code), and adds them to the user's folder, all or none, in the place of
+ * damaged files of their names, too. Older entries may have been evicted for them, also after a
+ * failure. If the process dies meanwhile, some may be there, each complete. NSA_E_CACHE,
+ * NSA_E_NOMEM. */
+nsa_status nsai_cache_import(nsai_cache *cache, const nsai_cache_bytes *entries, int64_t count);
 
 #endif /* NSAI_CACHE_CACHE_H */

@@ -57,7 +57,8 @@ const char *nsai_cache_entry_check_code(const nsai_cache_entry *entry);
 void nsai_cache_entry_name(const char *key_digest, const char *compiler_id,
                            char name[NSAI_CACHE_NAME_CHARS]);
 
-/* Whether a name has the form of such names. Other files of a cache's folder are somebody else's. */
+/* Whether a name has the form of such names. Other files of a cache's folder are somebody
+ * else's. */
 bool nsai_cache_is_entry_name(const char *name);
 
 /* Encodes the two numbers of the time stamp. */

@@ -16,10 +16,8 @@
 
 /* ---- visiting ---- */
 
-/* Verifies one file without knowing its key: the entry must be complete and match the file's
- * name. */
-static const char *check_file(const char *name, const void *data, size_t size,
-                              nsai_cache_entry *entry) {
+const char *nsai_cache_check_file(const char *name, const void *data, size_t size,
+                                  nsai_cache_entry *entry) {
   char digest[NSAI_DIGEST_CHARS], expected[NSAI_CACHE_NAME_CHARS];
   const char *problem = nsai_cache_entry_decode(data, size, entry);
   if (problem) return problem;
@@ -48,7 +46,8 @@ static nsa_status visit_file(nsai_cache *cache, int32_t tier, const char *name,
     if (errno == ENOMEM) return nsai_fail_nomem(name, NSAI_CACHE_ENTRY_MAX);
     item.unreadable = true; /* fall through */
   case NSAI_FILES_DAMAGED: item.problem = fault; break;
-  case NSAI_FILES_PRESENT: item.problem = check_file(name, data, (size_t)st.st_size, &entry);
+  case NSAI_FILES_PRESENT:
+    item.problem = nsai_cache_check_file(name, data, (size_t)st.st_size, &entry);
   }
   item.bytes = (uint64_t)st.st_size;
   if (!item.problem) {
@@ -174,7 +173,7 @@ static bool is_entry(int folder, const char *name, const struct stat *st) {
       NSAI_FILES_PRESENT)
     return true;
   bool other = nsai_cache_entry_decode(data, (size_t)opened.st_size, &entry) == NULL &&
-               check_file(name, data, (size_t)opened.st_size, &entry) != NULL;
+               nsai_cache_check_file(name, data, (size_t)opened.st_size, &entry) != NULL;
   free(data);
   return !other;
 }
@@ -281,44 +280,4 @@ void nsai_cache_make_room(nsai_cache *cache, uint64_t bytes) {
   pthread_mutex_lock(&cache->lock);
   cache->disk_bytes += bytes;
   pthread_mutex_unlock(&cache->lock);
-}
-
-/* Whether the user's folder has something of this name that is no good entry, and may be replaced.
- * NSA_E_CACHE: it cannot be read. */
-static nsa_status find_damaged(nsai_cache *cache, const char *name, bool *damaged) {
-  struct stat st;
-  nsai_cache_entry entry;
-  char *data, fault[NSAI_FILES_FAULT_CHARS];
-  nsai_files_outcome outcome =
-      nsai_files_read_trusted(cache->folders.fd[0], name, NSAI_CACHE_ENTRY_MAX, &data, &st, fault);
-  *damaged = outcome == NSAI_FILES_DAMAGED ||
-             (outcome == NSAI_FILES_PRESENT && check_file(name, data, (size_t)st.st_size, &entry));
-  free(data);
-  if (outcome != NSAI_FILES_UNREADABLE) return NSA_OK;
-  return nsai_fail(NSA_E_CACHE,
-                   "the entry %s is in %s already, and %s: make it readable, or remove it", name,
-                   cache->folders.info[0].path, fault);
-}
-
-nsa_status nsai_cache_import(nsai_cache *cache, const void *data, size_t size) {
-  char digest[NSAI_DIGEST_CHARS], name[NSAI_CACHE_NAME_CHARS];
-  nsai_cache_entry entry;
-  if (!nsai_dirs_writable(&cache->folders))
-    return nsai_fail(NSA_E_CACHE, "nothing can be imported: the cache folder %s is %s",
-                     cache->folders.tiers ? cache->folders.info[0].path : "(none)",
-                     cache->folders.tiers ? cache->folders.info[0].state : "not set");
-  const char *problem =
-      size > NSAI_CACHE_ENTRY_MAX ? "too large" : check_file(NULL, data, size, &entry);
-  if (!problem) problem = nsai_cache_entry_check_code(&entry);
-  if (problem) return nsai_fail(NSA_E_CACHE, "the entry cannot be imported: %s", problem);
-  nsai_digest_hex(entry.key, entry.key_length, digest);
-  nsai_cache_entry_name(digest, entry.compiler_id, name);
-  bool replace;
-  NSAI_TRY(find_damaged(cache, name, &replace));
-  nsai_cache_make_room(cache, size);
-  replace |= cache->folders.info[0].network;
-  if (nsai_files_publish(cache->folders.fd[0], name, data, size, replace) != NSA_OK)
-    return nsai_fail(NSA_E_CACHE, "the entry %s cannot be written into %s: %s", name,
-                     cache->folders.info[0].path, strerror(errno));
-  return NSA_OK;
 }

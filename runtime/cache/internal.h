@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the files of the cache share: cache.c (find, store), evict.c (visiting, eviction).
+ * What the files of the cache share: cache.c (find, store), evict.c (visiting, eviction),
+ * import.c.
  */
 #ifndef NSAI_CACHE_INTERNAL_H
 #define NSAI_CACHE_INTERNAL_H
@@ -35,6 +36,11 @@ struct nsai_cache {
   uint64_t disk_bytes;
   bool scanned;
 };
+
+/* Verifies the bytes of a file without knowing its key: the entry must be complete and match the
+ * file's name, which may be NULL. Returns NULL, or what is wrong. */
+const char *nsai_cache_check_file(const char *name, const void *data, size_t size,
+                                  nsai_cache_entry *entry);
 
 /* Evicts entries before `bytes` more are written. */
 void nsai_cache_make_room(nsai_cache *cache, uint64_t bytes);

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Preloaded into a program: its first malloc fails, which is that of the parser of its arguments. The
- * others are those of the C library.
+ * Preloaded into a program: its first malloc fails, which is that of the parser of its
+ * arguments. The others are those of the C library.
  */
 #include <errno.h>
 #include <stdbool.h>

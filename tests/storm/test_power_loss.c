@@ -1,10 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The power fails at any moment while kernels and records are saved, by both ways of publishing a
- * file. In every state in which that may leave the disk (disk_model.h), a reader finds what was saved,
- * what was there before, or nothing, and never something else; what was reported as saved is there;
- * and the folder can be used on.
+ * The power fails at any moment while kernels and records are saved, by both ways of publishing
+ * a file. In every state in which that may leave the disk (disk_model.h), a reader finds what
+ * was saved, what was there before, or nothing, and never something else; what was reported as
+ * saved is there; and the folder can be used on.
  */
 #include "../record_fixture.h"
 #include "disk_model.h"
@@ -153,7 +153,7 @@ static void use_kernel(fixture *f) {
   fixture_key(0, FIXTURE_COMPILER, &key);
   fixture_image(0, SIZE, &image);
   record_must(nsai_cache_entry_encode(&key, &image, 1, &data, &size)); /* last used in 1970 */
-  record_must(nsai_cache_import(cache, data, size));
+  record_must(nsai_cache_import(cache, &(nsai_cache_bytes){ data, size }, 1));
   disk_done();
   assert_true(fixture_find(cache, 0, SIZE, FIXTURE_COMPILER));
   nsai_cache_close(cache);

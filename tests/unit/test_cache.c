@@ -206,16 +206,16 @@ static void test_upkeep(void **state) {
   assert_int_equal(bad, 0);
   /* Export and import: the bytes travel, rubbish does not. */
   nsai_cache *other = fixture_open(&g, NSAI_CACHE_READ_WRITE, 0);
-  assert_int_equal(nsai_cache_import(other, s.data, s.size), NSA_OK);
+  assert_int_equal(nsai_cache_import(other, &(nsai_cache_bytes){ s.data, s.size }, 1), NSA_OK);
   assert_int_equal(fixture_count(&g, ""), 1);
   /* A damaged file in the way is replaced. */
   assert_int_equal(nsai_cache_each(other, name_of, path), NSA_OK);
   fixture_write(path, "NSAKERN\nrubbish", 15);
-  assert_int_equal(nsai_cache_import(other, s.data, s.size), NSA_OK);
+  assert_int_equal(nsai_cache_import(other, &(nsai_cache_bytes){ s.data, s.size }, 1), NSA_OK);
   assert_int_equal(nsai_cache_verify(other, &good, &bad), NSA_OK);
   assert_true(good == 1 && bad == 0);
   s.data[s.size - 1] ^= 1;
-  assert_int_equal(nsai_cache_import(other, s.data, s.size), NSA_E_CACHE);
+  assert_int_equal(nsai_cache_import(other, &(nsai_cache_bytes){ s.data, s.size }, 1), NSA_E_CACHE);
   assert_non_null(strstr(nsa_last_error(), "checksum"));
   nsai_cache_close(other);
   snprintf(path, sizeof path, "%s/.tmp-1-2-3", f->kernels);
@@ -254,8 +254,8 @@ static void expect_counts(nsai_cache *cache, int entries, int bad, int foreign) 
   assert_int_equal(counts[2], foreign);
 }
 
-/* Only regular files with the name that their key demands are entries. What has another name is left
- * alone; what has the name of a kernel and is none goes. */
+/* Only regular files with the name that their key demands are entries. What has another name is
+ * left alone; what has the name of a kernel and is none goes. */
 static void test_other_files(void **state) {
   fixture *f = *state;
   char path[PATH_MAX], other[PATH_MAX], copy[PATH_MAX], folder[PATH_MAX];
