@@ -44,6 +44,7 @@ REASONS = {
     "builds the project",
     "runs all tests",
     "takes minutes",
+    "needs a build with signatures",
 }
 TIMEOUT_S = 120
 HELP = {"nsacheck": "tests/check/nsacheck", "nsa-bench": "bench/nsa-bench"}
