@@ -18,11 +18,11 @@ static int64_t pick_probes(const nsai_trial_run *trial, int64_t *probes) {
   return count;
 }
 
-/* Workspace of a plan's runs; on a GPU a rounded copy of an f32 d_o follows it. */
+/* Workspace of a plan's runs; room for a rounded copy of an f32 d_o follows it. */
 static uint64_t workspace_of(const nsai_trial_run *trial) {
   const nsai_verify_case *c = trial->c;
   uint64_t bytes = trial->plan.caps.workspace_bytes;
-  if (c->kind != NSAI_VERIFY_BACKWARD || !c->d_o_f32 || !trial->data.device->driver) return bytes;
+  if (c->kind != NSAI_VERIFY_BACKWARD || !c->d_o_f32) return bytes;
   return bytes + nsai_d_o_bytes(&c->model, trial->data.token_capacity);
 }
 

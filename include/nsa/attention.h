@@ -108,7 +108,10 @@ typedef struct nsa_caps {
   int32_t supported;        /* 1: there are kernels for it; 0: nsa_explain says why not */
   int32_t missing_kernels;  /* kernels that would be compiled: neither in memory nor on disk */
   uint32_t workspace_align; /* bytes */
-  uint64_t workspace_bytes; /* device memory that a run needs; see backward.h for a d_o in f32 */
+  /* Device memory that a run needs; see backward.h for a d_o in f32. A GPU's plan may need none. The
+   * CPU device always asks for some, of host memory, and refuses a run without: it does not use it,
+   * but a host that forgets it there would fail on a GPU. How much differs between devices. */
+  uint64_t workspace_bytes;
 
   /* "stage=variant stage=variant ..."; "all=reference" on the CPU device. `variants.force` of a
    * configuration takes the names of variants, one of several stages at the first of them. */
@@ -336,12 +339,15 @@ typedef struct nsa_io {
  * allocations on the host; otherwise there are none. The CPU device computes before it returns.
  * Thread-safe.
  *
- * Checks. Shapes, strides, alignment and overlap are checked, and nothing is enqueued when one is
- * wrong. The values of the batch's arrays are checked on the CPU device. On a GPU they are not:
- * an invalid value causes undefined memory access. `runtime.check_inputs: full` (or
- * NSA_CHECK_INPUTS=full) checks them there, too, to find a bug of the host; it waits for the
- * stream, except during a capture. `runtime.check_inputs: off` still checks that tensors are
- * there, fit the plan's capacities and the address space, and do not overlap.
+ * Checks. Shapes, strides, alignment, overlap and the workspace are checked, and nothing is enqueued
+ * when one is wrong. The CPU device has the same rules, so that what runs there is well-formed on a
+ * GPU, too, but for the strides below that the copy engine of sm_90a does not take. (Tensors in f32,
+ * which no kernel takes, need the alignment of an element only.) The values of the batch's arrays
+ * are checked on the CPU device. On a GPU they are not: an invalid value causes undefined memory
+ * access. `runtime.check_inputs: full` (or NSA_CHECK_INPUTS=full) checks them there, too, to find a
+ * bug of the host; it waits for the stream, except during a capture. `runtime.check_inputs: off`
+ * still checks that tensors are there, fit the plan's capacities and the address space, and do not
+ * overlap.
  *
  * Returns NSA_OK or
  *   NSA_E_ARG          the message names the tensor, says what it is and what it should be

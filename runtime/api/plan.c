@@ -54,6 +54,8 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
       return NSA_OK;
     }
     NSAI_TRY(status);
+  } else {
+    NSAI_TRY(nsai_workspace_make_cpu(&resolved, &workspace));
   }
   fill_caps(ctx, &choice, &workspace, missing, caps);
   return NSA_OK;
@@ -124,12 +126,17 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
   nsai_problem_add_string(&text, &resolved);
   nsai_write(&text, "\non %s%s%s\n", ctx->cpu ? "the CPU device" : ctx->target.arch,
              ctx->device.name[0] ? ", " : "", ctx->device.name);
+  nsai_workspace workspace;
   if (ctx->cpu) {
     nsai_write(&text, "  every stage: the float64 reference (runtime.device: cpu)\n");
+    if (nsai_workspace_make_cpu(&resolved, &workspace) == NSA_OK)
+      nsai_write(&text, "  workspace: %llu bytes, which it does not use\n",
+                 (unsigned long long)workspace.total);
+    else
+      nsai_write(&text, "  %s\n", nsa_last_error());
     return text.used;
   }
   if (write_choice(ctx, &resolved, &text, &target, &choice) != NSA_OK) return text.used;
-  nsai_workspace workspace;
   if (nsai_workspace_make(&resolved, &choice, &target, &workspace) != NSA_OK) {
     nsai_write(&text, "  %s\n", nsa_last_error());
     return text.used;

@@ -162,6 +162,21 @@ static nsa_status append(nsai_run *run) {
                                &io->phi, ALL_PROCESSORS);
 }
 
+/* Kernels round a d_o in f32 to the model's type, behind the plan's workspace. The CPU device does not,
+ * and asks for the same room. */
+static nsa_status check_room_of_d_o(const nsai_run *run, const nsa_tensor *d_o) {
+  const nsai_model *m = &run->plan->problem.model;
+  if (d_o->dtype != NSA_F32 || m->dtype == NSA_F32) return NSA_OK;
+  const uint64_t needed = run->plan->workspace.total + nsai_d_o_bytes(m, run->sizes.tokens);
+  if (run->workspace && run->workspace_bytes >= needed) return NSA_OK;
+  return nsai_fail(NSA_E_WORKSPACE,
+                   "grads.d_o is f32, and is rounded in the workspace: exec.workspace has %llu "
+                   "bytes, %llu are needed, caps.workspace_bytes and 2 for each element of d_o; "
+                   "give more, or a d_o in the model's dtype",
+                   (unsigned long long)(run->workspace ? run->workspace_bytes : 0),
+                   (unsigned long long)needed);
+}
+
 static nsa_status backward(nsai_run *run, call_structs *call, const nsa_grads *given) {
   static const nsai_struct_type type = { "grads", "NSA_GRADS_INIT", sizeof(nsa_grads) };
   const void *read;
@@ -171,6 +186,7 @@ static nsa_status backward(nsai_run *run, call_structs *call, const nsa_grads *g
   nsai_check check = check_of(run);
   NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
   NSAI_TRY(nsai_check_grads(&check, run->io, grads, &run->sizes));
+  NSAI_TRY(check_room_of_d_o(run, &grads->d_o));
   NSAI_TRY(check_memory_of_call(run));
   run->grads = grads;
   if (run->driver) return nsai_enqueue_backward(run);

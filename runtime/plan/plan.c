@@ -222,7 +222,8 @@ nsa_status nsai_plan_create(nsa_ctx *ctx, const nsai_problem *problem, nsa_progr
   nsa_plan *plan;
   *out = NULL;
   NSAI_TRY(allocate_plan(ctx, problem, &plan));
-  if (!ctx->cpu) NSAI_TRY_TO(fail, build_plan(ctx, progress, user, plan));
+  NSAI_TRY_TO(fail, ctx->cpu ? nsai_workspace_make_cpu(&plan->problem, &plan->workspace)
+                             : build_plan(ctx, progress, user, plan));
   *out = plan;
   return NSA_OK;
 fail:

@@ -42,6 +42,11 @@ typedef struct nsai_workspace {
 nsa_status nsai_workspace_make(const nsai_problem *problem, const nsai_choice *choice,
                                const nsai_target *target, nsai_workspace *out);
 
+/* The workspace of a plan on the CPU device, which does not use it: it makes a host query, allocate,
+ * align and pass one, as it has to on a GPU. It grows with the plan's query tokens as every GPU plan's
+ * does, so that one of another plan is found to be too small. */
+nsa_status nsai_workspace_make_cpu(const nsai_problem *problem, nsai_workspace *out);
+
 /* Query tokens whose data fit `budget` bytes, at `bytes` for each token: whole tiles, and at least
  * one. */
 int64_t nsai_chunk_tokens(int64_t budget, int64_t bytes, int64_t tokens);

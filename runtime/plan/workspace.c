@@ -147,6 +147,15 @@ static void reserve_forms(nsai_workspace *out, const nsai_problem *p, const nsai
   }
 }
 
+static nsa_status check_total(const nsai_problem *p, const nsai_workspace *w) {
+  if (!w->too_large) return NSA_OK;
+  return nsai_fail(NSA_E_UNSUPPORTED,
+                   "the workspace needs more than 2^63 bytes, %s among them: lower %s",
+                   w->too_large,
+                   nsai_problem_is_cached(p) ? "problem.max_kv_len, max_seqs or max_q_len"
+                                             : "problem.max_tokens, max_kv_tokens or max_kv_len");
+}
+
 nsa_status nsai_workspace_make(const nsai_problem *p, const nsai_choice *choice,
                                const nsai_target *target, nsai_workspace *out) {
   memset(out, 0, sizeof *out);
@@ -160,10 +169,11 @@ nsa_status nsai_workspace_make(const nsai_problem *p, const nsai_choice *choice,
   else if (p->op != NSA_OP_DENSE && p->op != NSA_OP_APPEND)
     reserve_branches(out, p, choice);
   reserve_forms(out, p, choice, target);
-  if (!out->too_large) return NSA_OK;
-  return nsai_fail(NSA_E_UNSUPPORTED,
-                   "the workspace needs more than 2^63 bytes, %s among them: lower %s",
-                   out->too_large,
-                   nsai_problem_is_cached(p) ? "problem.max_kv_len, max_seqs or max_q_len"
-                                             : "problem.max_tokens, max_kv_tokens or max_kv_len");
+  return check_total(p, out);
+}
+
+nsa_status nsai_workspace_make_cpu(const nsai_problem *p, nsai_workspace *out) {
+  memset(out, 0, sizeof *out);
+  out->lse = take(out, "lse", NSAI_PRODUCT(nsai_larger(p->max_tokens, 1), p->model.heads, 4));
+  return check_total(p, out);
 }

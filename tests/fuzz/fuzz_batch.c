@@ -168,9 +168,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   const fixture *w = find_fixture(take_byte(&in) % FORMS);
   int32_t seqs = 1 + take_byte(&in) % SEQS;
   int64_t tokens = take_byte(&in) % (TOKENS + 1);
+  /* The CPU device asks for it, and leaves it alone. */
+  static _Alignas(256) char workspace[1 << 16];
   nsa_exec exec = NSA_EXEC_INIT;
   nsa_batch batch;
   nsa_io io = w->io;
+  exec.workspace = workspace;
+  exec.workspace_bytes = sizeof workspace;
   take_batch(&in, w, seqs, tokens, &batch);
   for (int b = 0; b < NSA_BRANCHES; b++) {
     io.new_kv.k[b] = rows_of(io.new_kv.k[b], tokens);

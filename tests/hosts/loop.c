@@ -35,10 +35,12 @@ static void check(nsa_status status) {
   exit(1);
 }
 
+/* Aligned as device memory is, and as a workspace has to be. */
 static void *dev(uint64_t bytes) {
-  void *p = calloc(1, (size_t)bytes + 1);
+  const size_t room = (size_t)(bytes / 256 + 1) * 256;
+  void *p = aligned_alloc(256, room);
   if (!p) exit(1);
-  return p;
+  return memset(p, 0, room);
 }
 
 static nsa_tensor tensor(int32_t dtype, int32_t ndim, const int64_t *shape) {

@@ -132,7 +132,7 @@ class Library:
 
 
 class Plan:
-    """A plan with a workspace that `empty(bytes)` makes: an object with __dlpack__."""
+    """A plan with a workspace that lies in what `empty(bytes)` makes: an object with __dlpack__."""
 
     def __init__(self, library, empty, **problem):
         self.library, self.lib = library, library.lib
@@ -140,12 +140,13 @@ class Plan:
         self.plan, caps = C.c_void_p(), Caps(struct_size=C.sizeof(Caps))
         library.check(self.lib.nsa_plan_create(library.ctx, C.byref(request), None, None, C.byref(self.plan)))
         library.check(self.lib.nsa_plan_caps(self.plan, C.byref(caps)))
-        self.workspace = empty(max(caps.workspace_bytes, 1))
+        self.memory = empty(caps.workspace_bytes + caps.workspace_align)  # on the CPU any alignment
+        self.workspace = -(-self.memory.data_ptr() // caps.workspace_align) * caps.workspace_align
         self.bytes, self.variants = caps.workspace_bytes, caps.variants.decode()
 
     def run(self, function, stream, batch, *structs):
         """Enqueues nsa_forward or nsa_backward."""
-        where = Exec(struct_size=C.sizeof(Exec), workspace=self.workspace.data_ptr(),
+        where = Exec(struct_size=C.sizeof(Exec), workspace=self.workspace,
                      workspace_bytes=self.bytes, stream=stream)
         self.library.check(getattr(self.lib, function)(self.plan, C.byref(where), C.byref(batch) if batch else None,
                                                        *[C.byref(s) for s in structs]))

@@ -116,7 +116,7 @@ static bool open_gpu(machine *m) {
 
 static void *take(const machine *m, size_t bytes) {
   unsigned long long on_gpu = 0;
-  void *p = m->gpu ? NULL : malloc(bytes);
+  void *p = m->gpu ? NULL : aligned_alloc(256, (bytes / 256 + 1) * 256); /* as cuMemAlloc aligns */
   if (m->gpu) expect(m->cu.alloc(&on_gpu, bytes), "no device memory");
   if (!m->gpu && !p) fail("no memory");
   return m->gpu ? (void *)(uintptr_t)on_gpu : p;

@@ -96,6 +96,15 @@ void kv_init(kv_fixture *w, const machine_request *model, const kv_options *opti
   w->prefill = make_plan(w, NSA_OP_PREFILL, options->ring ? KV_CHUNK : 0);
   w->decode = make_plan(w, NSA_OP_DECODE, KV_STEP);
   w->exec = (nsa_exec)NSA_EXEC_INIT;
+  const nsa_plan *const plans[] = { w->append, w->prefill, w->decode };
+  for (int i = 0; i < 3; i++) {
+    nsa_caps caps = NSA_CAPS_INIT;
+    machine_expect("nsa_plan_caps", nsa_plan_caps(plans[i], &caps), NSA_OK, NULL);
+    if (caps.workspace_bytes > w->exec.workspace_bytes)
+      w->exec.workspace_bytes = caps.workspace_bytes;
+  }
+  w->exec.workspace = aligned_alloc(256, w->exec.workspace_bytes); /* caps.workspace_align */
+  assert_non_null(w->exec.workspace);
   toy_init(&w->toy, &w->model, seqs, lengths, lengths);
   for (int s = 0; s < KV_SEQS; s++)
     for (int i = 0; i < KV_MAX_LIST; i++) w->page[s][i] = NOWHERE;
@@ -125,6 +134,7 @@ void kv_free(kv_fixture *w) {
   nsa_plan_destroy(w->prefill);
   nsa_plan_destroy(w->decode);
   nsa_destroy(w->ctx);
+  free(w->exec.workspace);
   toy_free(&w->toy);
   toy_free(&w->memory);
 }

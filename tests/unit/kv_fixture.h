@@ -35,8 +35,8 @@ typedef struct kv_fixture {
   nsai_model model;
   nsa_ctx *ctx;
   nsa_plan *append, *prefill, *decode;
-  nsa_exec exec;
-  toy toy; /* the sequences, with all their tokens */
+  nsa_exec exec; /* its workspace suits all plans */
+  toy toy;       /* the sequences, with all their tokens */
   nsa_io want;
   toy memory; /* owns the cache's tensors */
   nsa_kv cache;

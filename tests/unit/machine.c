@@ -184,11 +184,19 @@ static void make_toy(machine *m, const machine_request *r) {
   }
 }
 
+void machine_add_workspace(const nsa_plan *plan, nsa_exec *exec) {
+  nsa_caps caps = NSA_CAPS_INIT;
+  machine_expect("nsa_plan_caps", nsa_plan_caps(plan, &caps), NSA_OK, NULL);
+  if (!caps.workspace_bytes) return; /* some rows of a GPU need none */
+  exec->workspace = aligned_alloc(caps.workspace_align, caps.workspace_bytes); /* never touched */
+  assert_non_null(exec->workspace);
+  exec->workspace_bytes = caps.workspace_bytes;
+}
+
 void machine_init(machine *m, const machine_request *r) {
   char yaml[1024];
   machine_overrides gpu;
   const char *const cpu[] = { r->override, NULL };
-  nsa_caps caps = NSA_CAPS_INIT;
   memset(m, 0, sizeof *m);
   m->gpu = r->gpu;
   snprintf(m->dir, sizeof m->dir, "/tmp/nsa-test-machine-XXXXXX");
@@ -199,14 +207,9 @@ void machine_init(machine *m, const machine_request *r) {
   nsa_problem problem = INIT(nsa_problem, .op = r->op, .max_tokens = MAX_TOKENS, .max_seqs = 2,
                              .selection = r->selection, .max_probe_rows = r->max_probe_rows);
   m->plan = machine_plan(m->ctx, &problem);
-  machine_expect("nsa_plan_caps", nsa_plan_caps(m->plan, &caps), NSA_OK, NULL);
   m->exec = (nsa_exec)NSA_EXEC_INIT;
-  if (caps.workspace_bytes) {
-    m->workspace = aligned_alloc(caps.workspace_align, caps.workspace_bytes); /* never touched */
-    assert_non_null(m->workspace);
-  }
-  m->exec.workspace = m->workspace;
-  m->exec.workspace_bytes = caps.workspace_bytes;
+  machine_add_workspace(m->plan, &m->exec);
+  m->workspace = m->exec.workspace;
   make_toy(m, r);
 }
 

@@ -66,6 +66,9 @@ void machine_reopen(nsa_ctx **ctx, char dir[64], const machine_reopening *how);
 /* The plan of a problem. */
 nsa_plan *machine_plan(nsa_ctx *ctx, const nsa_problem *problem);
 
+/* A workspace for the plan: `exec` has it, the caller frees it. */
+void machine_add_workspace(const nsa_plan *plan, nsa_exec *exec);
+
 /* The forward of a machine's toy. */
 nsa_status machine_forward(const machine *m);
 

@@ -275,14 +275,17 @@ typedef struct reader {
 
 static void *read_cache(void *user) {
   reader *r = user;
-  nsa_exec exec = NSA_EXEC_INIT;
+  nsa_exec exec = r->call->fixture->exec;
   nsa_io io = r->call->io;
+  exec.workspace = aligned_alloc(256, exec.workspace_bytes); /* each run in flight has its own */
+  if (!exec.workspace) abort();
   io.o = r->o;
   for (int b = 0; b < NSA_BRANCHES; b++)
     io.o_branch[b] = io.lse[b] = (nsa_tensor){ 0 }; /* the call's own */
   io.block_idx = io.probe_rows = io.probe_importance = io.o_branch[0];
   for (int i = 0; i < 10 && r->status == NSA_OK; i++)
     r->status = nsa_decode(r->call->fixture->decode, &exec, &r->call->batch, &io);
+  free(exec.workspace);
   return NULL;
 }
 

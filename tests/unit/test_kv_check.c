@@ -426,6 +426,7 @@ static void test_many_alike(void **state) {
   nsa_problem problem = INIT(nsa_problem, .op = NSA_OP_DECODE, .max_seqs = SEQS, .max_kv_len = LEN,
                              .page_size = NSA_NONE);
   nsa_plan *plan = machine_plan(ctx, &problem);
+  machine_add_workspace(plan, &exec);
   for (int s = 0; s < SEQS; s++) len[s] = LEN, cu_q[s + 1] = 1;
   nsa_batch batch =
       INIT(nsa_batch, .num_seqs = SEQS, .kv_len = (nsa_tensor){ len, { SEQS }, { 1 }, 1, NSA_I32 },
@@ -437,6 +438,7 @@ static void test_many_alike(void **state) {
   io.kv.v[0] = io.kv.k_cmp = io.kv.v_cmp = io.kv.k[0];
   io.gate.value = (nsa_tensor){ gates, { 1, HEADS, 3 }, { HEADS * 3, 3, 1 }, 3, NSA_F32 };
   machine_expect("alike", nsa_decode(plan, &exec, &batch, &io), NSA_E_NOMEM, "compressed keys");
+  free(exec.workspace);
   nsa_plan_destroy(plan);
   nsa_destroy(ctx);
 }

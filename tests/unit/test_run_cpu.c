@@ -160,7 +160,9 @@ static void test_vector(void **state) {
   io.o.shape[0] = tokens;
   io.o.data = calloc((size_t)count, sizeof(float));
   assert_non_null(io.o.data);
+  machine_add_workspace(plan, &exec);
   machine_expect("run", nsa_forward(plan, &exec, NULL, &io), NSA_OK, NULL);
+  free(exec.workspace);
   double error = 0, norm = 0;
   for (int64_t i = 0; i < count; i++) {
     double w = ((const float *)want.data)[i], d = ((const float *)io.o.data)[i] - w;

@@ -30,14 +30,7 @@ void nsai_q_specify(const nsai_problem *p, nsai_kernel_spec kernel[NSAI_Q_KERNEL
 static nsa_status round_d_o(const nsai_run *run, const nsai_kernel *kernel) {
   const nsai_model *m = &run->plan->problem.model;
   const nsa_tensor *d_o = &run->grads->d_o;
-  uint64_t needed = run->plan->workspace.total + nsai_d_o_bytes(m, run->sizes.tokens);
   if (d_o->dtype != NSA_F32) return NSA_OK;
-  if (!run->workspace || run->workspace_bytes < needed)
-    return nsai_fail(NSA_E_WORKSPACE,
-                     "grads.d_o is f32, and is rounded in the workspace: exec.workspace has %llu "
-                     "bytes, %llu are needed, caps.workspace_bytes and 2 for each element of d_o; "
-                     "give more, or a d_o in the model's dtype",
-                     (unsigned long long)run->workspace_bytes, (unsigned long long)needed);
   const NsaiBackwardRound p = { .d_o = nsai_view(d_o),
                                 .out = nsai_backward_d_o(run).data,
                                 .tokens = (int)run->sizes.tokens,

@@ -267,6 +267,24 @@ static nsa_status make_plan(chk_scenario *sc, nsa_ctx *ctx, int32_t op, int32_t 
   return nsa_plan_create(ctx, &p, NULL, NULL, out);
 }
 
+/* Of all plans on the CPU device, which asks for one as a GPU does. */
+static nsa_status make_cpu_workspace(chk_scenario *sc) {
+  const nsa_plan *const plans[] = { sc->cpu_append, sc->cpu_select, sc->cpu_attend };
+  uint32_t align = 1;
+  for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
+    nsa_caps caps = NSA_CAPS_INIT;
+    NSAI_TRY(nsa_plan_caps(plans[i], &caps));
+    align = caps.workspace_align;
+    if (caps.workspace_bytes > sc->cpu_exec.workspace_bytes)
+      sc->cpu_exec.workspace_bytes = caps.workspace_bytes;
+  }
+  sc->cpu_workspace = aligned_alloc(align, sc->cpu_exec.workspace_bytes);
+  if (!sc->cpu_workspace)
+    return nsai_fail_nomem("the workspace of the CPU device", sc->cpu_exec.workspace_bytes);
+  sc->cpu_exec.workspace = sc->cpu_workspace;
+  return NSA_OK;
+}
+
 static nsa_status make_plans(chk_scenario *sc, const chk_plans_options *given) {
   const int32_t op = sc->options.op, selection = sc->options.selection;
   bool selects = sc->options.model.select_count > 0 && selection == NSA_SELECT_TOPN;
@@ -291,7 +309,7 @@ static nsa_status make_plans(chk_scenario *sc, const chk_plans_options *given) {
   sc->gpu_exec.workspace = sc->workspace.device + NSAI_VERIFY_GUARD;
   sc->gpu_exec.workspace_bytes = bytes;
   sc->gpu_exec.stream = sc->device->stream;
-  return NSA_OK;
+  return make_cpu_workspace(sc);
 }
 
 /* ---- one call ---- */
@@ -659,6 +677,7 @@ void chk_cache_destroy(chk_scenario *sc) {
     nsai_verify_device_free(sc->device, sc->tensor[i].far);
   }
   nsai_verify_buffer_destroy(sc->device, &sc->workspace);
+  free(sc->cpu_workspace);
   for (int s = 0; s < CHK_CACHE_MOST_SEQS; s++) free(sc->page[s]);
   for (int i = 0; i <= NSA_BRANCHES; i++) free(sc->sums[i]);
   free(sc->free_page);

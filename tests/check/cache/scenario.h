@@ -157,6 +157,7 @@ typedef struct chk_scenario {
   nsa_plan *cpu_attend; /* uses the GPU's own blocks or the caller's selection */
   nsa_exec gpu_exec, cpu_exec;
   nsai_verify_buffer workspace;
+  void *cpu_workspace;
   nsai_cu_graph_exec graph;
   chk_cache_tensor tensor[CHK_CACHE_TENSORS];
   int32_t chunk; /* new tokens of a sequence in one append */
