@@ -35,7 +35,8 @@ pkg-config --exists libsodium|libsodium-dev
 '
 
 clang_sanitizes() {
-  clang -fsanitize=address,undefined,fuzzer-no-link -x c -o /dev/null - <<<'int main(void) { return 0; }'
+  clang -fsanitize=address,undefined,fuzzer-no-link -x c -o /dev/null - <<<'int main(void) { return 0; }' &&
+    clang -fsanitize=thread -x c -o /dev/null - <<<'int main(void) { return 0; }'
 }
 
 # need TABLE...: installs the packages whose probes fail.
@@ -66,8 +67,8 @@ install_packages() {
   "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$@" >&2
 }
 
-# build_in DIR [MESON OPTION...]: configures DIR when it is new, and builds.
-build_in() {
+# configure_in DIR [MESON OPTION...]: configures DIR.
+configure_in() {
   local dir=$1
   shift
   if [[ ! -f $dir/build.ninja ]]; then
@@ -75,8 +76,10 @@ build_in() {
   elif (($#)); then
     meson configure "$dir" "$@" >&2
   fi
-  ninja -C "$dir" >&2
 }
+
+# build_in DIR [MESON OPTION...]: the same, and builds.
+build_in() { configure_in "$@" && ninja -C "$1" >&2; }
 
 # need_cuda DIR: sees to it that the library built in DIR finds NVRTC and cuBLASLt; else fetches
 # NVIDIA's wheels into DIR/venv and sets VIRTUAL_ENV, where the library looks.
