@@ -330,23 +330,21 @@ static nsa_status check_writable(const nsa_ctx *ctx) {
                    tier.path, tier.state);
 }
 
-/* Checks as another process would: with a new context, which has nothing in memory. */
+/* Checks as another process would: with a new context, which has nothing in memory and compiles nothing.
+ * Preparing asks for the kernels of devices of every size, a query for those of one. */
 static nsa_status check_stored(const job *j, const nsa_ctx *ctx, nsai_cli_progress *progress) {
   nsai_cache_tier_info tier;
   nsa_status status = NSA_OK;
   nsa_ctx *next = NULL;
-  int32_t missing = 0; /* the most of any problem: problems share kernels */
   NSAI_TRY_TO(done, open_context(j, progress, NSA_LOG_ERROR, &next));
-  for (size_t i = 0; i < j->count; i++) {
-    nsa_caps caps = NSA_CAPS_INIT;
-    NSAI_TRY_TO(done, nsa_query(next, &j->problems[i], &caps));
-    if (caps.missing_kernels > missing) missing = caps.missing_kernels;
-  }
-  if (missing && nsai_cache_tier(ctx->cache, 0, &tier))
+  next->config->runtime.jit = NSAI_JIT_NEVER;
+  for (size_t i = 0; i < j->count && status == NSA_OK; i++)
+    status = nsa_prepare(next, &j->problems[i], 1, NULL, NULL);
+  if (status == NSA_E_NOT_PREPARED && nsai_cache_tier(ctx->cache, 0, &tier))
     status = nsai_fail(NSA_E_CACHE,
-                       "at least %d of the kernels did not stay in %s (%s); is there room, and is "
+                       "some of the kernels did not stay in %s (%s); is there room, and is "
                        "runtime.cache_limit large enough?",
-                       missing, tier.path, tier.state);
+                       tier.path, tier.state);
 done:
   nsa_destroy(next);
   return status;
