@@ -237,7 +237,10 @@ int nsai_cmd_gc(int argc, char **argv) {
   };
   static const char help[] =
       "Removes the least recently used entries of the user's folder until it is within the limit, "
-      "and temporary files of processes that died. Tuning records stay.";
+      "and temporary files of processes that died. Tuning records stay, and so do entries whose "
+      "last "
+      "use cannot be read.\vExit status 6 when a folder is refused, or a file could be neither "
+      "examined nor removed.";
   arguments a = { 0 };
   nsai_cli_cache o;
   int64_t removed = 0;
