@@ -4,26 +4,31 @@
  * The error that rounding dS to the model's dtype causes in d_q. Every implementation that
  * multiplies dS on tensor cores has it. dS sums to 0 over a row's keys, so the component that
  * the keys share cancels in d_q, but the rounding errors of its terms do not. In a short
- * sequence nothing averages them out. Long sequences are not treated here.
+ * sequence nothing averages them out; long sequences are not treated here.
  *
  * The errors of a row add up by chance, and implementations round different terms: dS of each branch,
  * or the sum of window and selected branch where these share K, whose steps are coarser. Errors that
  * cancel in one may add up in another. So a row's error has the direction that rounding each branch
  * gives it, and at least the size that either way is expected to give it: a number between two
  * neighbours of the dtype that lie u apart is off by u^2 / 12 in the mean square.
+ *
+ * Where one key has all the weight, dS and d_q are 0 but for the last bits of dP, a sum in float32.
  */
 #include "verify/backward.h"
 
 #include "verify/inputs.h"
+#include "verify/parallel.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* With more query tokens the errors average out; with longer sequences the products take
- * seconds. */
-#define MOST_TOKENS 16
-#define MOST_PRODUCTS 1e7
+/* Of one sequence. More take seconds, and average the errors out. */
+#define MOST_PRODUCTS 2e8
+
+/* What float32 loses of a sum of products, relative to the sum of their magnitudes. */
+#define SUM_ERROR 0x1p-23
 
 typedef struct score_error {
   const nsai_trial_run *trial;
@@ -31,6 +36,8 @@ typedef struct score_error {
   const nsa_tensor *d_o;
   nsa_tensor *d_q; /* receives the error by addition */
   double scale;
+  uint32_t branches;
+  atomic_bool *no_memory;
   int64_t token, head, position;       /* the current row */
   int64_t kv_begin, kv_len, block_row; /* of the current row's sequence */
   uint8_t *chosen;                     /* [kv_len]: 1 if the selected branch reads the key */
@@ -122,8 +129,10 @@ static bool sees(const score_error *e, int branch, int64_t key) {
   return e->chosen[key];
 }
 
-/* What rounding dS of one key adds to d_q: the mean square of the norm. */
-static double mean_square(const score_error *e, double d_score, const nsa_tensor *k, int64_t row) {
+/* What rounding dS of one key, and an error of dS of `bits`, add to d_q: the mean square of the
+ * norm. */
+static double mean_square(const score_error *e, double d_score, double bits, const nsa_tensor *k,
+                          int64_t row) {
   const nsai_model *g = &e->trial->c->model;
   int64_t kv_head = e->head / (g->heads / g->kv_heads);
   double step = e->scale * spacing(d_score, g->dtype), squares = 0;
@@ -131,7 +140,7 @@ static double mean_square(const score_error *e, double d_score, const nsa_tensor
     double key = nsai_verify_at(k, row, kv_head, c);
     squares += key * key;
   }
-  return step * step / 12 * squares;
+  return (step * step / 12 + e->scale * e->scale * bits * bits) * squares;
 }
 
 /* Adds the error of one branch of the row. */
@@ -144,17 +153,21 @@ static void add_branch(score_error *e, int branch) {
   const nsa_tensor *v = compressed ? &e->io->kv.v_cmp : &e->io->kv.v[pair];
   int64_t first = compressed ? e->block_row : e->kv_begin;
   int64_t keys = compressed ? nsai_block_count(g, e->kv_len) : e->kv_len;
-  double most = -INFINITY, sum = 0, inner = 0;
+  double most = -INFINITY, sum = 0, inner = 0, largest = 0;
   for (int64_t i = 0; i < keys; i++) {
     e->score[i] = -INFINITY;
     if (!sees(e, branch, i)) continue;
-    double score = 0, d_value = 0;
+    double score = 0, d_value = 0, size = 0;
     for (int32_t c = 0; c < g->head_dim_qk; c++)
       score += nsai_verify_at(&e->io->q, e->token, e->head, c) *
                nsai_verify_at(k, first + i, kv_head, c);
-    for (int32_t c = 0; c < g->head_dim_v; c++)
-      d_value +=
+    for (int32_t c = 0; c < g->head_dim_v; c++) {
+      double term =
           nsai_verify_at(e->d_o, e->token, e->head, c) * nsai_verify_at(v, first + i, kv_head, c);
+      d_value += term;
+      size += fabs(term);
+    }
+    largest = fmax(largest, size);
     e->score[i] = score * e->scale;
     e->d_value[i] = d_value;
     most = fmax(most, e->score[i]);
@@ -167,85 +180,92 @@ static void add_branch(score_error *e, int branch) {
   }
   for (int64_t i = 0; i < keys; i++) {
     if (e->score[i] == -INFINITY) continue;
-    double d_score = e->gates[e->head * NSA_BRANCHES + branch] * e->score[i] / sum *
-                     (e->d_value[i] - inner / sum);
+    double weight = e->gates[e->head * NSA_BRANCHES + branch] * e->score[i] / sum;
+    double d_score = weight * (e->d_value[i] - inner / sum), bits = weight * SUM_ERROR * largest;
     double error = e->scale * (rounded(d_score, g->dtype) - d_score);
-    double square = mean_square(e, d_score, k, first + i);
+    double square = mean_square(e, d_score, bits, k, first + i);
     for (int32_t c = 0; c < g->head_dim_qk; c++)
       e->error[c] += error * nsai_verify_at(k, first + i, kv_head, c);
     e->apart += square;
-    if (compressed || g->per_branch)
+    if (compressed || g->per_branch) {
       e->together += square;
-    else
+    } else {
       e->joined[i] += d_score;
+      e->together += mean_square(e, 0, bits, k, first + i);
+    }
   }
 }
 
 /* Adds the error of the row over all branches. */
-static void add_row(score_error *e, uint32_t branches) {
+static void add_row(score_error *e) {
   const nsai_model *g = &e->trial->c->model;
   float *to = (float *)e->d_q->data + e->token * e->d_q->stride[0] + e->head * e->d_q->stride[1];
   double squares = 0;
   for (int64_t i = 0; i < e->kv_len; i++) e->joined[i] = 0;
   for (int32_t c = 0; c < g->head_dim_qk; c++) e->error[c] = 0;
   e->apart = e->together = 0;
-  if (branches >> NSA_SEL & 1) choose(e, e->head / (g->heads / g->kv_heads));
+  if (e->branches >> NSA_SEL & 1) choose(e, e->head / (g->heads / g->kv_heads));
   for (int branch = 0; branch < NSA_BRANCHES; branch++)
-    if (branches >> branch & 1) add_branch(e, branch);
+    if (e->branches >> branch & 1) add_branch(e, branch);
   for (int64_t i = 0; i < e->kv_len; i++)
     if (e->joined[i] != 0)
-      e->together += mean_square(e, e->joined[i], &e->io->kv.k[0], e->kv_begin + i);
+      e->together += mean_square(e, e->joined[i], 0, &e->io->kv.k[0], e->kv_begin + i);
   for (int32_t c = 0; c < g->head_dim_qk; c++) squares += e->error[c] * e->error[c];
   double least = fmax(e->apart, e->together);
-  double factor = squares > 0 ? fmax(1, sqrt(least / squares)) : 0;
+  double factor = squares > 0 ? fmax(1, sqrt(least / squares)) : 1;
+  if (squares == 0) e->error[0] = sqrt(least); /* norms are compared: any direction will do */
   for (int32_t c = 0; c < g->head_dim_qk; c++) to[c] += (float)(factor * e->error[c]);
 }
 
-/* Adds the rows of one sequence, whose first token is row `token`. */
-static int add_sequence(score_error *e, int32_t s, int64_t token, uint32_t branches) {
-  const nsai_verify_case *c = e->trial->c;
-  const nsai_model *g = &c->model;
-  for (int64_t i = 0; i < c->q_len[s]; i++) {
-    e->token = token + i;
-    e->position = c->kv_len[s] - c->q_len[s] + i;
-    if (e->position < 0) continue;
-    if (!find_gates(e)) return 0;
-    for (e->head = 0; e->head < g->heads; e->head++) add_row(e, branches);
+/* Adds the rows of a token of the sequence that `user`, a score_error, describes. */
+static void add_token(void *user, int64_t index) {
+  const score_error *sequence = user;
+  score_error e = *sequence;
+  size_t keys = (size_t)e.kv_len + 1;
+  e.token += index;
+  e.position += index;
+  if (e.position < 0) return;
+  double *memory =
+      malloc((3 * keys + (size_t)e.trial->c->model.heads * NSA_BRANCHES) * sizeof *memory);
+  e.chosen = malloc(keys);
+  if (memory && e.chosen) {
+    e.score = memory;
+    e.d_value = e.score + keys;
+    e.joined = e.d_value + keys;
+    e.gates = e.joined + keys;
   }
-  return 1;
+  if (memory && e.chosen && find_gates(&e))
+    for (e.head = 0; e.head < e.trial->c->model.heads; e.head++) add_row(&e);
+  else
+    atomic_store(e.no_memory, true);
+  free(memory);
+  free(e.chosen);
 }
 
 nsa_status nsai_verify_add_score_error(const nsai_trial_run *trial, const nsa_io *io,
                                        const nsa_tensor *d_o, nsa_tensor *d_q) {
   const nsai_verify_case *c = trial->c;
   const nsai_model *g = &c->model;
-  score_error e = { .trial = trial, .io = io, .d_o = d_o, .d_q = d_q };
-  uint32_t branches = nsai_verify_branches(c);
-  size_t longest = (size_t)trial->data.max_kv_len + 1;
-  nsa_status status = NSA_OK;
+  atomic_bool no_memory = false;
+  score_error e = { .trial = trial,
+                    .io = io,
+                    .d_o = d_o,
+                    .d_q = d_q,
+                    .branches = nsai_verify_branches(c),
+                    .no_memory = &no_memory };
   int64_t token = 0;
   if (!d_q->data) return NSA_OK;
   e.scale = io->softmax_scale > 0 ? (double)io->softmax_scale : 1 / sqrt((double)g->head_dim_qk);
-  e.chosen = malloc(longest);
-  e.score = malloc(3 * longest * sizeof *e.score);
-  e.gates = malloc((size_t)g->heads * NSA_BRANCHES * sizeof *e.gates);
-  if (!e.chosen || !e.score || !e.gates)
-    NSAI_TRY_TO(done, nsai_fail_nomem("the scores of a row", longest));
-  e.d_value = e.score + longest;
-  e.joined = e.d_value + longest;
   for (int32_t s = 0; s < c->num_seqs; s++) {
     double rows = (double)c->q_len[s] * g->heads, width = g->head_dim_qk + g->head_dim_v;
+    e.token = token;
+    e.position = c->kv_len[s] - c->q_len[s];
     e.kv_len = c->kv_len[s];
-    if (c->q_len[s] <= MOST_TOKENS && rows * (double)e.kv_len * width <= MOST_PRODUCTS &&
-        !add_sequence(&e, s, token, branches))
-      NSAI_TRY_TO(done, nsai_fail_nomem("the gates of a token", 0));
+    if (rows * (double)e.kv_len * width <= MOST_PRODUCTS)
+      nsai_verify_parallel(trial->threads, c->q_len[s], add_token, &e);
     token += c->q_len[s];
     e.kv_begin += c->kv_len[s];
     e.block_row += nsai_block_count(g, c->kv_len[s]);
   }
-done:
-  free(e.gates);
-  free(e.score);
-  free(e.chosen);
-  return status;
+  return no_memory ? nsai_fail_nomem("the scores of a row", sizeof(double)) : NSA_OK;
 }
