@@ -181,7 +181,8 @@ static void test_import(void **state) {
   for (int good = 0; good < 2; good++) {
     cubin_write(image.cubin, SIZE, good ? 90 : 80, true, FIXTURE_ENTRY);
     assert_int_equal(nsai_cache_entry_encode(&key, &image, 0, &data, &size), NSA_OK);
-    assert_int_equal(nsai_cache_import(cache, data, size), good ? NSA_OK : NSA_E_CACHE);
+    assert_int_equal(nsai_cache_import(cache, &(nsai_cache_bytes){ data, size }, 1),
+                     good ? NSA_OK : NSA_E_CACHE);
     if (!good) assert_non_null(strstr(nsa_last_error(), "another architecture"));
     assert_int_equal(fixture_count(f, ""), good);
     free(data);
