@@ -137,7 +137,8 @@ nsai_ref_layers nsai_ref_phi_layers(const nsai_ref_problem *problem, const nsa_p
                             .in = g->block * dim,
                             .hidden = mlp ? g->phi_hidden : 0,
                             .out = dim,
-                            .activation = g->phi_activation };
+                            .activation = g->phi_activation,
+                            .stored = problem->stored ? g->dtype : 0 };
 }
 
 static void run_dense(const side *self, const chunk *c, const buffers *b) {
@@ -173,15 +174,6 @@ static void run_item(void *context, int worker, int64_t item) {
   run_dense(self, &c, &b);
 }
 
-static void round_values(int32_t dtype, int64_t count, double *values) {
-  float bits;
-  const nsa_tensor one = { .data = &bits, .dtype = dtype };
-  for (int64_t i = 0; i < count; i++) {
-    nsai_ref_store(&one, 0, values[i]);
-    values[i] = nsai_ref_load(&one, 0);
-  }
-}
-
 static nsa_status run_side(side *self, double **out) {
   const nsai_ref_problem *problem = self->problem;
   const nsai_model *g = problem->model;
@@ -204,7 +196,7 @@ static nsa_status run_side(side *self, double **out) {
   }
   nsai_ref_parallel(workers, items, run_item, self);
   free(self->scratch);
-  if (self->problem->stored) round_values(g->dtype, size, self->out);
+  if (self->problem->stored) nsai_ref_round(g->dtype, size, self->out);
   return NSA_OK;
 }
 

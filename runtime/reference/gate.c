@@ -27,7 +27,8 @@ nsai_ref_layers nsai_ref_gate_layers(const nsai_ref_problem *problem) {
                             .in = g->gate_channels,
                             .hidden = g->gate_hidden,
                             .out = (int64_t)g->heads * NSA_BRANCHES,
-                            .activation = g->gate_activation };
+                            .activation = g->gate_activation,
+                            .stored = problem->stored ? g->dtype : 0 };
 }
 
 /* The sigmoid of the layers' outputs. */

@@ -106,7 +106,8 @@ typedef struct nsai_ref_problem {
   bool run[NSA_BRANCHES];
   bool select;   /* the library selects blocks: needs the importance */
   bool gated;    /* o is requested */
-  bool stored;   /* k_cmp and v_cmp have the model's dtype, as an implementation stores them */
+  bool stored;   /* what an implementation stores between stages is rounded to the model's dtype:
+                    compressed keys and values, hidden layers, and gradients of layers' outputs */
   double scale;  /* of the softmax */
   int64_t lanes; /* of a KV group */
   nsai_ref_sequences sequences;
@@ -218,6 +219,7 @@ typedef struct nsai_ref_layers {
   int64_t head;              /* index of the first of three dims; unused with two dims */
   int64_t in, hidden, out;   /* hidden 0: one layer */
   nsai_activation activation;
+  int32_t stored; /* the dtype of the hidden layer and of gradients; 0: exact */
 } nsai_ref_layers;
 
 /* The layers of phi, of one KV head and K or V; those of the gate MLP. */
@@ -253,9 +255,10 @@ int64_t nsai_ref_layers_lay_out(const nsai_ref_layers *layers, int64_t rows, dou
 /* Widens the weights for nsai_ref_layers_back. The memory must be zero. */
 void nsai_ref_layers_transpose(const nsai_ref_layers *layers, const nsai_ref_layers_memory *m);
 
-/* From d_y [rows, out rounded up to lanes] and m->x to m->d_x; adds to the weights' gradients. */
+/* From d_y [rows, out rounded up to lanes] and m->x to m->d_x; adds to the weights' gradients. With
+ * layers->stored d_y is rounded. */
 void nsai_ref_layers_back(const nsai_ref_layers *layers, const nsai_ref_layers_memory *m,
-                          int64_t rows, const double *d_y);
+                          int64_t rows, double *d_y);
 
 double nsai_ref_sigmoid(double value);
 

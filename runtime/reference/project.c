@@ -90,6 +90,7 @@ void nsai_ref_run_layers(const nsai_ref_layers *layers, int64_t rows, const doub
   if (two) {
     nsai_ref_run_first_layer(layers, rows, x, buffer, hidden);
     nsai_ref_activate(layers, rows, hidden);
+    nsai_ref_round(layers->stored, rows * nsai_ref_lanes(layers->hidden), hidden);
   }
   project(&(projection){ .ops = layers->ops,
                          .weights = layers->w2,

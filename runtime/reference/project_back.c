@@ -96,13 +96,15 @@ void nsai_ref_layers_transpose(const nsai_ref_layers *layers, const nsai_ref_lay
 }
 
 void nsai_ref_layers_back(const nsai_ref_layers *layers, const nsai_ref_layers_memory *m,
-                          int64_t rows, const double *d_y) {
+                          int64_t rows, double *d_y) {
   int64_t in = layers->in, h = layers->hidden, h_row = nsai_ref_lanes(h);
   if (h) {
     nsai_ref_run_first_layer(layers, rows, m->x, m->weights, m->inputs);
     memcpy(m->hidden, m->inputs, (size_t)(rows * h_row) * sizeof *m->hidden);
     nsai_ref_activate(layers, rows, m->hidden);
+    nsai_ref_round(layers->stored, rows * h_row, m->hidden);
   }
+  nsai_ref_round(layers->stored, rows * nsai_ref_lanes(layers->out), d_y);
   project_back(&(projection_back){ .ops = layers->ops,
                                    .rows = rows,
                                    .in = h ? h : in,
@@ -117,6 +119,7 @@ void nsai_ref_layers_back(const nsai_ref_layers *layers, const nsai_ref_layers_m
   if (!h) return;
   for (int64_t i = 0; i < rows * h_row; i++)
     m->d_hidden[i] *= slope(layers->activation, m->inputs[i]);
+  nsai_ref_round(layers->stored, rows * h_row, m->d_hidden);
   project_back(&(projection_back){ .ops = layers->ops,
                                    .rows = rows,
                                    .in = in,

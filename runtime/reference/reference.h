@@ -80,8 +80,9 @@ nsa_status nsai_reference_backward(const nsai_model *model, int32_t selection, u
                                    const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,
                                    int threads);
 
-/* The same with compressed keys and values rounded to the model's dtype, as an implementation stores
- * them. What differs from nsai_reference_backward is the error of that rounding. */
+/* The same with what an implementation stores between its stages rounded to the model's dtype:
+ * compressed keys and values, the hidden layers of phi and the gate MLP, and the gradients of their
+ * layers. What differs from nsai_reference_backward is the error of that rounding. */
 nsa_status nsai_reference_backward_stored(const nsai_model *model, int32_t selection,
                                           uint32_t branches, const nsa_batch *batch,
                                           const nsa_io *io, const nsa_grads *grads, int threads);

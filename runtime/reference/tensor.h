@@ -44,4 +44,14 @@ static inline void nsai_ref_store(const nsa_tensor *x, int64_t offset, double va
   }
 }
 
+/* Rounds values to a dtype; 0: to none. */
+static inline void nsai_ref_round(int32_t dtype, int64_t count, double *values) {
+  float bits;
+  const nsa_tensor one = { .data = &bits, .dtype = dtype };
+  for (int64_t i = 0; dtype && i < count; i++) {
+    nsai_ref_store(&one, 0, values[i]);
+    values[i] = nsai_ref_load(&one, 0);
+  }
+}
+
 #endif /* NSAI_REFERENCE_TENSOR_H */
