@@ -38,7 +38,7 @@ static const int causes[] = { ENOSPC, EIO, EPERM }; /* EPERM: no hard links, as 
 
 /* ---- what is in the folder ---- */
 
-enum { COUNT = 4, SIZE = 400, ROOM = 1 << 16 };
+enum { COUNT = 4, SIZE = CUBIN_LEAST, ROOM = 1 << 16 };
 
 static int by_name(const struct dirent **a, const struct dirent **b) {
   return strcmp((*a)->d_name, (*b)->d_name);
