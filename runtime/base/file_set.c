@@ -166,8 +166,16 @@ void nsai_file_set_take_back(nsai_file_set *set) {
 
 void nsai_file_set_end(nsai_file_set *set) {
   int cause = errno;
+  /* By their names: listing the folder needs a descriptor and memory, and may fail. */
+  for (int32_t i = 0; i < set->count; i++) {
+    char staged[STAGED_CHARS];
+    name_in_stage("new", i, staged);
+    unlinkat(set->stage, staged, 0);
+    name_in_stage("old", i, staged);
+    unlinkat(set->stage, staged, 0);
+  }
   if (set->stage >= 0) {
-    nsai_files_remove_temporary_folder(set->folder, set->stage_name, set->stage);
+    unlinkat(set->folder, set->stage_name, AT_REMOVEDIR);
     nsai_files_unlock(set->stage);
   }
   free(set->items);

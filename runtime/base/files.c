@@ -372,7 +372,8 @@ void nsai_files_unlock(int lock) {
   close(lock);
 }
 
-bool nsai_files_remove_temporary_folder(int folder, const char *name, int fd) {
+/* Removes a temporary folder, open as `fd`, and the files in it. False with errno: it stays. */
+static bool remove_folder(int folder, const char *name, int fd) {
   /* Opens it again: the descriptor goes with the listing. */
   int again = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR *dir = again >= 0 ? fdopendir(again) : NULL;
@@ -397,7 +398,7 @@ bool nsai_files_remove_abandoned(int folder, const char *name) {
   bool settled;
   if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
     if (fstat(fd, &st) == 0 && S_ISDIR(st.st_mode))
-      settled = nsai_files_remove_temporary_folder(folder, name, fd);
+      settled = remove_folder(folder, name, fd);
     else
       settled = unlinkat(folder, name, 0) == 0 || errno == ENOENT;
   } else {

@@ -79,9 +79,6 @@ void nsai_files_unlock(int lock);
  * and may be abandoned. */
 bool nsai_files_remove_abandoned(int folder, const char *name);
 
-/* Removes a temporary folder, open as `fd`, and the files in it. False with errno: it stays. */
-bool nsai_files_remove_temporary_folder(int folder, const char *name, int fd);
-
 /* A name that no other thread or process uses now. */
 #define NSAI_FILES_TEMPORARY_CHARS 64
 void nsai_files_temporary_name(char name[NSAI_FILES_TEMPORARY_CHARS]);
