@@ -154,32 +154,6 @@ nsa_status nsai_cli_print(nsai_cli_writer write, const void *subject) {
   return status;
 }
 
-nsa_status nsai_cli_open_out(const char *path, FILE **out) {
-  *out = strcmp(path, "-") ? fopen(path, "wbe") : stdout;
-  if (!*out) return nsai_cli_fail_io(path, "cannot be written", errno);
-  errno = 0; /* a write that fails sets it */
-  return NSA_OK;
-}
-
-nsa_status nsai_cli_close_out(const char *path, FILE *out) {
-  int error = 0;
-  if (out == stdout) {
-    error = nsai_program_flush();
-    return error ? nsai_cli_fail_io("standard output", "cannot be written", error) : NSA_OK;
-  }
-  if (ferror(out)) error = errno ? errno : EIO;
-  if (fflush(out)) error = errno;
-  if (fclose(out) && !error) error = errno;
-  return error ? nsai_cli_fail_io(path, "cannot be written", error) : NSA_OK;
-}
-
-nsa_status nsai_cli_write_file(const char *path, const char *text) {
-  FILE *out;
-  NSAI_TRY(nsai_cli_open_out(path, &out));
-  fputs(text, out);
-  return nsai_cli_close_out(path, out);
-}
-
 /* ---- time, interruption, progress ---- */
 
 /* The only variable that a signal handler may write. */

@@ -106,13 +106,25 @@ nsa_status nsai_cli_text(nsai_cli_writer write, const void *subject, char **text
 /* The same on standard output. NSA_E_IO, too. */
 nsa_status nsai_cli_print(nsai_cli_writer write, const void *subject);
 
-/* Opens a file to be written, "-": standard output. NSA_E_IO. */
-nsa_status nsai_cli_open_out(const char *path, FILE **out);
+/* ---- out.c: files that a command writes ---- */
 
-/* Closes it, or brings standard output to its end. NSA_E_IO when anything of it was not written. */
-nsa_status nsai_cli_close_out(const char *path, FILE *out);
+/* A regular file keeps what it had until the new one is complete, and is replaced then. */
+typedef struct nsai_cli_out {
+  FILE *file;
+  const char *path; /* as the user gave it; "-": standard output */
+  char *staged;     /* the file that is written; NULL: `path` itself */
+  char *target;     /* the file that it replaces */
+} nsai_cli_out;
 
-/* Writes a text to a file, "-": to standard output. NSA_E_IO. */
+/* Opens a file to be written. `path` has to live until nsai_cli_close_out. NSA_E_IO, NSA_E_NOMEM. */
+nsa_status nsai_cli_open_out(const char *path, nsai_cli_out *out);
+
+/* Ends the file, or standard output. Unless `status`, which tells what became of the contents, is
+ * NSA_OK, a regular file stays as it was. Returns `status`, or NSA_E_IO when anything was not
+ * written. */
+nsa_status nsai_cli_close_out(nsai_cli_out *out, nsa_status status);
+
+/* Writes a text to a file, "-": to standard output. NSA_E_IO, NSA_E_NOMEM. */
 nsa_status nsai_cli_write_file(const char *path, const char *text);
 
 /* "1.5 MiB", for messages. */

@@ -72,7 +72,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
 #define DIGITS (NSAI_DIGEST_CHARS - 1)
 
 typedef struct export_state {
-  FILE *out;
+  nsai_cli_out out;
   nsai_signing *signing; /* NULL: no signature */
   nsai_digest_state digest;
   int64_t entries, bad;
@@ -80,7 +80,7 @@ typedef struct export_state {
 } export_state;
 
 static void put(export_state *e, const void *data, size_t size) {
-  fwrite(data, 1, size, e->out);
+  fwrite(data, 1, size, e->out.file);
   if (e->signing) nsai_signing_add(e->signing, data, size);
 }
 
@@ -101,7 +101,7 @@ static bool export_item(void *user, const nsai_cache_item *item) {
   nsai_digest_field(&e->digest, "entry", item->data, item->bytes);
   e->entries++;
   e->bytes += item->bytes;
-  return !ferror(e->out);
+  return !ferror(e->out.file);
 }
 
 /* Ends the signature, and writes it. */
@@ -131,9 +131,7 @@ static nsa_status export_to(nsai_cache *cache, const char *path, export_state *e
   if (!strcmp(path, "-") && isatty(STDOUT_FILENO))
     return nsai_fail(NSA_E_ARG, "standard output is a terminal: give a FILE, or a pipe");
   NSAI_TRY(nsai_cli_open_out(path, &e->out));
-  nsa_status status = export_all(cache, e);
-  nsa_status closed = nsai_cli_close_out(path, e->out);
-  return status ? status : closed;
+  return nsai_cli_close_out(&e->out, export_all(cache, e));
 }
 
 int nsai_cmd_export(int argc, char **argv) {

@@ -271,6 +271,23 @@ load common
   [[ $output == "$((count - 1)) "* ]]
 }
 
+@test "export: a file that cannot be written keeps what it had" {
+  export_small
+  mkdir kept
+  cp kernels.pack kept/some.pack
+  chmod 640 kept/some.pack
+  ln -s kept/some.pack link.pack
+  # Beyond this size a write fails, and no signal comes.
+  run -1 bash -c 'trap "" XFSZ; ulimit -f 1; "$NSA_AUTOTUNE" export link.pack'
+  [[ $output == *"link.pack: cannot be written: File too large"* ]]
+  cmp kernels.pack kept/some.pack
+  [[ $(ls kept) == some.pack ]]
+  echo old >kept/some.pack
+  autotune export link.pack
+  cmp kernels.pack kept/some.pack
+  [[ -L link.pack && $(stat -c %a kept/some.pack) == 640 && $(ls kept) == some.pack ]]
+}
+
 # bats test_tags=slow
 @test "a sample of the tuner's candidates: the seed decides, spills are no failure" {
   need_nvrtc
