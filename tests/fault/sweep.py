@@ -19,13 +19,11 @@ tests/fault/commands.py.
 import argparse
 import collections
 import concurrent.futures
-import csv
 import datetime
 import errno
 import itertools
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,8 +31,10 @@ import time
 import commands
 import oracle
 
-TREE = pathlib.Path(__file__).resolve().parent.parent.parent
-RESULTS = TREE / 'tests' / 'results' / 'faults.csv'
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+import sweep_results  # noqa: E402: of the folder above
+
+RESULTS = sweep_results.TREE / 'tests' / 'results' / 'faults.csv'
 COLUMNS = ('date', 'commit', 'command', 'function', 'errno', 'mode', 'points', *oracle.FAULTS)
 
 # The errors that a function fails with. EINTR fails once: a signal before every call is no fault.
@@ -160,38 +160,16 @@ def run_ci(sweep, jobs):
     return good and enough and not blind
 
 
-def commit():
-    """The commit of this tree, with a "+" where files differ from it."""
-    def git(*words):
-        return subprocess.run(['git', '-C', TREE, *words], text=True, capture_output=True,
-                              check=True).stdout.strip()
-    changed = git('status', '--porcelain', '--untracked-files=no', '--', ':!tests/results')
-    return git('rev-parse', '--short=12', 'HEAD') + ('+' if changed else '')
-
-
-def read_done(path, of_commit):
+def rows_done(path, of_commit):
     """The rows that the results have; of one commit alone where it is given."""
-    if not path.exists():
-        return set()
-    with path.open(newline='', encoding='ascii') as lines:
-        return {Row(*(line[field] for field in Row._fields)) for line in csv.DictReader(lines)
-                if not of_commit or line['commit'] == of_commit}
-
-
-def append(path, line):
-    path.parent.mkdir(exist_ok=True)
-    new = not path.exists()
-    with path.open('a', newline='', encoding='ascii') as out:
-        writer = csv.DictWriter(out, COLUMNS, lineterminator='\n')
-        if new:
-            writer.writeheader()
-        writer.writerow(line)
+    return {Row(*(line[field] for field in Row._fields)) for line in sweep_results.read_rows(path)
+            if not of_commit or line['commit'] == of_commit}
 
 
 def run_all(sweep, options):
     """Row after row. True: nothing was found."""
-    here, begin, points, found = commit(), time.monotonic(), 0, 0
-    done = read_done(options.results, here if options.again else None)
+    here, begin, points, found = sweep_results.commit(), time.monotonic(), 0, 0
+    done = rows_done(options.results, here if options.again else None)
     words = options.only.split(',') if options.only else []
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         rows = [row for name in sweep.table for row in rows_of(name, sweep.counts(name))
@@ -204,7 +182,7 @@ def run_all(sweep, options):
                 break
             numbers = range(sweep.counts(row.command)[row.function])
             tally = run_points(sweep, pool, row, numbers, lambda text: print(text, flush=True))
-            append(options.results, {
+            sweep_results.append_row(options.results, COLUMNS, {
                 **dict.fromkeys(COLUMNS, 0), **tally, **row._asdict(),
                 'date': datetime.date.today().isoformat(), 'commit': here})
             points += tally['points']
