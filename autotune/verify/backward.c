@@ -185,8 +185,7 @@ static nsa_status plain(nsai_trial_run *trial, const nsa_batch *batch, const nsa
   NSAI_TRY_TO(done, round_d_o(&trial->data, &d_o));
   NSAI_TRY_TO(done, plain_rows(trial, batch, io, &d_o, w));
   NSAI_TRY_TO(done, plain_rest(trial, batch, io, &d_o, w));
-  if (nsai_verify_has_kinks(&c->model))
-    NSAI_TRY_TO(done, nsai_verify_add_kink_error(trial, batch, io, &d_o, w->plain));
+  NSAI_TRY_TO(done, nsai_verify_add_kink_error(trial, batch, io, &d_o, w->plain));
   if (!reads_saved || layers) goto done; /* not available for a gate or phi with layers */
   NSAI_TRY_TO(done, nsai_verify_add_saved_error(trial, batch, io, w->plain));
 done:

@@ -38,10 +38,9 @@ nsa_status nsai_verify_add_saved_error(const nsai_trial_run *trial, const nsa_ba
 nsa_status nsai_verify_add_score_error(const nsai_trial_run *trial, const nsa_io *io,
                                        const nsa_tensor *d_o, nsa_tensor *d_q);
 
-/* kink_error.c: whether gradients of a model go through relu; and adds to `plain` (f32, contiguous,
- * absent ones are left out) what hidden units at the kink of relu contribute or would contribute:
- * with float32 sums they may be on or off. */
-bool nsai_verify_has_kinks(const nsai_model *model);
+/* kink_error.c: adds to `plain` (f32, contiguous, absent ones are left out) what hidden units at the
+ * kink of relu contribute or would contribute: with float32 sums they may be on or off. Without relu
+ * it adds nothing. */
 nsa_status nsai_verify_add_kink_error(const nsai_trial_run *trial, const nsa_batch *batch,
                                       const nsa_io *io, const nsa_tensor *d_o,
                                       nsa_tensor plain[NSAI_VERIFY_SLOTS]);

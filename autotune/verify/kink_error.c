@@ -266,11 +266,6 @@ static nsa_status allocate(kinks *k, bool phi, bool gate) {
       NSA_F32, 3, (int64_t[]){ k->trial->data.token_capacity, g->heads, NSA_BRANCHES }, &k->logits);
 }
 
-bool nsai_verify_has_kinks(const nsai_model *g) {
-  return (g->phi == NSAI_PHI_MLP && g->phi_activation == NSAI_ACT_RELU) ||
-         (g->gate == NSAI_GATE_MLP && g->gate_hidden && g->gate_activation == NSAI_ACT_RELU);
-}
-
 nsa_status nsai_verify_add_kink_error(const nsai_trial_run *trial, const nsa_batch *batch,
                                       const nsa_io *io, const nsa_tensor *d_o,
                                       nsa_tensor plain[NSAI_VERIFY_SLOTS]) {

@@ -5,14 +5,6 @@
  * multiplies dS on tensor cores has it. dS sums to 0 over a row's keys, so the component that
  * the keys share cancels in d_q, but the rounding errors of its terms do not. In a short
  * sequence nothing averages them out; long sequences are not treated here.
- *
- * The errors of a row add up by chance, and implementations round different terms: dS of each branch,
- * or the sum of window and selected branch where these share K, whose steps are coarser. Errors that
- * cancel in one may add up in another. So a row's error has the direction that rounding each branch
- * gives it, and at least the size that either way is expected to give it: a number between two
- * neighbours of the dtype that lie u apart is off by u^2 / 12 in the mean square.
- *
- * Where one key has all the weight, dS and d_q are 0 but for the last bits of dP, a sum in float32.
  */
 #include "verify/backward.h"
 
@@ -27,9 +19,6 @@
 /* Of one sequence. More take seconds, and average the errors out. */
 #define MOST_PRODUCTS 2e8
 
-/* What float32 loses of a sum of products, relative to the sum of their magnitudes. */
-#define SUM_ERROR 0x1p-23
-
 typedef struct score_error {
   const nsai_trial_run *trial;
   const nsa_io *io; /* with compressed keys as they are stored */
@@ -43,9 +32,6 @@ typedef struct score_error {
   uint8_t *chosen;                     /* [kv_len]: 1 if the selected branch reads the key */
   double *score, *d_value;             /* [kv_len]: scores and dP of each key; then P and dS */
   double *gates;                       /* [Hq * 3] of the token */
-  double *joined;                      /* [kv_len]: dS of window and selected branch */
-  double error[NSAI_MAX_HEAD_DIM];     /* of the row */
-  double apart, together; /* mean squares of its norm: each branch rounded, or their sum */
 } score_error;
 
 static double rounded(double x, int32_t dtype) {
@@ -53,15 +39,6 @@ static double rounded(double x, int32_t dtype) {
   nsa_tensor t = { .data = &bits, .dtype = dtype };
   nsai_verify_store(&t, 0, (float)x);
   return (double)nsai_verify_load(&t, 0);
-}
-
-/* The distance between neighbours of the dtype at x. */
-static double spacing(double x, int32_t dtype) {
-  int exponent; /* x = m 2^exponent with m in [0.5, 1) */
-  if (x == 0) return 0;
-  frexp(x, &exponent);
-  if (dtype == NSA_BF16) return ldexp(1, exponent - 8); /* 8 bits of significand */
-  return dtype == NSA_F16 ? ldexp(1, exponent < -13 ? -24 : exponent - 11) : 0;
 }
 
 static double activate(nsai_activation activation, double x) {
@@ -129,20 +106,6 @@ static bool sees(const score_error *e, int branch, int64_t key) {
   return e->chosen[key];
 }
 
-/* What rounding dS of one key, and an error of dS of `bits`, add to d_q: the mean square of the
- * norm. */
-static double mean_square(const score_error *e, double d_score, double bits, const nsa_tensor *k,
-                          int64_t row) {
-  const nsai_model *g = &e->trial->c->model;
-  int64_t kv_head = e->head / (g->heads / g->kv_heads);
-  double step = e->scale * spacing(d_score, g->dtype), squares = 0;
-  for (int32_t c = 0; c < g->head_dim_qk; c++) {
-    double key = nsai_verify_at(k, row, kv_head, c);
-    squares += key * key;
-  }
-  return (step * step / 12 + e->scale * e->scale * bits * bits) * squares;
-}
-
 /* Adds the error of one branch of the row. */
 static void add_branch(score_error *e, int branch) {
   const nsai_model *g = &e->trial->c->model;
@@ -153,21 +116,17 @@ static void add_branch(score_error *e, int branch) {
   const nsa_tensor *v = compressed ? &e->io->kv.v_cmp : &e->io->kv.v[pair];
   int64_t first = compressed ? e->block_row : e->kv_begin;
   int64_t keys = compressed ? nsai_block_count(g, e->kv_len) : e->kv_len;
-  double most = -INFINITY, sum = 0, inner = 0, largest = 0;
+  double most = -INFINITY, sum = 0, inner = 0;
   for (int64_t i = 0; i < keys; i++) {
     e->score[i] = -INFINITY;
     if (!sees(e, branch, i)) continue;
-    double score = 0, d_value = 0, size = 0;
+    double score = 0, d_value = 0;
     for (int32_t c = 0; c < g->head_dim_qk; c++)
       score += nsai_verify_at(&e->io->q, e->token, e->head, c) *
                nsai_verify_at(k, first + i, kv_head, c);
-    for (int32_t c = 0; c < g->head_dim_v; c++) {
-      double term =
+    for (int32_t c = 0; c < g->head_dim_v; c++)
+      d_value +=
           nsai_verify_at(e->d_o, e->token, e->head, c) * nsai_verify_at(v, first + i, kv_head, c);
-      d_value += term;
-      size += fabs(term);
-    }
-    largest = fmax(largest, size);
     e->score[i] = score * e->scale;
     e->d_value[i] = d_value;
     most = fmax(most, e->score[i]);
@@ -180,41 +139,21 @@ static void add_branch(score_error *e, int branch) {
   }
   for (int64_t i = 0; i < keys; i++) {
     if (e->score[i] == -INFINITY) continue;
-    double weight = e->gates[e->head * NSA_BRANCHES + branch] * e->score[i] / sum;
-    double d_score = weight * (e->d_value[i] - inner / sum), bits = weight * SUM_ERROR * largest;
+    double d_score = e->gates[e->head * NSA_BRANCHES + branch] * e->score[i] / sum *
+                     (e->d_value[i] - inner / sum);
     double error = e->scale * (rounded(d_score, g->dtype) - d_score);
-    double square = mean_square(e, d_score, bits, k, first + i);
+    float *to = (float *)e->d_q->data + e->token * e->d_q->stride[0] + e->head * e->d_q->stride[1];
     for (int32_t c = 0; c < g->head_dim_qk; c++)
-      e->error[c] += error * nsai_verify_at(k, first + i, kv_head, c);
-    e->apart += square;
-    if (compressed || g->per_branch) {
-      e->together += square;
-    } else {
-      e->joined[i] += d_score;
-      e->together += mean_square(e, 0, bits, k, first + i);
-    }
+      to[c] += (float)(error * nsai_verify_at(k, first + i, kv_head, c));
   }
 }
 
 /* Adds the error of the row over all branches. */
 static void add_row(score_error *e) {
   const nsai_model *g = &e->trial->c->model;
-  float *to = (float *)e->d_q->data + e->token * e->d_q->stride[0] + e->head * e->d_q->stride[1];
-  double squares = 0;
-  for (int64_t i = 0; i < e->kv_len; i++) e->joined[i] = 0;
-  for (int32_t c = 0; c < g->head_dim_qk; c++) e->error[c] = 0;
-  e->apart = e->together = 0;
   if (e->branches >> NSA_SEL & 1) choose(e, e->head / (g->heads / g->kv_heads));
   for (int branch = 0; branch < NSA_BRANCHES; branch++)
     if (e->branches >> branch & 1) add_branch(e, branch);
-  for (int64_t i = 0; i < e->kv_len; i++)
-    if (e->joined[i] != 0)
-      e->together += mean_square(e, e->joined[i], 0, &e->io->kv.k[0], e->kv_begin + i);
-  for (int32_t c = 0; c < g->head_dim_qk; c++) squares += e->error[c] * e->error[c];
-  double least = fmax(e->apart, e->together);
-  double factor = squares > 0 ? fmax(1, sqrt(least / squares)) : 1;
-  if (squares == 0) e->error[0] = sqrt(least); /* norms are compared: any direction will do */
-  for (int32_t c = 0; c < g->head_dim_qk; c++) to[c] += (float)(factor * e->error[c]);
 }
 
 /* Adds the rows of a token of the sequence that `user`, a score_error, describes. */
@@ -226,13 +165,12 @@ static void add_token(void *user, int64_t index) {
   e.position += index;
   if (e.position < 0) return;
   double *memory =
-      malloc((3 * keys + (size_t)e.trial->c->model.heads * NSA_BRANCHES) * sizeof *memory);
+      malloc((2 * keys + (size_t)e.trial->c->model.heads * NSA_BRANCHES) * sizeof *memory);
   e.chosen = malloc(keys);
   if (memory && e.chosen) {
     e.score = memory;
     e.d_value = e.score + keys;
-    e.joined = e.d_value + keys;
-    e.gates = e.joined + keys;
+    e.gates = e.d_value + keys;
   }
   if (memory && e.chosen && find_gates(&e))
     for (e.head = 0; e.head < e.trial->c->model.heads; e.head++) add_row(&e);
