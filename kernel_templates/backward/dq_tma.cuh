@@ -16,8 +16,11 @@
 // two warps issue copies.
 //
 // If window and selected branch share K and V, S and dU of blocks within the window are multiplied
-// once for both. A warpgroup skips stages that none of its tokens sees. S of the next stage is
-// issued before dQ of the current one, so that products overlap with the exponentials:
+// once for both, and dQ gets the sum of their dS. A sum has coarser steps than its terms, which shows
+// where the terms of dQ cancel. It is therefore multiplied in two parts, its rounding and the rest.
+//
+// A warpgroup skips stages that none of its tokens sees. S of the next stage is issued before dQ of
+// the current one, so that products overlap with the exponentials:
 //
 //   S(i) | dQ(i-1) dU(i) | S(i+1) | dQ(i) dU(i+1) ...
 //          2^S(i)          dS(i)
@@ -133,8 +136,9 @@ NSAI_DEVICE void multiply_stages(float (&dq)[kO][4], const NsaiBackwardQ &p,
         (const RowStatistics *)(reader.shared + R::kSStatistics) + row; // [3, kRows]
     const RowStatistics *sBranch = sRows + (seen >> R::kBranchShift & 3) * R::kRows;
     const RowStatistics x[2] = { sBranch[0], sBranch[8] };
-    const bool window_selected =
-        R::kCanJoin && ((const u32 *)(reader.shared + R::kSWindowSelected))[now] >> warp & 1;
+    const u32 joined = R::kCanJoin ? ((const u32 *)(reader.shared + R::kSWindowSelected))[now] : 0;
+    const bool window_selected = joined >> warp & 1;
+    const bool has_rest = joined >> 4 * group & 15; // the same in the whole warpgroup
     wgmma_wait<1>();
     hold(s);               // dU and the previous dQ are still in flight
     if (window_selected) { // waits for dU
@@ -163,6 +167,17 @@ NSAI_DEVICE void multiply_stages(float (&dq)[kO][4], const NsaiBackwardQ &p,
         for (int c = 0; c < 4; ++c) s[j][c] *= du[j][c] - x[c / 2].inner;
     }
     pack_all<E>(rDS, s);
+    if (has_rest) { // few stages have
+      u32 rRest[R::kN / 2][4];
+#pragma unroll
+      for (int j = 0; j < R::kN / 2; ++j)
+        softmax_pack_rest<E>(rRest[j], rDS[j], s[2 * j], s[2 * j + 1]);
+      wgmma_fence();
+      start_fragments<E, typename R::K>(dq, rRest, stage_k(now));
+      wgmma_commit();
+      wgmma_wait<0>();
+      hold(dq);
+    }
     // While this stage is held, waiting for the next must not need the stage itself: look at most
     // kStages - 1 ahead.
     int next = reader.find(R::kStages - 1);
