@@ -116,62 +116,31 @@ static nsa_status round_d_o(const nsai_verify_tensors *d, nsa_tensor *out) {
   return NSA_OK;
 }
 
-/* d_q and the gates' gradients from rounded compressed keys, d_q also from rounded dS: no
- * implementation is more exact. Also computes the size of the blocks' gradients. */
-static nsa_status plain_rows(nsai_trial_run *trial, const nsa_batch *batch, const nsa_io *io,
-                             const nsa_tensor *d_o, wanted *w) {
-  nsai_verify_tensors *d = &trial->data;
+/* Computes the size of the gradients of compressed keys and values, over whose sums phi's weights
+ * have their gradients. */
+static nsa_status find_block_sums(nsai_trial_run *trial, const nsa_batch *batch, const nsa_io *io,
+                                  const nsa_tensor *d_o, wanted *w) {
   nsai_model model = trial->c->model;
-  bool given = model.phi == NSAI_PHI_EXTERNAL;
   nsa_io rounded = *io;
   nsa_grads grads = NSA_GRADS_INIT;
   nsa_tensor blocks[2] = { { 0 }, { 0 } };
-  nsa_status status = NSA_OK;
-  bool sums = nsai_phi_has_weights(&model);
-  if (!given) NSAI_TRY_TO(done, round_compressed(trial, batch, &rounded));
-  NSAI_TRY_TO(done, make_like(d, NSAI_VERIFY_D_Q, &w->plain[NSAI_VERIFY_D_Q]));
-  for (int slot = NSAI_VERIFY_D_GATE_VALUE; slot < NSAI_VERIFY_SLOTS; slot++)
-    NSAI_TRY_TO(done, make_like(d, slot, &w->plain[slot]));
+  nsa_status status;
+  if (!nsai_phi_has_weights(&model)) return NSA_OK;
+  NSAI_TRY_TO(done, round_compressed(trial, batch, &rounded));
   model.phi = NSAI_PHI_EXTERNAL;
-  nsai_verify_set_grads(w->plain, &grads);
-  grads.accumulate = (uint32_t)trial->c->accumulate;
+  NSAI_TRY_TO(done, make_compressed(&trial->data, NSA_F32, model.head_dim_qk, &blocks[0]));
+  NSAI_TRY_TO(done, make_compressed(&trial->data, NSA_F32, model.head_dim_v, &blocks[1]));
   grads.d_o = *d_o;
-  /* phi's weights have gradients that are sums over blocks. */
-  if (sums) {
-    NSAI_TRY_TO(done, make_compressed(d, NSA_F32, model.head_dim_qk, &blocks[0]));
-    NSAI_TRY_TO(done, make_compressed(d, NSA_F32, model.head_dim_v, &blocks[1]));
-  }
   grads.d_kv.k_cmp = blocks[0];
   grads.d_kv.v_cmp = blocks[1];
   NSAI_TRY_TO(done, nsai_reference_backward(&model, trial->c->selection, trial->c->branches, batch,
                                             &rounded, &grads, trial->threads));
-  NSAI_TRY_TO(done, nsai_verify_add_score_error(trial, &rounded, d_o, &w->plain[NSAI_VERIFY_D_Q]));
-  for (int side = 0; side < 2 && sums; side++) {
-    /* Rows contain what they were added to: zeros. */
-    w->block_sums[side] = root_of_squares(&blocks[side]);
-  }
+  for (int side = 0; side < 2; side++) w->block_sums[side] = root_of_squares(&blocks[side]);
 done:
   for (int side = 0; side < 2; side++) free(blocks[side].data);
-  if (!given) free(rounded.kv.k_cmp.data);
-  if (!given) free(rounded.kv.v_cmp.data);
+  free(rounded.kv.k_cmp.data);
+  free(rounded.kv.v_cmp.data);
   return status;
-}
-
-/* All other gradients, from rounded compressed keys and values and a rounded d_o. */
-static nsa_status plain_rest(nsai_trial_run *trial, const nsa_batch *batch, const nsa_io *io,
-                             const nsa_tensor *d_o, wanted *w) {
-  nsa_tensor rest[NSAI_VERIFY_SLOTS] = { { 0 } };
-  nsa_grads grads = NSA_GRADS_INIT;
-  for (int slot = NSAI_VERIFY_FIRST_GRADIENT; slot < NSAI_VERIFY_SLOTS; slot++) {
-    if (w->plain[slot].data) continue;
-    NSAI_TRY(make_like(&trial->data, slot, &w->plain[slot]));
-    rest[slot] = w->plain[slot];
-  }
-  nsai_verify_set_grads(rest, &grads);
-  grads.accumulate = (uint32_t)trial->c->accumulate;
-  grads.d_o = *d_o;
-  return nsai_reference_backward_stored(&trial->c->model, trial->c->selection, trial->c->branches,
-                                        batch, io, &grads, trial->threads);
 }
 
 /* Computes the gradients with the usual roundings. */
@@ -180,11 +149,18 @@ static nsa_status plain(nsai_trial_run *trial, const nsa_batch *batch, const nsa
   const nsai_verify_case *c = trial->c;
   bool reads_saved = c->saved && c->recompute != NSAI_RECOMPUTE_ALWAYS;
   bool layers = nsai_phi_has_weights(&c->model) || c->model.gate == NSAI_GATE_MLP;
+  nsa_grads grads = NSA_GRADS_INIT;
   nsa_tensor d_o;
   nsa_status status;
   NSAI_TRY_TO(done, round_d_o(&trial->data, &d_o));
-  NSAI_TRY_TO(done, plain_rows(trial, batch, io, &d_o, w));
-  NSAI_TRY_TO(done, plain_rest(trial, batch, io, &d_o, w));
+  for (int slot = NSAI_VERIFY_FIRST_GRADIENT; slot < NSAI_VERIFY_SLOTS; slot++)
+    NSAI_TRY_TO(done, make_like(&trial->data, slot, &w->plain[slot]));
+  nsai_verify_set_grads(w->plain, &grads);
+  grads.accumulate = (uint32_t)c->accumulate;
+  grads.d_o = d_o;
+  NSAI_TRY_TO(done, nsai_reference_backward_stored(&c->model, c->selection, c->branches, batch, io,
+                                                   &grads, trial->threads));
+  NSAI_TRY_TO(done, find_block_sums(trial, batch, io, &d_o, w));
   NSAI_TRY_TO(done, nsai_verify_add_kink_error(trial, batch, io, &d_o, w->plain));
   if (!reads_saved || layers) goto done; /* not available for a gate or phi with layers */
   NSAI_TRY_TO(done, nsai_verify_add_saved_error(trial, batch, io, w->plain));

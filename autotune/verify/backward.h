@@ -33,11 +33,6 @@ nsa_status nsai_verify_check_backward(nsai_trial_run *trial,
 nsa_status nsai_verify_add_saved_error(const nsai_trial_run *trial, const nsa_batch *batch,
                                        const nsa_io *io, nsa_tensor plain[NSAI_VERIFY_SLOTS]);
 
-/* score_error.c: adds to d_q (f32 and contiguous, or absent) the error caused by rounding dS.
- * `io` has compressed keys and values as they are stored. */
-nsa_status nsai_verify_add_score_error(const nsai_trial_run *trial, const nsa_io *io,
-                                       const nsa_tensor *d_o, nsa_tensor *d_q);
-
 /* kink_error.c: adds to `plain` (f32, contiguous, absent ones are left out) what hidden units at the
  * kink of relu contribute or would contribute: with float32 sums they may be on or off. Without relu
  * it adds nothing. */

@@ -205,10 +205,12 @@ void nsai_verify_compare_gradient(const nsai_verify_gradient *x, nsai_verify_res
     nsai_verify_add_figure(result, x->name, error / limit * x->tolerance.relative,
                            x->tolerance.relative);
     if (!(error <= limit))
-      nsai_verify_fail(result,
-                       "%s head %lld rows %lld..: worst row %lld column %d: got %g, want %g",
-                       x->name, (long long)h, (long long)x->begin, (long long)g.token, g.dim, g.got,
-                       g.want);
+      nsai_verify_fail(
+          result,
+          "%s head %lld rows %lld..: off by %.3g, the plain computation by %.3g; worst "
+          "row %lld column %d: got %g, want %g",
+          x->name, (long long)h, (long long)x->begin, error, ratio(g.plain, norm),
+          (long long)g.token, g.dim, g.got, g.want);
   }
 }
 

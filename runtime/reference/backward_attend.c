@@ -7,6 +7,9 @@
  */
 #include "reference/backward.h"
 
+#include "base/math.h"
+
+#include <float.h>
 #include <string.h>
 
 /* One branch of one (token, KV group). */
@@ -48,22 +51,38 @@ static const double *tile_of(const branch_back *b, bool values, nsai_ref_range t
                              tile);
 }
 
-/* d_scores [keys, lanes] = V . gated, one tile. */
+/* Cuts doubles to the 24 bits of a float32's significand, as tensor cores cut their sums. */
+static void cut_to_float(int64_t count, double *x) {
+  const uint64_t kept = ~(uint64_t)0 << (DBL_MANT_DIG - FLT_MANT_DIG);
+  for (int64_t i = 0; i < count; i++) {
+    uint64_t bits;
+    memcpy(&bits, &x[i], sizeof bits);
+    bits &= kept;
+    memcpy(&x[i], &bits, sizeof bits);
+  }
+}
+
+/* d_scores [keys, lanes] = V . gated, one tile; stored: summed in float32, 16 columns at a time. */
 static void tile_d_probabilities(const branch_back *b, nsai_ref_range tile, int64_t first) {
   const nsai_ref_problem *problem = b->back->problem;
-  int64_t count = tile.end - tile.begin, dim = problem->model->head_dim_v;
-  double *out = b->own->d_scores + first * problem->lanes;
-  memset(out, 0, (size_t)(count * problem->lanes) * sizeof *out);
-  problem->ops->multiply(&(nsai_ref_product){ .m = count,
-                                              .k = dim,
-                                              .n = problem->lanes,
-                                              .a = tile_of(b, true, tile),
-                                              .a_row = dim,
-                                              .a_column = 1,
-                                              .b = b->own->gated_lanes,
-                                              .b_row = problem->lanes,
-                                              .c = out,
-                                              .c_row = problem->lanes });
+  int64_t count = tile.end - tile.begin, dim = problem->model->head_dim_v, lanes = problem->lanes;
+  int64_t step = problem->stored ? 16 : dim;
+  const double *values = tile_of(b, true, tile);
+  double *out = b->own->d_scores + first * lanes;
+  memset(out, 0, (size_t)(count * lanes) * sizeof *out);
+  for (int64_t column = 0; column < dim; column += step) {
+    problem->ops->multiply(&(nsai_ref_product){ .m = count,
+                                                .k = nsai_smaller(step, dim - column),
+                                                .n = lanes,
+                                                .a = values + column,
+                                                .a_row = dim,
+                                                .a_column = 1,
+                                                .b = b->own->gated_lanes + column * lanes,
+                                                .b_row = lanes,
+                                                .c = out,
+                                                .c_row = lanes });
+    if (problem->stored) cut_to_float(count * lanes, out);
+  }
 }
 
 /* d_q [Dk, lanes] += K^T . d_scores, one tile. */
@@ -141,6 +160,16 @@ static double gate_head(const branch_back *b, int64_t h, double gate, const doub
   return sum;
 }
 
+/* Rounds P' = g P and dS [lanes] of a key, as operands of products are stored. */
+static void round_row(const branch_back *b, const double *gates, double *p, double *d) {
+  const nsai_ref_problem *problem = b->back->problem;
+  for (int64_t h = 0; h < heads_of(problem); h++) p[h] *= gates[h * NSA_BRANCHES];
+  nsai_ref_round(problem->model->dtype, heads_of(problem), p);
+  nsai_ref_round(problem->model->dtype, heads_of(problem), d);
+  for (int64_t h = 0; h < heads_of(problem); h++)
+    if (p[h] != 0) p[h] /= gates[h * NSA_BRANCHES]; /* d_o has the gate in it */
+}
+
 /* One branch; `gates` and `d_gates` point to the values of the group's first head for it. */
 static void run_branch(const branch_back *b, int branch, const double *gates, double *d_gates) {
   const nsai_ref_problem *problem = b->back->problem;
@@ -157,12 +186,14 @@ static void run_branch(const branch_back *b, int branch, const double *gates, do
     delta[h] = gates[h * NSA_BRANCHES] * d_gate;
   }
   d_probabilities(b);
-  for (int64_t i = 0; i < total; i++)
+  for (int64_t i = 0; i < total; i++) {
+    double *p = scratch->scores + i * lanes, *d = b->own->d_scores + i * lanes;
     for (int64_t h = 0; h < heads; h++) {
-      double *p = &scratch->scores[i * lanes + h], *d = &b->own->d_scores[i * lanes + h];
-      *p *= scratch->inverse[h];
-      *d = *p * (*d - delta[h]);
+      p[h] *= scratch->inverse[h];
+      d[h] = p[h] * (d[h] - delta[h]);
     }
+    if (problem->stored) round_row(b, gates, p, d);
+  }
   add_products(b);
 }
 

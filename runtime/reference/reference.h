@@ -80,9 +80,10 @@ nsa_status nsai_reference_backward(const nsai_model *model, int32_t selection, u
                                    const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,
                                    int threads);
 
-/* The same with what an implementation stores between its stages rounded to the model's dtype:
- * compressed keys and values, the hidden layers of phi and the gate MLP, and the gradients of their
- * layers. What differs from nsai_reference_backward is the error of that rounding. */
+/* The same with the roundings of every implementation on tensor cores. Rounded to the model's dtype:
+ * compressed keys and values, the hidden layers of phi and the gate MLP, the gradients of their
+ * layers, and P' = g P and dS as operands of products. dP is a float32 sum. What differs from
+ * nsai_reference_backward is the error of these roundings. */
 nsa_status nsai_reference_backward_stored(const nsai_model *model, int32_t selection,
                                           uint32_t branches, const nsa_batch *batch,
                                           const nsa_io *io, const nsa_grads *grads, int threads);
