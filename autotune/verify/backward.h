@@ -19,19 +19,14 @@ nsa_status nsai_verify_expected_grads_create(nsai_trial_run *trial,
                                              nsai_verify_expected_grads **out);
 void nsai_verify_expected_grads_destroy(nsai_verify_expected_grads *wanted);
 
-/* Verifies the fetched gradients. */
-void nsai_verify_backward(const nsai_trial_run *trial, const nsai_verify_expected_grads *wanted,
-                          nsai_verify_result *result);
+/* Verifies the fetched gradients. If one is above its bound, `wanted` gets more plain computations.
+ * NSA_E_NOMEM. */
+nsa_status nsai_verify_backward(nsai_trial_run *trial, nsai_verify_expected_grads *wanted,
+                                nsai_verify_result *result);
 
 /* Runs the case, verifies memory and gradients, and runs it again: other bits are a failure. */
-nsa_status nsai_verify_check_backward(nsai_trial_run *trial,
-                                      const nsai_verify_expected_grads *wanted,
+nsa_status nsai_verify_check_backward(nsai_trial_run *trial, nsai_verify_expected_grads *wanted,
                                       nsai_verify_result *result);
-
-/* saved_error.c: adds to `plain` (f32, contiguous) the error that the rounded outputs of a case
- * with `saved` cause in the gradients of queries, gates and, if present, keys. */
-nsa_status nsai_verify_add_saved_error(const nsai_trial_run *trial, const nsa_batch *batch,
-                                       const nsa_io *io, nsa_tensor plain[NSAI_VERIFY_SLOTS]);
 
 /* kink_error.c: adds to `plain` (f32, contiguous, absent ones are left out) what hidden units at the
  * kink of relu contribute or would contribute: with float32 sums they may be on or off. Without relu

@@ -11,6 +11,8 @@
 #include "verify/case.h"
 #include "verify/result.h"
 
+#define NSAI_VERIFY_DRAWS 8 /* plain computations that round at random */
+
 typedef enum nsai_verify_measure {
   NSAI_VERIFY_STAGE, /* one stage on its own inputs */
   NSAI_VERIFY_WHOLE, /* from raw inputs to the final output */
@@ -63,7 +65,9 @@ typedef struct nsai_verify_gradient {
   const char *name;
   nsai_verify_tolerance tolerance;
   const nsa_tensor *got, *want;
-  const nsa_tensor *plain; /* as in nsai_verify_comparison, or NULL */
+  /* The gradient with the roundings of a plain computation: to nearest, then by draws. Each is f32
+   * and contiguous, or NULL; the last is NULL. */
+  const nsa_tensor *plain[NSAI_VERIFY_DRAWS + 2];
   int64_t begin, rows;
   double floor;
 } nsai_verify_gradient;

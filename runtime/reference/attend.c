@@ -8,6 +8,9 @@
 #include "reference/internal.h"
 #include "reference/tensor.h"
 
+#include "base/math.h"
+
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -50,7 +53,37 @@ bool nsai_ref_next_tile(const nsai_ref_range *range, int64_t *begin, nsai_ref_ra
   return true;
 }
 
-/* scores [keys, lanes] += K . q; returns the number of keys. */
+/* Cuts doubles to the 24 bits of a float32's significand, as tensor cores cut their sums. */
+static void cut_to_float(int64_t count, double *x) {
+  const uint64_t kept = ~(uint64_t)0 << (DBL_MANT_DIG - FLT_MANT_DIG);
+  for (int64_t i = 0; i < count; i++) {
+    uint64_t bits;
+    memcpy(&bits, &x[i], sizeof bits);
+    bits &= kept;
+    memcpy(&x[i], &bits, sizeof bits);
+  }
+}
+
+void nsai_ref_dots(const nsai_ref_problem *problem, int64_t count, int64_t dim, const double *rows,
+                   const double *x, double *out) {
+  int64_t lanes = problem->lanes, step = problem->stored.dtype ? 16 : dim;
+  memset(out, 0, (size_t)(count * lanes) * sizeof *out);
+  for (int64_t column = 0; column < dim; column += step) {
+    problem->ops->multiply(&(nsai_ref_product){ .m = count,
+                                                .k = nsai_smaller(step, dim - column),
+                                                .n = lanes,
+                                                .a = rows + column,
+                                                .a_row = dim,
+                                                .a_column = 1,
+                                                .b = x + column * lanes,
+                                                .b_row = lanes,
+                                                .c = out,
+                                                .c_row = lanes });
+    if (problem->stored.dtype) cut_to_float(count * lanes, out);
+  }
+}
+
+/* Sets scores [keys, lanes] to K . q; returns the number of keys. */
 static int64_t add_scores(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
                           const nsai_ref_keys *keys, int64_t range_count) {
   int64_t dim = problem->model->head_dim_qk, lanes = problem->lanes, total = 0;
@@ -59,20 +92,10 @@ static int64_t add_scores(const nsai_ref_problem *problem, nsai_ref_scratch *scr
     for (int64_t begin = scratch->ranges[r].begin;
          nsai_ref_next_tile(&scratch->ranges[r], &begin, &tile);) {
       int64_t count = tile.end - tile.begin;
-      double *scores = scratch->scores + total * lanes;
-      memset(scores, 0, (size_t)(count * lanes) * sizeof *scores);
-      problem->ops->multiply(&(nsai_ref_product){
-          .m = count,
-          .k = dim,
-          .n = lanes,
-          .a = keys->k64 ? keys->k64 + tile.begin * dim
-                         : nsai_ref_widen_rows(problem, scratch, keys, keys->k, dim, tile),
-          .a_row = dim,
-          .a_column = 1,
-          .b = scratch->q,
-          .b_row = lanes,
-          .c = scores,
-          .c_row = lanes });
+      nsai_ref_dots(problem, count, dim,
+                    keys->k64 ? keys->k64 + tile.begin * dim
+                              : nsai_ref_widen_rows(problem, scratch, keys, keys->k, dim, tile),
+                    scratch->q, scratch->scores + total * lanes);
       total += count;
     }
   }

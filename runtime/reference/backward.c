@@ -154,7 +154,7 @@ static nsa_status execute(nsai_ref_back *back) {
 
 static nsa_status backward(const nsai_model *model, int32_t selection, uint32_t branches,
                            const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,
-                           int threads, bool stored) {
+                           int threads, nsai_ref_rounding stored) {
   nsai_ref_problem problem = { .stored = stored };
   nsai_ref_back back = { .problem = &problem, .grads = grads };
   nsa_status status;
@@ -172,11 +172,13 @@ done:
 nsa_status nsai_reference_backward(const nsai_model *model, int32_t selection, uint32_t branches,
                                    const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,
                                    int threads) {
-  return backward(model, selection, branches, batch, io, grads, threads, false);
+  return backward(model, selection, branches, batch, io, grads, threads, (nsai_ref_rounding){ 0 });
 }
 
 nsa_status nsai_reference_backward_stored(const nsai_model *model, int32_t selection,
                                           uint32_t branches, const nsa_batch *batch,
-                                          const nsa_io *io, const nsa_grads *grads, int threads) {
-  return backward(model, selection, branches, batch, io, grads, threads, true);
+                                          const nsa_io *io, const nsa_grads *grads, uint32_t draw,
+                                          int threads) {
+  return backward(model, selection, branches, batch, io, grads, threads,
+                  (nsai_ref_rounding){ .dtype = model->dtype, .draw = draw });
 }

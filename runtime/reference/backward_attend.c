@@ -7,13 +7,13 @@
  */
 #include "reference/backward.h"
 
-#include "base/math.h"
-
-#include <float.h>
+#include <math.h>
 #include <string.h>
 
 /* One branch of one (token, KV group). */
 typedef struct branch_back {
+  int branch;
+  int64_t token, first_head;
   const nsai_ref_back *back;
   nsai_ref_scratch *scratch;
   nsai_ref_back_scratch *own;
@@ -51,38 +51,11 @@ static const double *tile_of(const branch_back *b, bool values, nsai_ref_range t
                              tile);
 }
 
-/* Cuts doubles to the 24 bits of a float32's significand, as tensor cores cut their sums. */
-static void cut_to_float(int64_t count, double *x) {
-  const uint64_t kept = ~(uint64_t)0 << (DBL_MANT_DIG - FLT_MANT_DIG);
-  for (int64_t i = 0; i < count; i++) {
-    uint64_t bits;
-    memcpy(&bits, &x[i], sizeof bits);
-    bits &= kept;
-    memcpy(&x[i], &bits, sizeof bits);
-  }
-}
-
-/* d_scores [keys, lanes] = V . gated, one tile; stored: summed in float32, 16 columns at a time. */
+/* d_scores [keys, lanes] = V . gated, one tile. */
 static void tile_d_probabilities(const branch_back *b, nsai_ref_range tile, int64_t first) {
   const nsai_ref_problem *problem = b->back->problem;
-  int64_t count = tile.end - tile.begin, dim = problem->model->head_dim_v, lanes = problem->lanes;
-  int64_t step = problem->stored ? 16 : dim;
-  const double *values = tile_of(b, true, tile);
-  double *out = b->own->d_scores + first * lanes;
-  memset(out, 0, (size_t)(count * lanes) * sizeof *out);
-  for (int64_t column = 0; column < dim; column += step) {
-    problem->ops->multiply(&(nsai_ref_product){ .m = count,
-                                                .k = nsai_smaller(step, dim - column),
-                                                .n = lanes,
-                                                .a = values + column,
-                                                .a_row = dim,
-                                                .a_column = 1,
-                                                .b = b->own->gated_lanes + column * lanes,
-                                                .b_row = lanes,
-                                                .c = out,
-                                                .c_row = lanes });
-    if (problem->stored) cut_to_float(count * lanes, out);
-  }
+  nsai_ref_dots(problem, tile.end - tile.begin, problem->model->head_dim_v, tile_of(b, true, tile),
+                b->own->gated_lanes, b->own->d_scores + first * problem->lanes);
 }
 
 /* d_q [Dk, lanes] += K^T . d_scores, one tile. */
@@ -164,22 +137,38 @@ static double gate_head(const branch_back *b, int64_t h, double gate, const doub
 static void round_row(const branch_back *b, const double *gates, double *p, double *d) {
   const nsai_ref_problem *problem = b->back->problem;
   for (int64_t h = 0; h < heads_of(problem); h++) p[h] *= gates[h * NSA_BRANCHES];
-  nsai_ref_round(problem->model->dtype, heads_of(problem), p);
-  nsai_ref_round(problem->model->dtype, heads_of(problem), d);
+  nsai_ref_round(problem->stored, heads_of(problem), p);
+  nsai_ref_round(problem->stored, heads_of(problem), d);
   for (int64_t h = 0; h < heads_of(problem); h++)
     if (p[h] != 0) p[h] /= gates[h * NSA_BRANCHES]; /* d_o has the gate in it */
 }
 
+/* stored: outputs that the forward has saved, where there are any, replace what is computed here. */
+static void load_saved(const branch_back *b, double *out) {
+  const nsai_ref_problem *problem = b->back->problem;
+  const nsa_tensor *o = &problem->io->o_branch[b->branch], *lse = &problem->io->lse[b->branch];
+  int64_t lanes = problem->lanes;
+  for (int64_t h = 0; h < heads_of(problem); h++) {
+    int64_t at = nsai_ref_offset2(o, b->token, b->first_head + h);
+    for (int64_t e = 0; e < problem->model->head_dim_v && o->data; e++)
+      out[e * lanes + h] = nsai_ref_load(o, at + e);
+    if (!lse->data) continue;
+    double saved = nsai_ref_load(lse, nsai_ref_offset2(lse, b->token, b->first_head + h));
+    b->scratch->inverse[h] *= exp(b->scratch->lse[b->branch][h] - saved);
+  }
+}
+
 /* One branch; `gates` and `d_gates` point to the values of the group's first head for it. */
-static void run_branch(const branch_back *b, int branch, const double *gates, double *d_gates) {
+static void run_branch(const branch_back *b, const double *gates, double *d_gates) {
   const nsai_ref_problem *problem = b->back->problem;
   nsai_ref_scratch *scratch = b->scratch;
-  double *out = scratch->out[branch], delta[NSAI_MAX_GROUP];
+  double *out = scratch->out[b->branch], delta[NSAI_MAX_GROUP];
   int64_t lanes = problem->lanes, heads = heads_of(problem);
   int64_t total =
-      nsai_ref_probabilities(problem, scratch, &b->keys, b->range_count, scratch->lse[branch]);
+      nsai_ref_probabilities(problem, scratch, &b->keys, b->range_count, scratch->lse[b->branch]);
   if (!total) return;
   nsai_ref_values(problem, scratch, &b->keys, b->range_count, out);
+  if (problem->stored.dtype) load_saved(b, out);
   for (int64_t h = 0; h < heads; h++) {
     double d_gate = gate_head(b, h, gates[h * NSA_BRANCHES], out);
     d_gates[h * NSA_BRANCHES] = d_gate;
@@ -192,18 +181,18 @@ static void run_branch(const branch_back *b, int branch, const double *gates, do
       p[h] *= scratch->inverse[h];
       d[h] = p[h] * (d[h] - delta[h]);
     }
-    if (problem->stored) round_row(b, gates, p, d);
+    if (problem->stored.dtype) round_row(b, gates, p, d);
   }
   add_products(b);
 }
 
 /* Fills keys, ranges and sums of a branch. */
-static void open_branch(branch_back *b, int branch, nsai_ref_position position, int64_t token,
-                        int64_t group) {
+static void open_branch(branch_back *b, nsai_ref_position position, int64_t group) {
   const nsai_ref_problem *problem = b->back->problem;
   const nsai_model *g = problem->model;
   const nsai_ref_sequences *sequences = &problem->sequences;
   int64_t s = position.sequence, t = position.t;
+  int branch = b->branch;
   int pair = g->per_branch ? branch : 0, sum = branch == NSA_CMP ? NSAI_REF_CMP_SUM : pair;
   int64_t start = branch == NSA_CMP ? sequences->blocks[s] : sequences->kv[s];
   int64_t row = group * nsai_ref_sum_rows(problem, sum) + start;
@@ -220,7 +209,7 @@ static void open_branch(branch_back *b, int branch, nsai_ref_position position, 
     b->scratch->ranges[0] = (nsai_ref_range){ t < g->window ? 0 : t - g->window + 1, t + 1 };
   }
   if (branch == NSA_SEL)
-    b->range_count = nsai_ref_selected_ranges(problem, b->scratch, token, t, group);
+    b->range_count = nsai_ref_selected_ranges(problem, b->scratch, b->token, t, group);
   b->d_k = b->back->d_k[sum];
   b->d_v = b->back->d_v[sum];
   if (b->d_k) b->d_k += row * nsai_ref_lanes(g->head_dim_qk);
@@ -252,10 +241,15 @@ void nsai_ref_attend_back(const nsai_ref_back *back, int worker, int64_t token, 
     nsai_ref_load_query(problem, scratch, token, group);
     load_rows(back, scratch, own, token, group);
     for (int branch = 0; branch < NSA_BRANCHES; branch++) {
-      branch_back b = { .back = back, .scratch = scratch, .own = own };
+      branch_back b = { .branch = branch,
+                        .token = token,
+                        .first_head = group * heads_of(problem),
+                        .back = back,
+                        .scratch = scratch,
+                        .own = own };
       if (!problem->run[branch]) continue;
-      open_branch(&b, branch, position, token, group);
-      run_branch(&b, branch, back->gates + gate + branch, back->d_gates + gate + branch);
+      open_branch(&b, position, group);
+      run_branch(&b, back->gates + gate + branch, back->d_gates + gate + branch);
     }
   }
   store_d_q(back, own, token, group);

@@ -138,7 +138,7 @@ nsai_ref_layers nsai_ref_phi_layers(const nsai_ref_problem *problem, const nsa_p
                             .hidden = mlp ? g->phi_hidden : 0,
                             .out = dim,
                             .activation = g->phi_activation,
-                            .stored = problem->stored ? g->dtype : 0 };
+                            .stored = problem->stored };
 }
 
 static void run_dense(const side *self, const chunk *c, const buffers *b) {
@@ -196,7 +196,7 @@ static nsa_status run_side(side *self, double **out) {
   }
   nsai_ref_parallel(workers, items, run_item, self);
   free(self->scratch);
-  if (self->problem->stored) nsai_ref_round(g->dtype, size, self->out);
+  nsai_ref_round(self->problem->stored, size, self->out);
   return NSA_OK;
 }
 

@@ -28,7 +28,7 @@ nsai_ref_layers nsai_ref_gate_layers(const nsai_ref_problem *problem) {
                             .hidden = g->gate_hidden,
                             .out = (int64_t)g->heads * NSA_BRANCHES,
                             .activation = g->gate_activation,
-                            .stored = problem->stored ? g->dtype : 0 };
+                            .stored = problem->stored };
 }
 
 /* The sigmoid of the layers' outputs. */

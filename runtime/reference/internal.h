@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "reference/reference.h"
+#include "reference/tensor.h"
 
 #include <stdbool.h>
 
@@ -104,12 +105,12 @@ typedef struct nsai_ref_problem {
   const nsai_ref_ops *ops;
   int32_t selection;
   bool run[NSA_BRANCHES];
-  bool select;   /* the library selects blocks: needs the importance */
-  bool gated;    /* o is requested */
-  bool stored;   /* what an implementation stores between stages is rounded to the model's dtype:
-                    compressed keys and values, hidden layers, and gradients of layers' outputs */
-  double scale;  /* of the softmax */
-  int64_t lanes; /* of a KV group */
+  bool select;              /* the library selects blocks: needs the importance */
+  bool gated;               /* o is requested */
+  nsai_ref_rounding stored; /* of what an implementation stores: compressed keys and values, hidden
+                               layers, gradients of layers' outputs, P' and dS */
+  double scale;             /* of the softmax */
+  int64_t lanes;            /* of a KV group */
   nsai_ref_sequences sequences;
   double *k_cmp, *v_cmp; /* [Hkv, blocks of all sequences, D], owned; NULL: not needed */
   int threads;
@@ -219,7 +220,7 @@ typedef struct nsai_ref_layers {
   int64_t head;              /* index of the first of three dims; unused with two dims */
   int64_t in, hidden, out;   /* hidden 0: one layer */
   nsai_activation activation;
-  int32_t stored; /* the dtype of the hidden layer and of gradients; 0: exact */
+  nsai_ref_rounding stored; /* of the hidden layer and of gradients */
 } nsai_ref_layers;
 
 /* The layers of phi, of one KV head and K or V; those of the gate MLP. */
@@ -276,6 +277,11 @@ typedef struct nsai_ref_keys {
 /* Loads and scales the group's queries of one token. */
 void nsai_ref_load_query(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t token,
                          int64_t group);
+
+/* out [count, lanes] = rows [count, dim] . x [dim, lanes]; stored: as float32 sums of 16 columns at a
+ * time. */
+void nsai_ref_dots(const nsai_ref_problem *problem, int64_t count, int64_t dim, const double *rows,
+                   const double *x, double *out);
 
 /* Writes exp(score - max) of all keys of `ranges` to scratch->scores, the reciprocals of the
  * sums to scratch->inverse, and the log-sum-exp to `lse`. Returns the number of keys; without

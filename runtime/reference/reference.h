@@ -82,11 +82,14 @@ nsa_status nsai_reference_backward(const nsai_model *model, int32_t selection, u
 
 /* The same with the roundings of every implementation on tensor cores. Rounded to the model's dtype:
  * compressed keys and values, the hidden layers of phi and the gate MLP, the gradients of their
- * layers, and P' = g P and dS as operands of products. dP is a float32 sum. What differs from
- * nsai_reference_backward is the error of these roundings. */
+ * layers, and P' = g P and dS as operands of products. Scores and dP are float32 sums. io->o_branch
+ * and io->lse are read where they are present. What differs from nsai_reference_backward is the error
+ * of all that. draw: 0 rounds to nearest; any other number
+ * up or down at random, and each number otherwise (nsai_ref_rounding). */
 nsa_status nsai_reference_backward_stored(const nsai_model *model, int32_t selection,
                                           uint32_t branches, const nsa_batch *batch,
-                                          const nsa_io *io, const nsa_grads *grads, int threads);
+                                          const nsa_io *io, const nsa_grads *grads, uint32_t draw,
+                                          int threads);
 
 /* Computes the importance of `count` token rows, before forcing.
  *

@@ -10,6 +10,9 @@
 
 #include <nsa/base.h>
 
+#include <math.h>
+#include <string.h>
+
 static inline int64_t nsai_ref_offset2(const nsa_tensor *x, int64_t i, int64_t j) {
   return i * x->stride[0] + j * x->stride[1];
 }
@@ -44,13 +47,43 @@ static inline void nsai_ref_store(const nsa_tensor *x, int64_t offset, double va
   }
 }
 
-/* Rounds values to a dtype; 0: to none. */
-static inline void nsai_ref_round(int32_t dtype, int64_t count, double *values) {
+/* How values are rounded. */
+typedef struct nsai_ref_rounding {
+  int32_t dtype; /* 0: not at all */
+  /* 0: to nearest. Otherwise up or down at random, the nearer value with the larger probability; each
+   * number gives other choices. float32 is rounded to nearest always. */
+  uint32_t draw;
+} nsai_ref_rounding;
+
+/* The neighbour of `near`, a 16-bit rounding of x, on the other side of x. */
+static inline double nsai_ref_other_side(int32_t dtype, double x, double near) {
+  uint16_t bits = dtype == NSA_BF16 ? nsai_bf16_from_double(near) : nsai_f16_from_double(near);
+  bits = (uint16_t)(near == 0                  ? (x < 0 ? 0x8001 : 1)
+                    : (x < near) == (near > 0) ? bits - 1
+                                               : bits + 1);
+  return dtype == NSA_BF16 ? nsai_float_from_bf16(bits) : nsai_float_from_f16(bits);
+}
+
+/* A number in [0, 1) that depends on x and the draw: splitmix64's finaliser. */
+static inline double nsai_ref_uniform(double x, uint32_t draw) {
+  uint64_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  bits += (uint64_t)draw * 0x9e3779b97f4a7c15u;
+  bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9u;
+  bits = (bits ^ bits >> 27) * 0x94d049bb133111ebu;
+  return (double)((bits ^ bits >> 31) >> 11) * 0x1p-53;
+}
+
+static inline void nsai_ref_round(nsai_ref_rounding how, int64_t count, double *values) {
   float bits;
-  const nsa_tensor one = { .data = &bits, .dtype = dtype };
-  for (int64_t i = 0; dtype && i < count; i++) {
-    nsai_ref_store(&one, 0, values[i]);
-    values[i] = nsai_ref_load(&one, 0);
+  const nsa_tensor one = { .data = &bits, .dtype = how.dtype };
+  for (int64_t i = 0; how.dtype && i < count; i++) {
+    double x = values[i], near;
+    nsai_ref_store(&one, 0, x);
+    near = values[i] = nsai_ref_load(&one, 0);
+    if (!how.draw || how.dtype == NSA_F32 || near == x || !isfinite(near)) continue;
+    double other = nsai_ref_other_side(how.dtype, x, near);
+    if (nsai_ref_uniform(x, how.draw) * fabs(other - near) < fabs(x - near)) values[i] = other;
   }
 }
 

@@ -183,9 +183,9 @@ static const damage damages[] = {
 static nsa_status verify_backward(nsai_trial_run *trial, nsai_verify_result *result) {
   nsai_verify_expected_grads *wanted;
   NSAI_TRY(nsai_verify_expected_grads_create(trial, &wanted));
-  nsai_verify_backward(trial, wanted, result);
+  nsa_status status = nsai_verify_backward(trial, wanted, result);
   nsai_verify_expected_grads_destroy(wanted);
-  return NSA_OK;
+  return status;
 }
 
 static nsa_status verify(nsai_trial_run *trial, nsai_verify_expected *expected,

@@ -71,9 +71,9 @@ static nsa_status run(nsai_trial_run *trial, const layer *l, float below,
   NSAI_TRY(nsai_trial_run_intact(trial, result));
   set_bias(trial, l, -x - fabsf(x) * below);
   NSAI_TRY(nsai_verify_expected_grads_create(trial, &wanted));
-  nsai_verify_backward(trial, wanted, result);
+  nsa_status status = nsai_verify_backward(trial, wanted, result);
   nsai_verify_expected_grads_destroy(wanted);
-  return NSA_OK;
+  return status;
 }
 
 static nsa_status outcome(chk_plans *plans, const layer *l, float below,

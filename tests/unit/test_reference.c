@@ -8,6 +8,7 @@
 
 #include "base/float16.h"
 #include "reference/reference.h"
+#include "reference/tensor.h"
 #include "toy.h"
 
 #include <math.h>
@@ -535,6 +536,32 @@ static void test_gate_forms(void **state) {
   toy_free(&t);
 }
 
+/* To nearest; or, by draws, to one of both neighbours, and on average to the value itself. */
+static void test_rounding_draws(void **state) {
+  const int32_t dtypes[] = { NSA_BF16, NSA_F16 };
+  const double values[] = { 1.0, 1.001, -1.001, 3.14159, -0.3, 1e-7, -1e-7, 0.0, 240.7 };
+  const double ulp[] = { 0x1p-7, 0x1p-10 }; /* of numbers from 1 to 2 */
+  (void)state;
+  for (int d = 0; d < 2; d++)
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+      double x = values[i], near = x, sum = 0, low = INFINITY, high = -INFINITY;
+      double step = fmax(ulp[d] * exp2(floor(log2(fabs(x) + 1e-300))), d ? 0x1p-24 : 0);
+      nsai_ref_round((nsai_ref_rounding){ .dtype = dtypes[d] }, 1, &near);
+      assert_true(fabs(near - x) <= step / 2);
+      for (uint32_t draw = 1; draw <= 4000; draw++) {
+        double y = x;
+        nsai_ref_round((nsai_ref_rounding){ .dtype = dtypes[d], .draw = draw }, 1, &y);
+        sum += y;
+        low = fmin(low, y);
+        high = fmax(high, y);
+      }
+      assert_true(near == low || near == high);
+      if (near == x) assert_true(low == x && high == x);
+      if (near != x) assert_true(low < x && x < high && fabs(high - low - step) < step * 1e-6);
+      assert_true(fabs(sum / 4000 - x) <= 0.04 * step);
+    }
+}
+
 static nsai_phi_kind mean = NSAI_PHI_MEAN, linear = NSAI_PHI_LINEAR, mlp = NSAI_PHI_MLP;
 static int32_t f16 = NSA_F16, bf16 = NSA_BF16, f32 = NSA_F32;
 
@@ -543,6 +570,7 @@ static int32_t f16 = NSA_F16, bf16 = NSA_BF16, f32 = NSA_F32;
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_rounding_draws),
     cmocka_unit_test(test_all_selected_is_dense),
     WITH(test_future, mean),
     WITH(test_future, mlp),
