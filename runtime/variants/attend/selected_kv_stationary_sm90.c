@@ -40,14 +40,17 @@ static uint32_t kv_shared(const nsai_model *m, const nsai_tiles *s) {
  * are no multiple of 128 bytes lie unswizzled, most where those of V are long, too. */
 static int32_t kv_registers(const nsai_model *m) {
   int32_t keys = m->select_block, p = keys / 4, o = nsai_padded_dim(m->head_dim_v) / 2;
-  if (m->dtype == NSA_BF16 && m->head_dim_v < 128) p *= 2; /* kSplitBlockP */
+  bool split = m->dtype == NSA_BF16 && m->head_dim_v < 128; /* kSplitBlockP */
+  if (split) p *= 2;
   int32_t scores = nsai_padded_dim(m->head_dim_qk) / 4 + keys / 2;
   /* Measured: Dv 224 and 240 spill beside Dk 160 to 208, and do not beside 128 and less, and
-   * 256. */
+   * 256. With a split P, Dk 104 to 240 that are no multiples of 64 spill with up to 100 registers
+   * beside Dv 64 to 112; a few of them would do with 56. */
   bool odd_wide = nsai_padded_dim(m->head_dim_v) > 192 && nsai_padded_dim(m->head_dim_v) % 64 &&
                   m->head_dim_qk > 128 && m->head_dim_qk < 256;
   int32_t rest = m->head_dim_qk % 64 == 0 && m->head_dim_v % 64 == 0 ? 40
                  : odd_wide                                          ? 128
+                 : split                                             ? 104
                  : m->head_dim_v > 128                               ? 72
                                                                      : 56;
   return (scores > p + o ? scores : p + o) + rest;
