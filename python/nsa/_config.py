@@ -1,0 +1,122 @@
+# SPDX-FileCopyrightText: 2026 the libnsa authors
+# SPDX-License-Identifier: MIT
+"""The configuration: a model, and everything else that a configuration file may hold."""
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import os
+from typing import Any, Mapping, Optional, Union
+
+from . import _abi
+from ._library import ConfigError, check, context, lib
+
+COMPRESS = dict(block=32, stride=16, phi="mean")
+SELECT = dict(block=64, count=16, init=1, local=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A model of Native Sparse Attention. Immutable; one object serves all layers and devices.
+
+    heads, kv_heads    query and KV heads; heads / kv_heads is at most 64
+    head_dim           of queries and keys: a multiple of 8 from 16 to 256
+    head_dim_v         of values and outputs [head_dim]
+    compress           block (32) and stride (16) in tokens; phi: "mean", "linear", "mlp" or "external"; of
+                       mlp also hidden and activation
+    select             block (64 tokens), count (16; 0: no selected branch), init (1), local (2)
+    window             tokens, the query's own included [512]; 0: no window branch
+    gate               "logits" (through a sigmoid), "weights" (as they are), or "mlp"
+    gate_mlp           of gate "mlp": channels, hidden, activation
+    kv_sharing         "shared": one K and V for all branches; "per_branch": three, as in the paper
+    runtime, tuning,   sections of a configuration file, as dictionaries: runtime={"jit": "never"}
+    variants, serving
+
+    The type of the numbers is that of the tensors: bfloat16, float16, and float32 on the CPU device.
+    Values are checked when the object is made: ConfigError has every diagnostic.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    head_dim_v: Optional[int] = None
+    compress: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    select: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    window: int = 512
+    gate: str = "logits"
+    gate_mlp: Optional[Mapping[str, Any]] = None
+    kv_sharing: str = "shared"
+    runtime: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tuning: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    variants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    serving: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        put = lambda name, value: object.__setattr__(self, name, value)
+        for name, defaults in ("compress", COMPRESS), ("select", SELECT):
+            given = dict(getattr(self, name))
+            put(name, {**defaults, **given})
+        if self.head_dim_v is None:
+            put("head_dim_v", self.head_dim)
+        put("text", json.dumps(self.to_dict(), separators=(",", ":")))
+        # Whether the forward keeps each branch's output for the backward pass.
+        put("saves_outputs", self.runtime.get("recompute") == "never")
+        size = 1 << 16
+        found = ctypes.create_string_buffer(size)
+        raw = self.text.encode()
+        status = lib.nsa_config_check(raw, len(raw), b"nsa.Config", found, size)
+        if status == _abi.NSA_E_CONFIG:
+            raise ConfigError(found.value.decode("utf-8", "replace").strip(), status, "NSA_E_CONFIG")
+        check(status)
+
+    def __hash__(self):
+        return hash(self.text)
+
+    def __eq__(self, other):
+        return isinstance(other, Config) and self.text == other.text
+
+    def to_dict(self) -> dict:
+        """The sections of a configuration file that say the same."""
+        model = dict(heads=self.heads, kv_heads=self.kv_heads, head_dim_qk=self.head_dim, head_dim_v=self.head_dim_v,
+                     compress=dict(self.compress), select=dict(self.select), window=self.window, gate=self.gate,
+                     kv_sharing=self.kv_sharing)
+        if self.gate_mlp is not None:
+            model["gate_mlp"] = dict(self.gate_mlp)
+        sections = {name: dict(getattr(self, name)) for name in ("serving", "tuning", "runtime", "variants")}
+        return {"nsa": 1, "model": model, **{name: part for name, part in sections.items() if part}}
+
+    @classmethod
+    def from_dict(cls, sections: Mapping[str, Any]) -> "Config":
+        """From the sections of a configuration file. Keys that Config does not have are an error."""
+        model = dict(sections.get("model", {}))
+        model.pop("dtype", None)  # the tensors have it
+        model.pop("causal", None)
+        if "head_dim" in model:
+            model.setdefault("head_dim_qk", model["head_dim"])
+            model.setdefault("head_dim_v", model.pop("head_dim"))
+        if "head_dim_qk" in model:
+            model["head_dim"] = model.pop("head_dim_qk")
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = [f"model.{key}" for key in model if key not in known]
+        unknown += [key for key in sections if key not in ("nsa", "model", "serving", "tuning", "runtime", "variants")]
+        missing = [f"model.{key}" for key in ("heads", "kv_heads", "head_dim") if key not in model]
+        if unknown or missing:
+            raise ConfigError("; ".join([f"unknown key {key}" for key in unknown] +
+                                        [f"{key} is missing" for key in missing]), _abi.NSA_E_CONFIG, "NSA_E_CONFIG")
+        parts = {name: sections[name] for name in ("serving", "tuning", "runtime", "variants") if name in sections}
+        return cls(**model, **parts)
+
+    @classmethod
+    def from_yaml(cls, path: Union[str, os.PathLike]) -> "Config":
+        """From a configuration file. Needs PyYAML, which libnsa itself does not."""
+        try:
+            import yaml
+        except ImportError as error:
+            raise ImportError("Config.from_yaml needs PyYAML (pip install pyyaml); Config.from_dict does not") from error
+        with open(path, encoding="utf-8") as file:
+            return cls.from_dict(yaml.safe_load(file))
+
+    def context(self, device: str, dtype: str):
+        """The library's context of this model on a device, for tensors of "bf16", "fp16" or "f32"."""
+        return context(self.text, device, ("model.dtype=" + dtype,))

@@ -1,0 +1,755 @@
+# SPDX-FileCopyrightText: 2026 the libnsa authors
+# SPDX-License-Identifier: MIT
+"""PyTorch: the operators torch.ops.nsa.*, their autograd, and the functions on top of them.
+
+An operator has the configuration as text, so that a graph holds no address. A call finds its plan,
+the places of its tensors and the shapes of its outputs by the shapes of its inputs, in `_entries`.
+Capacities are rounded up (_library.round_up), so that new lengths seldom need a plan.
+"""
+from __future__ import annotations
+
+import ctypes as C
+import json
+import os
+from typing import Dict, List, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from . import _abi
+from ._config import Config
+from ._library import (APPEND, BACKWARD, DECODE, FORWARD, NO_EXCHANGE, PREFILL, UNUSED, WORKSPACE, Error, Frame, RunArgs,
+                       context, last_error, lib, offset_of, round_up, round_up_few, shim)
+
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "f32"}
+
+PHI = [f"phi.{side}.{part}" for side in "kv" for part in ("pe", "w", "w1", "b1", "w2", "b2")]
+GATE = ["gate.x", "gate.w1", "gate.b1", "gate.w2", "gate.b2"]
+EXTRA = PHI + GATE + ["k_cmp", "v_cmp"]  # names of `weights`
+CACHE = ["k0", "v0", "k1", "v1", "k2", "v2", "k_cmp", "v_cmp"]
+
+# The place of every tensor in a run's structs.
+PLACES = {"q": "io.q", "o": "io.o", "gates": "io.gate.value", "block_idx": "io.block_idx", "ranges": "io.ranges",
+          "cu_q": "batch.cu_q", "cu_kv": "batch.cu_kv", "cu_cmp": "batch.cu_cmp", "kv_len": "batch.kv_len",
+          "block_table": "batch.block_table", "slots": "batch.slots", "slot_mapping": "batch.slot_mapping",
+          "page_indptr": "batch.page_indptr", "page_indices": "batch.page_indices",
+          "k_cmp": "io.kv.k_cmp", "v_cmp": "io.kv.v_cmp", "d_o": "grads.d_o", "d_q": "grads.d_q",
+          "d_gates": "grads.d_gate.value", "d_k_cmp": "grads.d_kv.k_cmp", "d_v_cmp": "grads.d_kv.v_cmp"}
+for _b in range(3):
+    for _x in "kv":
+        PLACES[f"{_x}{_b}"] = f"io.kv.{_x}[{_b}]"
+        PLACES[f"new_{_x}{_b}"] = f"io.new_kv.{_x}[{_b}]"
+        PLACES[f"d_{_x}{_b}"] = f"grads.d_kv.{_x}[{_b}]"
+    PLACES[f"o_branch{_b}"], PLACES[f"lse{_b}"] = f"io.o_branch[{_b}]", f"io.lse[{_b}]"
+for _name in PHI + GATE:
+    PLACES[_name] = "io." + _name
+    PLACES["d_" + _name] = "grads.d_" + _name
+OFFSETS = {name: offset_of(path) for name, path in PLACES.items()} | {"workspace": WORKSPACE, None: UNUSED}
+
+
+def _exchange() -> Optional[int]:
+    """The address of PyTorch's table of DLPack functions; None: an older PyTorch."""
+    capsule = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return None
+    pointer_of = C.pythonapi.PyCapsule_GetPointer
+    pointer_of.restype, pointer_of.argtypes = C.c_void_p, [C.py_object, C.c_char_p]
+    return pointer_of(capsule, b"dlpack_exchange_api")
+
+
+EXCHANGE = _exchange()
+_nsapy_run, _empty, _empty_like, _empty_strided = shim.nsapy_run, torch.empty, torch.empty_like, torch.empty_strided
+NUMBERS = {torch.float16: _abi.NSA_F16, torch.bfloat16: _abi.NSA_BF16, torch.float32: _abi.NSA_F32,
+           torch.int32: _abi.NSA_I32, torch.int64: _abi.NSA_I64}
+
+
+class Run:
+    """How to run a plan: the order of its tensors and what the shim needs."""
+
+    __slots__ = "plan", "args", "args_ref", "offsets", "room", "outputs", "handle", "inputs"
+
+    def __init__(self, call, plan, names, num_seqs, scale, inputs):
+        self.plan, self.room, self.handle = plan, plan.room, plan.handle
+        self.inputs = inputs  # the first ones, of which copies may be passed
+        self.args = RunArgs(call=call, num_seqs=num_seqs, scale=scale, workspace_align=plan.align,
+                            tensors=len(names))
+        self.args_ref = C.byref(self.args)
+        self.offsets = (C.c_int32 * len(names))(*[OFFSETS[name] for name in names])
+        self.outputs = None
+
+    def __call__(self, tensors):
+        """tensors: a tuple in the order of the names. The caller holds them until the call returns."""
+        status = _nsapy_run(EXCHANGE, self.handle, self.args_ref, self.offsets, tensors)
+        if status:
+            self.recover(status, tensors)
+
+    def recover(self, status, tensors):
+        """Layouts are looked at only when the library has refused one: most calls have none to refuse."""
+        call = self.without_exchange if status == NO_EXCHANGE else lambda tensors: _nsapy_run(
+            EXCHANGE, self.handle, self.args_ref, self.offsets, tensors)
+        if status == NO_EXCHANGE:
+            status = call(tensors)
+        if status in (_abi.NSA_E_ARG, _abi.NSA_E_UNSUPPORTED):
+            error = last_error(status)
+            copies = tuple(_rows(x) for x in tensors[:self.inputs])
+            if all(a is b for a, b in zip(copies, tensors)):
+                raise error
+            status = call(copies + tensors[self.inputs:])
+        if status:
+            raise last_error(status)
+
+    def without_exchange(self, tensors):
+        """The same by ctypes, where PyTorch has no table that the shim knows."""
+        sized = {name: kind for name, kind in Frame._fields_}
+        frame = Frame(**{name: kind(struct_size=C.sizeof(kind)) for name, kind in sized.items()})
+        for offset, x in zip(self.offsets, tensors):
+            if offset == UNUSED:
+                continue
+            if offset == WORKSPACE:
+                begin = x.data_ptr()
+                skip = -begin % self.args.workspace_align if self.args.workspace_align else 0
+                frame.exec.workspace, frame.exec.workspace_bytes = begin + skip, x.numel() - skip
+                continue
+            t = _abi.nsa_tensor.from_buffer(frame, offset)
+            t.data, t.ndim, t.dtype = x.data_ptr() or None, x.dim(), NUMBERS.get(x.dtype, 0)
+            for i in range(min(x.dim(), 5)):
+                t.shape[i], t.stride[i] = x.shape[i], x.stride(i)
+            if x.dim() and x.shape[-1] == 1:
+                t.stride[x.dim() - 1] = 1
+        first = tensors[0]
+        frame.io.softmax_scale, frame.batch.num_seqs = self.args.scale, self.args.num_seqs
+        frame.exec.stream = torch.cuda.current_stream(first.device).cuda_stream if first.is_cuda else None
+        batch = C.byref(frame.batch) if self.args.num_seqs else None
+        functions = lib.nsa_forward, lib.nsa_dense, lib.nsa_backward, lib.nsa_kv_append, lib.nsa_decode, lib.nsa_prefill
+        last = (C.byref(frame.grads),) if self.args.call == BACKWARD else ()
+        return functions[self.args.call](self.plan.handle, C.byref(frame.exec), batch, C.byref(frame.io), *last)
+
+
+_entries: Dict[tuple, Run] = {}
+_MANY = 4096  # entries, then all are forgotten: plans stay with their contexts
+
+
+def _forget():
+    """In a child of fork(), where the parent's plans are refused."""
+    _library_kept.append(dict(_entries))
+    _entries.clear()
+
+
+_library_kept: List[dict] = []
+os.register_at_fork(after_in_child=_forget)
+
+
+def _keep(key, run):
+    if len(_entries) >= _MANY:
+        _entries.clear()
+    _entries[key] = run
+    return run
+
+
+def _context_of(text: str, x: Tensor):
+    if x.dtype not in DTYPES:
+        raise TypeError(f"q has the dtype {x.dtype}; libnsa takes bfloat16 and float16, and float32 on the CPU")
+    if x.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"q is on {x.device}; libnsa runs on \"cuda\" and on \"cpu\"")
+    device = f"cuda:{x.device.index}" if x.is_cuda else "cpu"
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("libnsa: this shape has no plan yet, and a plan cannot be made while a CUDA graph is captured. "
+                           "Run the same call once before the capture")
+    with torch.cuda.device(x.device) if x.is_cuda else _nothing:
+        return context(text, device, ("model.dtype=" + DTYPES[x.dtype],))
+
+
+class _Nothing:
+    def __enter__(self):
+        return None
+
+    def __exit__(self, *_):
+        return None
+
+
+_nothing = _Nothing()
+
+
+def _plan(text, x, **problem):
+    where = _context_of(text, x)
+    with torch.cuda.device(x.device) if x.is_cuda else _nothing:
+        return where.plan(**problem)
+
+
+def _kv_names(kv: Sequence[Tensor], prefix="") -> List[str]:
+    if len(kv) not in (2, 6):
+        raise ValueError(f"there are {len(kv)} tensors of K and V; it is one pair, or one for each branch")
+    return [f"{prefix}{'kv'[i % 2]}{i // 2}" for i in range(len(kv))]
+
+
+def _split(names: str) -> List[str]:
+    return names.split(",") if names else []
+
+
+def _shape(x: Optional[Tensor]):
+    return None if x is None else x.shape
+
+
+def _need(x: Tensor, name: str, dims: int) -> None:
+    if x.dim() != dims:
+        raise ValueError(f"{name} has {x.dim()} dimensions: {list(x.shape)}; it has {dims}")
+
+
+# ---- forward and backward
+
+def _batch_names(cu_q, cu_kv):
+    return (["cu_q"] if cu_q is not None else []) + (["cu_kv"] if cu_kv is not None else [])
+
+
+def _listed(*tensors):
+    return [x for x in tensors if x is not None]
+
+
+def _selection_of(block_idx):
+    return _abi.NSA_SELECT_TOPN if block_idx is None else _abi.NSA_SELECT_BLOCKS
+
+
+def _problem_of(q, kv, cu_q, cu_kv, max_kv, selection):
+    tokens, keys = q.shape[0], kv[0].shape[0]
+    seqs = 1 if cu_q is None else cu_q.shape[0] - 1
+    longest = round_up(min(max_kv, keys) if max_kv else keys)
+    return dict(max_tokens=round_up(tokens), max_kv_tokens=max(round_up(keys), longest), max_kv_len=longest,
+                max_seqs=round_up_few(seqs), selection=selection, overlap=_abi.NSA_OVERLAP_HIGH)
+
+
+def _model_of(text: str) -> dict:
+    found = _models.get(text)
+    if found is None:
+        found = _models[text] = json.loads(text)
+    return found
+
+
+_models: Dict[str, dict] = {}
+
+
+def _outputs_of(text: str, q, selected: bool, save: bool):
+    """Shapes and dtypes of o, block_idx, and of o_branch and lse of the branches that are saved."""
+    sections = _model_of(text)
+    model = sections["model"]
+    tokens, heads = q.shape[0], model["heads"]
+    o = ((tokens, heads, model["head_dim_v"]), q.dtype)
+    count = model["select"]["count"]
+    idx = ((0,) if selected or not count else (tokens, model["kv_heads"], count), torch.int32)
+    saved = []
+    if save:
+        for branch, there in enumerate((True, count > 0, model["window"] > 0)):
+            if there:
+                saved += [(f"o_branch{branch}", *o), (f"lse{branch}", (tokens, heads), torch.float32)]
+    return o, idx, saved
+
+
+def _forward_raw(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, text, save, want_idx=True):
+    key = (text, q.shape, kv[0].shape, q.dtype, q.device, len(kv), gates is None, names, max_kv, scale, save, want_idx,
+           None if cu_q is None else cu_q.shape, None if cu_kv is None else cu_kv.shape,
+           None if block_idx is None else block_idx.shape)
+    run = _entries.get(key)
+    if run is None:
+        run = _new_forward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, max_kv, scale, text, save, want_idx)
+    o_shape, o_stride, idx_shape, idx_stride, saved_like = run.outputs
+    device = q.device
+    # empty_like and empty_strided take half the time of empty.
+    if o_shape == q.shape and q.is_contiguous():
+        o = _empty_like(q)
+    else:
+        o = _empty_strided(o_shape, o_stride, dtype=q.dtype, device=device)
+    idx = _empty_strided(idx_shape, idx_stride, dtype=torch.int32, device=device) if want_idx else None
+    if not saved_like and not extra and cu_q is None and cu_kv is None and block_idx is None:
+        saved = ()
+        tensors = (q, *kv, o) if gates is None else (q, *kv, gates, o)
+    else:
+        saved = [_empty(shape, dtype=dtype, device=device) for _, shape, dtype in saved_like]
+        tensors = (q, *kv, *_listed(gates), *extra, *_listed(cu_q, cu_kv, block_idx), o)
+    if run.handle is not None:
+        room = _empty(run.room, dtype=torch.uint8, device=device)
+        run((*tensors, idx, *saved, room) if want_idx else (*tensors, *saved, room))
+    return o, idx, saved
+
+
+def _new_forward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, max_kv, scale, text, save, want_idx):
+    _need(q, "q", 3)
+    for x, name in zip(kv, _kv_names(kv)):
+        _need(x, name, 3)
+    (o_shape, _), (idx_shape, _), saved_like = _outputs_of(text, q, block_idx is not None, save)
+    order = ["q", *_kv_names(kv), *(["gates"] if gates is not None else []), *_split(names), *_batch_names(cu_q, cu_kv)]
+    if block_idx is not None:
+        order.append("block_idx")
+    inputs = len(order)
+    order.append("o")
+    if want_idx:
+        order.append("block_idx" if idx_shape != (0,) else None)
+    order += [*[name for name, *_ in saved_like], "workspace"]
+    plan = _NO_PLAN if q.shape[0] == 0 else _plan(
+        text, q, op=_abi.NSA_OP_FORWARD, **_problem_of(q, kv, cu_q, cu_kv, max_kv, _selection_of(block_idx)))
+    run = Run(FORWARD, plan, order, 0 if cu_q is None else cu_q.shape[0] - 1, scale, inputs)
+    run.outputs = o_shape, _strides(o_shape), idx_shape, _strides(idx_shape), saved_like
+    return _keep(key, run)
+
+
+def _strides(shape):
+    """Of a contiguous tensor."""
+    strides = [1]
+    for n in reversed(shape[1:]):
+        strides.insert(0, strides[0] * n)
+    return tuple(strides)
+
+
+class _NoPlan:
+    """Of a run without tokens: there is nothing to do."""
+    room, align, handle = 0, 1, None
+
+
+_NO_PLAN = _NoPlan()
+
+
+def _backward_raw(d_o, q, kv, gates, extra, names, cu_q, cu_kv, block_idx, given, saved, max_kv, scale, text, needs):
+    """Gradients of q, kv, gates and extra, in this order; None where `needs` says that none is wanted."""
+    key = (BACKWARD, text, q.device, q.dtype, q.shape, kv[0].shape, len(kv), None if gates is None else gates.dtype, names,
+           _shape(cu_q), _shape(cu_kv), given, block_idx.shape, len(saved), max_kv, scale, tuple(needs))
+    run = _entries.get(key)
+    if run is None:
+        run = _new_backward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, given, saved, max_kv, scale, text, needs)
+    inputs = (q, *kv, *_listed(gates), *extra)
+    grads = [_empty(x.shape, dtype=x.dtype, device=x.device) if wanted else None for x, wanted in zip(inputs, needs)]
+    out = [g for g in grads if g is not None]
+    if not out:
+        return grads
+    if run.handle is None:
+        for g in out:
+            g.zero_()
+        return grads
+    if d_o.dtype != q.dtype:
+        d_o = d_o.to(q.dtype)
+    room = torch.empty(run.room, dtype=torch.uint8, device=q.device)
+    run((*inputs, *_listed(cu_q, cu_kv), block_idx, *saved, d_o, *out, room))
+    return grads
+
+
+def _new_backward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, given, saved, max_kv, scale, text, needs):
+    order = ["q", *_kv_names(kv), *(["gates"] if gates is not None else []), *_split(names)]
+    wanted = ["d_" + name for name, need in zip(order, needs) if need]
+    order += [*_batch_names(cu_q, cu_kv), "block_idx" if block_idx.numel() else None]
+    if saved:
+        order += [name for name, *_ in _outputs_of(text, q, given, True)[2]]
+    order.append("d_o")
+    inputs = len(order)
+    order += [*wanted, "workspace"]
+    selection = _abi.NSA_SELECT_BLOCKS if given else _abi.NSA_SELECT_TOPN
+    plan = _NO_PLAN if q.shape[0] == 0 else _plan(
+        text, q, op=_abi.NSA_OP_BACKWARD, **_problem_of(q, kv, cu_q, cu_kv, max_kv, selection))
+    return _keep(key, Run(BACKWARD, plan, order, 0 if cu_q is None else cu_q.shape[0] - 1, scale, inputs))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x, or a copy, with a layout that every kernel takes: rows in one piece, strides of whole 16 bytes."""
+    if x.is_contiguous() and x.data_ptr() % 16 == 0:
+        return x
+    unit = 16 // x.element_size()
+    whole = all(s % unit == 0 and (s > 0 or n == 1) for s, n in zip(x.stride()[:-1], x.shape))
+    if whole and x.data_ptr() % 16 == 0 and (x.stride(-1) == 1 or x.shape[-1] == 1):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+# ---- operators
+
+_library = torch.library.Library("nsa", "DEF")
+_library.define("forward(Tensor q, Tensor[] kv, Tensor? gates, Tensor[] extra, str names, Tensor? cu_q, Tensor? cu_kv, "
+                "Tensor? block_idx, SymInt max_kv, float scale, str config, bool save) "
+                "-> (Tensor o, Tensor block_idx_out, Tensor[] saved)", tags=(torch.Tag.pt2_compliant_tag,))
+_library.define("backward(Tensor d_o, Tensor q, Tensor[] kv, Tensor? gates, Tensor[] extra, str names, Tensor? cu_q, "
+                "Tensor? cu_kv, Tensor block_idx, bool given, Tensor[] saved, SymInt max_kv, float scale, str config, "
+                "bool[] needs) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+_library.define("append(Tensor(a!)[] cache, str cache_names, Tensor[] new_kv, Tensor[] extra, str names, Tensor? cu_q, "
+                "Tensor kv_len, Tensor? block_table, Tensor? slots, Tensor? slot_mapping, SymInt max_kv, str config) -> ()",
+                tags=(torch.Tag.pt2_compliant_tag,))
+for _op in "decode", "prefill":
+    _library.define(f"{_op}(Tensor q, Tensor? gates, Tensor[] cache, str cache_names, Tensor[] extra, str names, "
+                    "Tensor? cu_q, Tensor kv_len, Tensor? block_table, Tensor? slots, SymInt max_q, SymInt max_kv, "
+                    "float scale, str config) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def _forward_op(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save):
+    o, idx, saved = _forward_raw(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save)
+    return o, idx, list(saved)
+
+
+def _backward_op(*args):
+    return [g for g in _backward_raw(*args) if g is not None]
+
+
+@torch.library.register_fake("nsa::forward", lib=_library)
+def _(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save):
+    o, idx, saved = _outputs_of(config, q, block_idx is not None, save)
+    return (q.new_empty(o[0], dtype=o[1]), q.new_empty(idx[0], dtype=idx[1]),
+            [q.new_empty(shape, dtype=dtype) for _, shape, dtype in saved])
+
+
+@torch.library.register_fake("nsa::backward", lib=_library)
+def _(d_o, q, kv, gates, extra, names, cu_q, cu_kv, block_idx, given, saved, max_kv, scale, config, needs):
+    inputs = (q, *kv, *_listed(gates), *extra)
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x, need in zip(inputs, needs) if need]
+
+
+class _Forward(torch.autograd.Function):
+    """meta: (len(kv), gates there, names, max_kv, scale, config, save, direct, block_idx is returned, too)."""
+
+    @staticmethod
+    def forward(ctx, meta, cu_q, cu_kv, block_idx, *tensors):
+        count, gated, names, max_kv, scale, config, save, direct, want_idx = meta
+        q, kv = tensors[0], tensors[1:1 + count]
+        gates, extra = tensors[1 + count] if gated else None, tensors[1 + count + gated:]
+        if direct:
+            o, idx, saved = _forward_raw(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save)
+        else:
+            with torch._C._AutoDispatchBelowAutograd():
+                o, idx, saved = torch.ops.nsa.forward.default(q, list(kv), gates, list(extra), names, cu_q, cu_kv,
+                                                              block_idx, max_kv, scale, config, save)
+        ctx.meta, ctx.given, ctx.count = meta, block_idx is not None, len(tensors)
+        ctx.save_for_backward(cu_q, cu_kv, block_idx if ctx.given else idx, *tensors, *saved)
+        ctx.set_materialize_grads(False)
+        if direct and not want_idx:
+            return o
+        ctx.mark_non_differentiable(idx, *saved)
+        return (o, idx, *saved)
+
+    @staticmethod
+    def backward(ctx, d_o, *_):
+        count, gated, names, max_kv, scale, config, save, direct, _ = ctx.meta
+        if d_o is None:
+            return (None,) * (4 + ctx.count)
+        cu_q, cu_kv, idx, *rest = ctx.saved_tensors
+        tensors, saved = rest[:ctx.count], rest[ctx.count:]
+        needs = list(ctx.needs_input_grad[4:])
+        q, kv = tensors[0], tensors[1:1 + count]
+        gates, extra = tensors[1 + count] if gated else None, tensors[1 + count + gated:]
+        if direct and not torch.is_grad_enabled():
+            grads = _backward_op(d_o, q, kv, gates, extra, names, cu_q, cu_kv, idx, ctx.given, saved, max_kv, scale, config,
+                                 needs)
+        else:
+            grads = torch.ops.nsa.backward.default(d_o, q, list(kv), gates, list(extra), names, cu_q, cu_kv, idx, ctx.given,
+                                                   list(saved), max_kv, scale, config, needs)
+        grads = iter(grads)
+        return (None, None, None, None, *[next(grads) if need else None for need in needs])
+
+
+# What Function.apply calls when no functorch transform is active (_undisturbed).
+_apply = super(torch.autograd.Function, _Forward).apply
+
+
+def _requires_grad(tensors) -> bool:
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x.requires_grad:
+                return True
+    return False
+
+
+def _forward_autograd(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save):
+    tensors = (q, *kv, *_listed(gates), *extra)
+    if _requires_grad(tensors):
+        meta = len(kv), int(gates is not None), names, max_kv, scale, config, save, False, True
+        o, idx, *saved = _Forward.apply(meta, cu_q, cu_kv, block_idx, *tensors)
+        return o, idx, saved
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.nsa.forward.default(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save)
+
+
+class _NoSecondDerivative(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, args, *tensors):
+        with torch._C._AutoDispatchBelowAutograd():
+            return tuple(torch.ops.nsa.backward.default(*args))
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError("libnsa has no second derivatives: nsa.attention's backward pass cannot be differentiated. "
+                           "Call backward without create_graph=True")
+
+
+def _backward_autograd(d_o, q, kv, gates, extra, names, cu_q, cu_kv, block_idx, given, saved, max_kv, scale, config, needs):
+    args = (d_o, q, kv, gates, extra, names, cu_q, cu_kv, block_idx, given, saved, max_kv, scale, config, needs)
+    tensors = (d_o, q, *kv, *_listed(gates), *extra)
+    if _requires_grad(tensors):
+        return list(_NoSecondDerivative.apply(args, *tensors))
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.nsa.backward.default(*args)
+
+
+def _cast(device):
+    """The operator under autocast: q, k, v and the weights in autocast's dtype."""
+    def cast(q, kv, gates, extra, *rest):
+        dtype = torch.get_autocast_dtype(device)
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(
+                torch._C.DispatchKey.AutocastCPU if device == "cpu" else torch._C.DispatchKey.AutocastCUDA)):
+            to = lambda x: x.to(dtype) if x.is_floating_point() else x
+            gates = gates if gates is None or gates.dtype == torch.float32 else gates.to(dtype)
+            return torch.ops.nsa.forward.default(to(q), [to(x) for x in kv], gates, [to(x) for x in extra], *rest)
+    return cast
+
+
+for _key in "CPU", "CUDA":
+    _library.impl("forward", _forward_op, _key)
+    _library.impl("backward", _backward_op, _key)
+    _library.impl("forward", _cast(_key.lower()), "Autocast" + _key)
+_library.impl("forward", _forward_autograd, "Autograd")
+_library.impl("backward", _backward_autograd, "Autograd")
+
+
+# ---- the cache
+
+def _cache_problem(cache, names, kv_len, block_table, max_kv, tokens, op, text, x, max_q):
+    pages = cache[names.index("k_cmp")] if "k_cmp" in names else cache[0]
+    first = cache[names.index("k0")]
+    _need(first, "k of the cache", 4)
+    page = first.shape[1] if block_table is not None else _abi.NSA_NONE
+    seqs = kv_len.shape[0]
+    longest = round_up(max_kv)
+    if block_table is None:
+        longest = min(longest, first.shape[1])
+    problem = dict(op=op, max_seqs=round_up_few(seqs), page_size=page, max_kv_len=longest, max_tokens=round_up(tokens))
+    if op == _abi.NSA_OP_DECODE:
+        problem["max_q_len"] = max_q
+        problem["max_tokens"] = min(problem["max_tokens"], problem["max_seqs"] * max_q)
+    elif op == _abi.NSA_OP_PREFILL:
+        problem["max_q_len"] = min(round_up(max_q), problem["max_tokens"])
+    return _plan(text, x, **problem)
+
+
+def _append_op(cache, cache_names, new_kv, extra, names, cu_q, kv_len, block_table, slots, slot_mapping, max_kv, config):
+    first = new_kv[0]
+    key = (APPEND, config, first.device, first.dtype, first.shape, cache[0].shape, cache_names, len(new_kv), names,
+           _shape(cu_q), kv_len.shape, _shape(block_table), slots is None, slot_mapping is None, max_kv)
+    run = _entries.get(key)
+    if run is None:
+        listed = _split(cache_names)
+        order = [*_kv_names(new_kv, "new_"), *_split(names), *(["cu_q"] if cu_q is not None else []), "kv_len",
+                 *(["block_table"] if block_table is not None else []), *(["slots"] if slots is not None else []),
+                 *(["slot_mapping"] if slot_mapping is not None else []), *listed, "workspace"]
+        plan = _NO_PLAN if first.shape[0] == 0 else _cache_problem(
+            cache, listed, kv_len, block_table, max_kv, first.shape[0], _abi.NSA_OP_APPEND, config, first, 0)
+        run = _keep(key, Run(APPEND, plan, order, kv_len.shape[0], 0.0, len(order) - 1 - len(listed)))
+    if run.handle is None:
+        return
+    room = torch.empty(run.room, dtype=torch.uint8, device=first.device)
+    run((*new_kv, *extra, *_listed(cu_q), kv_len, *_listed(block_table, slots, slot_mapping), *cache, room))
+
+
+def _attend_op(call, op):
+    def attend(q, gates, cache, cache_names, extra, names, cu_q, kv_len, block_table, slots, max_q, max_kv, scale, config):
+        key = (call, config, q.device, q.dtype, q.shape, cache[0].shape, cache_names, None if gates is None else gates.dtype,
+               names, _shape(cu_q), kv_len.shape, _shape(block_table), slots is None, max_q, max_kv, scale)
+        run = _entries.get(key)
+        if run is None:
+            _need(q, "q", 3)
+            listed = _split(cache_names)
+            order = ["q", *(["gates"] if gates is not None else []), *_split(names),
+                     *(["cu_q"] if cu_q is not None else []), "kv_len",
+                     *(["block_table"] if block_table is not None else []), *(["slots"] if slots is not None else [])]
+            inputs = len(order)
+            order += [*listed, "o", "workspace"]
+            plan = _NO_PLAN if q.shape[0] == 0 else _cache_problem(cache, listed, kv_len, block_table, max_kv, q.shape[0],
+                                                                    op, config, q, max_q)
+            run = _keep(key, Run(call, plan, order, kv_len.shape[0], scale, inputs))
+            run.outputs = _outputs_of(config, q, False, False)
+        o = torch.empty(run.outputs[0][0], dtype=q.dtype, device=q.device)
+        if run.handle is not None:
+            room = torch.empty(run.room, dtype=torch.uint8, device=q.device)
+            run((q, *_listed(gates), *extra, *_listed(cu_q), kv_len, *_listed(block_table, slots), *cache, o, room))
+        return o
+    return attend
+
+
+def _attend_fake(q, gates, cache, cache_names, extra, names, cu_q, kv_len, block_table, slots, max_q, max_kv, scale, config):
+    return q.new_empty(_outputs_of(config, q, False, False)[0][0])
+
+
+for _key in "CPU", "CUDA":
+    _library.impl("append", _append_op, _key)
+    _library.impl("decode", _attend_op(DECODE, _abi.NSA_OP_DECODE), _key)
+    _library.impl("prefill", _attend_op(PREFILL, _abi.NSA_OP_PREFILL), _key)
+torch.library.register_fake("nsa::append", lambda *args: None, lib=_library)
+torch.library.register_fake("nsa::decode", _attend_fake, lib=_library)
+torch.library.register_fake("nsa::prefill", _attend_fake, lib=_library)
+
+
+# ---- functions
+
+KV = Union[Tensor, Sequence[Tensor]]
+
+_dispatch_stack, _function_stack = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_any_autocast, _functorch = torch._C._is_any_autocast_enabled, torch._C._functorch.peek_interpreter_stack
+
+
+def _undisturbed(q) -> bool:
+    """Whether nobody listens to PyTorch's dispatcher, so that a call may go round it."""
+    return (type(q) is Tensor and not _dispatch_stack() and not _function_stack() and not _any_autocast() and
+            _functorch() is None)
+
+
+_starts: Dict[tuple, Tensor] = {}
+
+
+def _equal_starts(count: int, length: int, device) -> Tensor:
+    """cu_seqlens of `count` sequences of the same length, made once."""
+    if torch.compiler.is_compiling():
+        return torch.arange(0, (count + 1) * length, max(length, 1), dtype=torch.int32, device=device)[:count + 1]
+    key = count, length, device
+    found = _starts.get(key)
+    if found is None:
+        if len(_starts) >= 256:
+            _starts.clear()
+        found = _starts[key] = torch.arange(count + 1, dtype=torch.int32, device=device) * length
+    return found
+
+
+def _int32(x: Tensor, name: str) -> Tensor:
+    if x.dtype == torch.int32:
+        return x
+    if x.dtype != torch.int64:
+        raise TypeError(f"{name} has the dtype {x.dtype}; it is int32 or int64")
+    return x.to(torch.int32)
+
+
+def _pairs(k: KV, v: KV, config: Config) -> List[Tensor]:
+    if isinstance(k, Tensor) and isinstance(v, Tensor):
+        pairs = [k, v]
+    else:
+        if isinstance(k, Tensor) or isinstance(v, Tensor) or len(k) != 3 or len(v) != 3:
+            raise ValueError("k and v are one tensor each, or three each: of the compressed, the selected and the window branch")
+        pairs = [k[0], v[0], k[1], v[1], k[2], v[2]]
+    if (len(pairs) == 2) != (config.kv_sharing == "shared"):
+        raise ValueError(f"kv_sharing is \"{config.kv_sharing}\", but there are {len(pairs) // 2} pairs of k and v")
+    return pairs
+
+
+def _named(weights) -> Tuple[str, List[Tensor]]:
+    if not weights:
+        return "", []
+    unknown = [name for name in weights if name not in EXTRA]
+    if unknown:
+        raise ValueError(f"weights has no {', '.join(unknown)}; the names are {', '.join(EXTRA)}")
+    return ",".join(weights), list(weights.values())
+
+
+def attention(q: Tensor, k: KV, v: KV, gates: Optional[Tensor] = None, *, config: Config, cu_seqlens: Optional[Tensor] = None,
+              cu_seqlens_k: Optional[Tensor] = None, max_seqlen: Optional[int] = None, scale: Optional[float] = None,
+              weights: Optional[Dict[str, Tensor]] = None, block_indices: Optional[Tensor] = None,
+              return_indices: bool = False) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+    """Native Sparse Attention, causal: the gated sum over compressed tokens, selected blocks and a window.
+
+    q              [T, Hq, Dk], or [B, T, Hq, Dk]: B sequences of one length. bfloat16 or float16; float32 on
+                   the CPU
+    k, v           [S, Hkv, Dk] and [S, Hkv, Dv], or [B, S, ...]; with kv_sharing "per_branch" three of each:
+                   of the compressed, the selected and the window branch. With S > T the queries are the last
+                   T positions
+    gates          [T, Hq, 3] or [B, T, Hq, 3], in q's dtype or float32: logits or weights of the compressed,
+                   the selected and the window branch (config.gate); None with gate "mlp"
+    cu_seqlens     int32 or int64 [N + 1]: sequence i has the rows cu_seqlens[i] to cu_seqlens[i + 1] - 1 of
+                   q; its last element is T
+    cu_seqlens_k   the same of k and v [cu_seqlens]
+    max_seqlen     keys of the longest sequence, at most [S]: a smaller bound needs less memory
+    scale          of the softmax [Dk^-1/2]
+    weights        of phi and the gate MLP: {"phi.k.w": ..., "gate.x": ...}, shapes in nsa/attention.h;
+                   with phi "external" "k_cmp" and "v_cmp"
+    block_indices  int32 [T, Hkv, n] or [T, n] (with B in front of them): these blocks are read, and none is
+                   selected; -1 is skipped
+    return_indices also returns the blocks that were selected, int32 [T, Hkv, n], ascending, then -1
+
+    Returns o [T, Hq, Dv] (or [B, T, ...]) in q's dtype. Differentiable in q, k, v, gates and weights, once.
+    Works under torch.compile(fullgraph=True), autocast, checkpointing, inference_mode and CUDA graphs; the
+    first call of a shape compiles kernels, so run it once before a capture.
+    """
+    batched = q.dim() == 4
+    pairs = _pairs(k, v, config)
+    names, extra = _named(weights) if weights else ("", ())
+    if batched:
+        if cu_seqlens is not None or cu_seqlens_k is not None:
+            raise ValueError("q has a batch dimension, so there is no cu_seqlens: packed sequences are [T, H, D]")
+        count, length, keys = q.shape[0], q.shape[1], pairs[0].shape[1]
+        q, pairs = q.flatten(0, 1), [x.flatten(0, 1) for x in pairs]
+        gates = None if gates is None else gates.flatten(0, 1)
+        block_indices = None if block_indices is None else block_indices.flatten(0, 1)
+        if count != 1:
+            cu_seqlens = _equal_starts(count, length, q.device)
+            cu_seqlens_k = None if keys == length else _equal_starts(count, keys, q.device)
+        max_seqlen = keys if max_seqlen is None else max_seqlen
+    cu_q = None if cu_seqlens is None else _int32(cu_seqlens, "cu_seqlens")
+    cu_kv = None if cu_seqlens_k is None else _int32(cu_seqlens_k, "cu_seqlens_k")
+    if block_indices is not None and block_indices.dtype != torch.int32:
+        block_indices = _int32(block_indices, "block_indices")
+    text, max_kv, scale = config.text, max_seqlen or 0, scale or 0.0
+    save = config.saves_outputs and torch.is_grad_enabled()
+    if not torch.compiler.is_compiling() and _undisturbed(q):
+        tensors = (q, *pairs, gates, *extra) if gates is not None else (q, *pairs, *extra)
+        if _requires_grad(tensors):
+            meta = len(pairs), int(gates is not None), names, max_kv, scale, text, save, True, return_indices
+            o = _apply(meta, cu_q, cu_kv, block_indices, *tensors)
+            idx = None
+            if return_indices:
+                o, idx, *_ = o
+        else:
+            o, idx, _ = _forward_raw(q, pairs, gates, extra, names, cu_q, cu_kv, block_indices, max_kv, scale, text, False,
+                                     return_indices)
+    else:
+        o, idx, _ = torch.ops.nsa.forward.default(q, pairs, gates, list(extra), names, cu_q, cu_kv, block_indices, max_kv, scale,
+                                                  text, save)
+    if batched:
+        o = o.unflatten(0, (count, length))
+        idx = idx.unflatten(0, (count, length)) if idx is not None and idx.dim() == 3 else idx
+    if not return_indices:
+        return o
+    if block_indices is not None:
+        idx = block_indices.unflatten(0, (count, length)) if batched else block_indices
+    return o, idx
+
+
+def append(cache: Dict[str, Tensor], k: KV, v: KV, *, config: Config, kv_len: Tensor, max_kv: int,
+           block_table: Optional[Tensor] = None, slots: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None,
+           slot_mapping: Optional[Tensor] = None, weights: Optional[Dict[str, Tensor]] = None) -> None:
+    """Writes K and V of new tokens into a cache, and every compressed entry that they complete.
+
+    cache         {"k0": [N, P, Hkv, Dk], "v0": [N, P, Hkv, Dv], "k_cmp": [N, P/d, Hkv, Dk], "v_cmp": ...}:
+                  N pages of P tokens, or without block_table N rows. Per branch also k1, v1, k2, v2
+    k, v          [T, Hkv, Dk], [T, Hkv, Dv] of the new tokens
+    kv_len        int32 [sequences]: the length of each, the new tokens included; 0: a padded row
+    max_kv        the longest that any of them can be in this plan
+    block_table   int32 [sequences, any]: the pages of each sequence
+    slots         int32 [sequences]: the row of each sequence in a cache without pages
+    cu_seqlens    int32 [sequences + 1]: of the rows of k [all have T / sequences]
+    slot_mapping  int64 [T]: page * P + offset of each token, -1: not written
+    """
+    names, extra = _named(weights)
+    torch.ops.nsa.append.default(list(cache.values()), ",".join(cache), _pairs(k, v, config), extra, names, cu_seqlens,
+                                 kv_len, block_table, slots, slot_mapping, max_kv, config.text)
+
+
+def _attend(op, q, gates, cache, config, kv_len, max_q, max_kv, block_table, slots, cu_seqlens, scale, weights):
+    names, extra = _named(weights)
+    return op(q, gates, list(cache.values()), ",".join(cache), extra, names, cu_seqlens, kv_len, block_table, slots, max_q,
+              max_kv, scale or 0.0, config.text)
+
+
+def decode(q: Tensor, cache: Dict[str, Tensor], gates: Optional[Tensor] = None, *, config: Config, kv_len: Tensor, max_kv: int,
+           max_q: int = 1, block_table: Optional[Tensor] = None, slots: Optional[Tensor] = None,
+           cu_seqlens: Optional[Tensor] = None, scale: Optional[float] = None,
+           weights: Optional[Dict[str, Tensor]] = None) -> Tensor:
+    """Attention of 1 to 16 new tokens of each sequence over the cache, to which `append` has added them.
+
+    max_q: new tokens of a sequence, at most. The rest as of `append` and `attention`. Returns [T, Hq, Dv].
+    """
+    return _attend(torch.ops.nsa.decode.default, q, gates, cache, config, kv_len, max_q, max_kv, block_table, slots,
+                   cu_seqlens, scale, weights)
+
+
+def prefill(q: Tensor, cache: Dict[str, Tensor], gates: Optional[Tensor] = None, *, config: Config, kv_len: Tensor,
+            max_kv: int, max_q: int, block_table: Optional[Tensor] = None, slots: Optional[Tensor] = None,
+            cu_seqlens: Optional[Tensor] = None, scale: Optional[float] = None,
+            weights: Optional[Dict[str, Tensor]] = None) -> Tensor:
+    """`decode` for any number of new tokens of a sequence: chunks of prompts, beside sequences that decode."""
+    return _attend(torch.ops.nsa.prefill.default, q, gates, cache, config, kv_len, max_q, max_kv, block_table, slots,
+                   cu_seqlens, scale, weights)

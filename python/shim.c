@@ -1,0 +1,169 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * One call from Python for one run of a plan: describes tensors through DLPack's exchange table and
+ * calls the library. ctypes alone needs 40 us for the seven tensors of a forward, this 2 us.
+ *
+ * Python.h is not needed, so that one build serves every CPython from 3.9 on: objects are opaque, and
+ * the few functions below belong to the stable ABI. Called with the GIL (ctypes.PyDLL). On the CPU
+ * device, which computes before it returns, the GIL is released meanwhile.
+ */
+#include <nsa/nsa.h>
+
+#include <stdbool.h>
+#include <string.h>
+
+/* ---- CPython */
+
+typedef struct python_object python_object;
+#define WEAK __attribute__((weak)) /* the process has them */
+WEAK extern intptr_t PyTuple_Size(python_object *tuple);
+WEAK extern python_object *PyTuple_GetItem(python_object *tuple, intptr_t index);
+WEAK extern void *PyEval_SaveThread(void);
+WEAK extern void PyEval_RestoreThread(void *state);
+
+/* ---- DLPack 1.x (https://dmlc.github.io/dlpack): what of its tables is read here */
+
+enum { DL_CPU = 1, DL_CUDA = 2, DL_CUDA_HOST = 3, DL_CUDA_MANAGED = 13 };
+enum { DL_INT = 0, DL_FLOAT = 2, DL_BFLOAT = 4 };
+
+typedef struct dl_tensor {
+  void *data;
+  int32_t device_type, device_id;
+  int32_t ndim;
+  uint8_t code, bits;
+  uint16_t lanes;
+  int64_t *shape, *strides; /* strides NULL: contiguous */
+  uint64_t byte_offset;
+} dl_tensor;
+
+typedef struct dl_exchange {
+  uint32_t major, minor;
+  struct dl_exchange *previous;
+  void *allocate, *managed_from_object, *managed_to_object;
+  int (*tensor_from_object)(void *object,
+                            dl_tensor *out); /* borrowed; not 0: an exception is set */
+  int (*current_stream)(int32_t device_type, int32_t device_id, void **out);
+} dl_exchange;
+
+/* ---- a run */
+
+/* The structs of a run, which Python addresses by byte offsets. */
+typedef struct nsapy_frame {
+  nsa_io io;
+  nsa_grads grads;
+  nsa_batch batch;
+  nsa_exec exec;
+} nsapy_frame;
+
+enum { NSAPY_FORWARD, NSAPY_DENSE, NSAPY_BACKWARD, NSAPY_APPEND, NSAPY_DECODE, NSAPY_PREFILL };
+enum { NSAPY_WORKSPACE = -1, NSAPY_UNUSED = -2 };         /* instead of offsets */
+enum { NSAPY_PYTHON_ERROR = -1, NSAPY_NO_EXCHANGE = -2 }; /* instead of a status */
+
+typedef struct nsapy_run_args {
+  int32_t call, num_seqs; /* num_seqs 0: no batch */
+  uint32_t branches, accumulate;
+  float scale;
+  int32_t workspace_align;
+  int32_t tensors; /* their number, and that of offsets */
+} nsapy_run_args;
+
+NSA_API int32_t nsapy_run(const dl_exchange *exchange, const nsa_plan *plan,
+                          const nsapy_run_args *args, const int32_t *offsets,
+                          python_object *tensors);
+NSA_API size_t nsapy_frame_size(void);
+NSA_API int nsapy_program(int argc, char **argv);
+
+/* main() of nsa-autotune, which is built into this library under another name. */
+int nsapy_main(int argc, char **argv);
+int nsapy_program(int argc, char **argv) { return nsapy_main(argc, argv); }
+
+size_t nsapy_frame_size(void) { return sizeof(nsapy_frame); }
+
+static int32_t dtype_of(const dl_tensor *t) {
+  switch (t->lanes == 1 ? t->code << 8 | t->bits : 0) {
+  case DL_FLOAT << 8 | 16: return NSA_F16;
+  case DL_BFLOAT << 8 | 16: return NSA_BF16;
+  case DL_FLOAT << 8 | 32: return NSA_F32;
+  case DL_INT << 8 | 32: return NSA_I32;
+  case DL_INT << 8 | 64: return NSA_I64;
+  default: return 0; /* the library refuses it by name */
+  }
+}
+
+static void view(const dl_tensor *from, nsa_tensor *to) {
+  int64_t next = 1;
+  to->data = from->data ? (char *)from->data + from->byte_offset : NULL;
+  to->ndim = from->ndim;
+  to->dtype = dtype_of(from);
+  for (int i = from->ndim - 1; i >= 0; i--) {
+    if (i < NSA_MAX_DIMS) {
+      to->shape[i] = from->shape[i];
+      to->stride[i] = from->strides ? from->strides[i] : next;
+    }
+    next *= from->shape[i];
+  }
+  /* A dimension of one element may have any stride in other projects. */
+  if (to->ndim > 0 && to->ndim <= NSA_MAX_DIMS && to->shape[to->ndim - 1] == 1)
+    to->stride[to->ndim - 1] = 1;
+}
+
+static void set_workspace(const dl_tensor *t, uint32_t align, nsa_exec *exec) {
+  uintptr_t begin = (uintptr_t)t->data + t->byte_offset, skip = 0;
+  uint64_t bytes = t->ndim == 1 ? (uint64_t)t->shape[0] : 0;
+  if (align) skip = (align - begin % align) % align;
+  exec->workspace = t->data ? (void *)(begin + skip) : NULL;
+  exec->workspace_bytes = bytes > skip ? bytes - skip : 0;
+}
+
+static int32_t run(const nsapy_run_args *args, const nsa_plan *plan, const nsapy_frame *f) {
+  const nsa_batch *batch = args->num_seqs ? &f->batch : NULL;
+  switch (args->call) {
+  case NSAPY_FORWARD: return nsa_forward(plan, &f->exec, batch, &f->io);
+  case NSAPY_DENSE: return nsa_dense(plan, &f->exec, batch, &f->io);
+  case NSAPY_BACKWARD: return nsa_backward(plan, &f->exec, batch, &f->io, &f->grads);
+  case NSAPY_APPEND: return nsa_kv_append(plan, &f->exec, batch, &f->io);
+  case NSAPY_DECODE: return nsa_decode(plan, &f->exec, batch, &f->io);
+  case NSAPY_PREFILL: return nsa_prefill(plan, &f->exec, batch, &f->io);
+  default: return NSA_E_ARG;
+  }
+}
+
+/* Runs a plan on the device and the current stream of the first tensor. `tensors` is a tuple, and
+ * offsets[i] is where tensor i belongs in nsapy_frame. Returns an nsa_status, NSAPY_PYTHON_ERROR with
+ * an exception set, or NSAPY_NO_EXCHANGE where the table is of an unknown version. */
+int32_t nsapy_run(const dl_exchange *exchange, const nsa_plan *plan, const nsapy_run_args *args,
+                  const int32_t *offsets, python_object *tensors) {
+  const nsapy_frame empty = {
+    .io = NSA_IO_INIT, .grads = NSA_GRADS_INIT, .batch = NSA_BATCH_INIT, .exec = NSA_EXEC_INIT
+  };
+  nsapy_frame f = empty;
+  dl_tensor t;
+  intptr_t count = PyTuple_Size(tensors);
+  void *state = NULL, *stream = NULL;
+  bool gpu = false, known = false;
+  if (!exchange || exchange->major != 1) return NSAPY_NO_EXCHANGE;
+  if (count != args->tensors) return NSA_E_INTERNAL;
+  for (intptr_t i = 0; i < count; i++) {
+    if (offsets[i] == NSAPY_UNUSED) continue;
+    if (exchange->tensor_from_object(PyTuple_GetItem(tensors, i), &t)) return NSAPY_PYTHON_ERROR;
+    if (!known) {
+      known = true;
+      gpu = t.device_type != DL_CPU && t.device_type != DL_CUDA_HOST;
+      if (gpu && exchange->current_stream(DL_CUDA, t.device_id, &stream)) return NSAPY_PYTHON_ERROR;
+    }
+    if (offsets[i] == NSAPY_WORKSPACE)
+      set_workspace(&t, (uint32_t)args->workspace_align, &f.exec);
+    else
+      view(&t, (nsa_tensor *)((char *)&f + offsets[i]));
+  }
+  f.io.softmax_scale = args->scale;
+  f.batch.num_seqs = args->num_seqs;
+  f.exec.branches = args->branches;
+  f.grads.accumulate = args->accumulate;
+  f.exec.stream = (nsa_stream)stream;
+  if (!gpu) state = PyEval_SaveThread();
+  int32_t status = run(args, plan, &f);
+  if (!gpu) PyEval_RestoreThread(state);
+  return status;
+}

@@ -1,0 +1,565 @@
+# SPDX-FileCopyrightText: 2026 the libnsa authors
+# SPDX-License-Identifier: MIT
+"""nsa.attention and what belongs to it, against oracle.py.
+
+On the CPU device in float32: indices exactly, values within 1e-5. On a GPU in bfloat16, on the
+library's own indices: within 6e-3 and 1e-2 in the norm.
+"""
+import copy
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import nsa
+import nsa._torch
+import oracle
+
+SMALL = dict(heads=4, kv_heads=2, head_dim=32, compress=dict(block=16, stride=8), select=dict(block=16, count=4, init=1, local=2),
+             window=24)
+
+
+def config_of(**changes):
+    return nsa.Config(**{**SMALL, **changes})
+
+
+def dtype_of(device):
+    return torch.float32 if device == "cpu" else torch.bfloat16
+
+
+def inputs_of(config, tokens, device, keys=None, batch=(), seed=0):
+    g = torch.Generator().manual_seed(seed)
+    make = lambda *shape: torch.randn(*batch, *shape, generator=g).to(device, dtype_of(device))
+    keys = keys or tokens
+    pair = lambda dim: make(keys, config.kv_heads, dim)
+    many = config.kv_sharing == "per_branch"
+    k = [pair(config.head_dim) for _ in range(3)] if many else pair(config.head_dim)
+    v = [pair(config.head_dim_v) for _ in range(3)] if many else pair(config.head_dim_v)
+    return make(tokens, config.heads, config.head_dim), k, v, make(tokens, config.heads, 3)
+
+
+def phi_weights(config, device, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    c, weights = config.compress, {}
+    for side, dim in ("k", config.head_dim), ("v", config.head_dim_v):
+        rows = c["block"] * dim
+        shapes = {"linear": dict(pe=(c["block"], dim), w=(rows, dim)),
+                  "mlp": dict(pe=(c["block"], dim), w1=(rows, c.get("hidden", 0)), b1=(c.get("hidden", 0),),
+                              w2=(c.get("hidden", 0), dim), b2=(dim,))}[c["phi"]]
+        for name, shape in shapes.items():
+            scale = shape[0] ** -0.5 if name.startswith("w") else 0.1
+            weights[f"phi.{side}.{name}"] = (torch.randn(config.kv_heads, *shape, generator=g) * scale).to(
+                device, dtype_of(device))
+    return weights
+
+
+def wide(x):
+    if isinstance(x, (list, tuple)):
+        return [wide(y) for y in x]
+    if isinstance(x, dict):
+        return {name: wide(y) for name, y in x.items()}
+    return x.detach().double().cpu() if x.is_floating_point() else x.cpu()
+
+
+def close(got, want, device, gpu=6e-3, terms=1e-2):
+    """terms: the size of what an element is the sum of, where it may vanish."""
+    floor = terms * max(want.numel(), 1) ** 0.5
+    error = (got.detach().double().cpu() - want).norm() / want.norm().clamp_min(floor)
+    limit = 1e-5 if device == "cpu" else gpu
+    assert error <= limit, f"off by {error:.2e}, allowed {limit:.0e}"
+
+
+def leaves(*values):
+    out = []
+    for x in values:
+        if isinstance(x, (list, tuple)):
+            out += leaves(*x)
+        elif isinstance(x, dict):
+            out += leaves(*x.values())
+        else:
+            out.append(x)
+    return out
+
+
+MODELS = {
+    "shared": {},
+    "per branch": dict(kv_sharing="per_branch"),
+    "dims differ": dict(head_dim_v=48),
+    "weights": dict(gate="weights"),
+    "no window": dict(window=0),
+    "no selection": dict(select=dict(block=16, count=0, init=0, local=0)),
+    "linear": dict(compress=dict(block=16, stride=8, phi="linear")),
+    "mlp": dict(compress=dict(block=16, stride=8, phi="mlp", hidden=24, activation="gelu")),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_forward_and_gradients(name, device):
+    config = config_of(**MODELS[name])
+    q, k, v, gates = inputs_of(config, 150, device)
+    weights = phi_weights(config, device) if config.compress["phi"] != "mean" else {}
+    exact = [wide(x) for x in (q, k, v, gates, weights)]
+    for x in leaves(q, k, v, gates, weights) + leaves(*exact):
+        x.requires_grad_()
+    o, idx = nsa.attention(q, k, v, gates, config=config, weights=weights, return_indices=True)
+    given = None if device == "cpu" else idx.cpu()
+    want, blocks = oracle.attention(*exact[:4], config, exact[4], given)
+    close(o, want.detach(), device)
+    if config.select["count"] and device == "cpu":
+        assert torch.equal(idx.cpu(), blocks)
+    d_o = torch.randn(want.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    o.backward(d_o.to(o))
+    want.backward(d_o.to(o).double().cpu())
+    names = [""] * (len(leaves(q, k, v, gates))) + list(weights)
+    for name, got, expected in zip(names, leaves(q, k, v, gates, weights), leaves(*exact)):
+        if expected.grad is None:  # a branch that the model does not have
+            assert got.grad is None or not got.grad.any()
+        else:  # a shift of all compressed keys changes nothing, so these two are 0 but for rounding
+            vanishes = name in ("phi.k.pe", "phi.k.b2")
+            close(got.grad, expected.grad, device, 1.5e-2, 1.0 if vanishes else 1e-2)
+
+
+def test_batches_and_packed_sequences_are_single_sequences(device):
+    config = config_of()
+    q, k, v, gates = inputs_of(config, 70, device, batch=(3,))
+    o, idx = nsa.attention(q, k, v, gates, config=config, return_indices=True)
+    assert o.shape == (3, 70, 4, 32) and idx.shape == (3, 70, 2, 4)
+    for b in range(3):
+        alone, chosen = nsa.attention(q[b], k[b], v[b], gates[b], config=config, return_indices=True)
+        assert torch.equal(idx[b], chosen)
+        close(o[b], alone.double().cpu(), device)
+    lengths = [70, 0, 33, 107]
+    for dtype in torch.int32, torch.int64:
+        cu = torch.tensor([0, *lengths], dtype=dtype).cumsum(0).to(device, dtype)
+        flat = [x.flatten(0, 1) for x in (q, k, v, gates)]
+        packed = nsa.attention(*flat, config=config, cu_seqlens=cu, max_seqlen=107)
+        begin = 0
+        for n in lengths:
+            if n:
+                rows = [x[begin:begin + n] for x in flat]
+                close(packed[begin:begin + n], nsa.attention(*rows, config=config).double().cpu(), device)
+            begin += n
+
+
+def test_fewer_queries_than_keys(device):
+    config = config_of()
+    q, k, v, gates = inputs_of(config, 100, device)
+    whole = nsa.attention(q, k, v, gates, config=config)
+    close(nsa.attention(q[60:], k, v, gates[60:], config=config), whole[60:].double().cpu(), device)
+
+
+def test_given_blocks(device):
+    config = config_of()
+    q, k, v, gates = inputs_of(config, 90, device)
+    for blocks in (torch.randint(-1, 6, (90, 2, 4), dtype=torch.int32), torch.randint(-1, 6, (90, 4), dtype=torch.int64)):
+        want, _ = oracle.attention(*map(wide, (q, k, v, gates)), config, None, blocks)
+        close(nsa.attention(q, k, v, gates, config=config, block_indices=blocks.to(device)), want, device)
+
+
+def test_external_compression(device):
+    config = config_of(compress=dict(block=16, stride=8, phi="external"))
+    q, k, v, gates = inputs_of(config, 90, device)
+    mean = config_of()
+    weights = {f"{x}_cmp": oracle.compress(wide(y), mean, x, {}).to(device, q.dtype) for x, y in (("k", k), ("v", v))}
+    for x in weights.values():
+        x.requires_grad_()
+    o, idx = nsa.attention(q, k, v, gates, config=config, weights=weights, return_indices=True)
+    exact = wide(weights)
+    for x in exact.values():
+        x.requires_grad_()
+    want, _ = oracle.attention(*map(wide, (q, k, v, gates)), config, exact, idx.cpu())
+    close(o, want.detach(), device)
+    o.sum().backward()
+    want.sum().backward()
+    for name in weights:
+        close(weights[name].grad, exact[name].grad, device, 1.5e-2)
+
+
+def test_layouts(device):
+    """Packed QKV goes in as views, and other layouts give the same."""
+    config = config_of()
+    q, k, v, gates = inputs_of(config, 80, device)
+    packed = torch.cat([q, k, v], 1)
+    views = packed[:, :4], packed[:, 4:6], packed[:, 6:]
+    want = nsa.attention(q, k, v, gates, config=config)
+    assert torch.equal(nsa.attention(*views, gates, config=config), want)
+    turned = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v)]
+    assert torch.equal(nsa.attention(*turned, gates, config=config), want)
+    columns = [x.transpose(0, 2).contiguous().transpose(0, 2) for x in (q, k, v)]
+    assert torch.equal(nsa.attention(*columns, gates.transpose(0, 1).contiguous().transpose(0, 1), config=config), want)
+
+
+def test_empty(device):
+    config = config_of()
+    q, k, v, gates = inputs_of(config, 8, device)
+    rows = [x[:0].requires_grad_() for x in (q, k, v, gates)]
+    o = nsa.attention(*rows, config=config)
+    assert o.shape == (0, 4, 32)
+    o.sum().backward()
+    assert rows[0].grad.shape == rows[0].shape
+
+
+def loss_of(o):
+    return (o.float() ** 2).sum()
+
+
+def gradients(function, tensors):
+    copies = [x.detach().clone().requires_grad_() for x in tensors]
+    loss_of(function(*copies)).backward()
+    return [x.grad for x in copies]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compile(backend, device):
+    config = config_of()
+    function = lambda q, k, v, g: nsa.attention(q * 2, k, v, g, config=config) + 1
+    compiled = torch.compile(function, fullgraph=True, backend=backend, dynamic=True)
+    for tokens in (70, 90, 110):
+        tensors = inputs_of(config, tokens, device)
+        assert torch.allclose(compiled(*tensors), function(*tensors), atol=1e-6 if device == "cpu" else 2e-2)
+        for a, b in zip(gradients(compiled, tensors), gradients(function, tensors)):
+            assert torch.allclose(a, b, atol=1e-5 if device == "cpu" else 5e-2, rtol=1e-2)
+
+
+def test_compile_keeps_one_graph_for_all_lengths(device):
+    config, count = config_of(), 0
+
+    def backend(graph, example):
+        nonlocal count
+        count += 1
+        return graph.forward
+
+    compiled = torch.compile(lambda q, k, v, g: nsa.attention(q, k, v, g, config=config), fullgraph=True, backend=backend,
+                             dynamic=True)
+    for tokens in (65, 90, 120, 300):
+        compiled(*inputs_of(config, tokens, device))
+    assert count == 1
+
+
+def test_opcheck(device):
+    config = config_of()
+    q, k, v, gates = inputs_of(config, 40, device)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    for grad in (False, True):
+        tensors = [x.detach().clone().requires_grad_(grad) for x in (q, k, v, gates)]
+        torch.library.opcheck(torch.ops.nsa.forward.default,
+                              (tensors[0], tensors[1:3], tensors[3], [], "", None, None, None, 0, 0.0, config.text, False),
+                              test_utils=tests)
+
+
+def test_checkpointing(device):
+    config = config_of()
+    tensors = inputs_of(config, 60, device)
+    function = lambda *x: nsa.attention(*x, config=config)
+    for reentrant in (False, True):
+        recomputed = lambda *x: checkpoint(function, *x, use_reentrant=reentrant)
+        for a, b in zip(gradients(recomputed, tensors), gradients(function, tensors)):
+            assert torch.equal(a, b)
+
+
+def test_inference_mode(device):
+    config = config_of()
+    tensors = inputs_of(config, 60, device)
+    want = nsa.attention(*tensors, config=config)
+    with torch.inference_mode():
+        assert torch.equal(nsa.attention(*tensors, config=config), want)
+    with torch.no_grad():
+        assert torch.equal(nsa.attention(*tensors, config=config), want)
+
+
+def test_autocast(device):
+    config = config_of()
+    tensors = [x.float() for x in inputs_of(config, 60, device)]
+    with torch.autocast(device, dtype=torch.bfloat16):
+        o = nsa.attention(*tensors, config=config)
+    assert o.dtype == torch.bfloat16
+    low = [x.bfloat16() for x in tensors[:3]]
+    assert torch.equal(o, nsa.attention(*low, tensors[3], config=config))
+    copies = [x.clone().requires_grad_() for x in tensors]
+    with torch.autocast(device, dtype=torch.bfloat16):
+        loss_of(nsa.attention(*copies, config=config)).backward()
+    assert all(x.grad.dtype == torch.float32 for x in copies)
+
+
+def test_recompute_never_saves_outputs(device):
+    config, keeps = config_of(), config_of(runtime=dict(recompute="never"))
+    tensors = inputs_of(config, 60, device)
+    for a, b in zip(gradients(lambda *x: nsa.attention(*x, config=keeps), tensors),
+                    gradients(lambda *x: nsa.attention(*x, config=config), tensors)):
+        assert torch.allclose(a, b, atol=1e-5 if device == "cpu" else 5e-2, rtol=1e-2)
+
+
+def test_only_what_is_wanted(device):
+    config = config_of()
+    q, k, v, gates = inputs_of(config, 60, device)
+    every = gradients(lambda *x: nsa.attention(*x, config=config), (q, k, v, gates))
+    k2 = k.clone().requires_grad_()
+    loss_of(nsa.attention(q, k2, v, gates, config=config)).backward()
+    assert torch.equal(k2.grad, every[1])
+
+
+def test_second_derivatives_are_refused(device):
+    config = config_of()
+    q, k, v, gates = inputs_of(config, 30, device)
+    q.requires_grad_()
+    d_q, = torch.autograd.grad(nsa.attention(q, k, v, gates, config=config).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivatives|once_differentiable|differentiated"):
+        torch.autograd.grad(d_q.sum(), q)
+
+
+def test_errors(device):
+    config = config_of()
+    q, k, v, gates = inputs_of(config, 30, device)
+    with pytest.raises(nsa.ArgumentError, match="gate.value"):
+        nsa.attention(q, k, v, config=config)
+    with pytest.raises(nsa.ArgumentError, match="q"):
+        nsa.attention(q[..., :24], k, v, gates, config=config)
+    with pytest.raises(TypeError, match="float64"):
+        nsa.attention(q.double(), k.double(), v.double(), gates, config=config)
+    with pytest.raises(ValueError, match="per_branch|pairs"):
+        nsa.attention(q, [k] * 3, [v] * 3, gates, config=config)
+    with pytest.raises(ValueError, match="phi.k.q"):
+        nsa.attention(q, k, v, gates, config=config, weights={"phi.k.q": q})
+    with pytest.raises(nsa.ConfigError, match="compress.stride"):
+        config_of(compress=dict(block=16, stride=5))
+    with pytest.raises(nsa.ConfigError, match="model.window_size"):
+        nsa.Config.from_dict({"model": {"heads": 4, "kv_heads": 2, "head_dim": 32, "window_size": 3}})
+    try:
+        nsa.attention(q, k, v, config=config)
+    except nsa.Error as error:
+        assert error.name == "NSA_E_ARG" and error.status == 1 and isinstance(error, ValueError)
+
+
+def test_threads(device):
+    from concurrent.futures import ThreadPoolExecutor
+    config = config_of()
+    cases = [inputs_of(config, tokens, device, seed=tokens) for tokens in (40, 55, 70, 85) * 4]
+    want = [nsa.attention(*x, config=config) for x in cases]
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda x: nsa.attention(*x, config=config), cases))
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_fork(device):
+    if device != "cpu":
+        pytest.skip("CUDA does not survive fork()")
+    config = config_of()
+    tensors = inputs_of(config, 40, device)
+    want = nsa.attention(*tensors, config=config)
+    pid = os.fork()
+    if pid == 0:
+        same = False
+        try:
+            torch.set_num_threads(1)
+            same = torch.equal(nsa.attention(*tensors, config=config), want)
+        finally:
+            os._exit(0 if same else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_without_the_exchange_table(device, monkeypatch):
+    config = config_of()
+    q, k, v, gates = inputs_of(config, 60, device)
+    cu = torch.tensor([0, 20, 60], dtype=torch.int32, device=device)
+    function = lambda *x: nsa.attention(*x, config=config, cu_seqlens=cu)
+    want = gradients(function, (q, k, v, gates))
+    monkeypatch.setattr(nsa._torch, "EXCHANGE", None)
+    assert all(torch.equal(a, b) for a, b in zip(gradients(function, (q, k, v, gates)), want))
+
+
+def test_module(device):
+    for changes in ({}, dict(kv_sharing="per_branch"), dict(compress=dict(block=16, stride=8, phi="mlp", hidden=16))):
+        config = config_of(**changes)
+        torch.manual_seed(0)
+        layer = nsa.NSAttention(64, config, device=device, dtype=dtype_of(device))
+        x = torch.randn(2, 50, 64, device=device, dtype=dtype_of(device))
+        y = layer(x)
+        assert y.shape == x.shape
+        loss_of(y).backward()
+        assert all(p.grad is not None and p.grad.any() for p in layer.parameters())
+        twin = copy.deepcopy(layer)
+        twin.load_state_dict(layer.state_dict())
+        assert torch.equal(twin(x), y)
+
+
+# ---- the cache
+
+@pytest.mark.parametrize("changes", [{}, dict(kv_sharing="per_branch"), dict(compress=dict(block=16, stride=8, phi="linear"))])
+def test_cache_equals_forward(changes, device):
+    """Prompts in chunks and then token by token: three sequences, forks, rejected drafts."""
+    config = config_of(**changes)
+    weights = phi_weights(config, device) if config.compress["phi"] != "mean" else None
+    cache = nsa.KVCache(config, 1, 40, 16, max_len=200, dtype=dtype_of(device), device=device,
+                        weights=[weights] if weights else None)
+    data = {name: inputs_of(config, 90, device, seed=seed) for seed, name in enumerate("abc")}
+    rows = lambda x, a, b: [y[a:b] for y in x] if isinstance(x, list) else x[a:b]
+    join = lambda parts: [torch.cat(p) for p in zip(*parts)] if isinstance(parts[0], list) else torch.cat(parts)
+    want = {name: nsa.attention(*data[name], config=config, weights=weights) for name in "abc"}
+
+    def step(new):
+        begin = {name: cache.length(name) for name in new}
+        batch = cache.begin(list(new), list(new.values()))
+        q, k, v, g = (join([rows(data[name[0]][i], begin[name], begin[name] + n) for name, n in new.items()]) for i in range(4))
+        cache.append(0, batch, k, v)
+        o = cache.attend(0, batch, q, g)
+        at = 0
+        for name, n in new.items():
+            if n:
+                close(o[at:at + n], want[name[0]][begin[name]:begin[name] + n].double().cpu(), device, 1.2e-2)
+            at += n
+
+    step({"a": 37, "b": 5})
+    step({"a": 20, "b": 1, "c": 64})
+    cache.fork("a", "a2")
+    for _ in range(6):
+        step({"a": 1, "b": 1, "c": 1, "a2": 1})
+    cache.truncate("a", 50)
+    step({"a": 3, "c": 9})
+    for name in ("a", "b", "c", "a2"):
+        cache.free(name)
+    assert cache.free_pages == 40
+
+
+def test_cache_refuses(device):
+    config = config_of()
+    cache = nsa.KVCache(config, 1, 4, 16, dtype=dtype_of(device), device=device)
+    cache.begin(["a"], [40])
+    with pytest.raises(MemoryError, match="2 pages"):
+        cache.begin(["b"], [20])
+    assert cache.length("b") == 0 and cache.free_pages == 1
+    with pytest.raises(ValueError, match="max_len"):
+        cache.begin(["a"], [30])
+    with pytest.raises(ValueError, match="page_size"):
+        nsa.KVCache(config, 1, 4, 48)
+
+
+def test_append_and_decode_compile(device):
+    config = config_of()
+    q, k, v, gates = inputs_of(config, 4, device)
+    pages = lambda rows: torch.zeros(8, rows, 2, 32, device=device, dtype=dtype_of(device))
+    make = lambda: dict(k0=pages(16), v0=pages(16), k_cmp=pages(2), v_cmp=pages(2))
+    where = dict(config=config, kv_len=torch.tensor([4], dtype=torch.int32, device=device), max_kv=64,
+                 block_table=torch.tensor([[3, 5, 1, 0]], dtype=torch.int32, device=device))
+
+    def step(cache, q, k, v, gates):
+        nsa.append(cache, k, v, **where)
+        return nsa.decode(q, cache, gates, max_q=4, **where)
+
+    plain, compiled = make(), make()
+    want = step(plain, q, k, v, gates)
+    got = torch.compile(step, fullgraph=True, backend="aot_eager")(compiled, q, k, v, gates)
+    assert torch.equal(got, want) and all(torch.equal(plain[n], compiled[n]) for n in plain)
+
+
+# ---- on a GPU alone
+
+def needs_gpu(device):
+    if device == "cpu":
+        pytest.skip("needs a GPU")
+
+
+def test_graph_replays_with_other_lengths(device):
+    needs_gpu(device)
+    config = config_of()
+    cache = nsa.KVCache(config, 1, 64, 16, max_len=400, device=device)
+    reference = nsa.KVCache(config, 1, 64, 16, max_len=400, device=device)
+    data = [inputs_of(config, 120, device, seed=s) for s in range(3)]
+    for c in (cache, reference):
+        batch = c.begin(range(3), [30, 64, 7])
+        c.append(0, batch, *(torch.cat([d[i][:n] for d, n in zip(data, (30, 64, 7))]) for i in (1, 2)))
+    static = [torch.zeros(3, *data[0][i].shape[1:], device=device, dtype=torch.bfloat16) for i in range(4)]
+
+    def body(c, batch, q, k, v, g):
+        c.append(0, batch, k, v)
+        return c.attend(0, batch, q, g)
+
+    batch = cache.begin(range(3), [1, 1, 1])
+    body(cache, batch, *static)  # makes the plans
+    for id in range(3):
+        cache.truncate(id, cache.length(id) - 1)
+    graph = torch.cuda.CUDAGraph()
+    batch = cache.begin(range(3), [1, 1, 1])
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        out = body(cache, batch, *static)
+    for id in range(3):
+        cache.truncate(id, cache.length(id) - 1)
+    for step in range(12):
+        at = [cache.length(i) for i in range(3)]
+        cache.begin(range(3), [1, 1, 1])
+        rows = [torch.stack([d[i][n] for d, n in zip(data, at)]) for i in range(4)]
+        for to, x in zip(static, rows):
+            to.copy_(x)
+        graph.replay()
+        other = reference.begin(range(3), [1, 1, 1])
+        assert torch.equal(out, body(reference, other, *rows)), f"step {step}"
+
+
+def test_capture_without_a_plan_is_refused(device):
+    needs_gpu(device)
+    config = config_of(window=32)
+    tensors = inputs_of(config, 300, device)
+    torch.cuda.synchronize()
+    with pytest.raises(RuntimeError, match="Run the same call once before the capture"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            nsa.attention(*tensors, config=config)
+
+
+def test_training_step_in_a_graph(device):
+    needs_gpu(device)
+    config = config_of()
+    tensors = [x.requires_grad_() for x in inputs_of(config, 200, device)]
+    step = lambda: torch.autograd.grad(loss_of(nsa.attention(*tensors, config=config)), tensors)
+    want = step()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
+
+
+def test_reduce_overhead(device):
+    needs_gpu(device)
+    config = config_of()
+    tensors = inputs_of(config, 100, device)
+    function = lambda *x: nsa.attention(*x, config=config) * 2
+    compiled = torch.compile(function, fullgraph=True, mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(4):
+            assert torch.allclose(compiled(*tensors).clone(), function(*tensors), atol=2e-2)
+
+
+def test_two_streams(device):
+    needs_gpu(device)
+    config = config_of()
+    cases = [inputs_of(config, 2000, device, seed=s) for s in range(2)]
+    want = [nsa.attention(*x, config=config) for x in cases]
+    torch.cuda.synchronize()
+    streams, got = [torch.cuda.Stream() for _ in cases], [[], []]
+    for _ in range(20):
+        for s, x, out in zip(streams, cases, got):
+            with torch.cuda.stream(s):
+                out.append(nsa.attention(*x, config=config))
+    torch.cuda.synchronize()
+    assert all(torch.equal(o, w) for outs, w in zip(got, want) for o in outs)
+
+
+def test_second_device(device):
+    needs_gpu(device)
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    config = config_of()
+    tensors = inputs_of(config, 100, "cuda:0")
+    want = nsa.attention(*tensors, config=config)
+    got = nsa.attention(*[x.to("cuda:1") for x in tensors], config=config)
+    assert got.device.index == 1 and torch.equal(got.cpu(), want.cpu())
