@@ -16,6 +16,7 @@ language and on the comment right above it:
     <!-- file: NAME -->      the block is written to NAME; a script of the page has to use it. YAML
                              must also pass `nsa-autotune check --no-model`
     <!-- excerpt: PATH -->   the block is part of the file PATH of the repository, word for word
+    python                   nothing: tests/python/test_docs.py runs it
     mermaid, text            nothing
 
 The scripts of a page run one after the other in an empty folder with links to the source folders and
@@ -227,7 +228,7 @@ def try_block(desk, block):
         write_file(desk, block, rest)
     elif word == "excerpt":
         find_excerpt(desk, block, rest)
-    elif block.language not in ("mermaid", "text"):
+    elif block.language not in ("mermaid", "python", "text"):
         raise Wrong(f"a block of `{block.language}` needs a comment above it: file or excerpt")
 
 
