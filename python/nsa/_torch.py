@@ -68,10 +68,10 @@ class Run:
 
     __slots__ = "plan", "args", "args_ref", "offsets", "room", "outputs", "handle", "inputs"
 
-    def __init__(self, call, plan, names, num_seqs, scale, inputs):
+    def __init__(self, call, plan, names, num_seqs, scale, inputs, branches=0):
         self.plan, self.room, self.handle = plan, plan.room, plan.handle
         self.inputs = inputs  # the first ones, of which copies may be passed
-        self.args = RunArgs(call=call, num_seqs=num_seqs, scale=scale, workspace_align=plan.align,
+        self.args = RunArgs(call=call, num_seqs=num_seqs, scale=scale, workspace_align=plan.align, branches=branches,
                             tensors=len(names))
         self.args_ref = C.byref(self.args)
         self.offsets = (C.c_int32 * len(names))(*[OFFSETS[name] for name in names])
@@ -118,6 +118,7 @@ class Run:
                 t.stride[x.dim() - 1] = 1
         first = tensors[0]
         frame.io.softmax_scale, frame.batch.num_seqs = self.args.scale, self.args.num_seqs
+        frame.exec.branches = self.args.branches
         frame.exec.stream = torch.cuda.current_stream(first.device).cuda_stream if first.is_cuda else None
         batch = C.byref(frame.batch) if self.args.num_seqs else None
         functions = lib.nsa_forward, lib.nsa_dense, lib.nsa_backward, lib.nsa_kv_append, lib.nsa_decode, lib.nsa_prefill
@@ -227,7 +228,7 @@ def _model_of(text: str) -> dict:
 _models: Dict[str, dict] = {}
 
 
-def _outputs_of(text: str, q, selected: bool, save: bool):
+def _outputs_of(text: str, q, selected: bool, save: bool, branches: int = 0):
     """Shapes and dtypes of o, block_idx, and of o_branch and lse of the branches that are saved."""
     sections = _model_of(text)
     model = sections["model"]
@@ -238,18 +239,18 @@ def _outputs_of(text: str, q, selected: bool, save: bool):
     saved = []
     if save:
         for branch, there in enumerate((True, count > 0, model["window"] > 0)):
-            if there:
+            if there and (not branches or branches >> branch & 1):
                 saved += [(f"o_branch{branch}", *o), (f"lse{branch}", (tokens, heads), torch.float32)]
     return o, idx, saved
 
 
-def _forward_raw(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, text, save, want_idx=True):
-    key = (text, q.shape, kv[0].shape, q.dtype, q.device, len(kv), gates is None, names, max_kv, scale, save, want_idx,
+def _forward_raw(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, text, save, branches=0, want_idx=True):
+    key = (text, q.shape, kv[0].shape, q.dtype, q.device, len(kv), gates is None, names, max_kv, scale, save, branches, want_idx,
            None if cu_q is None else cu_q.shape, None if cu_kv is None else cu_kv.shape,
            None if block_idx is None else block_idx.shape)
     run = _entries.get(key)
     if run is None:
-        run = _new_forward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, max_kv, scale, text, save, want_idx)
+        run = _new_forward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, max_kv, scale, text, save, branches, want_idx)
     o_shape, o_stride, idx_shape, idx_stride, saved_like = run.outputs
     device = q.device
     # empty_like and empty_strided take half the time of empty.
@@ -270,11 +271,11 @@ def _forward_raw(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, sca
     return o, idx, saved
 
 
-def _new_forward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, max_kv, scale, text, save, want_idx):
+def _new_forward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, max_kv, scale, text, save, branches, want_idx):
     _need(q, "q", 3)
     for x, name in zip(kv, _kv_names(kv)):
         _need(x, name, 3)
-    (o_shape, _), (idx_shape, _), saved_like = _outputs_of(text, q, block_idx is not None, save)
+    (o_shape, _), (idx_shape, _), saved_like = _outputs_of(text, q, block_idx is not None, save, branches)
     order = ["q", *_kv_names(kv), *(["gates"] if gates is not None else []), *_split(names), *_batch_names(cu_q, cu_kv)]
     if block_idx is not None:
         order.append("block_idx")
@@ -285,7 +286,7 @@ def _new_forward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, max_kv, scale
     order += [*[name for name, *_ in saved_like], "workspace"]
     plan = _NO_PLAN if q.shape[0] == 0 else _plan(
         text, q, op=_abi.NSA_OP_FORWARD, **_problem_of(q, kv, cu_q, cu_kv, max_kv, _selection_of(block_idx)))
-    run = Run(FORWARD, plan, order, 0 if cu_q is None else cu_q.shape[0] - 1, scale, inputs)
+    run = Run(FORWARD, plan, order, 0 if cu_q is None else cu_q.shape[0] - 1, scale, inputs, branches)
     run.outputs = o_shape, _strides(o_shape), idx_shape, _strides(idx_shape), saved_like
     return _keep(key, run)
 
@@ -306,13 +307,13 @@ class _NoPlan:
 _NO_PLAN = _NoPlan()
 
 
-def _backward_raw(d_o, q, kv, gates, extra, names, cu_q, cu_kv, block_idx, given, saved, max_kv, scale, text, needs):
+def _backward_raw(d_o, q, kv, gates, extra, names, cu_q, cu_kv, block_idx, given, saved, max_kv, scale, text, branches, needs):
     """Gradients of q, kv, gates and extra, in this order; None where `needs` says that none is wanted."""
     key = (BACKWARD, text, q.device, q.dtype, q.shape, kv[0].shape, len(kv), None if gates is None else gates.dtype, names,
-           _shape(cu_q), _shape(cu_kv), given, block_idx.shape, len(saved), max_kv, scale, tuple(needs))
+           _shape(cu_q), _shape(cu_kv), given, block_idx.shape, len(saved), max_kv, scale, branches, tuple(needs))
     run = _entries.get(key)
     if run is None:
-        run = _new_backward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, given, saved, max_kv, scale, text, needs)
+        run = _new_backward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, given, saved, max_kv, scale, text, branches, needs)
     inputs = (q, *kv, *_listed(gates), *extra)
     grads = [_empty(x.shape, dtype=x.dtype, device=x.device) if wanted else None for x, wanted in zip(inputs, needs)]
     out = [g for g in grads if g is not None]
@@ -329,19 +330,19 @@ def _backward_raw(d_o, q, kv, gates, extra, names, cu_q, cu_kv, block_idx, given
     return grads
 
 
-def _new_backward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, given, saved, max_kv, scale, text, needs):
+def _new_backward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, given, saved, max_kv, scale, text, branches, needs):
     order = ["q", *_kv_names(kv), *(["gates"] if gates is not None else []), *_split(names)]
     wanted = ["d_" + name for name, need in zip(order, needs) if need]
     order += [*_batch_names(cu_q, cu_kv), "block_idx" if block_idx.numel() else None]
     if saved:
-        order += [name for name, *_ in _outputs_of(text, q, given, True)[2]]
+        order += [name for name, *_ in _outputs_of(text, q, given, True, branches)[2]]
     order.append("d_o")
     inputs = len(order)
     order += [*wanted, "workspace"]
     selection = _abi.NSA_SELECT_BLOCKS if given else _abi.NSA_SELECT_TOPN
     plan = _NO_PLAN if q.shape[0] == 0 else _plan(
         text, q, op=_abi.NSA_OP_BACKWARD, **_problem_of(q, kv, cu_q, cu_kv, max_kv, selection))
-    return _keep(key, Run(BACKWARD, plan, order, 0 if cu_q is None else cu_q.shape[0] - 1, scale, inputs))
+    return _keep(key, Run(BACKWARD, plan, order, 0 if cu_q is None else cu_q.shape[0] - 1, scale, inputs, branches))
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -359,11 +360,11 @@ def _rows(x: Tensor) -> Tensor:
 
 _library = torch.library.Library("nsa", "DEF")
 _library.define("forward(Tensor q, Tensor[] kv, Tensor? gates, Tensor[] extra, str names, Tensor? cu_q, Tensor? cu_kv, "
-                "Tensor? block_idx, SymInt max_kv, float scale, str config, bool save) "
+                "Tensor? block_idx, SymInt max_kv, float scale, str config, bool save, int branches=0) "
                 "-> (Tensor o, Tensor block_idx_out, Tensor[] saved)", tags=(torch.Tag.pt2_compliant_tag,))
 _library.define("backward(Tensor d_o, Tensor q, Tensor[] kv, Tensor? gates, Tensor[] extra, str names, Tensor? cu_q, "
                 "Tensor? cu_kv, Tensor block_idx, bool given, Tensor[] saved, SymInt max_kv, float scale, str config, "
-                "bool[] needs) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+                "int branches, bool[] needs) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
 _library.define("append(Tensor(a!)[] cache, str cache_names, Tensor[] new_kv, Tensor[] extra, str names, Tensor? cu_q, "
                 "Tensor kv_len, Tensor? block_table, Tensor? slots, Tensor? slot_mapping, SymInt max_kv, str config) -> ()",
                 tags=(torch.Tag.pt2_compliant_tag,))
@@ -373,8 +374,8 @@ for _op in "decode", "prefill":
                     "float scale, str config) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 
 
-def _forward_op(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save):
-    o, idx, saved = _forward_raw(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save)
+def _forward_op(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches=0):
+    o, idx, saved = _forward_raw(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches)
     return o, idx, list(saved)
 
 
@@ -383,32 +384,32 @@ def _backward_op(*args):
 
 
 @torch.library.register_fake("nsa::forward", lib=_library)
-def _(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save):
-    o, idx, saved = _outputs_of(config, q, block_idx is not None, save)
+def _(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches=0):
+    o, idx, saved = _outputs_of(config, q, block_idx is not None, save, branches)
     return (q.new_empty(o[0], dtype=o[1]), q.new_empty(idx[0], dtype=idx[1]),
             [q.new_empty(shape, dtype=dtype) for _, shape, dtype in saved])
 
 
 @torch.library.register_fake("nsa::backward", lib=_library)
-def _(d_o, q, kv, gates, extra, names, cu_q, cu_kv, block_idx, given, saved, max_kv, scale, config, needs):
+def _(d_o, q, kv, gates, extra, names, cu_q, cu_kv, block_idx, given, saved, max_kv, scale, config, branches, needs):
     inputs = (q, *kv, *_listed(gates), *extra)
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x, need in zip(inputs, needs) if need]
 
 
 class _Forward(torch.autograd.Function):
-    """meta: (len(kv), gates there, names, max_kv, scale, config, save, direct, block_idx is returned, too)."""
+    """meta: (len(kv), gates there, names, max_kv, scale, config, save, branches, direct, block_idx is returned, too)."""
 
     @staticmethod
     def forward(ctx, meta, cu_q, cu_kv, block_idx, *tensors):
-        count, gated, names, max_kv, scale, config, save, direct, want_idx = meta
+        count, gated, names, max_kv, scale, config, save, branches, direct, want_idx = meta
         q, kv = tensors[0], tensors[1:1 + count]
         gates, extra = tensors[1 + count] if gated else None, tensors[1 + count + gated:]
         if direct:
-            o, idx, saved = _forward_raw(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save)
+            o, idx, saved = _forward_raw(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches)
         else:
             with torch._C._AutoDispatchBelowAutograd():
                 o, idx, saved = torch.ops.nsa.forward.default(q, list(kv), gates, list(extra), names, cu_q, cu_kv,
-                                                              block_idx, max_kv, scale, config, save)
+                                                              block_idx, max_kv, scale, config, save, branches)
         ctx.meta, ctx.given, ctx.count = meta, block_idx is not None, len(tensors)
         ctx.save_for_backward(cu_q, cu_kv, block_idx if ctx.given else idx, *tensors, *saved)
         ctx.set_materialize_grads(False)
@@ -419,7 +420,7 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_o, *_):
-        count, gated, names, max_kv, scale, config, save, direct, _ = ctx.meta
+        count, gated, names, max_kv, scale, config, save, branches, direct, _ = ctx.meta
         if d_o is None:
             return (None,) * (4 + ctx.count)
         cu_q, cu_kv, idx, *rest = ctx.saved_tensors
@@ -429,10 +430,10 @@ class _Forward(torch.autograd.Function):
         gates, extra = tensors[1 + count] if gated else None, tensors[1 + count + gated:]
         if direct and not torch.is_grad_enabled():
             grads = _backward_op(d_o, q, kv, gates, extra, names, cu_q, cu_kv, idx, ctx.given, saved, max_kv, scale, config,
-                                 needs)
+                                 branches, needs)
         else:
             grads = torch.ops.nsa.backward.default(d_o, q, list(kv), gates, list(extra), names, cu_q, cu_kv, idx, ctx.given,
-                                                   list(saved), max_kv, scale, config, needs)
+                                                   list(saved), max_kv, scale, config, branches, needs)
         grads = iter(grads)
         return (None, None, None, None, *[next(grads) if need else None for need in needs])
 
@@ -449,14 +450,14 @@ def _requires_grad(tensors) -> bool:
     return False
 
 
-def _forward_autograd(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save):
+def _forward_autograd(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches=0):
     tensors = (q, *kv, *_listed(gates), *extra)
     if _requires_grad(tensors):
-        meta = len(kv), int(gates is not None), names, max_kv, scale, config, save, False, True
+        meta = len(kv), int(gates is not None), names, max_kv, scale, config, save, branches, False, True
         o, idx, *saved = _Forward.apply(meta, cu_q, cu_kv, block_idx, *tensors)
         return o, idx, saved
     with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.nsa.forward.default(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save)
+        return torch.ops.nsa.forward.default(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches)
 
 
 class _NoSecondDerivative(torch.autograd.Function):
@@ -471,8 +472,8 @@ class _NoSecondDerivative(torch.autograd.Function):
                            "Call backward without create_graph=True")
 
 
-def _backward_autograd(d_o, q, kv, gates, extra, names, cu_q, cu_kv, block_idx, given, saved, max_kv, scale, config, needs):
-    args = (d_o, q, kv, gates, extra, names, cu_q, cu_kv, block_idx, given, saved, max_kv, scale, config, needs)
+def _backward_autograd(d_o, q, kv, gates, extra, names, cu_q, cu_kv, block_idx, given, saved, max_kv, scale, config, branches, needs):
+    args = (d_o, q, kv, gates, extra, names, cu_q, cu_kv, block_idx, given, saved, max_kv, scale, config, branches, needs)
     tensors = (d_o, q, *kv, *_listed(gates), *extra)
     if _requires_grad(tensors):
         return list(_NoSecondDerivative.apply(args, *tensors))
@@ -627,6 +628,16 @@ def _pairs(k: KV, v: KV, config: Config) -> List[Tensor]:
     return pairs
 
 
+BRANCHES = {"compressed": 1, "selected": 2, "window": 4}
+
+
+def _branch_bits(branches) -> int:
+    unknown = [name for name in branches if name not in BRANCHES]
+    if unknown or not branches:
+        raise ValueError(f"branches is {list(branches)!r}; it is at least one of {', '.join(BRANCHES)}")
+    return sum(BRANCHES[name] for name in set(branches))
+
+
 def _named(weights) -> Tuple[str, List[Tensor]]:
     if not weights:
         return "", []
@@ -639,7 +650,7 @@ def _named(weights) -> Tuple[str, List[Tensor]]:
 def attention(q: Tensor, k: KV, v: KV, gates: Optional[Tensor] = None, *, config: Config, cu_seqlens: Optional[Tensor] = None,
               cu_seqlens_k: Optional[Tensor] = None, max_seqlen: Optional[int] = None, scale: Optional[float] = None,
               weights: Optional[Dict[str, Tensor]] = None, block_indices: Optional[Tensor] = None,
-              return_indices: bool = False) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+              return_indices: bool = False, branches: Optional[Sequence[str]] = None) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     """Native Sparse Attention, causal: the gated sum over compressed tokens, selected blocks and a window.
 
     q              [T, Hq, Dk], or [B, T, Hq, Dk]: B sequences of one length. bfloat16 or float16; float32 on
@@ -659,6 +670,7 @@ def attention(q: Tensor, k: KV, v: KV, gates: Optional[Tensor] = None, *, config
     block_indices  int32 [T, Hkv, n] or [T, n] (with B in front of them): these blocks are read, and none is
                    selected; -1 is skipped
     return_indices also returns the blocks that were selected, int32 [T, Hkv, n], ascending, then -1
+    branches       those that run, of "compressed", "selected", "window"; gates of others count as 0 [all]
 
     Returns o [T, Hq, Dv] (or [B, T, ...]) in q's dtype. Differentiable in q, k, v, gates and weights, once.
     Works under torch.compile(fullgraph=True), autocast, checkpointing, inference_mode and CUDA graphs; the
@@ -684,20 +696,21 @@ def attention(q: Tensor, k: KV, v: KV, gates: Optional[Tensor] = None, *, config
         block_indices = _int32(block_indices, "block_indices")
     text, max_kv, scale = config.text, max_seqlen or 0, scale or 0.0
     save = config.saves_outputs and torch.is_grad_enabled()
+    branches = _branch_bits(branches) if branches is not None else 0
     if not torch.compiler.is_compiling() and _undisturbed(q):
         tensors = (q, *pairs, gates, *extra) if gates is not None else (q, *pairs, *extra)
         if _requires_grad(tensors):
-            meta = len(pairs), int(gates is not None), names, max_kv, scale, text, save, True, return_indices
+            meta = len(pairs), int(gates is not None), names, max_kv, scale, text, save, branches, True, return_indices
             o = _apply(meta, cu_q, cu_kv, block_indices, *tensors)
             idx = None
             if return_indices:
                 o, idx, *_ = o
         else:
             o, idx, _ = _forward_raw(q, pairs, gates, extra, names, cu_q, cu_kv, block_indices, max_kv, scale, text, False,
-                                     return_indices)
+                                     branches, return_indices)
     else:
         o, idx, _ = torch.ops.nsa.forward.default(q, pairs, gates, list(extra), names, cu_q, cu_kv, block_indices, max_kv, scale,
-                                                  text, save)
+                                                  text, save, branches)
     if batched:
         o = o.unflatten(0, (count, length))
         idx = idx.unflatten(0, (count, length)) if idx is not None and idx.dim() == 3 else idx

@@ -14,8 +14,9 @@ out=${1:-$top/build-ci/python}
 mkdir -p "$out"
 
 # As on the GPU machine, without the packages of CUDA.
-pinned='torch==2.11.0'
-around='numpy pytest pycparser pyyaml typing_extensions sympy networkx jinja2 fsspec filelock mpmath setuptools'
+pinned='torch==2.11.0 triton==3.6.0 transformers==5.17.0 flash-linear-attention==0.5.2 fla-core==0.5.2'
+around='numpy pytest pycparser pyyaml typing_extensions sympy networkx jinja2 fsspec filelock mpmath setuptools
+  einops tokenizers safetensors huggingface_hub regex tqdm requests packaging typer'
 
 passed=0 failed=0 skipped=0
 trap 'printf "%d passed, %d failed, %d skipped\n" "$passed" "$failed" "$skipped"' EXIT

@@ -159,6 +159,21 @@ def test_given_blocks(device):
         close(nsa.attention(q, k, v, gates, config=config, block_indices=blocks.to(device)), want, device)
 
 
+def test_some_branches(device):
+    for config in (config_of(), config_of(runtime=dict(recompute="never"))):
+        q, k, v, gates = [x.requires_grad_() for x in inputs_of(config, 90, device)]
+        o, idx = nsa.attention(q, k, v, gates, config=config, return_indices=True)
+        parts = [nsa.attention(q, k, v, gates, config=config, block_indices=idx, branches=[name])
+                 for name in ("compressed", "selected", "window")]
+        close(sum(p.double() for p in parts), o.double().cpu(), device, 1e-2)
+        both = nsa.attention(q, k, v, gates, config=config, block_indices=idx, branches=["selected", "window"])
+        close(both, (parts[1] + parts[2]).detach().double().cpu(), device, 1e-2)
+        d_gates, = torch.autograd.grad(both.sum(), gates)
+        assert not d_gates[..., 0].any() and d_gates[..., 1:].any()
+    with pytest.raises(ValueError, match="compressed, selected, window"):
+        nsa.attention(q, k, v, gates, config=config, branches=["all"])
+
+
 def test_external_compression(device):
     config = config_of(compress=dict(block=16, stride=8, phi="external"))
     q, k, v, gates = inputs_of(config, 90, device)
