@@ -7,7 +7,9 @@ fla_gpu.py compares with fla's kernels on a GPU.
 import pytest
 import torch
 
-fla = pytest.importorskip("fla.ops.nsa.naive", reason="flash-linear-attention is not installed")
+from conftest import framework
+
+fla = framework("fla.ops.nsa.naive")
 
 import nsa.integrations.fla as door  # noqa: E402
 
@@ -137,7 +139,7 @@ def test_patch_and_undo():
 
 
 def test_layer():
-    layers = pytest.importorskip("fla.layers.nsa")
+    layers = framework("fla.layers.nsa")
     with door.patch():
         layer = layers.NativeSparseAttention(64, num_heads=16, num_kv_heads=1, head_dim=16, block_size=16, block_counts=4,
                                              window_size=16)
