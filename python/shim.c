@@ -8,7 +8,7 @@
  * the few functions below belong to the stable ABI. Called with the GIL (ctypes.PyDLL). On the CPU
  * device, which computes before it returns, the GIL is released meanwhile.
  */
-#include <nsa/nsa.h>
+#include "frame.h"
 
 #include <stdbool.h>
 #include <string.h>
@@ -47,26 +47,6 @@ typedef struct dl_exchange {
 } dl_exchange;
 
 /* ---- a run */
-
-/* The structs of a run, which Python addresses by byte offsets. */
-typedef struct nsapy_frame {
-  nsa_io io;
-  nsa_grads grads;
-  nsa_batch batch;
-  nsa_exec exec;
-} nsapy_frame;
-
-enum { NSAPY_FORWARD, NSAPY_DENSE, NSAPY_BACKWARD, NSAPY_APPEND, NSAPY_DECODE, NSAPY_PREFILL };
-enum { NSAPY_WORKSPACE = -1, NSAPY_UNUSED = -2 };         /* instead of offsets */
-enum { NSAPY_PYTHON_ERROR = -1, NSAPY_NO_EXCHANGE = -2 }; /* instead of a status */
-
-typedef struct nsapy_run_args {
-  int32_t call, num_seqs; /* num_seqs 0: no batch */
-  uint32_t branches, accumulate;
-  float scale;
-  int32_t workspace_align;
-  int32_t tensors; /* their number, and that of offsets */
-} nsapy_run_args;
 
 NSA_API int32_t nsapy_run(const dl_exchange *exchange, const nsa_plan *plan,
                           const nsapy_run_args *args, const int32_t *offsets,
@@ -109,24 +89,8 @@ static void view(const dl_tensor *from, nsa_tensor *to) {
 }
 
 static void set_workspace(const dl_tensor *t, uint32_t align, nsa_exec *exec) {
-  uintptr_t begin = (uintptr_t)t->data + t->byte_offset, skip = 0;
-  uint64_t bytes = t->ndim == 1 ? (uint64_t)t->shape[0] : 0;
-  if (align) skip = (align - begin % align) % align;
-  exec->workspace = t->data ? (void *)(begin + skip) : NULL;
-  exec->workspace_bytes = bytes > skip ? bytes - skip : 0;
-}
-
-static int32_t run(const nsapy_run_args *args, const nsa_plan *plan, const nsapy_frame *f) {
-  const nsa_batch *batch = args->num_seqs ? &f->batch : NULL;
-  switch (args->call) {
-  case NSAPY_FORWARD: return nsa_forward(plan, &f->exec, batch, &f->io);
-  case NSAPY_DENSE: return nsa_dense(plan, &f->exec, batch, &f->io);
-  case NSAPY_BACKWARD: return nsa_backward(plan, &f->exec, batch, &f->io, &f->grads);
-  case NSAPY_APPEND: return nsa_kv_append(plan, &f->exec, batch, &f->io);
-  case NSAPY_DECODE: return nsa_decode(plan, &f->exec, batch, &f->io);
-  case NSAPY_PREFILL: return nsa_prefill(plan, &f->exec, batch, &f->io);
-  default: return NSA_E_ARG;
-  }
+  nsapy_set_workspace(t->data ? (char *)t->data + t->byte_offset : NULL,
+                      t->ndim == 1 ? (uint64_t)t->shape[0] : 0, align, exec);
 }
 
 /* Runs a plan on the device and the current stream of the first tensor. `tensors` is a tuple, and
@@ -163,7 +127,7 @@ int32_t nsapy_run(const dl_exchange *exchange, const nsa_plan *plan, const nsapy
   f.grads.accumulate = args->accumulate;
   f.exec.stream = (nsa_stream)stream;
   if (!gpu) state = PyEval_SaveThread();
-  int32_t status = run(args, plan, &f);
+  int32_t status = nsapy_call(args, plan, &f);
   if (!gpu) PyEval_RestoreThread(state);
   return status;
 }

@@ -15,8 +15,11 @@ mkdir -p "$out"
 
 # As on the GPU machine, without the packages of CUDA.
 pinned='torch==2.11.0 triton==3.6.0 transformers==5.17.0 flash-linear-attention==0.5.2 fla-core==0.5.2'
-around='numpy pytest pycparser pyyaml typing_extensions sympy networkx jinja2 fsspec filelock mpmath setuptools
-  einops tokenizers safetensors huggingface_hub<2 regex tqdm requests packaging typer'
+# jax 0.11 needs Python 3.12, which Debian 12 does not have.
+jax=0.10.2
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 12))' && jax=0.11.2
+around="numpy pytest pycparser pyyaml typing_extensions sympy networkx jinja2 fsspec filelock mpmath setuptools
+  jax==$jax einops tokenizers safetensors huggingface_hub<2 regex tqdm requests packaging typer"
 
 passed=0 failed=0 skipped=0
 trap 'printf "%d passed, %d failed, %d skipped\n" "$passed" "$failed" "$skipped"' EXIT
