@@ -1,76 +1,89 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// A C++ host that knows the installed headers alone: a model, ordinary causal attention on the CPU
-// device, errors turned into exceptions.
-#include <nsa/nsa.h>
+// A C++ host that knows the installed headers alone: a forward and ordinary causal attention on the CPU
+// device, through nsa.hpp.
+#include <nsa/nsa.hpp>
 
 #include <cmath>
 #include <cstdio>
-#include <memory>
-#include <stdexcept>
+#include <cstring>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace {
 
 constexpr int64_t kTokens = 40, kHeads = 2, kDim = 16;
 
-void check(nsa_status status) {
-  if (status != NSA_OK) throw std::runtime_error(nsa_last_error());
-}
+static_assert(std::is_move_constructible<nsa::plan>::value, "plans move");
+static_assert(!std::is_copy_constructible<nsa::plan>::value, "and are not copied");
 
-nsa_tensor tensor(std::vector<float> &data, int64_t heads) {
-  nsa_tensor t{};
-  t.data = data.data();
-  t.ndim = 3;
-  t.dtype = NSA_F32;
-  t.shape[0] = kTokens, t.shape[1] = heads, t.shape[2] = kDim;
-  t.stride[0] = heads * kDim, t.stride[1] = kDim, t.stride[2] = 1;
-  return t;
-}
-
-void run() {
-  nsa_model model = NSA_MODEL_INIT;
+nsa::context make_context() {
+  auto model = nsa::make<nsa_model>();
   model.heads = kHeads, model.kv_heads = 1, model.head_dim_qk = kDim, model.dtype = NSA_F32;
   model.compress_block = 16, model.compress_stride = 8;
   model.select_block = 16, model.select_count = 4, model.window = 16;
-  nsa_options options = NSA_OPTIONS_INIT;
+  model.kv_sharing = NSA_KV_SHARED, model.gate = NSA_GATE_WEIGHTS;
+  auto options = nsa::make<nsa_options>();
   options.model = &model;
   options.device = "cpu";
-  nsa_ctx *made = nullptr;
-  check(nsa_create(nullptr, &options, &made));
-  std::unique_ptr<nsa_ctx, decltype(&nsa_destroy)> ctx(made, nsa_destroy);
+  return nsa::context(options);
+}
 
-  nsa_problem problem = NSA_PROBLEM_INIT;
+struct workspace {
+  explicit workspace(const nsa_caps &caps) : bytes(caps.workspace_bytes + caps.workspace_align) {
+    void *at = bytes.data();
+    size_t space = bytes.size();
+    exec.workspace = std::align(caps.workspace_align, caps.workspace_bytes, at, space);
+    exec.workspace_bytes = caps.workspace_bytes;
+  }
+  std::vector<char> bytes;
+  nsa_exec exec = nsa::make<nsa_exec>();
+};
+
+// Row t of v holds t: dense attention with equal scores gives the mean, t / 2, and so does a window.
+void run() {
+  const nsa::context ctx = make_context();
+  auto problem = nsa::make<nsa_problem>();
   problem.op = NSA_OP_DENSE;
   problem.max_tokens = kTokens;
-  problem.max_seqs = 1;
-  nsa_plan *planned = nullptr;
-  check(nsa_plan_create(ctx.get(), &problem, nullptr, nullptr, &planned));
-  std::unique_ptr<nsa_plan, decltype(&nsa_plan_destroy)> plan(planned, nsa_plan_destroy);
+  nsa::plan moved(ctx, problem);
+  const nsa::plan dense = std::move(moved);
+  problem.op = NSA_OP_FORWARD;
+  const nsa::plan forward(ctx, problem);
 
-  std::vector<float> q(kTokens * kHeads * kDim), k(kTokens * kDim), v(kTokens * kDim), o(q.size());
+  std::vector<float> q(kTokens * kHeads * kDim), k(kTokens * kDim), v(kTokens * kDim), o(q.size()),
+      gates(kTokens * kHeads * 3);
   for (int64_t t = 0; t < kTokens; t++)
     for (int64_t d = 0; d < kDim; d++) v[t * kDim + d] = static_cast<float>(t);
-  nsa_caps caps = NSA_CAPS_INIT;
-  check(nsa_plan_caps(plan.get(), &caps));
-  std::vector<char> workspace(caps.workspace_bytes + caps.workspace_align);
-  void *aligned = workspace.data();
-  size_t space = workspace.size();
-  nsa_exec exec = NSA_EXEC_INIT;
-  exec.workspace = std::align(caps.workspace_align, caps.workspace_bytes, aligned, space);
-  exec.workspace_bytes = caps.workspace_bytes;
-  nsa_io io = NSA_IO_INIT;
-  io.q = tensor(q, kHeads), io.o = tensor(o, kHeads);
-  io.kv.k[0] = tensor(k, 1), io.kv.v[0] = tensor(v, 1);
-  check(nsa_dense(plan.get(), &exec, nullptr, &io));
+  for (size_t i = 2; i < gates.size(); i += 3) gates[i] = 1; // the window alone
+  auto io = nsa::make<nsa_io>();
+  io.q = nsa::tensor::of(q.data(), { kTokens, kHeads, kDim });
+  io.o = nsa::tensor::of(o.data(), { kTokens, kHeads, kDim });
+  io.kv.k[0] = nsa::tensor::of(k.data(), { kTokens, 1, kDim });
+  io.kv.v[0] = nsa::tensor::of(v.data(), { kTokens, 1, kDim });
+  io.gate.value = nsa::tensor::of(gates.data(), { kTokens, kHeads, 3 });
 
-  // All logits are 0, so row t is the mean of 0 .. t.
-  for (int64_t t = 0; t < kTokens; t++) {
-    float got = o[t * kHeads * kDim];
-    if (std::fabs(got - static_cast<float>(t) / 2) > 1e-5f * static_cast<float>(kTokens))
-      throw std::runtime_error("row " + std::to_string(t) + " is " + std::to_string(got));
+  workspace room(dense.caps());
+  nsa::check(nsa_dense(dense.get(), &room.exec, nullptr, &io));
+  if (std::fabs(o.back() - (kTokens - 1) / 2.0f) > 1e-5f) throw std::runtime_error("dense");
+  workspace other(forward.caps());
+  nsa::check(nsa_forward(forward.get(), &other.exec, nullptr, &io));
+  if (std::fabs(o.back() - (kTokens - 8.5f)) > 1e-5f) throw std::runtime_error("window");
+
+  if (ctx.explain(problem).find("reference") == std::string::npos)
+    throw std::runtime_error("explain");
+  if (ctx.config().find("heads: 2") == std::string::npos) throw std::runtime_error("config");
+  io.o = nsa_tensor();
+  try {
+    nsa::check(nsa_forward(forward.get(), &other.exec, nullptr, &io));
+  } catch (const nsa::error &error) {
+    if (error.status() != NSA_E_ARG || std::strcmp(error.name(), "NSA_E_ARG")) throw;
+    std::printf("hello from C++: %s\n", error.what());
+    return;
   }
+  throw std::runtime_error("an absent output passed");
 }
 
 } // namespace
@@ -79,9 +92,8 @@ int main() {
   try {
     run();
   } catch (const std::exception &error) {
-    std::fprintf(stderr, "hello.cpp: %s\n", error.what());
+    std::fprintf(stderr, "%s\n", error.what());
     return 1;
   }
-  std::puts("hello from C++");
   return 0;
 }
