@@ -7,7 +7,16 @@
 #ifndef NSAI_PROGRAM_H
 #define NSAI_PROGRAM_H
 
+#include <nsa/base.h>
+
 #include <argp.h>
+
+/* What --version of a program prints: one line. */
+#define NSAI_TEXT_OF(x) #x
+#define NSAI_TEXT(x) NSAI_TEXT_OF(x)
+#define NSAI_PROGRAM_VERSION(name)                                                                 \
+  name " " NSAI_TEXT(NSA_VERSION_MAJOR) "." NSAI_TEXT(NSA_VERSION_MINOR) "." NSAI_TEXT(            \
+      NSA_VERSION_PATCH)
 
 /* Begins a program; `name` is that of its messages. From now on the program ends with status 1,
  * and one sentence on stderr, where something that it printed could not be written: a report

@@ -518,6 +518,7 @@ int main(int argc, char **argv) {
     NULL
   };
   arguments a = { .fill = NSAI_VERIFY_FILLS };
+  argp_program_version = NSAI_PROGRAM_VERSION("nsa-bench");
   a.plans.device = NSAI_VERIFY_DEVICE_AUTO;
   a.plans.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
   nsai_program_begin("nsa-bench");

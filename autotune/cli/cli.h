@@ -86,6 +86,9 @@ void nsai_cli_override(nsai_cli_settings *settings, const char *override, struct
 nsa_status nsai_cli_config(const char *path, const nsai_cli_settings *settings, bool need_model,
                            nsai_config **out);
 
+/* nsa_create, where the path "-" is standard input. The options bring no text of their own. */
+nsa_status nsai_cli_create(const char *path, const nsa_options *options, nsa_ctx **ctx);
+
 /* Prints the output of `show device`: for this machine's GPU, or for `arch` unless it is NULL;
  * `file` may be NULL. */
 nsa_status nsai_show_device(const char *file, const char *arch, const nsai_cli_settings *settings,

@@ -15,6 +15,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #define MAX_ARCHS 16
 #define MAX_SAMPLE 100
@@ -85,10 +86,21 @@ static const struct argp_option options[] = {
 
 /* ---- arguments ---- */
 
+static void refuse_arch(const char *name, struct argp_state *state) {
+  const char *meant = nsai_arch_meant(name);
+  if (!strcasecmp(name, "cpu"))
+    argp_error(state, "--arch: the CPU device has no kernels to compile");
+  else if (meant)
+    argp_error(state, "--arch: no architecture \"%s\"; did you mean \"%s\"? There are %s", name,
+               meant, nsai_arch_names());
+  else
+    argp_error(state, "--arch: no architecture \"%s\"; there are %s", name, nsai_arch_names());
+}
+
 static void add_arch(arguments *a, const char *name, struct argp_state *state) {
   const nsai_arch *arch = nsai_arch_find(name);
   if (!arch)
-    argp_error(state, "--arch: no architecture \"%s\"; there are %s", name, nsai_arch_names());
+    refuse_arch(name, state);
   else if (a->arch_count < MAX_ARCHS)
     a->archs[a->arch_count++] = arch->name;
   else
@@ -110,7 +122,19 @@ static int32_t parse_word(const char *option, const char *word, const char *cons
                           struct argp_state *state) {
   for (int32_t i = 0; words[i]; i++)
     if (!strcmp(word, words[i])) return i;
-  argp_error(state, "%s: \"%s\" is none of its words", option, word);
+  char list[256] = "";
+  const char *nearest = NULL;
+  uint32_t least = UINT32_MAX;
+  for (int32_t i = 0; words[i]; i++) {
+    size_t used = strlen(list);
+    snprintf(list + used, sizeof list - used, "%s%s", i ? ", " : "", words[i]);
+    if (nsai_is_nearer(word, words[i], &least)) nearest = words[i];
+  }
+  if (nearest)
+    argp_error(state, "%s: \"%s\" is none of %s; did you mean \"%s\"?", option, word, list,
+               nearest);
+  else
+    argp_error(state, "%s: \"%s\" is none of %s", option, word, list);
   return 0;
 }
 
@@ -307,7 +331,7 @@ static nsa_status open_context(const job *j, nsai_cli_progress *progress, int32_
   o.log = nsai_cli_log;
   o.log_user = progress;
   o.log_level = log_level;
-  NSAI_TRY(nsa_create(j->file, &o, ctx));
+  NSAI_TRY(nsai_cli_create(j->file, &o, ctx));
   (*ctx)->target.register_fallback = j->a->register_fallback;
   return NSA_OK;
 }

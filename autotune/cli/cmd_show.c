@@ -288,7 +288,7 @@ static nsa_status open_file(const arguments *a, nsa_ctx **ctx) {
   nsa_options o = NSA_OPTIONS_INIT;
   o.overrides = a->settings.overrides;
   o.arch = a->arch;
-  return nsa_create(a->what, &o, ctx);
+  return nsai_cli_create(a->what, &o, ctx);
 }
 
 static nsa_status show(const arguments *a) {

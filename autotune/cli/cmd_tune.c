@@ -226,7 +226,7 @@ static nsa_status tune_one(job *j) {
   t.event = keep_event;
   t.user = j;
   nsai_cli_progress_begin(&j->progress, j->file);
-  NSAI_TRY_TO(done, nsa_create(j->file, &o, &ctx));
+  NSAI_TRY_TO(done, nsai_cli_create(j->file, &o, &ctx));
   NSAI_TRY_TO(done, list_problems(j->a, ctx, problems, &count));
   status = nsa_tune(ctx, count ? problems : NULL, count, &t);
   nsai_cli_progress_clear(&j->progress);

@@ -90,6 +90,9 @@ static const char tree_mask[] =
     "unknown key; masks other than causal, as of trees of drafts, are not supported yet";
 static const char drafts[] =
     "unknown key; serving.max_q_len has the drafts of a step and the token before them";
+static const char latent[] = "unknown key; libnsa does not compute multi-head latent attention "
+                             "(MLA): give the heads and head "
+                             "dims of K and V after the projection from the latent";
 static const struct {
   const char *spelling, *text; /* a key, or the path of one of an earlier version */
 } missing[] = {
@@ -104,6 +107,7 @@ static const struct {
   { "k_scale", fp8_cache },
   { "kv_cache_dtype", fp8_cache },
   { "kv_dtype", fp8_cache },
+  { "kv_lora_rank", latent },
   { "kv_scale", fp8_cache },
   { "logit_cap", soft_cap },
   { "logit_softcap", soft_cap },
@@ -111,6 +115,9 @@ static const struct {
   { "max_draft_len", drafts },
   { "num_sink_tokens", sinks },
   { "num_speculative_tokens", drafts },
+  { "q_lora_rank", latent },
+  { "qk_nope_head_dim", latent },
+  { "qk_rope_head_dim", latent },
   { "sink_size", sinks },
   { "sink_token_length", sinks },
   { "sinks", sinks },

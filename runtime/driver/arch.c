@@ -3,8 +3,10 @@
  */
 #include "driver/arch.h"
 
+#include <ctype.h>
 #include <stddef.h>
 #include <string.h>
+#include <strings.h>
 
 /* Shared memory: the CUDA programming guide's table of technical specifications, "maximum amount of
  * shared memory per thread block". Multiprocessors: an RTX A400 has 6, a Jetson Orin Nano of 4 GB 4;
@@ -40,6 +42,33 @@ const nsai_arch *nsai_arch_at(int32_t index) {
 const nsai_arch *nsai_arch_find(const char *name) {
   for (int32_t i = 0; i < ARCH_COUNT; i++)
     if (strcmp(archs[i].name, name) == 0) return &archs[i];
+  return NULL;
+}
+
+/* The GPUs that people name. */
+static const struct {
+  const char *part, *arch;
+} gpus[] = {
+  { "h100", "sm_90a" },  { "h200", "sm_90a" },       { "gh200", "sm_90a" }, { "hopper", "sm_90a" },
+  { "a100", "sm_80" },   { "a800", "sm_80" },        { "ampere", "sm_80" }, { "a10", "sm_86" },
+  { "a40", "sm_86" },    { "a6000", "sm_86" },       { "3090", "sm_86" },   { "orin", "sm_87" },
+  { "l40", "sm_89" },    { "l4", "sm_89" },          { "ada", "sm_89" },    { "4090", "sm_89" },
+  { "b300", "sm_103a" }, { "gb300", "sm_103a" },     { "b200", "sm_100a" }, { "gb200", "sm_100a" },
+  { "b100", "sm_100a" }, { "blackwell", "sm_100a" }, { "5090", "sm_120" },  { "5080", "sm_120" },
+};
+
+const char *nsai_arch_meant(const char *name) {
+  const char *digits = !strncasecmp(name, "sm_", 3)        ? name + 3
+                       : !strncasecmp(name, "compute_", 8) ? name + 8
+                       : !strncasecmp(name, "sm", 2)       ? name + 2
+                                                           : name;
+  size_t length = strspn(digits, "0123456789");
+  for (int32_t i = 0; length && i < ARCH_COUNT; i++)
+    if (!strncmp(archs[i].name + 3, digits, length) &&
+        !isdigit((unsigned char)archs[i].name[3 + length]))
+      return archs[i].name;
+  for (size_t i = 0; i < sizeof gpus / sizeof gpus[0]; i++)
+    if (strcasestr(name, gpus[i].part)) return gpus[i].arch;
   return NULL;
 }
 

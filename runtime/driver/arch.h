@@ -25,6 +25,10 @@ const nsai_arch *nsai_arch_find(const char *name);
  * NULL: not supported. */
 const nsai_arch *nsai_arch_of_capability(int32_t major, int32_t minor);
 
+/* The architecture that another spelling means: a number ("90"), one without its suffix ("sm_90"), or a
+ * device's name ("h100"). NULL: none. */
+const char *nsai_arch_meant(const char *name);
+
 /* "sm_80, sm_86, ...", for messages. */
 const char *nsai_arch_names(void);
 

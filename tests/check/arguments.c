@@ -232,5 +232,6 @@ void chk_arguments_read(int argc, char **argv, chk_arguments *out) {
   out->plans.device = NSAI_VERIFY_DEVICE_AUTO;
   out->plans.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
   argp_err_exit_status = 2;
+  argp_program_version = NSAI_PROGRAM_VERSION("nsacheck");
   nsai_program_parse(&argp, argc, argv, out);
 }

@@ -326,3 +326,8 @@ SH
 @test "no GPU is 77" {
   "$NSA_BENCH" --problem fwd:q=16 --branches >out.txt 2>err.txt || [[ $? == 77 ]]
 }
+
+@test "--version is one line" {
+  run -0 --separate-stderr bench --version
+  [[ -z $stderr && ${#lines[@]} == 1 && $output == 'nsa-bench 0.'* ]]
+}

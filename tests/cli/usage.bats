@@ -143,3 +143,56 @@ COMMANDS
   run -2 --separate-stderr autotune frobnicate
   [[ $stderr != *$'\033'* ]]
 }
+
+@test "a wrong word is answered by the words there are, and by the nearest" {
+  run -2 --separate-stderr autotune compile --op foward "$configs/base.yaml"
+  [[ $stderr == *'"foward" is none of forward,'*'backward; did you mean "forward"?'* ]]
+  run -2 --separate-stderr autotune compile --op xyzzy "$configs/base.yaml"
+  [[ $stderr == *'decode'* && $stderr != *'did you mean'* ]]
+}
+
+@test "an architecture by another name" {
+  local said
+  for said in h100:sm_90a H200:sm_90a sm_90:sm_90a 90:sm_90a A100:sm_80 b200:sm_100a RTX4090:sm_89 compute_120:sm_120; do
+    run -2 --separate-stderr autotune compile --arch "${said%:*}" "$configs/base.yaml"
+    [[ $stderr == *"no architecture \"${said%:*}\"; did you mean \"${said#*:}\"?"* ]]
+  done
+  run -2 --separate-stderr autotune compile --arch z80 "$configs/base.yaml"
+  [[ $stderr == *'no architecture "z80"; there are sm_80'* ]]
+  run -2 --separate-stderr autotune compile --arch CPU "$configs/base.yaml"
+  [[ $stderr == *'the CPU device has no kernels'* ]]
+}
+
+@test "a device by another name" {
+  local said
+  for said in CPU:cpu host:cpu gpu:auto CUDA:auto Auto:auto gpu0:cuda:0; do
+    NSA_DEVICE=${said%%:*} run -3 --separate-stderr autotune check "$configs/base.yaml"
+    [[ $stderr == *"found '${said%%:*}': did you mean '${said#*:}'?"* ]]
+  done
+}
+
+@test "--version of every program is one line" {
+  local program
+  for program in "$NSA_AUTOTUNE" "$NSACHECK"; do
+    run -0 --separate-stderr "$program" --version
+    [[ -z $stderr && ${#lines[@]} == 1 && $output == *0.2.* ]]
+  done
+}
+
+@test "a configuration from standard input" {
+  run -0 --separate-stderr autotune check - <"$configs/base.yaml"
+  [[ $output == *ok* ]]
+  run -3 --separate-stderr autotune check - <<<'nsa: 2'
+  [[ $stderr == *'<stdin>:1'* ]]
+  run -0 --separate-stderr autotune show --arch sm_90a - <"$configs/h200_d128.yaml"
+  [[ $output == *attend_selected* ]]
+}
+
+@test "multi-head latent attention is one sentence" {
+  run -3 --separate-stderr autotune check - <<<'{nsa: 1, model: {heads: 4, kv_heads: 2, head_dim: 64, kv_lora_rank: 512}}'
+  [[ $stderr == *'model.kv_lora_rank'*'(MLA)'* ]]
+}
+
+@test "the schema refuses pages of 48 tokens" {
+  [[ $(autotune config --schema | jq -c '.. | .page_size? // empty | .anyOf[0].enum' | head -n 1) == '[0,16,32,64,128]' ]]
+}
