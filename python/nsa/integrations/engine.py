@@ -1,0 +1,94 @@
+# SPDX-FileCopyrightText: 2026 the libnsa authors
+# SPDX-License-Identifier: MIT
+"""Attention metadata of inference engines, for caches in the engines' own pages. Imports no engine.
+
+    step = engine.batch(metadata)           # of vLLM or SGLang, once a step; its tensors are used in place
+    step.append(cache, k, v, config=config)
+    o = step.attend(q, cache, gates, config=config)
+
+    vLLM (CommonAttentionMetadata,      SGLang (FlashAttention     what it is
+    FlashAttentionMetadata)             backend's metadata)
+    query_start_loc                     cu_seqlens_q               rows of each sequence's new tokens
+    seq_lens                            cache_seqlens_int32        lengths, the new tokens included; 0: padding
+    block_table_tensor, block_table     page_table                 pages of each sequence
+    slot_mapping                        out_cache_loc (argument)   where new tokens go; -1: nowhere
+    max_query_len, max_seq_len          max_seq_len_q, _k          the longest
+
+A cache is a dictionary as nsa.append has it: the engine's K and V, [pages, tokens, Hkv, D], and the compressed
+entries beside them, [pages, tokens / stride, Hkv, D], under the same page numbers.
+"""
+from __future__ import annotations
+
+import ctypes as C
+import dataclasses
+from typing import Any, Dict, Optional
+
+import torch
+from torch import Tensor
+
+from .. import _abi, _torch
+from .._config import Config
+from .._library import check, lib
+
+MOST_DECODED = 16  # new tokens of a sequence; more are a prefill
+
+
+def _first(metadata: Any, *names: str):
+    for name in names:
+        value = getattr(metadata, name, None)
+        if value is not None:
+            return value
+    raise TypeError(f"{type(metadata).__name__} has no {' and no '.join(names)}: it is no attention metadata of vLLM or SGLang "
+                    "that is known here")
+
+
+@dataclasses.dataclass
+class EngineBatch:
+    """A step of an engine. Tensors are those of the metadata."""
+    cu_seqlens: Tensor             # int32 [sequences + 1]
+    kv_len: Tensor                 # int32 [sequences]
+    block_table: Tensor            # int32 [sequences, any]
+    slot_mapping: Optional[Tensor]  # int64 [tokens]
+    max_q: int
+    max_kv: int
+
+    def append(self, cache: Dict[str, Tensor], k, v, *, config: Config, weights: Optional[Dict[str, Tensor]] = None) -> None:
+        """nsa.append in the place of the engine's write of K and V [tokens, Hkv, D]."""
+        slots = self.slot_mapping
+        if slots is not None:
+            tokens = k.shape[0] if isinstance(k, Tensor) else k[0].shape[0]
+            slots = slots[:tokens].to(torch.int64)
+        _torch.append(cache, k, v, config=config, kv_len=self.kv_len, max_kv=self.max_kv, block_table=self.block_table,
+                      cu_seqlens=self.cu_seqlens, slot_mapping=slots, weights=weights)
+
+    def attend(self, q: Tensor, cache: Dict[str, Tensor], gates: Optional[Tensor] = None, *, config: Config,
+               scale: Optional[float] = None, weights: Optional[Dict[str, Tensor]] = None) -> Tensor:
+        """The new tokens' attention [tokens, Hq, Dv]: a decode step up to 16 new tokens of a sequence, else a prefill."""
+        more = dict(config=config, kv_len=self.kv_len, max_kv=self.max_kv, max_q=self.max_q, block_table=self.block_table,
+                    cu_seqlens=self.cu_seqlens, scale=scale, weights=weights)
+        function = _torch.decode if self.max_q <= MOST_DECODED else _torch.prefill
+        return function(q, cache, gates, **more)
+
+
+def batch(metadata: Any, *, out_cache_loc: Optional[Tensor] = None, max_kv: Optional[int] = None,
+          max_q: Optional[int] = None) -> EngineBatch:
+    """Describes a step by an engine's metadata.
+
+    out_cache_loc  SGLang's, which its metadata does not hold: token slots in the pages
+    max_kv, max_q  bounds that hold for every replay, where the step is captured into a graph [the metadata's]
+    """
+    table = _first(metadata, "block_table_tensor", "block_table", "page_table")
+    lengths = _first(metadata, "seq_lens", "cache_seqlens_int32")
+    slots = out_cache_loc if out_cache_loc is not None else getattr(metadata, "slot_mapping", None)
+    return EngineBatch(_first(metadata, "query_start_loc", "cu_seqlens_q"), lengths, table[:lengths.shape[0]], slots,
+                       int(max_q or _first(metadata, "max_query_len", "max_seq_len_q")),
+                       int(max_kv or _first(metadata, "max_seq_len", "max_seq_len_k")))
+
+
+def block_bytes(config: Config, page_size: int, *, device: str = "cpu", dtype: str = "f32") -> int:
+    """Bytes of one page in one layer, the compressed entries included, for an engine's memory planner."""
+    bytes_ = C.c_uint64()
+    problem = _abi.nsa_problem(struct_size=C.sizeof(_abi.nsa_problem), op=_abi.NSA_OP_DECODE, max_seqs=1, max_kv_len=page_size,
+                               page_size=page_size)
+    check(lib.nsa_kv_page_bytes(config.context(device, dtype).handle, C.byref(problem), C.byref(bytes_)))
+    return bytes_.value

@@ -1,0 +1,82 @@
+# SPDX-FileCopyrightText: 2026 the libnsa authors
+# SPDX-License-Identifier: MIT
+"""nsa.integrations.engine in a loop as engines run it: prompts in chunks beside rows that decode, pages in
+any order, padded rows, tokens that are not written."""
+import random
+import types
+
+import pytest
+import torch
+
+import nsa
+import nsa.integrations.engine as engine
+from test_torch import close, config_of, dtype_of, inputs_of
+
+PAGE = 16
+
+
+def vllm(begin, lengths, table, slots, device):
+    starts = torch.tensor(begin, dtype=torch.int32, device=device)
+    return dict(metadata=types.SimpleNamespace(
+        query_start_loc=starts, seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device), num_actual_tokens=begin[-1],
+        block_table_tensor=table, slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
+        max_query_len=max(b - a for a, b in zip(begin, begin[1:])), max_seq_len=max(lengths)))
+
+
+def sglang(begin, lengths, table, slots, device):
+    return dict(metadata=types.SimpleNamespace(
+        cu_seqlens_q=torch.tensor(begin, dtype=torch.int32, device=device),
+        cache_seqlens_int32=torch.tensor(lengths, dtype=torch.int32, device=device), page_table=table,
+        max_seq_len_q=max(b - a for a, b in zip(begin, begin[1:])), max_seq_len_k=max(lengths)),
+        out_cache_loc=torch.tensor(slots, dtype=torch.int64, device=device))
+
+
+@pytest.mark.parametrize("make", [vllm, sglang], ids=["vLLM", "SGLang"])
+def test_serving_equals_the_forward(make, device):
+    config, chance = config_of(), random.Random(1)
+    dtype = dtype_of(device)
+    pages = lambda rows: torch.full((40, rows, 2, 32), 7.0, device=device, dtype=dtype)  # as another sequence left them
+    cache = dict(k0=pages(PAGE), v0=pages(PAGE), k_cmp=pages(PAGE // 8), v_cmp=pages(PAGE // 8))
+    assert engine.block_bytes(config, PAGE) == 4 * sum(x[0].numel() for x in cache.values())
+    data = [inputs_of(config, 120, device, seed=s) for s in range(3)]
+    want = [nsa.attention(*x, config=config).double().cpu() for x in data]
+    free = list(range(40))
+    chance.shuffle(free)
+    tables, done = [[free.pop() for _ in range(8)] for _ in data], [0, 0, 0]
+    plan = [[60, 0, 5], [30, 17, 1], [1, 40, 1], [1, 1, 20], [1, 1, 1], [1, 16, 3]]
+    for new in plan:
+        begin, lengths, slots = [0], [], []
+        for s, n in enumerate(new):
+            slots += [tables[s][p // PAGE] * PAGE + p % PAGE for p in range(done[s], done[s] + n)]
+            done[s] += n
+            begin.append(begin[-1] + n)
+            lengths.append(done[s])
+        begin.append(begin[-1])  # a padded row
+        lengths.append(0)
+        table = torch.tensor(tables + [[0] * 8], dtype=torch.int32, device=device)
+        q, k, v, g = (torch.cat([x[i][d - n:d] for x, d, n in zip(data, done, new)]) for i in range(4))
+        step = engine.batch(**make(begin, lengths, table, slots, device))
+        step.append(cache, k, v, config=config)
+        o = step.attend(q, cache, g, config=config)
+        for s, n in enumerate(new):
+            if n:
+                close(o[begin[s]:begin[s + 1]], want[s][done[s] - n:done[s]], device, 1.2e-2)
+
+
+def test_tokens_that_are_not_written(device):
+    config = config_of()
+    q, k, v, g = inputs_of(config, 20, device)
+    pages = lambda rows: torch.zeros(4, rows, 2, 32, device=device, dtype=dtype_of(device))
+    cache = dict(k0=pages(PAGE), v0=pages(PAGE), k_cmp=pages(2), v_cmp=pages(2))
+    table = torch.tensor([[2, 1]], dtype=torch.int32, device=device)
+    whole = [2 * PAGE + p if p < PAGE else PAGE + p - PAGE for p in range(20)]
+    engine.batch(**vllm([0, 20], [20], table, whole, device)).append(cache, k, v, config=config)
+    before = {name: x.clone() for name, x in cache.items()}
+    skipped = engine.batch(**vllm([0, 20], [20], table, [-1] * 20, device))
+    skipped.append(cache, k * 3, v * 3, config=config)
+    assert all(torch.equal(cache[name], before[name]) for name in cache)
+
+
+def test_unknown_metadata():
+    with pytest.raises(TypeError, match="block_table_tensor"):
+        engine.batch(types.SimpleNamespace(seq_lens=torch.ones(1)))
