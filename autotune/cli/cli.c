@@ -153,7 +153,7 @@ nsa_status nsai_cli_config(const char *path, const nsai_cli_settings *settings, 
     request.length = strlen(request.text);
   }
   NSAI_TRY(nsai_config_load(&request, out));
-  fputs((*out)->warnings, stderr);
+  if (*(*out)->warnings) fprintf(stderr, "%s\n", (*out)->warnings);
   return NSA_OK;
 }
 

@@ -167,8 +167,30 @@ static nsa_status load_model(loader *l) {
   return NSA_OK;
 }
 
+/* Once in a process: a host may make many contexts. A value is not shown, since a variable that is
+ * not of this library may hold a secret. */
+static void report_strangers(loader *l) {
+  static bool reported;
+  nsai_env_stranger stranger = { 0 };
+  if (__atomic_exchange_n(&reported, true, __ATOMIC_RELAXED)) return;
+  nsai_source *source = add_source(l, "environment", "", 0);
+  while (source && nsai_env_next_stranger(&stranger)) {
+    nsai_excerpt_text name;
+    nsai_excerpt(stranger.name, stranger.length, &name);
+    nsai_mark mark = { source, 0, 0 };
+    if (stranger.nearest)
+      nsai_diag_add(&l->diag, NSAI_WARNING, mark, name.text,
+                    "unknown variable, which changes nothing; did you mean %s?", stranger.nearest);
+    else
+      nsai_diag_add(&l->diag, NSAI_WARNING, mark, name.text,
+                    "unknown variable, which changes nothing; `nsa-autotune show env` lists those "
+                    "of libnsa");
+  }
+}
+
 static void load_environment(loader *l) {
   const nsai_env_var *var;
+  report_strangers(l);
   for (size_t i = 0; (var = nsai_env_at(i)); i++) {
     const char *value = nsai_env_get(var);
     if (!value) continue;

@@ -22,4 +22,17 @@ const nsai_env_var *nsai_env_at(size_t index);
  * privileges (for example set-user-id). Thread-safe like getenv: as long as nobody calls setenv. */
 const char *nsai_env_get(const nsai_env_var *var);
 
+/* A variable of the process that is set, begins with NSA_, and is none of the table. */
+typedef struct nsai_env_stranger {
+  size_t next;      /* where the search goes on; 0 at the beginning */
+  const char *name; /* borrowed from the environment, up to `length` */
+  size_t length;
+  const char *nearest; /* the variable that was probably meant; NULL: no guess */
+} nsai_env_stranger;
+
+/* Finds the next of them; false after the last. Names that begin with NSA_TEST_, NSA_CI_ or
+ * NSA_PYTHON_ belong to the tests, to .ci/run and to the package for Python, and are left alone.
+ * Thread-safe like nsai_env_get. */
+bool nsai_env_next_stranger(nsai_env_stranger *stranger);
+
 #endif /* NSAI_CONFIG_ENV_H */

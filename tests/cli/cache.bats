@@ -278,7 +278,7 @@ load common
   chmod 640 kept/some.pack
   ln -s kept/some.pack link.pack
   # Beyond this size a write fails, and no signal comes.
-  run -1 bash -c 'trap "" XFSZ; ulimit -f 1; "$NSA_AUTOTUNE" export link.pack'
+  run -1 bash -c 'trap "" XFSZ; ulimit -f 1; "$1" export link.pack' - "$NSA_AUTOTUNE"
   [[ $output == *"link.pack: cannot be written: File too large"* ]]
   cmp kernels.pack kept/some.pack
   [[ $(ls kept) == some.pack ]]

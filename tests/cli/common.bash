@@ -8,6 +8,8 @@ setup() {
   cd "$BATS_TEST_TMPDIR" || return
   export NSA_CACHE_DIR=$BATS_TEST_TMPDIR/cache
   unset NSA_DEVICE NSA_JIT NSA_LOG_LEVEL NSA_CACHE_MODE
+  # The programs warn of variables that they do not know. The tests' own are not for them.
+  export -n NSA_AUTOTUNE NSA_SOURCE NSA_FAKE_CUDA NSA_STARVE_FIRST NSA_BENCH
   configs=$NSA_SOURCE/configs
 }
 

@@ -51,6 +51,19 @@ load common
   [[ $(jq -r .version <<<"$output") == "$version" ]]
 }
 
+@test "a variable that is none of the library: one warning, with a guess and without its value" {
+  small_model
+  NSA_CHACHE_DIR=/secret run -0 --separate-stderr autotune check small.yaml
+  [[ ${#stderr_lines[@]} == 1 ]]
+  [[ $stderr == 'environment: warning: NSA_CHACHE_DIR: unknown variable, which changes nothing; did you mean NSA_CACHE_DIR?' ]]
+  NSA_ZORK=/secret run -0 --separate-stderr autotune show --set runtime.device=cpu small.yaml
+  [[ $(grep -c NSA_ZORK <<<"$stderr") == 1 && $stderr == *'`nsa-autotune show env` lists those of libnsa'* ]]
+  NSA_ZORK=/secret run -0 --separate-stderr "$NSACHECK" forward --device cpu --short --filter 'compress:*' --count 0
+  [[ $(grep -c 'NSA_ZORK: unknown variable' <<<"$stderr") == 1 && $stderr != *secret* ]]
+  NSA_TEST_DEVICE=x NSA_CI_ARCHS=x NSA_PYTHON_LIBRARY=x NSA_EMPTY='' run -0 --separate-stderr autotune check small.yaml
+  [[ -z $stderr ]]
+}
+
 # Whatever a command prints must arrive. /dev/full takes nothing, like a full disk.
 fails_on_full() { # STATUS COMMAND...
   local wanted=$1 lines

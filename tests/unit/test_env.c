@@ -76,6 +76,85 @@ static void test_all_variables(void **state) {
   clear();
 }
 
+/* All names that begin with NSA_ and are none of the table, unless they belong to others. */
+static void test_strangers(void **state) {
+  static const char *const names[][2] = { { "NSA_CHACHE_DIR", "NSA_CACHE_DIR" },
+                                          { "NSA_LOG", "NSA_LOG_LEVEL" },
+                                          { "NSA_jit", "NSA_JIT" },
+                                          { "NSA_ZORK", NULL },
+                                          { "NSA_", NULL } };
+  enum { NAMES = sizeof names / sizeof names[0] };
+  bool seen[NAMES] = { false };
+  char longest[200];
+  nsai_env_stranger stranger = { 0 };
+  clear();
+  assert_false(nsai_env_next_stranger(&stranger));
+  setenv("NSA_JIT", "never", 1);
+  setenv("NSA_EMPTY", "", 1);
+  setenv("NSA_TEST_DEVICE", "cuda", 1);
+  setenv("NSA_CI_ARCHS", "sm_80", 1);
+  setenv("NSA_PYTHON_LIBRARY", "/x", 1);
+  setenv("OTHER_NSA_JIT", "1", 1);
+  stranger.next = 0;
+  assert_false(nsai_env_next_stranger(&stranger));
+  for (int i = 0; i < NAMES; i++) setenv(names[i][0], "x", 1);
+  for (stranger.next = 0; nsai_env_next_stranger(&stranger);) {
+    int i = 0;
+    while (i < NAMES && (strlen(names[i][0]) != stranger.length ||
+                         strncmp(names[i][0], stranger.name, stranger.length) != 0))
+      i++;
+    assert_in_range(i, 0, NAMES - 1);
+    assert_false(seen[i]);
+    seen[i] = true;
+    if (names[i][1])
+      assert_string_equal(stranger.nearest, names[i][1]);
+    else
+      assert_null(stranger.nearest);
+  }
+  for (int i = 0; i < NAMES; i++) assert_true(seen[i]);
+  for (int i = 0; i < NAMES; i++) unsetenv(names[i][0]);
+  memset(longest, 'X', sizeof longest);
+  memcpy(longest, "NSA_JIT", strlen("NSA_JIT"));
+  longest[sizeof longest - 1] = '\0';
+  setenv(longest, "x", 1);
+  stranger.next = 0;
+  assert_true(nsai_env_next_stranger(&stranger));
+  assert_int_equal(stranger.length, sizeof longest - 1);
+  assert_null(stranger.nearest);
+  unsetenv(longest);
+  clear();
+}
+
+/* The first configuration of a process warns, without the value, and the next ones do not. */
+static void test_warns_once(void **state) {
+  nsai_config *config;
+  clear();
+  setenv("NSA_CHACHE_DIR", "secret", 1);
+  setenv("NSA_ZORK", "secret", 1);
+  nsai_config_request without = { .text = "nsa: 1\n",
+                                  .skip_system_file = true,
+                                  .skip_environment = true };
+  assert_int_equal(nsai_config_load(&without, &config), NSA_OK);
+  assert_string_equal(config->warnings, "");
+  nsai_config_destroy(config);
+  assert_int_equal(load(NULL, &config), NSA_OK);
+  assert_non_null(strstr(config->warnings,
+                         "environment: warning: NSA_CHACHE_DIR: unknown variable, "
+                         "which changes nothing; did you mean NSA_CACHE_DIR?"));
+  assert_non_null(strstr(config->warnings,
+                         "environment: warning: NSA_ZORK: unknown variable, which "
+                         "changes nothing; `nsa-autotune show env` lists those "
+                         "of libnsa"));
+  assert_null(strstr(config->warnings, "secret"));
+  nsai_config_destroy(config);
+  assert_int_equal(load(NULL, &config), NSA_OK);
+  assert_string_equal(config->warnings, "");
+  nsai_config_destroy(config);
+  unsetenv("NSA_CHACHE_DIR");
+  unsetenv("NSA_ZORK");
+  clear();
+}
+
 /* Above the text, below overrides; an empty variable counts as unset. */
 static void test_strength(void **state) {
   const char *const overrides[] = { "runtime.compile_jobs=5", NULL };
@@ -129,9 +208,9 @@ static void test_bad_values(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_table),
-    cmocka_unit_test(test_all_variables),
-    cmocka_unit_test(test_strength),
+    cmocka_unit_test(test_warns_once), /* before every other that loads */
+    cmocka_unit_test(test_table),         cmocka_unit_test(test_strangers),
+    cmocka_unit_test(test_all_variables), cmocka_unit_test(test_strength),
     cmocka_unit_test(test_bad_values),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
