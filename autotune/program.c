@@ -3,6 +3,9 @@
  */
 #include "program.h"
 
+#include "base/text.h"
+#include "base/writer.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -61,4 +64,23 @@ void nsai_program_parse(const struct argp *argp, int argc, char **argv, void *in
   if (!error) return;
   fprintf(stderr, "%s: error: the arguments cannot be parsed: %s\n", program, strerror(error));
   exit(EXIT_FAILURE);
+}
+
+int nsai_program_word(const char *option, const char *word, const char *const *words,
+                      const struct argp_state *state) {
+  char list[512]; /* more than any option's words */
+  nsai_writer out = nsai_writer_open(list, sizeof list);
+  for (int i = 0; words[i]; i++) {
+    if (!strcmp(word, words[i])) return i;
+    nsai_write(&out, "%s%s", i ? ", " : "", words[i]);
+  }
+  nsai_excerpt_text shown;
+  nsai_excerpt(word, strlen(word), &shown);
+  const char *meant = nsai_nearest(word, words);
+  if (meant)
+    argp_error(state, "%s: \"%s\" is none of %s; did you mean \"%s\"?", option, shown.text, list,
+               meant);
+  else
+    argp_error(state, "%s: \"%s\" is none of %s", option, shown.text, list);
+  return 0;
 }

@@ -28,6 +28,11 @@ void nsai_program_begin(const char *name);
  * does; a failure of the parser itself, such as no memory, ends it with status 1. */
 void nsai_program_parse(const struct argp *argp, int argc, char **argv, void *input);
 
+/* The index of `word` in a NULL-terminated list: what `option` ("--op") may be. Another word ends the
+ * program as a wrong argument; the message names the words, and the one that was probably meant. */
+int nsai_program_word(const char *option, const char *word, const char *const *words,
+                      const struct argp_state *state);
+
 /* Brings to standard output what was printed. 0, or the errno of why that failed: of a print
  * before, whose cause is in errno still unless that is 0, or of this call. The caller reports
  * it, and the end of the program does not say it again. */

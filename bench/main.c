@@ -34,8 +34,9 @@ typedef enum command {
   COMMANDS
 } command;
 
-static const char *const command_names[COMMANDS] = { "forward", "backward", "window", "compressed",
-                                                     "decode",  "plot",     "table" };
+static const char *const command_names[COMMANDS + 1] = { "forward",    "backward", "window",
+                                                         "compressed", "decode",   "plot",
+                                                         "table",      NULL };
 
 #define BIT(part) (1u << (part))
 #define BRANCHES (BIT(BENCH_COMPRESSED) | BIT(BENCH_SELECTED) | BIT(BENCH_WINDOW))
@@ -94,7 +95,7 @@ static const struct argp_option options[] = {
   { "q-len", OPT_Q_LEN, "N", 0, "New tokens of a sequence in a step (decode; 1)", 0 },
   { "page-size", OPT_PAGE_SIZE, "N", 0, "Tokens of a page, 0: no pages (decode; 64)", 0 },
   { "fill", OPT_FILL, "NAME", 0, "Inputs: random, correlated, ... (decode; the problem's)", 0 },
-  { "device", 'd', "DEVICE", 0, "auto, cpu, or an ordinal", 1 },
+  { "device", 'd', "DEVICE", 0, "auto, cpu, or an ordinal, as 1 or cuda:1", 1 },
   { "config", 'c', "FILE", 0, "A configuration below each problem's own", 1 },
   { "set", 'S', "KEY=VALUE", 0, "Override a key: variants.force.select=NAME", 1 },
   { "cache-dir", OPT_CACHE_DIR, "DIR", 0, "Keep compiled kernels there (default: in memory)", 1 },
@@ -126,16 +127,15 @@ static void parse_list(const char *value, int64_t *list, int *count, struct argp
 }
 
 static int parse_fill(const char *value, struct argp_state *state) {
+  const char *fills[NSAI_VERIFY_FILLS + 1] = { NULL };
   for (int fill = 0; fill < NSAI_VERIFY_FILLS; fill++)
-    if (!strcmp(value, nsai_verify_fill_name((nsai_verify_fill)fill))) return fill;
-  argp_error(state, "--fill: '%s' is none of a problem's fills, as random or correlated", value);
-  return NSAI_VERIFY_FILLS;
+    fills[fill] = nsai_verify_fill_name((nsai_verify_fill)fill);
+  return nsai_program_word("--fill", value, fills, state);
 }
 
 static void parse_word(arguments *a, const char *word, struct argp_state *state) {
   if (!a->named) {
-    while (a->command < COMMANDS && strcmp(word, command_names[a->command]) != 0) a->command++;
-    if (a->command == COMMANDS) argp_error(state, "there is no command '%s'", word);
+    a->command = (command)nsai_program_word("command", word, command_names, state);
     a->named = 1;
   } else if ((a->command == PLOT || a->command == TABLE) && !a->file) {
     a->file = word;
@@ -192,10 +192,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
                               : NSA_NONE;
     break;
   case OPT_FILL: a->fill = parse_fill(value, state); break;
-  case 'd':
-    if (nsai_verify_device_parse(value, &a->plans.device))
-      argp_error(state, "--device: '%s' is neither auto, cpu nor an ordinal", value);
-    break;
+  case 'd': a->plans.device = chk_option_device(value, state); break;
   case 'c': a->plans.config = value; break;
   case 'S':
     if (!strchr(value, '=')) argp_error(state, "--set %s: expected KEY=VALUE", value);

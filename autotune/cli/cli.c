@@ -263,9 +263,3 @@ void nsai_cli_log(void *user, int32_t level, const char *component, const char *
 
 const char *const nsai_cli_ops[] = { "forward", "dense",    "prefill", "decode",
                                      "append",  "backward", NULL };
-
-int32_t nsai_cli_op(const char *word) {
-  for (int32_t i = 0; nsai_cli_ops[i]; i++)
-    if (!strcmp(word, nsai_cli_ops[i])) return NSA_OP_FORWARD + i;
-  return 0;
-}

@@ -97,9 +97,6 @@ nsa_status nsai_show_device(const char *file, const char *arch, const nsai_cli_s
 /* The words for NSA_OP_FORWARD and the following operations; NULL after the last. */
 extern const char *const nsai_cli_ops[];
 
-/* Converts one of them to NSA_OP_*; 0: unknown word. */
-int32_t nsai_cli_op(const char *word);
-
 /* Writes a text about its subject. Called a second time where the text did not fit. */
 typedef nsa_status (*nsai_cli_writer)(const void *subject, nsai_writer *out);
 

@@ -12,10 +12,10 @@
 #include "driver/arch.h"
 #include "plan/context.h"
 #include "plan/problem.h"
+#include "program.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <strings.h>
 
 #define MAX_ARCHS 16
 #define MAX_SAMPLE 100
@@ -86,21 +86,10 @@ static const struct argp_option options[] = {
 
 /* ---- arguments ---- */
 
-static void refuse_arch(const char *name, struct argp_state *state) {
-  const char *meant = nsai_arch_meant(name);
-  if (!strcasecmp(name, "cpu"))
-    argp_error(state, "--arch: the CPU device has no kernels to compile");
-  else if (meant)
-    argp_error(state, "--arch: no architecture \"%s\"; did you mean \"%s\"? There are %s", name,
-               meant, nsai_arch_names());
-  else
-    argp_error(state, "--arch: no architecture \"%s\"; there are %s", name, nsai_arch_names());
-}
-
 static void add_arch(arguments *a, const char *name, struct argp_state *state) {
-  const nsai_arch *arch = nsai_arch_find(name);
-  if (!arch)
-    refuse_arch(name, state);
+  const nsai_arch *arch;
+  if (nsai_arch_demand(name, &arch) != NSA_OK)
+    argp_error(state, "--arch: %s", nsa_last_error());
   else if (a->arch_count < MAX_ARCHS)
     a->archs[a->arch_count++] = arch->name;
   else
@@ -115,27 +104,6 @@ static void parse_archs(arguments *a, char *list, struct argp_state *state) {
   }
   for (char *name = strtok_r(list, ",", &rest); name; name = strtok_r(NULL, ",", &rest))
     add_arch(a, name, state);
-}
-
-/* The index of `word` in a NULL-terminated list. */
-static int32_t parse_word(const char *option, const char *word, const char *const *words,
-                          struct argp_state *state) {
-  for (int32_t i = 0; words[i]; i++)
-    if (!strcmp(word, words[i])) return i;
-  char list[256] = "";
-  const char *nearest = NULL;
-  uint32_t least = UINT32_MAX;
-  for (int32_t i = 0; words[i]; i++) {
-    size_t used = strlen(list);
-    snprintf(list + used, sizeof list - used, "%s%s", i ? ", " : "", words[i]);
-    if (nsai_is_nearer(word, words[i], &least)) nearest = words[i];
-  }
-  if (nearest)
-    argp_error(state, "%s: \"%s\" is none of %s; did you mean \"%s\"?", option, word, list,
-               nearest);
-  else
-    argp_error(state, "%s: \"%s\" is none of %s", option, word, list);
-  return 0;
 }
 
 static int64_t parse_count(const char *option, const char *text, int64_t limit,
@@ -166,9 +134,11 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     snprintf(a->jobs, sizeof a->jobs, "runtime.compile_jobs=%s", value);
     nsai_cli_override(&a->settings, a->jobs, state);
     break;
-  case OPT_OP: a->op = NSA_OP_FORWARD + parse_word("--op", value, nsai_cli_ops, state); break;
+  case OPT_OP:
+    a->op = NSA_OP_FORWARD + nsai_program_word("--op", value, nsai_cli_ops, state);
+    break;
   case OPT_SELECTION:
-    a->selection = NSA_SELECT_TOPN + parse_word("--selection", value, selections, state);
+    a->selection = NSA_SELECT_TOPN + nsai_program_word("--selection", value, selections, state);
     break;
   case OPT_MAX_KV_LEN: a->max_kv_len = parse_count("--max-kv-len", value, INT64_MAX, state); break;
   case OPT_PROBE_ROWS:

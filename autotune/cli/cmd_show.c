@@ -10,6 +10,7 @@
 #include "config/env.h"
 #include "config/value.h"
 #include "plan/context.h"
+#include "program.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,10 +43,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     a->arch = value;
     nsai_cli_override(&a->settings, NSAI_CLI_NO_DEVICE, state);
     break;
-  case 'o':
-    a->op = nsai_cli_op(value);
-    if (!a->op) argp_error(state, "--op: no operation \"%s\"; `--help` lists them", value);
-    break;
+  case 'o': a->op = NSA_OP_FORWARD + nsai_program_word("--op", value, nsai_cli_ops, state); break;
   case ARGP_KEY_ARG:
     if (!state->arg_num)
       a->what = value;

@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "cli/tune_print.h"
 #include "plan/problem.h"
+#include "program.h"
 #include "records/decide.h"
 
 #include <inttypes.h>
@@ -29,6 +30,8 @@ typedef struct arguments {
   const char **files;
   int file_count;
 } arguments;
+
+#define OPS (NSA_OP_BACKWARD - NSA_OP_FORWARD + 1)
 
 enum { OPT_BUDGET = 256, OPT_FRESH, OPT_JOBS, OPT_OP, OPT_JSON, OPT_CSV, OPT_MD };
 
@@ -51,18 +54,19 @@ static const struct argp_option options[] = {
 /* ---- arguments ---- */
 
 static int32_t parse_level(const char *word, struct argp_state *state) {
-  uint32_t least = UINT32_MAX;
-  const char *nearest = NULL;
-  for (int32_t level = 0; nsai_level_name(level); level++) {
-    if (nsai_is_nearer(word, nsai_level_name(level), &least)) nearest = nsai_level_name(level);
-    if (!least) return NSA_TUNE_HEURISTIC + level;
-  }
-  if (nearest)
-    argp_error(state, "--level: no level \"%s\"; did you mean \"%s\"?", word, nearest);
-  else
-    argp_error(state, "--level: no level \"%s\"; there are heuristic, quick, normal and exhaustive",
-               word);
-  return 0;
+  const char *levels[NSA_TUNE_EXHAUSTIVE - NSA_TUNE_HEURISTIC + 2] = { NULL };
+  for (int32_t level = 0; nsai_level_name(level); level++) levels[level] = nsai_level_name(level);
+  return NSA_TUNE_HEURISTIC + nsai_program_word("--level", word, levels, state);
+}
+
+/* One of all operations, or "all". */
+static void parse_op(arguments *a, const char *word, struct argp_state *state) {
+  const char *words[OPS + 2] = { NULL };
+  memcpy(words, nsai_cli_ops, OPS * sizeof *words);
+  words[OPS] = "all";
+  int op = nsai_program_word("--op", word, words, state);
+  a->all_ops = op == OPS;
+  a->op = op == OPS ? 0 : NSA_OP_FORWARD + op;
 }
 
 #define BUDGET_MOST_S (7 * 24 * 3600) /* a week; a longer budget is a mistake */
@@ -93,12 +97,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     snprintf(a->jobs, sizeof a->jobs, "runtime.compile_jobs=%s", value);
     nsai_cli_override(&a->settings, a->jobs, state);
     break;
-  case OPT_OP:
-    a->all_ops = !strcmp(value, "all");
-    a->op = nsai_cli_op(value);
-    if (!a->op && !a->all_ops)
-      argp_error(state, "--op: no operation \"%s\"; `--help` lists them", value);
-    break;
+  case OPT_OP: parse_op(a, value, state); break;
   case OPT_JSON: set_format(a, NSAI_TUNE_JSON, state); break;
   case OPT_CSV: set_format(a, NSAI_TUNE_CSV, state); break;
   case OPT_MD: set_format(a, NSAI_TUNE_MARKDOWN, state); break;
@@ -150,8 +149,6 @@ static int32_t show_progress(void *user, int64_t done, int64_t total, const char
 static void say(void *user, int32_t level, const char *component, const char *text) {
   nsai_cli_log(&((job *)user)->progress, level, component, text);
 }
-
-#define OPS (NSA_OP_BACKWARD - NSA_OP_FORWARD + 1)
 
 /* Every operation that the tuner times; reports those that no kernel supports here. */
 static nsa_status list_served(nsa_ctx *ctx, nsa_problem problems[OPS], size_t *count) {

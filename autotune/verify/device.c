@@ -17,6 +17,7 @@ int nsai_verify_device_parse(const char *text, int32_t *ordinal) {
   int64_t value;
   if (!strcmp(text, "auto")) return *ordinal = NSAI_VERIFY_DEVICE_AUTO, 0;
   if (!strcmp(text, "cpu")) return *ordinal = NSAI_VERIFY_DEVICE_CPU, 0;
+  if (!strncmp(text, "cuda:", 5)) text += 5;
   if (!nsai_parse_integer(text, 0, INT32_MAX, &value)) return -1;
   *ordinal = (int32_t)value;
   return 0;

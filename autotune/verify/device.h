@@ -20,7 +20,7 @@ typedef struct nsai_verify_device {
 
 enum { NSAI_VERIFY_DEVICE_CPU = -2, NSAI_VERIFY_DEVICE_AUTO = -1 };
 
-/* Reads "auto", "cpu" or an ordinal. Returns 0, or -1. */
+/* Reads "auto", "cpu" or an ordinal, "1" or "cuda:1". Returns 0, or -1. */
 int nsai_verify_device_parse(const char *text, int32_t *ordinal);
 
 /* Reads a decimal number above 0, as 90 or 0.5. Returns 0, or -1. */

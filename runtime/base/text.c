@@ -89,6 +89,11 @@ void nsai_write_quoted(nsai_writer *writer, const char *text) {
   nsai_write(writer, "\"");
 }
 
+/* The same for a letter and its capital. Independent of the locale. */
+static char small_letter(char c) { return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c; }
+
+static bool same_letter(char a, char b) { return small_letter(a) == small_letter(b); }
+
 uint32_t nsai_edit_distance(const char *a, const char *b) {
   size_t m = strlen(a), n = strlen(b);
   if (m > WORD_BYTES || n > WORD_BYTES) return UINT32_MAX;
@@ -97,9 +102,9 @@ uint32_t nsai_edit_distance(const char *a, const char *b) {
   for (size_t j = 0; j <= n; j++) d[0][j] = (uint32_t)j;
   for (size_t i = 1; i <= m; i++) {
     for (size_t j = 1; j <= n; j++) {
-      d[i][j] = nsai_smaller_u32(d[i - 1][j - 1] + (a[i - 1] != b[j - 1]),
+      d[i][j] = nsai_smaller_u32(d[i - 1][j - 1] + !same_letter(a[i - 1], b[j - 1]),
                                  nsai_smaller_u32(d[i - 1][j], d[i][j - 1]) + 1);
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+      if (i > 1 && j > 1 && same_letter(a[i - 1], b[j - 2]) && same_letter(a[i - 2], b[j - 1]))
         d[i][j] = nsai_smaller_u32(d[i][j], d[i - 2][j - 2] + 1);
     }
   }
@@ -114,6 +119,14 @@ bool nsai_is_nearer(const char *word, const char *known, uint32_t *least) {
   if (distance >= *least || distance > (allowed ? allowed : 1)) return false;
   *least = distance;
   return true;
+}
+
+const char *nsai_nearest(const char *word, const char *const *known) {
+  const char *nearest = NULL;
+  uint32_t least = UINT32_MAX;
+  for (; *known; known++)
+    if (nsai_is_nearer(word, *known, &least)) nearest = *known;
+  return nearest;
 }
 
 bool nsai_glob_match(const char *pattern, const char *text) {

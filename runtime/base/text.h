@@ -37,12 +37,16 @@ const char *nsai_excerpt(const char *text, size_t length, nsai_excerpt_text *out
 void nsai_write_quoted(nsai_writer *writer, const char *text);
 
 /* Number of edits that turn one word into the other: insertions, deletions, replacements, swaps
- * of neighbours. Words of more than 32 bytes have distance UINT32_MAX. */
+ * of neighbours. Capitals count as their small letters. Words of more than 32 bytes have distance
+ * UINT32_MAX. */
 uint32_t nsai_edit_distance(const char *a, const char *b);
 
 /* Whether `known` is near enough to `word` to be what was meant, and nearer than those before it.
  * `*least` is UINT32_MAX before the first. */
 bool nsai_is_nearer(const char *word, const char *known, uint32_t *least);
+
+/* The word of a NULL-terminated list that `word` may mean; NULL: it is near to none. */
+const char *nsai_nearest(const char *word, const char *const *known);
 
 /* Whether all of `text` matches `pattern`: * is any run of bytes, ? any one byte. */
 bool nsai_glob_match(const char *pattern, const char *text);

@@ -209,12 +209,8 @@ nsa_status nsai_compiler_key(nsai_compiler *compiler, const nsai_compile_request
 /* Refuses an architecture that this NVRTC does not know yet. NVRTC's own message only says
  * "invalid value for --gpu-architecture". */
 static nsa_status check_arch(const nsai_nvrtc *nvrtc, const nsai_compile_request *request) {
-  const nsai_arch *arch = nsai_arch_find(request->arch);
-  if (!arch)
-    return nsai_fail(NSA_E_UNSUPPORTED,
-                     "unknown architecture \"%s\": this library has kernels for "
-                     "%s.",
-                     request->arch, nsai_arch_names());
+  const nsai_arch *arch;
+  NSAI_TRY(nsai_arch_demand(request->arch, &arch));
   int known[128], count = 0;
   NSAI_TRY(NSAI_NVRTC(nvrtc, nvrtcGetNumSupportedArchs(&count)));
   if (count > (int)(sizeof known / sizeof known[0]))

@@ -4,6 +4,7 @@
 #include "config/layers.h"
 
 #include "base/text.h"
+#include "driver/arch.h"
 
 #include <string.h>
 
@@ -160,6 +161,15 @@ static bool is_arch(const char *text) {
          (!*suffix || strcmp(suffix, "a") == 0 || strcmp(suffix, "f") == 0);
 }
 
+static void complain_arch(reader *r, const nsai_node *node, const char *path) {
+  const char *meant = nsai_arch_meant(node->text);
+  char why[WHY_BYTES];
+  nsai_writer w = nsai_writer_open(why, sizeof why);
+  nsai_write(&w, "expected an architecture like sm_90 or sm_90a");
+  if (meant) nsai_write(&w, ": did you mean '%s'?", meant);
+  complain(r, node->mark, path, why);
+}
+
 /* Reads one of match.arch, match.name, match.uuid. */
 static void read_criterion(reader *r, const nsai_node *node) {
   const char *name = node->key->text;
@@ -178,7 +188,7 @@ static void read_criterion(reader *r, const nsai_node *node) {
   else if (node->kind != NSAI_NODE_SCALAR)
     complain(r, node->mark, path, "expected one word; a profile for several devices is repeated");
   else if (place == &profile->arch && !is_arch(node->text))
-    complain(r, node->mark, path, "expected an architecture like sm_90 or sm_90a");
+    complain_arch(r, node, path);
   else if (place == &profile->uuid && strncmp(node->text, "MIG-", 4) == 0)
     complain(r, node->mark, path,
              "a MIG instance is not told from its GPU: match the GPU's own UUID, GPU-..., or use "

@@ -74,6 +74,10 @@ void nsai_key_suggest(const char *path, nsai_suggestion *suggestion);
  * it so; NULL: none. */
 const char *nsai_word_suggest(const nsai_word *words, const char *text);
 
+/* Writes what `text`, which names no device, may mean: ": did you mean 'cpu'?"; nothing without a
+ * guess. */
+void nsai_device_suggest(const char *text, nsai_writer *out);
+
 /* A sentence about a value `text` that other projects support and no kernel here does; NULL:
  * none. */
 const char *nsai_word_missing(const char *text);

@@ -7,8 +7,10 @@
 #include "base/text.h"
 #include "base/writer.h"
 #include "config/schema.h"
+#include "driver/arch.h"
 
 #include <string.h>
+#include <strings.h>
 
 /* Spellings in other NSA implementations, and in configurations of transformers and serving
  * engines. */
@@ -278,4 +280,35 @@ const char *nsai_word_suggest(const nsai_word *words, const char *text) {
   for (const nsai_word *word = words; word->text; word++)
     if (nsai_is_nearer(text, word->text, &best)) found = word->text;
   return found;
+}
+
+/* "gpu", "GPU 1", "cuda1", "nvidia/1": a GPU, and which; -1: not said. */
+static bool is_gpu(const char *text, int64_t *ordinal) {
+  static const char *const words[] = { "gpu", "cuda", "nvidia", "device", NULL };
+  for (int i = 0; words[i]; i++) {
+    size_t length = strlen(words[i]);
+    if (strncasecmp(text, words[i], length) != 0) continue;
+    const char *rest = text + length;
+    rest += strspn(rest, ":/ _");
+    *ordinal = -1;
+    return !*rest || nsai_parse_integer(rest, 0, 9999, ordinal);
+  }
+  return false;
+}
+
+void nsai_device_suggest(const char *text, nsai_writer *out) {
+  static const char *const words[] = { "auto", "cpu", NULL };
+  int64_t ordinal;
+  const char *word = strcasecmp(text, "host") == 0 ? "cpu" : nsai_nearest(text, words);
+  const char *arch = nsai_arch_meant(text);
+  if (is_gpu(text, &ordinal)) /* before the words: "gpu" is near to "cpu" */
+    nsai_write(out, ordinal < 0 ? ": did you mean 'auto'?" : ": did you mean 'cuda:%d'?",
+               (int)ordinal);
+  else if (word)
+    nsai_write(out, ": did you mean '%s'?", word);
+  else if (arch)
+    nsai_write(out,
+               ": did you mean 'auto'? A device is one of this machine's; the architecture %s, for "
+               "compiling without a GPU, is given as --arch or nsa_options.arch",
+               arch);
 }

@@ -9,7 +9,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
-#include <strings.h>
 
 #define MAX_TEXT_BYTES 4096 /* PATH_MAX of Linux; a longer text is a mistake for any key */
 /* few enough that a number and its text round-trip exactly in a double */
@@ -244,19 +243,6 @@ static bool is_device(const char *text) {
   return is_bus_id(text);
 }
 
-/* What other spellings of a device mean, or NULL. */
-static const char *device_meant(const char *text) {
-  static const struct {
-    const char *spelling, *meant;
-  } habits[] = { { "cpu", "cpu" },      { "host", "cpu" },    { "auto", "auto" },
-                 { "gpu", "auto" },     { "cuda", "auto" },   { "nvidia", "auto" },
-                 { "gpu:0", "cuda:0" }, { "gpu0", "cuda:0" }, { "cuda0", "cuda:0" },
-                 { "cuda:0", "cuda:0" } };
-  for (size_t i = 0; i < sizeof habits / sizeof habits[0]; i++)
-    if (!strcasecmp(text, habits[i].spelling)) return habits[i].meant;
-  return NULL;
-}
-
 static bool is_name(const char *text) {
   return *text && !text[strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789_")];
 }
@@ -281,8 +267,8 @@ static bool read_text(const nsai_key *key, const nsai_node *node, nsai_arena *ar
     refuse(key, node, why);
     if (strncmp(node->text, "MIG-", 4) == 0)
       nsai_write(why, ": choose a MIG instance by CUDA_VISIBLE_DEVICES, and write auto here");
-    else if (device_meant(node->text))
-      nsai_write(why, ": did you mean '%s'?", device_meant(node->text));
+    else
+      nsai_device_suggest(node->text, why);
     return false;
   }
   if (key->type == NSAI_TYPE_VARIANT && !is_name(node->text)) return refuse(key, node, why);

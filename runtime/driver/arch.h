@@ -8,6 +8,7 @@
 #ifndef NSAI_DRIVER_ARCH_H
 #define NSAI_DRIVER_ARCH_H
 
+#include <nsa/base.h>
 #include <stdint.h>
 
 typedef struct nsai_arch {
@@ -20,13 +21,17 @@ typedef struct nsai_arch {
 /* By name; NULL when unknown. */
 const nsai_arch *nsai_arch_find(const char *name);
 
+/* The same; a name that is unknown is NSA_E_UNSUPPORTED, with the architecture that was probably
+ * meant and all that there are in the error text. */
+nsa_status nsai_arch_demand(const char *name, const nsai_arch **out);
+
 /* The architecture to compile for on a device of this compute capability: the entry itself, or
  * the nearest lower one of the same major version without a suffix, whose cubins run there too.
  * NULL: not supported. */
 const nsai_arch *nsai_arch_of_capability(int32_t major, int32_t minor);
 
-/* The architecture that another spelling means: a number ("90"), one without its suffix ("sm_90"), or a
- * device's name ("h100"). NULL: none. */
+/* The architecture that another spelling means: a number ("90", "9.0"), one without its suffix
+ * ("sm_90"), a device's name ("h100", "NVIDIA GeForce RTX 4090"), or a misspelt name. NULL: none. */
 const char *nsai_arch_meant(const char *name);
 
 /* "sm_80, sm_86, ...", for messages. */

@@ -163,12 +163,7 @@ fail:
 nsa_status nsai_device_init_arch(const char *arch, nsai_device *out) {
   memset(out, 0, sizeof *out);
   out->ordinal = -1;
-  out->arch = nsai_arch_find(arch);
-  if (!out->arch)
-    return nsai_fail(NSA_E_UNSUPPORTED,
-                     "unknown architecture \"%s\": this library has kernels for "
-                     "%s.",
-                     arch, nsai_arch_names());
+  NSAI_TRY(nsai_arch_demand(arch, &out->arch));
   snprintf(out->name, sizeof out->name, "%s (no device)", arch);
   out->cc_major = out->arch->major;
   out->cc_minor = out->arch->minor;

@@ -51,7 +51,7 @@ static const struct argp_option options[] = {
     0 },
   { "force", OPT_FORCE, "NAME", 0,
     "Force this row of the variant table; problems that it cannot serve are skipped", 0 },
-  { "device", 'd', "DEVICE", 0, "auto, cpu, or an ordinal", 0 },
+  { "device", 'd', "DEVICE", 0, "auto, cpu, or an ordinal, as 1 or cuda:1", 0 },
   { "config", 'c', "FILE", 0, "A configuration below each problem's own", 0 },
   { "set", 'S', "KEY=VALUE", 0, "Override a key: variants.force.select=NAME", 0 },
   { "cache-dir", OPT_CACHE_DIR, "DIR", 0, "Keep compiled kernels there (default: in memory)", 0 },
@@ -98,23 +98,20 @@ static void add_override(chk_arguments *a, const char *value, struct argp_state 
 }
 
 static void choose_area(chk_arguments *a, const char *name, struct argp_state *state) {
-  static const char *const names[] = { "forward", "backward", "cache" };
+  static const char *const names[] = { "forward", "backward", "cache", NULL };
   if (a->areas) argp_error(state, "unexpected argument '%s'", name);
-  for (int i = 0; i < 3; i++)
-    if (!strcmp(name, names[i])) a->areas = 1u << i;
-  if (!a->areas) argp_error(state, "'%s' is none of forward, backward, cache", name);
+  a->areas = 1u << nsai_program_word("argument", name, names, state);
 }
 
 /* Parses the options of the cache. */
 static error_t parse_cache(int key, const char *value, struct argp_state *state) {
+  static const char *const ops[] = { "decode", "prefill", "split", NULL };
   chk_arguments *a = state->input;
   chk_cache_case *c = &a->cache;
   switch (key) {
   case OPT_OP:
     if (c->kind == CHK_CACHE_SOAK) argp_error(state, "--soak has an --op of its own");
-    c->kind = chk_cache_kind_find(value);
-    if (c->kind >= CHK_CACHE_SOAK)
-      argp_error(state, "--op: '%s' is none of decode, prefill, split", value);
+    c->kind = chk_cache_kind_find(ops[nsai_program_word("--op", value, ops, state)]);
     break;
   case OPT_LONGEST:
     c->longest =
@@ -182,8 +179,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     break;
   case 'j': a->json = true; break;
   case 'd':
-    if (nsai_verify_device_parse(value, &a->plans.device))
-      argp_error(state, "--device: '%s' is neither auto, cpu nor an ordinal", value);
+    a->plans.device = chk_option_device(value, state);
     remember(a, "--device", value);
     break;
   case 'c':

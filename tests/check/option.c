@@ -6,6 +6,8 @@
 #include "option.h"
 
 #include "base/text.h"
+#include "config/schema.h"
+#include "verify/device.h"
 
 int64_t chk_option_number(const char *option, const char *value, int64_t least, int64_t most,
                           struct argp_state *state) {
@@ -14,4 +16,14 @@ int64_t chk_option_number(const char *option, const char *value, int64_t least, 
     argp_error(state, "--%s: '%s' is no number from %lld to %lld", option, value, (long long)least,
                (long long)most);
   return number;
+}
+
+int32_t chk_option_device(const char *value, struct argp_state *state) {
+  int32_t device = NSAI_VERIFY_DEVICE_AUTO;
+  if (nsai_verify_device_parse(value, &device) == 0) return device;
+  char guess[256];
+  nsai_writer out = nsai_writer_open(guess, sizeof guess);
+  nsai_device_suggest(value, &out);
+  argp_error(state, "--device: '%s' is neither auto, cpu nor an ordinal%s", value, guess);
+  return device;
 }

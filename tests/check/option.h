@@ -14,4 +14,8 @@
 int64_t chk_option_number(const char *option, const char *value, int64_t least, int64_t most,
                           struct argp_state *state);
 
+/* The ordinal of a device given as --device, or NSAI_VERIFY_DEVICE_AUTO or _CPU. Another text:
+ * argp_error, with a guess at what was meant. */
+int32_t chk_option_device(const char *value, struct argp_state *state);
+
 #endif /* CHK_OPTION_H */

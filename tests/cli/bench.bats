@@ -20,6 +20,15 @@ TXT
 
 measured=$NSA_SOURCE/bench/results/h200-2026-11-20.csv
 
+@test "a wrong command, fill or device gets a guess" {
+  run -2 --separate-stderr bench foward
+  [[ $stderr == *'"foward" is none of forward, backward, window, compressed, decode, plot, table; did you mean "forward"?'* ]]
+  run -2 --separate-stderr bench decode --fill randm
+  [[ $stderr == *'did you mean "random"?'* ]]
+  run -2 --separate-stderr bench --device CPU
+  [[ $stderr == *"did you mean 'cpu'?"* ]]
+}
+
 @test "what cannot be written is 1" {
   tiny_problems
   for arguments in "--help" "--list" "table $measured" "forward --device cpu --threads 1 --problems tiny.txt"; do

@@ -9,7 +9,7 @@ need_no_gpu() { ! autotune doctor >/dev/null || skip 'a GPU is here'; }
   small_model
   run -2 autotune tune
   run -2 --separate-stderr autotune tune --level nrmal small.yaml
-  [[ $stderr == *'no level "nrmal"; did you mean "normal"?'* ]]
+  [[ $stderr == *'"nrmal" is none of heuristic, quick, normal, exhaustive; did you mean "normal"?'* ]]
   run -2 --separate-stderr autotune tune --level frobnicate small.yaml
   [[ $stderr != *'did you mean'* && $stderr == *exhaustive* ]]
   for budget in 0 90 -1s 3x nan inf 1e9h 200h ''; do
@@ -18,7 +18,7 @@ need_no_gpu() { ! autotune doctor >/dev/null || skip 'a GPU is here'; }
   run -2 autotune tune --json --csv small.yaml
   run -2 autotune tune --bogus small.yaml
   run -2 --separate-stderr autotune tune --op decoed small.yaml
-  [[ $stderr == *'no operation "decoed"'* ]]
+  [[ $stderr == *'did you mean "decode"?'* ]]
 }
 
 @test "a wrong configuration is 3, a missing file 1" {

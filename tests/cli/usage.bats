@@ -164,24 +164,49 @@ COMMANDS
   [[ $stderr == *'decode'* && $stderr != *'did you mean'* ]]
 }
 
+@test "a word that an option does not have: all words, and a guess; 2" {
+  while IFS='|' read -r command wanted; do
+    # shellcheck disable=SC2086 # the words of a command are the arguments
+    run -2 --separate-stderr autotune $command some.yaml
+    [[ -z $output && ${stderr_lines[0]} == "nsa-autotune ${command%% *}: $wanted" ]] || { echo "$stderr"; return 1; }
+  done <<'COMMANDS'
+compile --op foward|--op: "foward" is none of forward, dense, prefill, decode, append, backward; did you mean "forward"?
+show --op Decode|--op: "Decode" is none of forward, dense, prefill, decode, append, backward; did you mean "decode"?
+tune --op al|--op: "al" is none of forward, dense, prefill, decode, append, backward, all; did you mean "all"?
+tune --op frobnicate|--op: "frobnicate" is none of forward, dense, prefill, decode, append, backward, all
+compile --selection top|--selection: "top" is none of topn, blocks, ranges; did you mean "topn"?
+COMMANDS
+  run -2 --separate-stderr "$NSACHECK" --op decod --list
+  [[ ${stderr_lines[0]} == 'nsacheck: --op: "decod" is none of decode, prefill, split; did you mean "decode"?' ]]
+  run -2 --separate-stderr "$NSACHECK" foward --list
+  [[ ${stderr_lines[0]} == 'nsacheck: argument: "foward" is none of forward, backward, cache; did you mean "forward"?' ]]
+}
+
 @test "an architecture by another name" {
   local said
-  for said in h100:sm_90a H200:sm_90a sm_90:sm_90a 90:sm_90a A100:sm_80 b200:sm_100a RTX4090:sm_89 compute_120:sm_120; do
+  for said in h100:sm_90a 9.0:sm_90a "NVIDIA H200":sm_90a H200:sm_90a sm_90:sm_90a 90:sm_90a A100:sm_80 b200:sm_100a RTX4090:sm_89 compute_120:sm_120; do
+    run -1 --separate-stderr autotune show --arch "${said%:*}" "$configs/base.yaml"
+    [[ $stderr == *"unknown architecture \"${said%:*}\"; did you mean \"${said#*:}\"?"* ]]
     run -2 --separate-stderr autotune compile --arch "${said%:*}" "$configs/base.yaml"
-    [[ $stderr == *"no architecture \"${said%:*}\"; did you mean \"${said#*:}\"?"* ]]
+    [[ $stderr == *"--arch: unknown architecture \"${said%:*}\"; did you mean \"${said#*:}\"? This library has"*sm_120* ]]
   done
   run -2 --separate-stderr autotune compile --arch z80 "$configs/base.yaml"
-  [[ $stderr == *'no architecture "z80"; there are sm_80'* ]]
+  [[ $stderr == *'unknown architecture "z80": this library has kernels for sm_80'* ]]
   run -2 --separate-stderr autotune compile --arch CPU "$configs/base.yaml"
-  [[ $stderr == *'the CPU device has no kernels'* ]]
+  [[ $stderr == *'did you mean the device cpu (runtime.device)?'* ]]
+  run -2 --separate-stderr autotune compile --arch gpu "$configs/base.yaml"
+  [[ $stderr == *'"gpu": without one, the GPU'\''s own is taken'* ]]
 }
 
 @test "a device by another name" {
   local said
-  for said in CPU:cpu host:cpu gpu:auto CUDA:auto Auto:auto gpu0:cuda:0; do
+  for said in CPU:cpu host:cpu gpu:auto CUDA:auto Auto:auto gpu0:cuda:0 GPU/3:cuda:3 h100:auto; do
     NSA_DEVICE=${said%%:*} run -3 --separate-stderr autotune check "$configs/base.yaml"
     [[ $stderr == *"found '${said%%:*}': did you mean '${said#*:}'?"* ]]
+    run -2 --separate-stderr "$NSACHECK" --list --short --device "${said%%:*}"
+    [[ $stderr == *"'${said%%:*}' is neither auto, cpu nor an ordinal: did you mean '${said#*:}'?"* ]]
   done
+  run -0 "$NSACHECK" --list --short --device cuda:0
 }
 
 @test "--version of every program is one line" {

@@ -89,6 +89,57 @@ static void test_archs(void **state) {
   assert_int_equal(nsai_arch_find("sm_90a")->shared_bytes, 232448);
 }
 
+/* What people write for an architecture, and what they mean. */
+static void test_arch_meant(void **state) {
+  static const char *const meant[][2] = {
+    { "sm_90", "sm_90a" },
+    { "SM90A", "sm_90a" },
+    { "9.0", "sm_90a" },
+    { "90", "sm_90a" },
+    { "compute_90", "sm_90a" },
+    { "sm_100f", "sm_100a" },
+    { "h100", "sm_90a" },
+    { "H200", "sm_90a" },
+    { "NVIDIA H100 80GB HBM3", "sm_90a" },
+    { "hopper", "sm_90a" },
+    { "A100-SXM4-80GB", "sm_80" },
+    { "a10g", "sm_86" },
+    { "RTX 4090", "sm_89" },
+    { "NVIDIA GeForce RTX 5090", "sm_120" },
+    { "RTX A6000", "sm_86" },
+    { "NVIDIA RTX 6000 Ada Generation", "sm_89" },
+    { "L40S", "sm_89" },
+    { "B200", "sm_100a" },
+    { "gb300", "sm_103a" },
+    { "sm_88", "sm_87" },
+    { "sm90_a", "sm_90a" },
+    { "ms_80", "sm_80" },
+  };
+  static const char *const nothing[] = {
+    "",     "sm_70", "7.5",
+    "gpu",  "cpu",   "v100",
+    "zork", "sm_",   "1234567890123456789012345678901234567890123456789012"
+  };
+  for (size_t i = 0; i < sizeof meant / sizeof meant[0]; i++) {
+    const char *arch = nsai_arch_meant(meant[i][0]);
+    if (!arch || strcmp(arch, meant[i][1]) != 0)
+      fail_msg("%s: %s, not %s", meant[i][0], arch ? arch : "nothing", meant[i][1]);
+  }
+  for (size_t i = 0; i < sizeof nothing / sizeof nothing[0]; i++) {
+    const char *arch = nsai_arch_meant(nothing[i]);
+    if (arch) fail_msg("%s: %s, not nothing", nothing[i], arch);
+  }
+  const nsai_arch *arch;
+  assert_int_equal(nsai_arch_demand("sm_80", &arch), NSA_OK);
+  assert_string_equal(arch->name, "sm_80");
+  assert_int_equal(nsai_arch_demand("h100", &arch), NSA_E_UNSUPPORTED);
+  assert_non_null(strstr(nsa_last_error(), "did you mean \"sm_90a\"?"));
+  assert_int_equal(nsai_arch_demand("GPU", &arch), NSA_E_UNSUPPORTED);
+  assert_non_null(strstr(nsa_last_error(), "the GPU's own is taken"));
+  assert_int_equal(nsai_arch_demand("CPU", &arch), NSA_E_UNSUPPORTED);
+  assert_non_null(strstr(nsa_last_error(), "did you mean the device cpu"));
+}
+
 static void expect_tiny(const nsai_kernel_image *image) {
   assert_memory_equal(image->cubin, "\177ELF", 4);
   assert_true(image->size > 500);
@@ -560,6 +611,7 @@ static void test_leaves_the_process_alone(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_archs),
+    cmocka_unit_test(test_arch_meant),
     cmocka_unit_test(test_log_figures),
     cmocka_unit_test(test_build_id),
     cmocka_unit_test(test_missing_compiler),

@@ -227,9 +227,35 @@ static const diag_case value_cases[] = {
     "2:26: error: runtime.trusted_keys: expected a list of public keys (64 hexadecimal digits) and "
     "absolute paths; found '0123456789012345678901234567890123456789...': `nsa-autotune keygen` "
     "prints a key and writes a file of it" },
-  { "devices", "runtime: {device: gpu0}\n",
+  { "devices", "runtime: {device: 'gpu0'}\n",
     "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
-    "a UUID (GPU-...); found 'gpu0'" },
+    "a UUID (GPU-...); found 'gpu0': did you mean 'cuda:0'?" },
+  { "devices", "runtime: {device: 'CPU'}\n",
+    "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
+    "a UUID (GPU-...); found 'CPU': did you mean 'cpu'?" },
+  { "devices", "runtime: {device: 'GPU'}\n",
+    "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
+    "a UUID (GPU-...); found 'GPU': did you mean 'auto'?" },
+  { "devices", "runtime: {device: 'Cuda:'}\n",
+    "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
+    "a UUID (GPU-...); found 'Cuda:': did you mean 'auto'?" },
+  { "devices", "runtime: {device: 'gpu:3'}\n",
+    "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
+    "a UUID (GPU-...); found 'gpu:3': did you mean 'cuda:3'?" },
+  { "devices", "runtime: {device: 'host'}\n",
+    "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
+    "a UUID (GPU-...); found 'host': did you mean 'cpu'?" },
+  { "devices", "runtime: {device: 'Auto'}\n",
+    "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
+    "a UUID (GPU-...); found 'Auto': did you mean 'auto'?" },
+  { "devices", "runtime: {device: 'quantum'}\n",
+    "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
+    "a UUID (GPU-...); found 'quantum'" },
+  { "an architecture is no device", "runtime: {device: h100}\n",
+    "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
+    "a UUID (GPU-...); found 'h100': did you mean 'auto'? A device is one of this "
+    "machine's; the architecture sm_90a, for compiling without a GPU, is given as --arch or "
+    "nsa_options.arch" },
   { "variants",
     "variants:\n"
     "  force: {attend_slected: a, dense: No!}\n"

@@ -140,7 +140,8 @@ static const diag_case profile_cases[] = {
   { "criteria",
     "profiles:\n"
     "  - match: {arch: hopper, name: [a], uuid: 3, sm: 90}\n",
-    "3:19: error: profiles[0].match.arch: expected an architecture like sm_90 or sm_90a\n"
+    "3:19: error: profiles[0].match.arch: expected an architecture like sm_90 or sm_90a: "
+    "did you mean 'sm_90a'?\n"
     "3:33: error: profiles[0].match.name: expected one word; a profile for several devices is "
     "repeated\n"
     "3:44: error: profiles[0].match.uuid: expected a UUID as nvidia-smi -L prints it, GPU-...\n"

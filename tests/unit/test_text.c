@@ -65,6 +65,17 @@ static void test_distance(void **state) {
   assert_false(nsai_is_nearer("jti", "jt", &least)); /* as near as the one before */
   least = UINT32_MAX;
   assert_true(nsai_is_nearer("selection", "select", &least)); /* 3 of 9 */
+  assert_int_equal(nsai_edit_distance("CPU", "cpu"), 0);
+  assert_int_equal(nsai_edit_distance("WIDNOW", "window"), 1);
+}
+
+static void test_nearest(void **state) {
+  static const char *const words[] = { "forward", "dense", "decode", "Decoder", NULL };
+  assert_string_equal(nsai_nearest("foward", words), "forward");
+  assert_string_equal(nsai_nearest("DECODE", words), "decode");
+  assert_string_equal(nsai_nearest("decoder", words), "Decoder");
+  assert_null(nsai_nearest("frobnicate", words));
+  assert_null(nsai_nearest("", words));
 }
 
 static void test_glob(void **state) {
@@ -134,8 +145,8 @@ static void test_integer(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_utf8),    cmocka_unit_test(test_excerpt), cmocka_unit_test(test_distance),
-    cmocka_unit_test(test_glob),    cmocka_unit_test(test_writer),  cmocka_unit_test(test_arena),
-    cmocka_unit_test(test_integer),
+    cmocka_unit_test(test_nearest), cmocka_unit_test(test_glob),    cmocka_unit_test(test_writer),
+    cmocka_unit_test(test_arena),   cmocka_unit_test(test_integer),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
