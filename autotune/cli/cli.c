@@ -4,8 +4,6 @@
 #include "cli/cli.h"
 
 #include "base/duration.h"
-#include "config/yaml.h"
-#include "plan/variant.h"
 #include "program.h"
 
 #include <errno.h>
@@ -38,7 +36,7 @@ void nsai_cli_error(const char *format, ...) {
   fputc('\n', stderr);
 }
 
-static int exit_code(nsa_status status) {
+int nsai_cli_exit_code(nsa_status status) {
   switch (status) {
   case NSA_OK: return NSAI_EXIT_OK;
   case NSA_E_CONFIG: return NSAI_EXIT_CONFIG;
@@ -62,7 +60,7 @@ int nsai_cli_fail(nsa_status status) {
     nsai_cli_error("%s", nsa_last_error());
   if (level && !strcmp(level, "trace") && *nsa_last_trace())
     fprintf(stderr, "%s\n", nsa_last_trace());
-  return exit_code(status);
+  return nsai_cli_exit_code(status);
 }
 
 int nsai_cli_exit(nsa_status status) {
@@ -116,53 +114,6 @@ void nsai_cli_parse(int argc, char **argv, const struct argp_option *options, ar
                             .doc = help,
                             .children = children };
   nsai_program_parse(&all, argc, argv, arguments);
-}
-
-/* Standard input as text, which is read once and lives as long as the program: "-" in the place of a
- * file. */
-static nsa_status read_stdin(const char **text) {
-  static char *kept;
-  *text = kept;
-  if (kept) return NSA_OK;
-  size_t size = 0, room = 0;
-  for (size_t count = 1; count; size += count) {
-    if (size + 1 >= room) {
-      char *more = realloc(kept, room = room ? 2 * room : 4096);
-      if (!more) return nsai_fail_nomem("standard input", room);
-      kept = more;
-    }
-    count = fread(kept + size, 1, room - size - 1, stdin);
-    if (size > NSAI_YAML_MAX_BYTES) break; /* the parser says so */
-  }
-  if (ferror(stdin)) return nsai_fail(NSA_E_IO, "<stdin>: the configuration cannot be read");
-  kept[size] = '\0';
-  *text = kept;
-  return NSA_OK;
-}
-
-nsa_status nsai_cli_config(const char *path, const nsai_cli_settings *settings, bool need_model,
-                           nsai_config **out) {
-  nsai_config_request request = { .path = path,
-                                  .overrides = settings->overrides,
-                                  .variant = nsai_variant_name_at,
-                                  .need_model = need_model };
-  if (path && !strcmp(path, "-")) {
-    request.path = NULL;
-    request.name = "<stdin>";
-    NSAI_TRY(read_stdin(&request.text));
-    request.length = strlen(request.text);
-  }
-  NSAI_TRY(nsai_config_load(&request, out));
-  if (*(*out)->warnings) fprintf(stderr, "%s\n", (*out)->warnings);
-  return NSA_OK;
-}
-
-nsa_status nsai_cli_create(const char *path, const nsa_options *options, nsa_ctx **ctx) {
-  nsa_options from_stdin = *options;
-  if (!path || strcmp(path, "-") != 0) return nsa_create(path, options, ctx);
-  *ctx = NULL;
-  NSAI_TRY(read_stdin(&from_stdin.yaml_text));
-  return nsa_create(NULL, &from_stdin, ctx);
 }
 
 /* ---- texts ---- */

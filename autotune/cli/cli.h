@@ -51,11 +51,14 @@ int nsai_cmd_verify(int argc, char **argv);
 /* Prints "nsa-autotune: error: ..." to stderr; in colour on a terminal, unless NO_COLOR is set. */
 void nsai_cli_error(const char *format, ...) NSAI_PRINTF(1, 2);
 
+/* The exit code of a subcommand that ends with `status`. */
+int nsai_cli_exit_code(nsa_status status);
+
 /* Prints this thread's last error, with NSA_LOG_LEVEL=trace its trace as well, and returns the exit
  * code of `status`. */
 int nsai_cli_fail(nsa_status status);
 
-/* The exit code of a subcommand that ends with `status`; a failure is printed as above. */
+/* The same for any status; only a failure is printed. */
 int nsai_cli_exit(nsa_status status);
 
 /* Fails with NSA_E_IO and "path: what: why". */
@@ -81,13 +84,27 @@ void nsai_cli_parse(int argc, char **argv, const struct argp_option *options, ar
 /* Adds an override that another option implies; the strings are borrowed. */
 void nsai_cli_override(nsai_cli_settings *settings, const char *override, struct argp_state *state);
 
-/* Loads system file, environment and overrides, and `path` unless it is NULL. Warnings go to
- * stderr. */
-nsa_status nsai_cli_config(const char *path, const nsai_cli_settings *settings, bool need_model,
+/* ---- input.c: configurations that a command is given; "-" is standard input ---- */
+
+/* What messages call a file: itself, or "<stdin>". */
+const char *nsai_cli_file_name(const char *file);
+
+/* Reads a file, or standard input to its end. The caller frees the text, which ends with a NUL behind
+ * its `length` bytes. Of more bytes than a configuration may have, one more than those is read.
+ * NSA_E_IO, NSA_E_NOMEM. */
+nsa_status nsai_cli_read(const char *file, char **text, size_t *length);
+
+/* Loads system file, environment and overrides, and `file` unless it is NULL. Standard input is read
+ * once: later calls get the same text. `json`: as in nsai_config_request. */
+nsa_status nsai_cli_load(const char *file, const nsai_cli_settings *settings, bool need_model,
+                         char **json, nsai_config **out);
+
+/* The same; warnings go to stderr. */
+nsa_status nsai_cli_config(const char *file, const nsai_cli_settings *settings, bool need_model,
                            nsai_config **out);
 
-/* nsa_create, where the path "-" is standard input. The options bring no text of their own. */
-nsa_status nsai_cli_create(const char *path, const nsa_options *options, nsa_ctx **ctx);
+/* nsa_create for such a file. */
+nsa_status nsai_cli_create(const char *file, const nsa_options *options, nsa_ctx **out);
 
 /* Prints the output of `show device`: for this machine's GPU, or for `arch` unless it is NULL;
  * `file` may be NULL. */

@@ -205,7 +205,24 @@ int nsai_cmd_list(int argc, char **argv) {
 
 /* ---- verify and gc ---- */
 
+typedef struct verified {
+  int64_t good, bad, good_records, bad_records;
+} verified;
+
+static void print_verified(const verified *v, bool json) {
+  if (json)
+    printf("{\"kernels\": {\"good\": %" PRId64 ", \"bad\": %" PRId64 "},\n"
+           " \"records\": {\"good\": %" PRId64 ", \"bad\": %" PRId64 "}}\n",
+           v->good, v->bad, v->good_records, v->bad_records);
+  else
+    printf("kernels: %" PRId64 " good, %" PRId64 " bad\nrecords: %" PRId64 " good, %" PRId64
+           " bad\n",
+           v->good, v->bad, v->good_records, v->bad_records);
+}
+
 int nsai_cmd_verify(int argc, char **argv) {
+  static const struct argp_option options[] = { { "json", 'j', 0, 0, "Print one JSON object", 0 },
+                                                { 0 } };
   static const char help[] =
       "Verifies every entry of the kernel cache and removes bad ones from the user's folder. Reads "
       "every tuning record; bad ones are named and stay, since they may hold hours of measuring: "
@@ -213,20 +230,17 @@ int nsai_cmd_verify(int argc, char **argv) {
       "a folder is refused.";
   arguments a = { 0 };
   nsai_cli_cache o;
-  int64_t good = 0, bad = 0, good_records = 0, bad_records = 0;
-  nsai_cli_parse(argc, argv, NULL, parse, NULL, help, &a);
+  verified v = { 0 };
+  nsai_cli_parse(argc, argv, options, parse, NULL, help, &a);
   /* At INFO the cache names each invalid entry. */
   nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_INFO, NSAI_CACHE_READ_WRITE, &o);
-  if (status == NSA_OK) status = nsai_cache_verify(o.cache, &good, &bad);
-  if (status == NSA_OK) status = nsai_verify_records(&o, &good_records, &bad_records);
-  if (status == NSA_OK)
-    printf("kernels: %" PRId64 " good, %" PRId64 " bad\nrecords: %" PRId64 " good, %" PRId64
-           " bad\n",
-           good, bad, good_records, bad_records);
+  if (status == NSA_OK) status = nsai_cache_verify(o.cache, &v.good, &v.bad);
+  if (status == NSA_OK) status = nsai_verify_records(&o, &v.good_records, &v.bad_records);
+  if (status == NSA_OK) print_verified(&v, a.json);
   if (status == NSA_OK) status = demand_folders(o.cache);
-  int code = status != NSA_OK     ? nsai_cli_fail(status)
-             : bad || bad_records ? NSAI_EXIT_CACHE
-                                  : NSAI_EXIT_OK;
+  int code = status != NSA_OK         ? nsai_cli_fail(status)
+             : v.bad || v.bad_records ? NSAI_EXIT_CACHE
+                                      : NSAI_EXIT_OK;
   nsai_cli_cache_close(&o);
   return code;
 }

@@ -7,6 +7,7 @@
 #include "cli/cli.h"
 
 #include "base/duration.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "cli/sample.h"
 #include "driver/arch.h"
@@ -15,6 +16,7 @@
 #include "program.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define MAX_ARCHS 16
@@ -44,7 +46,7 @@ typedef struct arguments {
   int32_t register_fallback; /* initial value of nsai_target.register_fallback */
   int32_t sample;            /* number of candidates of each stage; 0: the heuristic's choices */
   uint64_t seed;             /* of the sample */
-  bool has_seed, verbose;
+  bool has_seed, verbose, json;
   char jobs[64]; /* the override that --jobs sets */
   const char **files;
   int file_count;
@@ -81,6 +83,7 @@ static const struct argp_option options[] = {
     0 },
   { "seed", OPT_SEED, "N", 0, "Another sample for each N (0)", 0 },
   { "verbose", 'v', 0, 0, "A line per kernel: registers, milliseconds", 0 },
+  { "json", 'j', 0, 0, "Print one JSON object", 0 },
   { 0 }
 };
 
@@ -151,6 +154,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_SAMPLE: a->sample = (int32_t)parse_count("--sample", value, MAX_SAMPLE, state); break;
   case OPT_SEED: parse_seed(a, value, state); break;
   case 'v': a->verbose = true; break;
+  case 'j': a->json = true; break;
   case ARGP_KEY_ARGS:
     a->files = (const char **)state->argv + state->next;
     a->file_count = state->argc - state->next;
@@ -291,6 +295,13 @@ typedef struct job {
   const char *file, *arch; /* arch NULL: the GPU's */
   nsa_problem problems[MAX_PROBLEMS];
   size_t count;
+  /* out: what came of it */
+  const char
+      *target; /* the architecture that was compiled for; NULL: the CPU device, or a failure */
+  bool cpu;
+  int64_t kernels;
+  int32_t candidates, refused; /* of a sample */
+  double seconds;
 } job;
 
 static nsa_status open_context(const job *j, nsai_cli_progress *progress, int32_t log_level,
@@ -344,33 +355,30 @@ done:
   return status;
 }
 
-/* Compiles a sample of every problem and reports it on stdout. */
-static nsa_status compile_sample(const job *j, nsa_ctx *ctx, nsai_cli_progress *progress) {
+/* Compiles a sample of every problem. */
+static nsa_status compile_sample(job *j, nsa_ctx *ctx, nsai_cli_progress *progress) {
   nsai_sample sample = { .count = j->a->sample, .seed = j->a->seed, .progress = progress };
   nsa_status status = NSA_OK;
   for (size_t i = 0; i < j->count && status == NSA_OK; i++)
     status = nsai_sample_compile(ctx, &j->problems[i], &sample);
   nsai_cli_progress_clear(progress);
-  NSAI_TRY(status);
-  printf("%s for %s: %d candidates of seed %llu, %d refused, in %.1f s\n", j->file,
-         ctx->target.arch, sample.taken, (unsigned long long)sample.seed, sample.refused,
-         nsai_seconds() - progress->started);
-  return NSA_OK;
+  j->candidates = sample.taken;
+  j->refused = sample.refused;
+  return status;
 }
 
-/* Compiles the missing kernels and reports it on stdout. */
+/* Compiles the missing kernels. */
 static nsa_status compile_one(job *j) {
   nsai_cli_progress progress;
   nsa_status status = NSA_OK;
   nsa_ctx *ctx = NULL;
   char title[256];
-  snprintf(title, sizeof title, "%s%s%s", j->file, j->arch ? " " : "", j->arch ? j->arch : "");
+  snprintf(title, sizeof title, "%s%s%s", nsai_cli_file_name(j->file), j->arch ? " " : "",
+           j->arch ? j->arch : "");
   nsai_cli_progress_begin(&progress, title);
   NSAI_TRY_TO(done, open_context(j, &progress, j->a->verbose ? NSA_LOG_DEBUG : 0, &ctx));
-  if (ctx->cpu) {
-    printf("%s: runtime.device is cpu, which has no kernels\n", title);
-    goto done;
-  }
+  j->cpu = ctx->cpu;
+  if (ctx->cpu) goto done;
   NSAI_TRY_TO(done, check_writable(ctx));
   NSAI_TRY_TO(done, make_problems(j->a, ctx->config, j->problems, &j->count));
   if (j->a->sample) {
@@ -381,36 +389,91 @@ static nsa_status compile_one(job *j) {
     status = nsa_prepare(ctx, &j->problems[i], 1, nsai_cli_progress_step, &progress);
   nsai_cli_progress_clear(&progress);
   if (status == NSA_OK) status = check_stored(j, ctx, &progress);
-  if (status == NSA_OK)
-    printf("%s for %s: %lld kernel%s compiled in %.1f s\n", j->file, ctx->target.arch,
-           (long long)progress.finished, progress.finished == 1 ? "" : "s",
-           nsai_seconds() - progress.started);
 done:
+  j->kernels = progress.finished;
+  j->seconds = nsai_seconds() - progress.started;
+  if (ctx && !ctx->cpu) j->target = nsai_arch_find(ctx->target.arch)->name; /* static storage */
   nsa_destroy(ctx);
   return status;
+}
+
+static void print_text(const job *j) {
+  const char *file = nsai_cli_file_name(j->file);
+  if (j->cpu)
+    printf("%s: runtime.device is cpu, which has no kernels\n", file);
+  else if (j->a->sample)
+    printf("%s for %s: %d candidates of seed %llu, %d refused, in %.1f s\n", file, j->target,
+           j->candidates, (unsigned long long)j->a->seed, j->refused, j->seconds);
+  else
+    printf("%s for %s: %lld kernel%s compiled in %.1f s\n", file, j->target, (long long)j->kernels,
+           j->kernels == 1 ? "" : "s", j->seconds);
+}
+
+typedef struct json_subject {
+  const job *job;
+  nsa_status status;
+} json_subject;
+
+static nsa_status write_json(const void *subject, nsai_writer *out) {
+  const json_subject *s = subject;
+  const job *j = s->job;
+  nsai_write_json_member(out, "{", "file", nsai_cli_file_name(j->file));
+  nsai_write_json_member(out, ", ", "arch", j->target ? j->target : j->cpu ? "cpu" : j->arch);
+  nsai_write(out, ", \"ok\": %s", s->status == NSA_OK ? "true" : "false");
+  if (j->a->sample)
+    nsai_write(out, ", \"candidates\": %d, \"refused\": %d, \"seed\": %llu", j->candidates,
+               j->refused, (unsigned long long)j->a->seed);
+  else
+    nsai_write(out, ", \"kernels\": %lld", (long long)j->kernels);
+  nsai_write(out, ", \"seconds\": %.3f", j->seconds);
+  if (s->status != NSA_OK) nsai_write_json_member(out, ", ", "failure", nsa_last_error());
+  nsai_write(out, "}");
+  return NSA_OK;
+}
+
+/* Reports a job; a failure also on stderr. Returns the exit code of the command so far. */
+static int report(const job *j, nsa_status status, bool first, int code) {
+  char *text = NULL;
+  if (j->a->json) {
+    const json_subject subject = { j, status };
+    nsa_status written = nsai_cli_text(write_json, &subject, &text);
+    if (written != NSA_OK) return nsai_cli_fail(written);
+    printf("%s\n  %s", first ? "" : ",", text);
+    free(text);
+  } else if (status == NSA_OK) {
+    print_text(j);
+  }
+  fflush(stdout);
+  return status == NSA_OK ? code : nsai_cli_fail(status);
+}
+
+/* Compiles every file for every architecture. Returns the exit code. */
+static int compile_all(const arguments *a) {
+  int code = NSAI_EXIT_OK;
+  for (int f = 0; f < a->file_count; f++) {
+    for (int i = 0; i < (a->arch_count ? a->arch_count : 1); i++) {
+      job j = { .a = a, .file = a->files[f], .arch = a->arch_count ? a->archs[i] : NULL };
+      nsa_status status = compile_one(&j);
+      code = report(&j, status, !f && !i, code);
+      if (status == NSA_OK) continue;
+      if (status == NSA_E_CANCELLED || nsai_cli_interrupted()) return NSAI_EXIT_INTERRUPTED;
+      /* Without --arch, a missing GPU is reported once for all files. */
+      if (status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE) return code;
+    }
+  }
+  return code;
 }
 
 int nsai_cmd_compile(int argc, char **argv) {
   static const char help[] =
       "Compiles the kernels that the files' `model` and `serving` sections lead to into the kernel "
-      "cache, those that are missing. With --arch no GPU is needed.\vInterrupted by SIGINT it "
-      "keeps the finished kernels and exits with 130.";
+      "cache, those that are missing. With --arch no GPU is needed. FILE may be -, standard "
+      "input.\vInterrupted by SIGINT it keeps the finished kernels and exits with 130.";
   arguments a = { 0 };
-  int code = NSAI_EXIT_OK;
   nsai_cli_parse(argc, argv, options, parse, "FILE...", help, &a);
   nsai_cli_catch_interrupt();
-  for (int f = 0; f < a.file_count; f++) {
-    for (int i = 0; i < (a.arch_count ? a.arch_count : 1); i++) {
-      job j = { .a = &a, .file = a.files[f], .arch = a.arch_count ? a.archs[i] : NULL };
-      nsa_status status = compile_one(&j);
-      fflush(stdout);
-      if (status == NSA_OK) continue;
-      int failed = nsai_cli_fail(status);
-      if (status == NSA_E_CANCELLED || nsai_cli_interrupted()) return NSAI_EXIT_INTERRUPTED;
-      code = failed;
-      /* Without --arch, a missing GPU is reported once for all files. */
-      if (status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE) return code;
-    }
-  }
+  if (a.json) printf("{\"compiled\": [");
+  int code = compile_all(&a);
+  if (a.json) printf("],\n \"ok\": %s}\n", code ? "false" : "true");
   return code;
 }

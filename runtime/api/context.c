@@ -19,7 +19,7 @@ nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx
   if (!out) return nsai_fail(NSA_E_ARG, "out is NULL");
   *out = NULL;
   NSAI_TRY(nsai_struct_in(&type, options ? options : &defaults, &room, &read));
-  return nsai_context_create(yaml_path, read, out);
+  return nsai_context_create(yaml_path, NULL, read, out);
 }
 
 void nsa_destroy(nsa_ctx *ctx) {

@@ -240,6 +240,16 @@ static nsa_status conclude(nsai_config *config, const nsai_diag *diag) {
   return NSA_OK;
 }
 
+/* NULL without memory. */
+static char *make_json(const nsai_diag *diag) {
+  nsai_writer count = nsai_writer_open(NULL, 0);
+  nsai_diag_write_json(diag, &count);
+  char *json = malloc(count.used + 1);
+  nsai_writer writer = nsai_writer_open(json, json ? count.used + 1 : 0);
+  if (json) nsai_diag_write_json(diag, &writer);
+  return json;
+}
+
 static nsa_status load_layers(loader *l) {
   const nsai_config_request *request = l->request;
   nsai_read_builtin(l->config, "");
@@ -255,11 +265,13 @@ static nsa_status load_layers(loader *l) {
   if (!l->config->arena.failed) nsai_config_check_rules(l->config, l->main, &l->diag);
   nsa_status status = conclude(l->config, &l->diag);
   if (request->diagnostics) nsai_diag_write(&l->diag, request->diagnostics);
+  if (request->json) *request->json = make_json(&l->diag);
   return status;
 }
 
 nsa_status nsai_config_load(const nsai_config_request *request, nsai_config **out) {
   *out = NULL;
+  if (request->json) *request->json = NULL;
   nsai_config *config = calloc(1, sizeof *config);
   if (!config) return nsai_fail_nomem("the configuration", sizeof *config);
   config->warnings = "";

@@ -249,6 +249,9 @@ typedef struct nsai_config_request {
   /* the file belongs to a model's weights: it may contain `model` only */
   bool model_file;
   struct nsai_writer *diagnostics; /* receives all errors and warnings; may be NULL */
+  /* receives them as members of a JSON object (nsai_diag_write_json), which the caller frees; NULL
+   * where a text could not be read; may be NULL */
+  char **json;
 } nsai_config_request;
 
 /* Loads, merges and checks. nsai_config_apply_device applies profiles later.

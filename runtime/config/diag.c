@@ -5,6 +5,7 @@
  */
 #include "config/diag.h"
 
+#include "base/json.h"
 #include "base/text.h"
 
 #include <stdio.h>
@@ -152,4 +153,26 @@ void nsai_diag_write(const nsai_diag *diag, nsai_writer *writer) {
   }
   if (diag->count > MAX_NOTES)
     nsai_write(writer, "\n%zu more problems are not shown", diag->count - MAX_NOTES);
+}
+
+static void write_json_note(const struct nsai_problem_note *note, nsai_writer *writer) {
+  const nsai_mark *mark = &note->mark;
+  nsai_write_json_member(writer, "{", "source", mark->source ? mark->source->name : NULL);
+  if (mark->source && mark->line)
+    nsai_write(writer, ", \"line\": %d, \"column\": %d", mark->line, mark->column);
+  nsai_write_json_member(writer, ", ", "severity",
+                         note->severity == NSAI_ERROR ? "error" : "warning");
+  nsai_write_json_member(writer, ", ", "key", note->path);
+  nsai_write_json_member(writer, ", ", "message", note->message);
+  nsai_write(writer, "}");
+}
+
+void nsai_diag_write_json(const nsai_diag *diag, nsai_writer *writer) {
+  nsai_write(writer, "\"errors\": %zu, \"warnings\": %zu, \"diagnostics\": [", diag->errors,
+             diag->count - diag->errors);
+  for (const struct nsai_problem_note *note = diag->notes; note; note = note->next) {
+    nsai_write(writer, "%s\n   ", note == diag->notes ? "" : ",");
+    write_json_note(note, writer);
+  }
+  nsai_write(writer, "]");
 }

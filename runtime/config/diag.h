@@ -41,4 +41,8 @@ void nsai_diag_add(nsai_diag *diag, nsai_severity severity, nsai_mark mark, cons
 /* Writes all problems, each with its source line and a caret, without a final newline. */
 void nsai_diag_write(const nsai_diag *diag, nsai_writer *writer);
 
+/* Writes them as three members of a JSON object, without its braces: `"errors": 1, "warnings": 0,
+ * "diagnostics": [...]`. Of more than 50 problems the list has the first 50. */
+void nsai_diag_write_json(const nsai_diag *diag, nsai_writer *writer);
+
 #endif /* NSAI_CONFIG_DIAG_H */

@@ -34,7 +34,8 @@ static nsa_status check_options(const nsa_options *o) {
   return NSA_OK;
 }
 
-static nsa_status load_config(const char *path, const nsa_options *o, nsai_config **out) {
+static nsa_status load_config(const char *path, const char *text_name, const nsa_options *o,
+                              nsai_config **out) {
   static const nsai_struct_type type = { "options.model", "NSA_MODEL_INIT", sizeof(nsa_model) };
   nsa_model room;
   const void *model = NULL;
@@ -42,6 +43,7 @@ static nsa_status load_config(const char *path, const nsa_options *o, nsai_confi
   nsai_config_request request = { .path = path,
                                   .text = o->yaml_text,
                                   .length = o->yaml_len,
+                                  .name = text_name,
                                   .model = model,
                                   .device = o->device,
                                   .overrides = o->overrides,
@@ -117,7 +119,8 @@ static nsa_status open_tools(nsa_ctx *ctx) {
   return NSA_OK;
 }
 
-nsa_status nsai_context_create(const char *yaml_path, const nsa_options *o, nsa_ctx **out) {
+nsa_status nsai_context_create(const char *yaml_path, const char *text_name, const nsa_options *o,
+                               nsa_ctx **out) {
   nsa_status status = NSA_OK;
   NSAI_TRY(check_options(o));
   nsa_ctx *ctx = calloc(1, sizeof *ctx);
@@ -128,7 +131,7 @@ nsa_status nsai_context_create(const char *yaml_path, const nsa_options *o, nsa_
   nsai_logger_init(&ctx->logger, o->log, o->log_user,
                    o->log_level == NSA_NONE ? NSA_LOG_OFF : o->log_level);
   pthread_mutex_init(&ctx->lock, NULL);
-  NSAI_TRY_TO(fail, load_config(yaml_path, o, &ctx->config));
+  NSAI_TRY_TO(fail, load_config(yaml_path, text_name, o, &ctx->config));
   if (!o->log_level) ctx->logger.level = ctx->config->runtime.log_level;
   nsai_log_lines(&ctx->logger, NSA_LOG_WARN, "config", ctx->config->warnings);
   NSAI_TRY_TO(fail, check_arch(ctx, o));

@@ -41,9 +41,10 @@ struct nsa_ctx {
   bool warned_record; /* of another environment: said once */
 };
 
-/* Makes a context by options that have this library's size. The caller releases it; *out is NULL
- * before. */
-nsa_status nsai_context_create(const char *yaml_path, const nsa_options *options, nsa_ctx **out);
+/* Makes a context by options that have this library's size. `text_name` is what messages call
+ * options->yaml_text; NULL: "<text>". The caller releases it; *out is NULL before. */
+nsa_status nsai_context_create(const char *yaml_path, const char *text_name,
+                               const nsa_options *options, nsa_ctx **out);
 
 /* Another user, and one less: the last one frees the context. Thread-safe. */
 void nsai_context_retain(nsa_ctx *ctx);

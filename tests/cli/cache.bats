@@ -319,6 +319,32 @@ load common
   [[ $stderr == *' candidates of seed 0 do not compile for sm_80'* ]]
 }
 
+@test "compile --json and verify --json; a configuration from standard input compiles for several architectures" {
+  need_nvrtc
+  small_model
+  run -0 --separate-stderr autotune compile --json --arch sm_80,sm_90a --op dense - <small.yaml
+  jq -e '.ok and ([.compiled[].arch] == ["sm_80", "sm_90a"]) and
+    all(.compiled[]; .ok and .file == "<stdin>" and .kernels == 1 and .seconds > 0)' <<<"$output"
+  run -0 --separate-stderr autotune compile --json --arch sm_80 --op dense small.yaml
+  jq -e '.compiled[0].kernels == 0' <<<"$output"
+  run -0 --separate-stderr autotune compile --json --arch sm_80 --op dense --sample 1 --seed 7 small.yaml
+  jq -e '.compiled[0] | .seed == 7 and .candidates >= 1 and .refused == 0 and .kernels == null' <<<"$output"
+  run -0 --separate-stderr autotune compile --json --set runtime.device=cpu small.yaml
+  jq -e '.ok and .compiled[0].arch == "cpu"' <<<"$output"
+  run -3 --separate-stderr autotune compile --json --arch sm_80 --set runtime.jit=x small.yaml
+  jq -e '.ok == false and (.compiled[0] | .ok == false and .arch == "sm_80" and (.failure | contains("runtime.jit")))' <<<"$output"
+  [[ $stderr == *runtime.jit* ]]
+  run -6 --separate-stderr autotune compile --json --arch sm_80 --set runtime.cache_mode=off small.yaml
+  jq -e '.compiled[0].failure | startswith("runtime.cache_mode is off")' <<<"$output"
+  count=$(autotune list --json | jq .count)
+  run -0 --separate-stderr autotune verify --json
+  jq -e --argjson count "$count" '.kernels == {good: $count, bad: 0} and .records == {good: 0, bad: 0}' <<<"$output"
+  name=$(autotune list --json | jq -r '.entries[0].file')
+  printf 'x' | dd of="$(find "$NSA_CACHE_DIR" -name "$name")" bs=1 seek=200 conv=notrunc status=none
+  run -6 --separate-stderr autotune verify --json
+  jq -e --argjson good $((count - 1)) '.kernels == {good: $good, bad: 1}' <<<"$output"
+}
+
 @test "--sample and --seed: wrong usage is 2" {
   small_model
   for sample in 0 -1 101 x ''; do run -2 autotune compile --arch sm_80 --sample "$sample" small.yaml; done

@@ -86,6 +86,53 @@ load common
   autotune config --schema | jq -e .properties.model
 }
 
+@test "check --json: every problem of every file, and nothing on stderr" {
+  printf 'nsa: 1\nmodel:\n  heads: 64\n  kv_haeds: 4\n  head_dim: 12\n' >bad.yaml
+  printf 'nsa: 1\n' >lone.yaml
+  run -1 --separate-stderr autotune check --json bad.yaml "$configs/base.yaml" nowhere.yaml
+  [[ -z $stderr ]]
+  jq -e '.ok == false and (.files | length) == 3' <<<"$output"
+  jq -e '.files[0] | .file == "bad.yaml" and .ok == false and .errors == 2 and .warnings == 0 and
+    (.diagnostics | length) == 2' <<<"$output"
+  jq -e '.files[0].diagnostics[0] | .source == "bad.yaml" and .line == 4 and .column == 3 and .severity == "error" and
+    .key == "model.kv_haeds" and (.message | startswith("unknown key; did you mean"))' <<<"$output"
+  jq -e '.files[1] | .ok and .model and .errors == 0 and .diagnostics == []' <<<"$output"
+  jq -e '.files[2] | .ok == false and (.failure | startswith("nowhere.yaml: ")) and .errors == null' <<<"$output"
+  run -0 --separate-stderr autotune check --json --no-model lone.yaml
+  jq -e '.ok and (.files[0] | .ok and .model == false)' <<<"$output"
+  run -3 autotune check --json lone.yaml
+  jq -e '.files[0].diagnostics[0].key == "model"' <<<"$output"
+  NSA_CHACHE_DIR=x run -0 --separate-stderr autotune check --json --no-model lone.yaml
+  [[ -z $stderr ]]
+  jq -e '.files[0] | .warnings == 1 and .diagnostics[0].severity == "warning" and .diagnostics[0].line == null' <<<"$output"
+}
+
+@test "- is standard input, for every command that takes a configuration" {
+  small_model
+  run -0 --separate-stderr autotune check - <small.yaml
+  [[ $output == '<stdin>: ok' && -z $stderr ]]
+  run -0 --separate-stderr autotune check --json small.yaml - <small.yaml
+  jq -e '.ok and .files[1].file == "<stdin>"' <<<"$output"
+  diff <(autotune config - <small.yaml) <(autotune config small.yaml)
+  diff <(autotune show --arch sm_80 - <small.yaml) <(autotune show --arch sm_80 small.yaml)
+  diff <(autotune show --arch sm_80 device - <small.yaml) <(autotune show --arch sm_80 device small.yaml)
+  autotune doctor - <small.yaml >/dev/null || (($? == 4))
+  printf 'nsa: 1\nmodel: {haeds: 8}\n' >bad.yaml
+  for command in 'check' 'config' 'compile --arch sm_80' 'show --arch sm_80' 'doctor' 'tune' 'report --no-run'; do
+    # shellcheck disable=SC2086 # a command and its options
+    run -3 --separate-stderr autotune $command - <bad.yaml
+    [[ -z $output && $stderr == *'<stdin>:2:9: error: model.haeds: unknown key; did you mean '\''heads'\''?'* ]]
+  done
+  cat small.yaml | autotune check -
+  run -3 autotune check - </dev/null
+  [[ $output == *"<stdin>:1:1: error: empty: a configuration begins with 'nsa: 1'"* ]]
+  head -c 300000 /dev/zero >long
+  run -3 autotune check - <long
+  [[ $output == *'more than 256 KiB'* ]]
+  run -1 bash -c '"$1" check - <&-' - "$NSA_AUTOTUNE"
+  [[ $output == *'standard input: cannot be read: '* ]]
+}
+
 @test "a pipe is refused at once; 1" {
   mkfifo pipe.yaml
   run -1 timeout 5 "$NSA_AUTOTUNE" check pipe.yaml

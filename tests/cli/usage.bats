@@ -92,6 +92,7 @@ doctor
 doctor --json
 quickstart --tokens 64
 check small.yaml
+check --json small.yaml
 config small.yaml
 config --origin small.yaml
 config --schema
@@ -102,11 +103,13 @@ show arch
 show small.yaml
 show device --arch sm_90a
 compile small.yaml
+compile --json small.yaml
 list
 list --json
 list --records
 list --records --json
 verify
+verify --json
 gc
 export -
 export --records -
@@ -215,15 +218,6 @@ COMMANDS
     run -0 --separate-stderr "$program" --version
     [[ -z $stderr && ${#lines[@]} == 1 && $output == *0.2.* ]]
   done
-}
-
-@test "a configuration from standard input" {
-  run -0 --separate-stderr autotune check - <"$configs/base.yaml"
-  [[ $output == *ok* ]]
-  run -3 --separate-stderr autotune check - <<<'nsa: 2'
-  [[ $stderr == *'<stdin>:1'* ]]
-  run -0 --separate-stderr autotune show --arch sm_90a - <"$configs/h200_d128.yaml"
-  [[ $output == *attend_selected* ]]
 }
 
 @test "multi-head latent attention is one sentence" {
