@@ -24,12 +24,14 @@ needs_test='
 command -v g++|g++
 command -v bats|bats
 command -v scdoc|scdoc
+command -v groff|groff-base
 command -v readelf|binutils
 '
 needs_ci='
 command -v git|git
 command -v clang|clang
 command -v clang-format|clang-format
+command -v mandoc|mandoc
 clang_sanitizes|libclang-rt-14-dev
 pkg-config --exists libsodium|libsodium-dev
 '

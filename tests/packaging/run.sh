@@ -107,7 +107,10 @@ tag() { # tag TAG WANTED UNWANTED: patterns of files
 check 'tag runtime: library, program, configurations' tag runtime 'bin/nsa-autotune' '/include/|\.pc$|\.a$|\.cmake$|man1'
 check 'tag runtime has the configurations' tag runtime 'configs/nsa.schema.json' '/include/'
 check 'tag devel: headers, pkg-config, CMake' tag devel 'cmake/libnsa/libnsaConfig.cmake' 'bin/|configs/'
-check 'tag man' tag man 'man1/nsa-autotune.1' 'bin/|include/'
+check 'tag man' tag man 'man1/nsa-autotune.1' 'bin/|include/|\.html$'
+check 'tag man has the pages of functions' tag man 'man3/nsa_forward.3$' '/doc/'
+check 'tag man has the pages of types' tag man 'man7/nsa_io.7$' '/doc/'
+check 'tag doc: the reference' tag doc 'share/doc/libnsa/nsa-reference.html$' 'man/|bin/|include/'
 
 # ---- Debian
 debian() {
