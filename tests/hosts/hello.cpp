@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// A C++ host that knows the installed headers alone: a forward and ordinary causal attention on the CPU
-// device, through nsa.hpp.
+// A C++ host that knows the installed headers alone: a forward, ordinary causal attention, and a decode
+// over a cache on the CPU device, through nsa.hpp.
 #include <nsa/nsa.hpp>
 
 #include <cmath>
@@ -42,6 +42,43 @@ struct workspace {
   nsa_exec exec = nsa::make<nsa_exec>();
 };
 
+// A plan and its run, one after the other.
+void run_once(const nsa::context &ctx, const nsa_problem &problem,
+              nsa_status (*call)(const nsa_plan *, const nsa_exec *, const nsa_batch *,
+                                 const nsa_io *),
+              const nsa_batch &batch, const nsa_io &io) {
+  const nsa::plan plan(ctx, problem);
+  workspace room(plan.caps());
+  nsa::check(call(plan.get(), &room.exec, &batch, &io));
+}
+
+// Writes k and v of io into a cache of one row, and returns what the last query sees of it.
+float decode(const nsa::context &ctx, nsa_io io) {
+  constexpr int64_t room = 48, blocks = room / 8;
+  std::vector<float> k(room * kDim), v(k.size()), k_cmp(blocks * kDim), v_cmp(k_cmp.size()),
+      o(kHeads * kDim);
+  int32_t length = kTokens;
+  auto batch = nsa::make<nsa_batch>();
+  batch.num_seqs = 1;
+  batch.kv_len = nsa::tensor::of(&length, { 1 });
+  io.new_kv = io.kv;
+  io.kv.k[0] = nsa::tensor::of(k.data(), { 1, room, 1, kDim });
+  io.kv.v[0] = nsa::tensor::of(v.data(), { 1, room, 1, kDim });
+  io.kv.k_cmp = nsa::tensor::of(k_cmp.data(), { 1, blocks, 1, kDim });
+  io.kv.v_cmp = nsa::tensor::of(v_cmp.data(), { 1, blocks, 1, kDim });
+  auto problem = nsa::make<nsa_problem>();
+  problem.op = NSA_OP_APPEND;
+  problem.max_tokens = kTokens, problem.max_kv_len = room;
+  run_once(ctx, problem, nsa_kv_append, batch, io);
+
+  problem.op = NSA_OP_DECODE, problem.max_tokens = 0;
+  io.q = nsa::tensor::of(static_cast<float *>(io.q.data), { 1, kHeads, kDim });
+  io.gate.value = nsa::tensor::of(static_cast<float *>(io.gate.value.data), { 1, kHeads, 3 });
+  io.o = nsa::tensor::of(o.data(), { 1, kHeads, kDim });
+  run_once(ctx, problem, nsa_decode, batch, io);
+  return o.back();
+}
+
 // Row t of v holds t: dense attention with equal scores gives the mean, t / 2, and so does a window.
 void run() {
   const nsa::context ctx = make_context();
@@ -71,6 +108,7 @@ void run() {
   workspace other(forward.caps());
   nsa::check(nsa_forward(forward.get(), &other.exec, nullptr, &io));
   if (std::fabs(o.back() - (kTokens - 8.5f)) > 1e-5f) throw std::runtime_error("window");
+  if (decode(ctx, io) != o.back()) throw std::runtime_error("decode");
 
   if (ctx.explain(problem).find("reference") == std::string::npos)
     throw std::runtime_error("explain");
