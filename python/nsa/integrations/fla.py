@@ -8,8 +8,11 @@
 parallel_nsa here has the arguments of fla.ops.nsa.parallel_nsa. Groups need not be of 16 heads or more,
 flash_attn is not needed, and head dims that are no multiples of 8 are padded with zeros. What libnsa
 does not compute the same way goes back to fla's own function, with a warning for each reason, and is
-counted: a tensor of block_counts, a `scale` together with a window (flash_attn does not get it), fewer
-than four blocks, heads wider than 256, groups of more than 64, float32 on a GPU.
+counted: a tensor of block_counts, a `scale` together with a window (flash_attn does not get it) or one
+that is not positive, fewer than 4 or more than 256 blocks, heads wider than 256, groups of more than 64,
+float32 on a GPU. fla's function needs a GPU: on the CPU such a call raises RuntimeError with the reason.
+
+A block that is given twice in block_indices counts once; fla's kernels count it twice.
 """
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ from torch import Tensor
 from .._config import Config
 from .._torch import attention
 
+MOST_BLOCKS = 256  # of select.count
 MODULES = "fla.ops.nsa.parallel", "fla.ops.nsa", "fla.layers.nsa"
 
 calls = collections.Counter()  # "libnsa", and "fla: " with the reason
@@ -57,6 +61,8 @@ def reason_for_fla(q, k, v, block_counts, window_size, scale, block_indices) -> 
     """Why a call goes back to fla; None: libnsa serves it."""
     if torch.is_tensor(block_counts):
         return "block_counts is a tensor"
+    if scale is not None and not scale > 0:
+        return "the scale is not positive"
     if scale is not None and window_size and abs(scale - q.shape[-1] ** -0.5) > 1e-6 * scale:
         return "scale is given together with a window, to which fla does not apply it"
     if max(q.shape[-1], v.shape[-1]) > 256:
@@ -65,6 +71,8 @@ def reason_for_fla(q, k, v, block_counts, window_size, scale, block_indices) -> 
         return "more than 64 query heads share a KV head"
     if block_indices is None and _blocks(block_counts) < 4:
         return "fewer than 4 blocks are selected, of which 3 are forced"
+    if (_blocks(block_counts) if block_indices is None else block_indices.shape[-1]) > MOST_BLOCKS:
+        return f"more than {MOST_BLOCKS} blocks are selected"
     if q.dtype == torch.float32 and q.is_cuda:
         return "the tensors are float32 on a GPU"
     return None
@@ -113,6 +121,9 @@ def parallel_nsa(q: Tensor, k: Tensor, v: Tensor, g_cmp: Optional[Tensor] = None
 
 
 def _fall_back(reason, *args):
+    if args[0].device.type == "cpu":
+        raise RuntimeError(f"libnsa does not compute this call of parallel_nsa: {reason}; fla's own kernels do, "
+                           "but they need a GPU, and q is on the CPU")
     calls["fla: " + reason] += 1
     if calls["fla: " + reason] == 1:
         warnings.warn(f"libnsa: {reason}; fla's own kernels compute this", stacklevel=3)
@@ -127,7 +138,12 @@ class Patch:
     """What patch() did. Also a context manager."""
 
     def __init__(self):
-        self.replaced = []
+        self.replaced, self.before = [], calls.copy()
+
+    @property
+    def calls(self) -> collections.Counter:
+        """Calls since patch(): "libnsa", and "fla: " with the reason."""
+        return calls - self.before
 
     def undo(self) -> None:
         """Gives fla its own function back."""
