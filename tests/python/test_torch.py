@@ -170,6 +170,13 @@ def test_some_branches(device):
         close(both, (parts[1] + parts[2]).detach().double().cpu(), device, 1e-2)
         d_gates, = torch.autograd.grad(both.sum(), gates)
         assert not d_gates[..., 0].any() and d_gates[..., 1:].any()
+        # The gradients of the branches, each on its own, add up to those of the whole.
+        whole = nsa.attention(q, k, v, gates, config=config, block_indices=idx)
+        d_o = torch.randn(o.shape, generator=torch.Generator().manual_seed(2)).to(o)
+        grads = [torch.autograd.grad(x, (q, k, v, gates), d_o) for x in parts]
+        for name, want, *of_parts in zip(("q", "k", "v", "gates"), torch.autograd.grad(whole, (q, k, v, gates), d_o), *grads):
+            assert all(part.any() for part in of_parts), name
+            close(sum(part.double() for part in of_parts), want.double().cpu(), device, 2e-2)
     with pytest.raises(ValueError, match="compressed, selected, window"):
         nsa.attention(q, k, v, gates, config=config, branches=["all"])
 
