@@ -4,6 +4,7 @@
 #include "cli/cli.h"
 
 #include "base/duration.h"
+#include "cli/complete.h"
 #include "program.h"
 
 #include <errno.h>
@@ -106,6 +107,7 @@ void nsai_cli_parse(int argc, char **argv, const struct argp_option *options, ar
       0 },
     { 0 }
   };
+  const struct argp_option *const tables[] = { settings, options, NULL };
   const struct argp own = { .options = options, .parser = parse };
   const struct argp_child children[] = { { &own, 0, NULL, 0 }, { 0 } };
   const struct argp all = { .options = settings,
@@ -113,6 +115,10 @@ void nsai_cli_parse(int argc, char **argv, const struct argp_option *options, ar
                             .args_doc = usage,
                             .doc = help,
                             .children = children };
+  if (nsai_complete_active()) {
+    nsai_complete_print(tables, usage);
+    exit(NSAI_EXIT_OK);
+  }
   nsai_program_parse(&all, argc, argv, arguments);
 }
 
@@ -214,3 +220,5 @@ void nsai_cli_log(void *user, int32_t level, const char *component, const char *
 
 const char *const nsai_cli_ops[] = { "forward", "dense",    "prefill", "decode",
                                      "append",  "backward", NULL };
+
+const char *const nsai_cli_selections[] = { "topn", "blocks", "ranges", NULL };

@@ -71,9 +71,10 @@ typedef struct nsai_cli_settings {
   int count;
 } nsai_cli_settings;
 
-/* Parses a subcommand's arguments; exits when they are wrong or cannot be parsed. `arguments` is
- * the input of `parse` and begins with the nsai_cli_settings, which --set fills. `options` may
- * be NULL; `usage` describes the arguments that are no options, NULL: there are none. */
+/* Parses a subcommand's arguments. Exits when they are wrong or cannot be parsed, and when they are
+ * only to be completed (cli/complete.h). `arguments` is the input of `parse` and begins with the
+ * nsai_cli_settings, which --set fills. `options` may be NULL; `usage` describes the arguments that
+ * are no options, NULL: there are none. */
 void nsai_cli_parse(int argc, char **argv, const struct argp_option *options, argp_parser_t parse,
                     const char *usage, const char *help, void *arguments);
 
@@ -113,6 +114,9 @@ nsa_status nsai_show_device(const char *file, const char *arch, const nsai_cli_s
 
 /* The words for NSA_OP_FORWARD and the following operations; NULL after the last. */
 extern const char *const nsai_cli_ops[];
+
+/* The words for NSA_SELECT_TOPN and the following kinds of selections; NULL after the last. */
+extern const char *const nsai_cli_selections[];
 
 /* Writes a text about its subject. Called a second time where the text did not fit. */
 typedef nsa_status (*nsai_cli_writer)(const void *subject, nsai_writer *out);

@@ -126,7 +126,6 @@ static void parse_seed(arguments *a, const char *text, struct argp_state *state)
 }
 
 static error_t parse(int key, char *value, struct argp_state *state) {
-  static const char *const selections[] = { "topn", "blocks", "ranges", NULL };
   arguments *a = state->input;
   switch (key) {
   case 'a':
@@ -141,7 +140,8 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     a->op = NSA_OP_FORWARD + nsai_program_word("--op", value, nsai_cli_ops, state);
     break;
   case OPT_SELECTION:
-    a->selection = NSA_SELECT_TOPN + nsai_program_word("--selection", value, selections, state);
+    a->selection =
+        NSA_SELECT_TOPN + nsai_program_word("--selection", value, nsai_cli_selections, state);
     break;
   case OPT_MAX_KV_LEN: a->max_kv_len = parse_count("--max-kv-len", value, INT64_MAX, state); break;
   case OPT_PROBE_ROWS:

@@ -43,7 +43,7 @@ static const struct argp_option options[] = {
   { "fresh", OPT_FRESH, 0, 0, "Forget earlier timings instead of resuming", 0 },
   { "dry-run", 'n', 0, 0, "Print what would be measured and how long it takes", 0 },
   { "jobs", OPT_JOBS, "N", 0, "Compile that many kernels at once (runtime.compile_jobs)", 0 },
-  { "op", OPT_OP, "OP", 0,
+  { "op", OPT_OP, "OP|all", 0,
     "Operation: forward, dense, prefill, decode, backward, or all; without it the first two", 0 },
   { "json", OPT_JSON, 0, 0, "Print JSON", 1 },
   { "csv", OPT_CSV, 0, 0, "Print CSV, a row for every candidate", 1 },

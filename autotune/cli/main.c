@@ -7,6 +7,7 @@
 #include "cli/cli.h"
 
 #include "base/text.h"
+#include "cli/complete.h"
 #include "program.h"
 
 #include <stdio.h>
@@ -71,6 +72,24 @@ static int refuse_command(const char *word) {
   return NSAI_EXIT_USAGE;
 }
 
+/* Candidates for the last of the words behind "nsa-autotune complete". */
+static int complete(int argc, char **argv) {
+  const char *first = argc > 1 ? argv[1] : "";
+  for (size_t i = 0; i < COMMANDS; i++) {
+    if (argc <= 2) {
+      nsai_complete_offer(first, commands[i].name, commands[i].help);
+    } else if (!strcmp(first, commands[i].name)) {
+      nsai_complete_begin(argv + 2, argc - 2);
+      return run_command(&commands[i], argc - 1, argv + 1);
+    }
+  }
+  if (argc <= 2) {
+    nsai_complete_offer(first, "--help", "Describe the commands");
+    nsai_complete_offer(first, "--version", "Print the build information");
+  }
+  return NSAI_EXIT_OK;
+}
+
 int main(int argc, char **argv) {
   nsai_program_begin("nsa-autotune");
   argp_err_exit_status = NSAI_EXIT_USAGE;
@@ -87,6 +106,7 @@ int main(int argc, char **argv) {
     printf("%s\n", nsa_build_info());
     return NSAI_EXIT_OK;
   }
+  if (!strcmp(word, "complete")) return complete(argc - 1, argv + 1);
   for (size_t i = 0; i < COMMANDS; i++)
     if (!strcmp(word, commands[i].name)) return run_command(&commands[i], argc - 1, argv + 1);
   return refuse_command(word);
