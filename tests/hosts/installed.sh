@@ -41,8 +41,8 @@ loop)
   wanted='o = 0x3fc0 '
   awk '/^```c$/ { on = 1; next } /^```$/ { if (on) exit } on' "$source/README.md" >"$program"
   lines=$(wc -l <"$program")
-  if ((lines < 10 || lines > 30)); then
-    echo "README.md: the program has $lines lines, expected 10 to 30"
+  if ((lines < 10 || lines > 25)); then
+    echo "README.md: the program has $lines lines, expected 10 to 25"
     exit 1
   fi
   ;;
