@@ -4,6 +4,7 @@
 #include "cli/cli.h"
 
 #include "base/duration.h"
+#include "base/text.h"
 #include "cli/complete.h"
 #include "program.h"
 
@@ -69,8 +70,8 @@ int nsai_cli_exit(nsa_status status) {
 }
 
 nsa_status nsai_cli_fail_io(const char *path, const char *what, int error) {
-  char text[128];
-  return nsai_fail(NSA_E_IO, "%s: %s: %s", path, what, strerror_r(error, text, sizeof text));
+  char text[NSAI_ERRNO_BYTES];
+  return nsai_fail(NSA_E_IO, "%s: %s: %s", path, what, nsai_errno_text(error, text, sizeof text));
 }
 
 const char *nsai_cli_bytes(uint64_t bytes, char buf[32]) {

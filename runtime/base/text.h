@@ -55,4 +55,10 @@ bool nsai_glob_match(const char *pattern, const char *text);
  * False: the text is no such number, and *out is undefined. */
 bool nsai_parse_integer(const char *text, int64_t least, int64_t most, int64_t *out);
 
+/* Writes what an errno means into `buf`, which has at least NSAI_ERRNO_BYTES, and returns `buf`.
+ * The strerror_r of POSIX, under every libc: the GNU function of this name returns a text instead
+ * of a status. */
+#define NSAI_ERRNO_BYTES 128
+const char *nsai_errno_text(int error, char *buf, size_t size);
+
 #endif /* NSAI_BASE_TEXT_H */

@@ -66,9 +66,9 @@ static void read_layer(loader *l, nsai_layer layer, const char *name, const char
 }
 
 static nsa_status fail_io(const char *path, int error) {
-  char text[128];
+  char text[NSAI_ERRNO_BYTES];
   return nsai_fail(NSA_E_IO, "%s: the configuration cannot be read: %s", path,
-                   strerror_r(error, text, sizeof text));
+                   nsai_errno_text(error, text, sizeof text));
 }
 
 /* Reads an open file into the arena: at most one byte more than allowed, so that the parser
@@ -124,9 +124,9 @@ static nsa_status load_system_file(loader *l) {
   const char *path = l->request->system_path ? l->request->system_path : NSAI_SYSTEM_CONFIG;
   int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) {
-    char text[128];
+    char text[NSAI_ERRNO_BYTES];
     if (errno != ENOENT && errno != ENOTDIR)
-      ignore_system_file(l, path, strerror_r(errno, text, sizeof text));
+      ignore_system_file(l, path, nsai_errno_text(errno, text, sizeof text));
     return NSA_OK;
   }
   struct stat st;

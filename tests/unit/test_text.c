@@ -9,6 +9,8 @@
 #include "base/text.h"
 #include "base/writer.h"
 
+#include <errno.h>
+
 static void test_utf8(void **state) {
   static const struct {
     const char *text;
@@ -142,11 +144,26 @@ static void test_integer(void **state) {
   assert_false(nsai_parse_integer("9223372036854775808", 0, INT64_MAX, &value));
 }
 
+/* A text for every errno, within the buffer, also for a number that no libc knows. */
+static void test_errno(void **state) {
+  char text[NSAI_ERRNO_BYTES], little[8];
+  assert_string_equal(nsai_errno_text(ENOENT, text, sizeof text), "No such file or directory");
+  assert_ptr_equal(nsai_errno_text(EACCES, text, sizeof text), text);
+  assert_string_equal(text, "Permission denied");
+  for (int error = -1; error < 4096; error++) {
+    memset(text, 'x', sizeof text);
+    assert_non_null(memchr(nsai_errno_text(error, text, sizeof text), '\0', sizeof text));
+    assert_true(*text);
+  }
+  memset(little, 'x', sizeof little);
+  assert_non_null(memchr(nsai_errno_text(ENOENT, little, sizeof little), '\0', sizeof little));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_utf8),    cmocka_unit_test(test_excerpt), cmocka_unit_test(test_distance),
     cmocka_unit_test(test_nearest), cmocka_unit_test(test_glob),    cmocka_unit_test(test_writer),
-    cmocka_unit_test(test_arena),   cmocka_unit_test(test_integer),
+    cmocka_unit_test(test_arena),   cmocka_unit_test(test_integer), cmocka_unit_test(test_errno),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
