@@ -1,0 +1,3 @@
+module libnsa/nsa
+
+go 1.19
