@@ -40,6 +40,7 @@ int nsai_cmd_doctor(int argc, char **argv);
 int nsai_cmd_export(int argc, char **argv);
 int nsai_cmd_gc(int argc, char **argv);
 int nsai_cmd_import(int argc, char **argv);
+int nsai_cmd_init(int argc, char **argv);
 int nsai_cmd_keygen(int argc, char **argv);
 int nsai_cmd_list(int argc, char **argv);
 int nsai_cmd_quickstart(int argc, char **argv);

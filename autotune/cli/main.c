@@ -23,6 +23,7 @@ static const command commands[] = {
   { "doctor", "What this machine has, where it was looked for, what would be used",
     nsai_cmd_doctor },
   { "quickstart", "Compile, run and time a forward on this machine", nsai_cmd_quickstart },
+  { "init", "Write a commented configuration, from a model's config.json too", nsai_cmd_init },
   { "check", "Check configuration files", nsai_cmd_check },
   { "config", "Print the effective configuration and where it came from", nsai_cmd_config },
   { "show", "Show variants, environment, architectures, or how a file would be served",
@@ -103,7 +104,7 @@ int main(int argc, char **argv) {
     return NSAI_EXIT_OK;
   }
   if (!strcmp(word, "--version") || !strcmp(word, "-V")) {
-    printf("%s\n", nsa_build_info());
+    printf("%s\n", nsa_build_info()); /* as argp does behind a command */
     return NSAI_EXIT_OK;
   }
   if (!strcmp(word, "complete")) return complete(argc - 1, argv + 1);

@@ -280,6 +280,11 @@ void nsai_config_destroy(nsai_config *config);
  * effect, not as a section. with_origin adds to each line the origin of its value. */
 void nsai_config_dump(const nsai_config *config, bool with_origin, nsai_writer *out);
 
+/* Writes a commented YAML file with every key and what it means: the section `model` with all values,
+ * and of the others those that are not built-in; the built-in ones are commented out. It loads again
+ * to the same values. */
+void nsai_config_write_commented(const nsai_config *config, nsai_writer *out);
+
 /* Writes the JSON Schema of the format, configs/nsa.schema.json, generated from the declared
  * keys. */
 void nsai_config_json_schema(nsai_writer *out);

@@ -78,6 +78,10 @@ const char *nsai_word_suggest(const nsai_word *words, const char *text);
  * guess. */
 void nsai_device_suggest(const char *text, nsai_writer *out);
 
+/* A sentence on what to do about a key `word` of multi-head latent attention, which other projects'
+ * configurations have; NULL: it is none. */
+const char *nsai_latent_advice(const char *word);
+
 /* A sentence about a value `text` that other projects support and no kernel here does; NULL:
  * none. */
 const char *nsai_word_missing(const char *text);

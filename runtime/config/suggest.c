@@ -92,9 +92,10 @@ static const char tree_mask[] =
     "unknown key; masks other than causal, as of trees of drafts, are not supported yet";
 static const char drafts[] =
     "unknown key; serving.max_q_len has the drafts of a step and the token before them";
-static const char latent[] = "unknown key; libnsa does not compute multi-head latent attention "
-                             "(MLA): give the heads and head "
-                             "dims of K and V after the projection from the latent";
+#define UNKNOWN "unknown key; "
+static const char latent[] = UNKNOWN
+    "libnsa does not compute multi-head latent attention (MLA): give the heads and head dims "
+    "of K and V after the projection from the latent";
 static const struct {
   const char *spelling, *text; /* a key, or the path of one of an earlier version */
 } missing[] = {
@@ -190,6 +191,13 @@ static bool suggest_missing(const char *path, const char *word, nsai_suggestion 
     return true;
   }
   return false;
+}
+
+const char *nsai_latent_advice(const char *word) {
+  for (size_t i = 0; i < sizeof missing / sizeof missing[0]; i++)
+    if (missing[i].text == latent && strcmp(missing[i].spelling, word) == 0)
+      return latent + strlen(UNKNOWN);
+  return NULL;
 }
 
 /* The nearest key or section in the mapping `prefix`. */

@@ -11,13 +11,13 @@ load common
 @test "--help goes to stdout and names every command" {
   run -0 --separate-stderr autotune --help
   [[ -z $stderr ]]
-  for command in doctor quickstart check config show compile tune report list verify gc export import; do
+  for command in doctor quickstart init check config show compile tune report list verify gc export import; do
     [[ $output == *"$command"* ]]
   done
 }
 
 @test "every command explains itself" {
-  for command in doctor quickstart check config show compile tune report list verify gc export import; do
+  for command in doctor quickstart init check config show compile tune report list verify gc export import; do
     run -0 autotune $command --help
     [[ $output == "Usage: nsa-autotune $command"* ]]
   done
@@ -77,7 +77,7 @@ fails_on_full() { # STATUS COMMAND...
   small_model
   fails_on_full 1 "$NSA_AUTOTUNE" --help
   fails_on_full 1 "$NSA_AUTOTUNE" --version
-  for command in doctor quickstart check config show compile tune report list verify gc export import; do
+  for command in doctor quickstart init check config show compile tune report list verify gc export import; do
     fails_on_full 1 "$NSA_AUTOTUNE" $command --help
     fails_on_full 1 "$NSA_AUTOTUNE" $command --usage
   done
@@ -93,6 +93,7 @@ doctor --json
 quickstart --tokens 64
 check small.yaml
 check --json small.yaml
+init --heads 8 --kv-heads 2 --head-dim 64 -
 config small.yaml
 config --origin small.yaml
 config --schema
@@ -147,7 +148,7 @@ COMMANDS
 
 @test "no memory for the arguments is 1, and says so" {
   [[ ${NSA_STARVE_FIRST:-} ]] || skip 'with a sanitizer the allocator cannot be replaced'
-  for command in doctor quickstart check config show compile tune report list verify gc export import; do
+  for command in doctor quickstart init check config show compile tune report list verify gc export import; do
     run -1 --separate-stderr env LD_PRELOAD="$NSA_STARVE_FIRST" "$NSA_AUTOTUNE" $command some.yaml
     [[ -z $output && $stderr == 'nsa-autotune: error: the arguments cannot be parsed: '* ]]
   done

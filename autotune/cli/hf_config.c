@@ -1,0 +1,158 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * JSON is read as the YAML that it is, with the limits of configurations. Of a model with several
+ * parts, text_config counts.
+ */
+#include "cli/hf_config.h"
+
+#include "base/text.h"
+#include "cli/cli.h"
+#include "config/schema.h"
+#include "config/yaml.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct reader {
+  const char *file; /* as messages name it */
+  const nsai_node *mapping;
+  nsai_arena *arena;
+  nsai_hf_config *out;
+} reader;
+
+/* The value of a key; NULL: missing, or null. */
+static const nsai_node *find(const nsai_node *mapping, const char *name) {
+  for (const nsai_node *node = mapping->first; node; node = node->next)
+    if (strcmp(node->key->text, name) == 0)
+      return node->kind == NSAI_NODE_SCALAR && node->plain && strcmp(node->text, "null") == 0
+                 ? NULL
+                 : node;
+  return NULL;
+}
+
+static nsa_status add(reader *r, const char *key, const char *value) {
+  char text[128];
+  nsai_writer out = nsai_writer_open(text, sizeof text);
+  nsai_write(&out, "%s=%s", key, value);
+  const char *copy = nsai_arena_copy(r->arena, text, strlen(text));
+  if (!copy) return nsai_fail_nomem("a configuration", strlen(text));
+  r->out->overrides[r->out->count++] = copy;
+  return NSA_OK;
+}
+
+static nsa_status add_number(reader *r, const char *key, int64_t value) {
+  char text[32];
+  nsai_writer out = nsai_writer_open(text, sizeof text);
+  nsai_write(&out, "%" PRId64, value);
+  return add(r, key, text);
+}
+
+/* Reads a count; *out stays 0 where it is missing. */
+static nsa_status read_count(const reader *r, const char *name, int64_t *out) {
+  const nsai_node *node = find(r->mapping, name);
+  *out = 0;
+  if (!node) return NSA_OK;
+  if (node->kind == NSAI_NODE_SCALAR && nsai_parse_integer(node->text, 1, INT32_MAX, out))
+    return NSA_OK;
+  return nsai_fail(NSA_E_CONFIG, "%s:%d:%d: error: %s: expected a whole number from 1", r->file,
+                   node->mark.line, node->mark.column, name);
+}
+
+/* Some tools write the largest number of their language for "no limit"; a configuration takes no
+ * such length. */
+static nsa_status add_length(reader *r) {
+  int64_t tokens;
+  NSAI_TRY(read_count(r, "max_position_embeddings", &tokens));
+  return tokens && tokens <= NSAI_MAX_ROWS ? add_number(r, "serving.max_kv_len", tokens) : NSA_OK;
+}
+
+static nsa_status add_heads(reader *r) {
+  int64_t heads, kv_heads, dim, width;
+  NSAI_TRY(read_count(r, "num_attention_heads", &heads));
+  NSAI_TRY(read_count(r, "num_key_value_heads", &kv_heads));
+  NSAI_TRY(read_count(r, "head_dim", &dim));
+  NSAI_TRY(read_count(r, "hidden_size", &width));
+  if (!heads)
+    return nsai_fail(NSA_E_CONFIG,
+                     "%s: error: num_attention_heads: missing: give the config.json beside a "
+                     "model's weights, or --heads, --kv-heads and --head-dim",
+                     r->file);
+  if (!dim && (!width || width % heads))
+    return nsai_fail(NSA_E_CONFIG,
+                     "%s: error: head_dim: missing, and hidden_size is no multiple of "
+                     "num_attention_heads: write head_dim into a copy of the file",
+                     r->file);
+  NSAI_TRY(add_number(r, "model.heads", heads));
+  NSAI_TRY(add_number(r, "model.kv_heads", kv_heads ? kv_heads : heads));
+  return add_number(r, "model.head_dim", dim ? dim : width / heads);
+}
+
+/* Older files say torch_dtype, newer ones dtype. */
+static nsa_status add_dtype(reader *r) {
+  const nsai_node *node = find(r->mapping, "torch_dtype");
+  if (!node) node = find(r->mapping, "dtype");
+  if (!node) return NSA_OK;
+  const char *name = node->kind == NSAI_NODE_SCALAR ? node->text : "";
+  if (strncmp(name, "torch.", strlen("torch.")) == 0) name += strlen("torch.");
+  const char *word = nsai_word_suggest(nsai_keys[NSAI_KEY_MODEL_DTYPE].words, name);
+  if (strcmp(name, "auto") == 0) return NSA_OK;
+  if (word && strcmp(word, "f32") == 0) {
+    r->out->note = "the weights are float32, which the CPU device alone computes: model.dtype is "
+                   "bf16, unless --dtype says otherwise";
+    word = "bf16";
+  }
+  if (word) return add(r, "model.dtype", word);
+  const char *missing = nsai_word_missing(name);
+  nsai_excerpt_text shown;
+  return nsai_fail(NSA_E_UNSUPPORTED, "%s:%d:%d: %s: %s; convert the model to bfloat16 or float16",
+                   r->file, node->mark.line, node->mark.column,
+                   nsai_excerpt(name, strlen(name), &shown),
+                   missing ? missing : "no dtype of the library");
+}
+
+static nsa_status refuse_mla(const reader *r) {
+  for (const nsai_node *node = r->mapping->first; node; node = node->next) {
+    const char *advice = nsai_latent_advice(node->key->text);
+    if (advice && find(r->mapping, node->key->text))
+      return nsai_fail(NSA_E_UNSUPPORTED, "%s:%d:%d: %s: %s", r->file, node->key->mark.line,
+                       node->key->mark.column, node->key->text, advice);
+  }
+  return NSA_OK;
+}
+
+/* Reads the text of `source`. Anything that the parser refuses is reported, since a key may be
+ * missing because of it. */
+static nsa_status read_source(reader *r, const nsai_source *source) {
+  nsai_diag diag = { .arena = r->arena };
+  const nsai_node *root = nsai_yaml_parse(source, 0, r->arena, &diag);
+  if (r->arena->failed) return nsai_fail_nomem("a config.json", r->arena->failed);
+  if (diag.errors) {
+    char text[4096];
+    nsai_writer out = nsai_writer_open(text, sizeof text);
+    nsai_diag_write(&diag, &out);
+    return nsai_fail_text(NSA_E_CONFIG, text);
+  }
+  if (!root || root->kind != NSAI_NODE_MAPPING)
+    return nsai_fail(NSA_E_CONFIG, "%s: error: expected a JSON object", r->file);
+  const nsai_node *text_config = find(root, "text_config");
+  bool nested = text_config && text_config->kind == NSAI_NODE_MAPPING;
+  r->mapping = nested && !find(root, "num_attention_heads") ? text_config : root;
+  NSAI_TRY(refuse_mla(r));
+  NSAI_TRY(add_heads(r));
+  NSAI_TRY(add_dtype(r));
+  return add_length(r);
+}
+
+nsa_status nsai_hf_config_read(const char *file, nsai_arena *arena, nsai_hf_config *out) {
+  reader r = { .file = nsai_cli_file_name(file), .arena = arena, .out = out };
+  char *text = NULL;
+  size_t length;
+  *out = (nsai_hf_config){ 0 };
+  NSAI_TRY(nsai_cli_read(file, &text, &length));
+  const nsai_source source = { r.file, text, length, 0 };
+  nsa_status status = read_source(&r, &source);
+  free(text);
+  return status;
+}

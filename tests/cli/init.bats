@@ -1,0 +1,162 @@
+# SPDX-FileCopyrightText: 2026 the libnsa authors
+# SPDX-License-Identifier: MIT
+bats_require_minimum_version 1.5.0
+load common
+
+# config.json of a model, changed by a jq filter: hf FILTER.
+hf() {
+  jq "$1" >config.json <<'JSON'
+{
+  "architectures": ["LlamaForCausalLM"],
+  "hidden_size": 4096,
+  "num_attention_heads": 32,
+  "num_key_value_heads": 8,
+  "max_position_embeddings": 131072,
+  "rope_scaling": null,
+  "tie_word_embeddings": false,
+  "rms_norm_eps": 1e-05,
+  "eos_token_id": [128001, 128008],
+  "torch_dtype": "bfloat16"
+}
+JSON
+}
+
+# The value of a key in a file.
+value() { autotune config "$1" | sed -nE "s/^ *$2: //p"; }
+
+@test "options: what is written passes check, and has every key with its comment" {
+  run -0 --separate-stderr autotune init --heads 24 --kv-heads 3 --head-dim 96 --dtype fp16 --page-size 64 \
+    --max-kv-len 32Ki --set runtime.jit=never --set 'variants.disable=[dense.dense_gemm]'
+  [[ -z $output && $stderr == 'nsa.yaml is written; '* ]]
+  run -0 --separate-stderr autotune check nsa.yaml
+  [[ $output == 'nsa.yaml: ok' && -z $stderr ]]
+  for pair in heads=24 kv_heads=3 head_dim_qk=96 head_dim_v=96 dtype=fp16 page_size=64 max_kv_len=32768 jit=never; do
+    [[ $(value nsa.yaml "${pair%=*}") == "${pair#*=}" ]]
+  done
+  grep -q '^  jit: never$' nsa.yaml
+  grep -q '^  #cache_mode: read_write$' nsa.yaml
+  autotune show keys --json | jq -r '.[] | [(.name | split(".") | last), .help] | @tsv' >keys
+  tr '\n' ' ' <nsa.yaml | sed 's/ *# */ /g' >flat
+  (($(wc -l <keys) > 60))
+  while IFS=$'\t' read -r key help; do
+    grep -qE "^ *#?$key: " nsa.yaml
+    grep -qF "$help. Values: " flat
+  done <keys
+  # All of it is configuration: without the marks of comments before keys it loads to the same.
+  sed -E 's/^( *)#([a-z_0-9]+: )/\1\2/; /^  head_dim_(qk|v): /d' nsa.yaml >full.yaml
+  diff <(autotune config nsa.yaml) <(autotune config full.yaml)
+}
+
+@test "heads of unequal width" {
+  autotune init --heads 16 --kv-heads 4 --set model.head_dim_qk=192 --set model.head_dim_v=128 - >wide.yaml
+  autotune check wide.yaml
+  [[ $(value wide.yaml head_dim_qk) == 192 && $(value wide.yaml head_dim_v) == 128 ]]
+  grep -q '^  #head_dim: ' wide.yaml
+}
+
+@test "a file that exists is kept, unless --force is given" {
+  local model=(--heads 8 --kv-heads 2 --head-dim 64)
+  echo mine >nsa.yaml
+  run -1 --separate-stderr autotune init "${model[@]}"
+  [[ $stderr == *'nsa.yaml: there is such a file: --force replaces it, and - as FILE prints'* ]]
+  [[ $(cat nsa.yaml) == mine ]]
+  ln -s nowhere link.yaml
+  run -1 autotune init "${model[@]}" link.yaml
+  autotune init --force "${model[@]}"
+  autotune check nsa.yaml
+  autotune init "${model[@]}" other.yaml
+  autotune init "${model[@]}" - | diff - other.yaml
+  # Neither the environment nor this machine's file is part of it.
+  NSA_JIT=never autotune init "${model[@]}" - | diff - other.yaml
+}
+
+@test "a wrong value, and a model that does not fit together: 3, and nothing is written" {
+  run -3 --separate-stderr autotune init --heads 8 --kv-heads 3 --head-dim 64
+  [[ $stderr == *'model.kv_heads'* ]]
+  run -3 --separate-stderr autotune init --heads 8 --kv-heads 2 --head-dim 100
+  [[ $stderr == *'100 is not a multiple of 8: use 96 or 104'* ]]
+  run -3 --separate-stderr autotune init --heads 8 --kv-heads 2 --head-dim 64 --dtype bf61
+  [[ $stderr == *"did you mean 'bf16'?"* ]]
+  [[ ! -e nsa.yaml ]]
+  run -2 --separate-stderr autotune init --heads 8 --kv-heads 2 </dev/null
+  [[ $stderr == *'give --heads, --kv-heads and --head-dim, or --from config.json'* && ! -e nsa.yaml ]]
+  run -2 autotune init --heads 8 one two
+  run -2 --separate-stderr autotune init --device "$(printf 'x%.0s' {1..300})"
+  [[ $stderr == *'--device: a value of more than'* ]]
+}
+
+@test "--from config.json: heads, head dimension, dtype, length" {
+  hf .
+  autotune init --from config.json
+  autotune check nsa.yaml
+  for pair in heads=32 kv_heads=8 head_dim_qk=128 head_dim_v=128 dtype=bf16 max_kv_len=131072; do
+    [[ $(value nsa.yaml "${pair%=*}") == "${pair#*=}" ]]
+  done
+  hf '.head_dim = 64 | .torch_dtype = "float16" | del(.num_key_value_heads, .hidden_size)'
+  autotune init --from - - <config.json >one.yaml
+  [[ $(value one.yaml head_dim_qk) == 64 && $(value one.yaml kv_heads) == 32 && $(value one.yaml dtype) == fp16 ]]
+  # A newer key, a part of a model, one line without spaces, and tabs.
+  hf '{text_config: (. + {dtype: "bfloat16", head_dim: 96} | del(.torch_dtype)), model_type: "x"}'
+  autotune init --from config.json - >two.yaml
+  [[ $(value two.yaml head_dim_qk) == 96 && $(value two.yaml dtype) == bf16 ]]
+  jq -c . config.json >short.json
+  autotune init --from short.json - | diff - two.yaml
+  jq --tab . config.json >tabs.json
+  autotune init --from tabs.json - | diff - two.yaml
+  # Options win, and so does --set.
+  autotune init --from config.json --dtype fp16 --set model.head_dim=32 - >three.yaml
+  [[ $(value three.yaml head_dim_qk) == 32 && $(value three.yaml dtype) == fp16 ]]
+}
+
+@test "--from config.json: weights in float32 are noted, unless --dtype is given" {
+  hf '.torch_dtype = "float32"'
+  run -0 --separate-stderr autotune init --from config.json
+  [[ $stderr == *'note: the weights are float32'* && $(value nsa.yaml dtype) == bf16 ]]
+  run -0 --separate-stderr autotune init --force --from config.json --dtype f32 --device cpu
+  [[ $stderr != *note* && $(value nsa.yaml dtype) == f32 ]]
+}
+
+@test "--from config.json: what it cannot be made of is one sentence, and nothing is written" {
+  hf '.kv_lora_rank = 512 | .q_lora_rank = null'
+  run -1 --separate-stderr autotune init --from config.json
+  [[ ${#stderr_lines[@]} == 1 ]]
+  [[ $stderr == *'config.json:'*': kv_lora_rank: libnsa does not compute multi-head latent attention (MLA): give the heads'* ]]
+  hf '.kv_lora_rank = null'
+  autotune init --from config.json - >/dev/null
+  while IFS='|' read -r filter code wanted; do
+    hf "$filter"
+    run "-$code" --separate-stderr autotune init --from config.json
+    [[ ${#stderr_lines[@]} == 1 && $stderr == *"$wanted"* ]] || { echo "$filter: $stderr"; return 1; }
+  done <<'FILES'
+del(.num_attention_heads)|3|num_attention_heads: missing
+.num_attention_heads = "many"|3|num_attention_heads: expected a whole number from 1
+.num_attention_heads = 32.5|3|num_attention_heads: expected a whole number from 1
+.num_attention_heads = [32]|3|num_attention_heads: expected a whole number from 1
+.hidden_size = 4095|3|head_dim: missing, and hidden_size is no multiple
+del(.hidden_size)|3|head_dim: missing
+.torch_dtype = "float8_e4m3fn"|1|fp8 is not supported yet
+.torch_dtype = "complex64"|1|no dtype of the library
+FILES
+  echo '{"num_attention_heads": 32,' >config.json
+  run -3 --separate-stderr autotune init --from config.json
+  [[ $stderr == 'config.json:'*'error: not YAML: '* ]]
+  echo '[1]' >config.json
+  run -3 autotune init --from config.json
+  run -1 --separate-stderr autotune init --from nowhere.json
+  [[ $stderr == *'nowhere.json: cannot be read: No such file or directory'* ]]
+  [[ ! -e nsa.yaml ]]
+}
+
+@test "on a terminal it asks for what is not given, again after a wrong answer" {
+  command -v script >/dev/null || skip 'no script(1) here'
+  # heads are given; kv_heads is answered wrongly once, the others are empty but for the dtype.
+  printf '%s\n' many 2 '' fp16 '' '' '' '' '' |
+    script -qec "'$NSA_AUTOTUNE' init --heads 8 --device cpu" /dev/null >session
+  grep -q 'kv-heads: key and value heads' session
+  grep -q "found 'many'" session
+  run -1 grep -q '^heads: ' session
+  autotune check nsa.yaml
+  for pair in heads=8 kv_heads=2 head_dim_qk=128 dtype=fp16 max_kv_len=32768 max_seqs=1 page_size=0; do
+    [[ $(value nsa.yaml "${pair%=*}") == "${pair#*=}" ]]
+  done
+}
