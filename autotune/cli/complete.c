@@ -110,6 +110,14 @@ static void offer_settings(const place *at) {
   }
 }
 
+static void offer_dtypes(const place *at) {
+  offer_key_values(at, &nsai_keys[NSAI_KEY_MODEL_DTYPE]);
+}
+
+static void offer_sharing(const place *at) {
+  offer_key_values(at, &nsai_keys[NSAI_KEY_MODEL_KV_SHARING]);
+}
+
 static void ask_for_files(const place *at) {
   (void)at;
   puts(":files");
@@ -125,6 +133,7 @@ static const struct {
   void (*offer)(const place *at); /* NULL: there is nothing to offer */
 } values[] = {
   { "ARCH", offer_archs },
+  { "CONFIG.JSON", ask_for_files },
   { "DEVICE", offer_devices },
   { "DIR", ask_for_folders },
   { "DURATION", NULL },
@@ -138,6 +147,8 @@ static const struct {
   { "OP", offer_ops },
   { "OP|all", offer_tuned_ops },
   { "SIZE", NULL },
+  { "TYPE", offer_dtypes },
+  { "WORD", offer_sharing },
 };
 
 /* Prints what `option` may be given; `typed` stands behind the first `before_length` bytes. */
