@@ -125,6 +125,27 @@ _attention.defvjp(_forward, _backward)
 KV = Union[Array, Sequence[Array]]
 
 
+def _int32(x: Optional[Array], name: str) -> Optional[Array]:
+    if x is not None and x.dtype not in (jnp.int32, jnp.int64):
+        raise TypeError(f"{name} has the dtype {x.dtype}; it is int32 or int64")
+    return None if x is None else x.astype(jnp.int32)
+
+
+def _branch_bits(branches: Optional[Sequence[str]]) -> int:
+    if branches is None:
+        return 0
+    if not branches or any(name not in BRANCHES for name in branches):
+        raise ValueError(f"branches is {list(branches)!r}; it is at least one of {', '.join(BRANCHES)}")
+    return sum(BRANCHES[name] for name in set(branches))
+
+
+def _platform(platform: Optional[str]) -> str:
+    name = platform or jax.default_backend()
+    if name not in ("cpu", "gpu"):
+        raise ValueError(f"platform is \"{name}\"; libnsa runs on \"cpu\" and \"gpu\"")
+    return name
+
+
 def attention(q: Array, k: KV, v: KV, gates: Optional[Array] = None, *, config: Config, cu_seqlens: Optional[Array] = None,
               cu_seqlens_k: Optional[Array] = None, max_seqlen: Optional[int] = None, scale: Optional[float] = None,
               weights: Optional[Dict[str, Array]] = None, block_indices: Optional[Array] = None, return_indices: bool = False,
@@ -132,6 +153,8 @@ def attention(q: Array, k: KV, v: KV, gates: Optional[Array] = None, *, config: 
     """nsa.attention for JAX, with the same arguments, shapes and results.
 
     platform: "cpu" or "gpu", where the function will run [JAX's default backend]
+
+    Differentiable once, and in reverse mode.
     """
     batched = q.ndim == 4
     many = not hasattr(k, "ndim")
@@ -152,17 +175,12 @@ def attention(q: Array, k: KV, v: KV, gates: Optional[Array] = None, *, config: 
             cu_seqlens = jnp.arange(count + 1, dtype=jnp.int32) * length
             cu_seqlens_k = None if keys == length else jnp.arange(count + 1, dtype=jnp.int32) * keys
         max_seqlen = max_seqlen or keys
-    whole = lambda x: None if x is None else x.astype(jnp.int32)
-    bits = 0
-    for name in branches or ():
-        if name not in BRANCHES:
-            raise ValueError(f"branches has \"{name}\"; it is one of {', '.join(BRANCHES)}")
-        bits |= BRANCHES[name]
-    backend = platform or jax.default_backend()
-    static = Static(config.text, (*names, *(weights or {})), max_seqlen or 0, float(scale or 0.0), bits,
-                    config.select["count"], config.head_dim_v, "cpu" if backend == "cpu" else "gpu")
-    o, idx = _attention(static, q, (*pairs, *(weights or {}).values()), gates, whole(cu_seqlens), whole(cu_seqlens_k),
-                        whole(block_indices))
+    static = Static(config.text, (*names, *(weights or {})), max_seqlen or 0, float(scale or 0.0), _branch_bits(branches),
+                    config.select["count"], config.head_dim_v, _platform(platform))
+    o, idx = _attention(static, q, (*pairs, *(weights or {}).values()), gates, _int32(cu_seqlens, "cu_seqlens"),
+                        _int32(cu_seqlens_k, "cu_seqlens_k"), _int32(block_indices, "block_indices"))
+    if idx is None:  # a model without a selected branch
+        idx = jnp.zeros((q.shape[0], pairs[0].shape[1], 0), jnp.int32)
     if batched:
         o = o.reshape(count, length, *o.shape[1:])
         idx = None if idx is None else idx.reshape(count, length, *idx.shape[1:])
