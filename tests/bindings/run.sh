@@ -78,7 +78,7 @@ layouts() {
     python3 "$here/layout.py" rust "$bindings" "$top/include" >"$out/layout.rs" &&
     gcc -Wall -Werror -I"$top/include" "$out/layout.c" -o "$out/layout-c" && rustc --edition 2021 "$out/layout.rs" -o "$out/layout-rust" &&
     "$out/layout-c" >"$out/layout-c.txt" && "$out/layout-rust" >"$out/layout-rust.txt" &&
-    (($(wc -l <"$out/layout-c.txt") > 250)) && diff "$out/layout-c.txt" "$out/layout-rust.txt"
+    (($(wc -l <"$out/layout-c.txt") >= 200)) && diff "$out/layout-c.txt" "$out/layout-rust.txt"
 }
 check "nsa-sys has the constants and the layout of C's structs" layouts
 alone() { grep -q '^name = "nsa"' "$rust/Cargo.lock" && ! grep '^source' "$rust/Cargo.lock"; }
