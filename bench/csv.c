@@ -9,6 +9,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* The order of the columns. */
 typedef enum column {
@@ -58,6 +59,12 @@ void bench_csv_word(FILE *out, const char *text) {
     bench_csv_quoted(out, text);
   else
     fputs(text, out);
+}
+
+void bench_csv_now(char date[BENCH_CSV_DATE]) {
+  time_t now = time(NULL);
+  struct tm utc;
+  strftime(date, BENCH_CSV_DATE, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
 }
 
 /* Writes a comma, and the number unless it is 0 (missing). */

@@ -6,7 +6,8 @@
  *   commit          as given by --commit
  *   device          its name
  *   problem         as --problem takes it; its fill says random or correlated
- *   part            forward, compressed, selected, window, compress, dense, dense_gemm
+ *   part            forward, compressed, selected, window, compress, dense, dense_gemm, backward,
+ *                   back_saved (results.h)
  *   burst_ms, sustained_ms   empty when the part has no time
  *   tflops, gbps    useful operations and compulsory bytes over burst_ms
  *   roofline        share: the device's bound for these operations and bytes over burst_ms; empty
@@ -30,6 +31,10 @@
 /* Writes a field in quotes; the second function uses quotes only where needed. */
 void bench_csv_quoted(FILE *out, const char *text);
 void bench_csv_word(FILE *out, const char *text);
+
+/* The time now as `date` has it. */
+#define BENCH_CSV_DATE 24
+void bench_csv_now(char date[BENCH_CSV_DATE]);
 
 /* The columns to read from a CSV, by name. The first `required` of `count` must be present. */
 typedef struct bench_csv_columns {

@@ -17,7 +17,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define EXIT_SKIP 77 /* meson's exit status for a skipped test */
@@ -300,12 +299,10 @@ static int is_timed(const bench_problem *p) {
 static nsa_status measure_one(const arguments *a, bench_rig *rig, const nsai_verify_case *c,
                               FILE *csv, bench_results *results) {
   bench_problem *p;
-  time_t now = time(NULL);
-  struct tm utc;
   uint32_t parts = command_parts[a->command];
   if (a->branches) parts = BIT(BENCH_COMPRESS) | BIT(BENCH_FORWARD) | BRANCHES;
   NSAI_TRY(bench_results_add(results, c, &p));
-  strftime(p->date, sizeof p->date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+  bench_csv_now(p->date);
   snprintf(p->commit, sizeof p->commit, "%s", a->commit ? a->commit : "");
   snprintf(p->device, sizeof p->device, "%s", chk_plans_device(rig->plans)->name);
   nsa_status status = bench_measure(rig, parts, p);
@@ -438,7 +435,7 @@ static nsa_status write_sheet(const arguments *a, const bench_decode_sheet *shee
     NSAI_TRY(close_file(out, paths[i]));
   }
   if (!a->svg) return NSA_OK;
-  return bench_decode_draw(&sheet->options, sheet->cells, sheet->count, a->svg, "decode");
+  return bench_decode_draw(sheet, a->svg, "decode");
 }
 
 static int run_decode(const arguments *a) {
@@ -476,8 +473,7 @@ static nsa_status read_decode(const arguments *a, const char *stem) {
   bench_decode_sheet sheet;
   nsa_status status = bench_decode_csv_load(a->file, &sheet);
   if (!status && a->command == TABLE) bench_decode_markdown(stdout, &sheet);
-  if (!status && a->command == PLOT)
-    status = bench_decode_draw(&sheet.options, sheet.cells, sheet.count, a->svg, stem);
+  if (!status && a->command == PLOT) status = bench_decode_draw(&sheet, a->svg, stem);
   free(sheet.cells);
   return status;
 }

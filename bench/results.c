@@ -61,9 +61,9 @@ bench_part bench_lead(const bench_problem *p) {
   return BENCH_PARTS;
 }
 
-int bench_same_model(const bench_problem *a, const bench_problem *b) {
+int bench_same_model(const nsai_verify_case *a, const nsai_verify_case *b) {
   char text[2][NSAI_VERIFY_CASE_TEXT];
-  nsai_verify_case pair[2] = { a->c, b->c };
+  nsai_verify_case pair[2] = { *a, *b };
   for (int i = 0; i < 2; i++) {
     pair[i].num_seqs = 1;
     pair[i].q_len[0] = pair[i].kv_len[0] = 1;
@@ -77,7 +77,7 @@ int bench_same_model(const bench_problem *a, const bench_problem *b) {
 /* ---- crossovers ------------------------------------------------------------------------------ */
 
 static int same_series(const bench_problem *a, const bench_problem *b) {
-  return a->c.fill == b->c.fill && bench_lead(a) == bench_lead(b) && bench_same_model(a, b);
+  return a->c.fill == b->c.fill && bench_lead(a) == bench_lead(b) && bench_same_model(&a->c, &b->c);
 }
 
 static int by_tokens(const void *a, const void *b) {

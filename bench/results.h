@@ -76,7 +76,7 @@ const char *bench_fill_name(const bench_problem *p);
 bench_part bench_lead(const bench_problem *p);
 
 /* Whether two problems differ only in lengths, inputs and the overlap hint. */
-int bench_same_model(const bench_problem *a, const bench_problem *b);
+int bench_same_model(const nsai_verify_case *a, const nsai_verify_case *b);
 
 /* The crossover of one model and fill. */
 typedef struct bench_series {

@@ -32,7 +32,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
@@ -68,10 +67,8 @@ void bench_decode_csv_line(FILE *out, const bench_decode_table *t, const bench_d
   const bench_decode_options *o = t->options;
   const double read = bench_decode_gbps((double)c->expected.bytes, c->us[BENCH_DECODE_TOTAL]);
   const double dense = bench_decode_gbps(c->dense_bytes, c->us[BENCH_DECODE_DENSE]);
-  char date[24], text[NSAI_VERIFY_CASE_TEXT];
-  time_t now = time(NULL);
-  struct tm utc;
-  strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+  char date[BENCH_CSV_DATE], text[NSAI_VERIFY_CASE_TEXT];
+  bench_csv_now(date);
   nsai_verify_case_print(&o->c, text, sizeof text);
   fprintf(out, "%s,", date);
   bench_csv_word(out, t->commit);
@@ -97,10 +94,24 @@ void bench_decode_csv_line(FILE *out, const bench_decode_table *t, const bench_d
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-enum { PROBLEM, BATCH, Q_LEN, PAGE_SIZE, CONTEXT, TOTAL, DENSE, BYTES, BANDWIDTH, COLUMNS };
+enum {
+  PROBLEM,
+  BATCH,
+  Q_LEN,
+  PAGE_SIZE,
+  CONTEXT,
+  TOTAL,
+  DENSE, /* from here on: may be missing */
+  BYTES,
+  BANDWIDTH,
+  DATE,
+  COMMIT,
+  DEVICE,
+  COLUMNS
+};
 static const char *const names[COLUMNS] = {
-  "problem",  "batch",    "q_len",          "page_size",     "S",
-  "ms_total", "ms_dense", "bytes_expected", "bandwidth_gbps"
+  "problem",  "batch",          "q_len",          "page_size", "S",      "ms_total",
+  "ms_dense", "bytes_expected", "bandwidth_gbps", "date",      "commit", "device"
 };
 
 #define MOST 1e18 /* a larger figure of any column is a mistake; int64_t holds it */
@@ -138,57 +149,82 @@ static nsa_status read_problem(const char *text, nsai_verify_case *out) {
   return NSA_OK;
 }
 
-/* Whether the line belongs to the table; the first line defines it. */
-static int takes(bench_decode_sheet *s, const nsai_verify_case *c, int64_t q_len,
-                 int64_t page_size) {
-  char known[NSAI_VERIFY_CASE_TEXT], text[NSAI_VERIFY_CASE_TEXT];
-  bench_decode_options *o = &s->options;
-  if (!s->count) {
-    o->c = *c;
-    o->q_len = (int32_t)q_len;
-    o->page_size = (int32_t)page_size;
-  }
-  nsai_verify_case_print(&o->c, known, sizeof known);
-  nsai_verify_case_print(c, text, sizeof text);
-  return !strcmp(known, text) && o->q_len == q_len && o->page_size == page_size;
-}
-
-static nsa_status read_cell(void *user, char *const *value) {
-  bench_decode_sheet *s = user;
-  bench_decode_options *o = &s->options;
-  bench_decode_cell cell = { 0 };
-  int64_t q_len, page_size;
-  double bytes;
-  nsai_verify_case c;
-  NSAI_TRY(read_problem(value[PROBLEM], &c));
-  NSAI_TRY(read_size(BATCH, value, 1, &cell.batch));
+static nsa_status read_cell(char *const *value, bench_decode_line *out) {
+  bench_decode_cell *cell = &out->cell;
+  int64_t q_len;
+  double ms[2], bytes;
+  *out =
+      (bench_decode_line){ .date = value[DATE], .commit = value[COMMIT], .device = value[DEVICE] };
+  NSAI_TRY(read_problem(value[PROBLEM], &out->c));
+  NSAI_TRY(read_size(BATCH, value, 1, &cell->batch));
   NSAI_TRY(read_size(Q_LEN, value, 1, &q_len));
-  NSAI_TRY(read_size(PAGE_SIZE, value, 0, &page_size));
-  NSAI_TRY(read_size(CONTEXT, value, 1, &cell.context));
-  double ms[2];
+  NSAI_TRY(read_size(PAGE_SIZE, value, 0, &out->page_size));
+  NSAI_TRY(read_size(CONTEXT, value, 1, &cell->context));
   NSAI_TRY(read_known(TOTAL, value, MOST, &ms[0]));
   NSAI_TRY(read_known(DENSE, value, MOST, &ms[1]));
   NSAI_TRY(read_known(BYTES, value, MOST, &bytes));
-  NSAI_TRY(read_known(BANDWIDTH, value, MOST, &cell.bandwidth));
-  cell.us[BENCH_DECODE_TOTAL] = 1e3 * ms[0];
-  cell.us[BENCH_DECODE_DENSE] = 1e3 * ms[1];
-  cell.expected.bytes = (int64_t)bytes;
-  if (!takes(s, &c, q_len, page_size)) return NSA_OK;
-  NSAI_TRY(insert("S", cell.context, o->contexts, &o->context_count));
-  NSAI_TRY(insert("batch", cell.batch, o->batches, &o->batch_count));
-  bench_decode_cell *grown = realloc(s->cells, (size_t)(s->count + 1) * sizeof *grown);
-  if (!grown) return nsai_fail_nomem("cells", sizeof *grown);
-  s->cells = grown;
-  s->cells[s->count++] = cell;
+  NSAI_TRY(read_known(BANDWIDTH, value, MOST, &cell->bandwidth));
+  cell->q_len = (int32_t)q_len;
+  cell->us[BENCH_DECODE_TOTAL] = 1e3 * ms[0];
+  cell->us[BENCH_DECODE_DENSE] = 1e3 * ms[1];
+  cell->expected.bytes = (int64_t)bytes;
   return NSA_OK;
+}
+
+typedef struct reader {
+  nsa_status (*take)(void *user, const bench_decode_line *line);
+  void *user;
+} reader;
+
+static nsa_status read_line(void *user, char *const *value) {
+  const reader *r = user;
+  bench_decode_line line;
+  NSAI_TRY(read_cell(value, &line));
+  return r->take(r->user, &line);
 }
 
 int bench_decode_csv_is(const char *path) { return bench_csv_has(path, names[TOTAL]); }
 
-nsa_status bench_decode_csv_load(const char *path, bench_decode_sheet *out) {
+nsa_status bench_decode_csv_lines(const char *path,
+                                  nsa_status (*take)(void *user, const bench_decode_line *line),
+                                  void *user) {
   const bench_csv_columns columns = { names, COLUMNS, DENSE };
+  reader r = { take, user };
+  return bench_csv_read(path, &columns, read_line, &r);
+}
+
+/* Whether the line belongs to the table; the first line defines it. */
+static int takes(bench_decode_sheet *s, const bench_decode_line *line) {
+  char known[NSAI_VERIFY_CASE_TEXT], text[NSAI_VERIFY_CASE_TEXT];
+  bench_decode_options *o = &s->options;
+  if (!s->count) {
+    o->c = line->c;
+    o->q_len = line->cell.q_len;
+    o->page_size = (int32_t)line->page_size;
+    snprintf(s->date, sizeof s->date, "%s", line->date);
+    snprintf(s->device, sizeof s->device, "%s", line->device);
+  }
+  nsai_verify_case_print(&o->c, known, sizeof known);
+  nsai_verify_case_print(&line->c, text, sizeof text);
+  return !strcmp(known, text) && o->q_len == line->cell.q_len && o->page_size == line->page_size;
+}
+
+static nsa_status take_cell(void *user, const bench_decode_line *line) {
+  bench_decode_sheet *s = user;
+  bench_decode_options *o = &s->options;
+  if (!takes(s, line)) return NSA_OK;
+  NSAI_TRY(insert("S", line->cell.context, o->contexts, &o->context_count));
+  NSAI_TRY(insert("batch", line->cell.batch, o->batches, &o->batch_count));
+  bench_decode_cell *grown = realloc(s->cells, (size_t)(s->count + 1) * sizeof *grown);
+  if (!grown) return nsai_fail_nomem("cells", sizeof *grown);
+  s->cells = grown;
+  s->cells[s->count++] = line->cell;
+  return NSA_OK;
+}
+
+nsa_status bench_decode_csv_load(const char *path, bench_decode_sheet *out) {
   *out = (bench_decode_sheet){ 0 };
-  NSAI_TRY(bench_csv_read(path, &columns, read_cell, out));
+  NSAI_TRY(bench_decode_csv_lines(path, take_cell, out));
   if (!out->count) return nsai_fail(NSA_E_ARG, "%s holds no results", path);
   return NSA_OK;
 }

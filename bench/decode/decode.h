@@ -89,14 +89,27 @@ void bench_decode_csv_line(FILE *out, const bench_decode_table *t, const bench_d
 /* A table as it was measured or read from a CSV. */
 typedef struct bench_decode_sheet {
   bench_decode_options options; /* contexts and batches read from a CSV are ascending */
+  char date[24], device[96];    /* of the first cell */
   bench_decode_cell *cells;
   int count;
 } bench_decode_sheet;
 
-/* Whether the file is a CSV of decode. The second function reads one, also of earlier versions:
- * lengths, times and expected bytes of the cells with the problem, q_len and page size of the
- * first one. NSA_E_IO, NSA_E_ARG; `out->cells` must be freed in any case. */
+/* A line of a CSV: lengths, times, expected bytes and bandwidth of a cell. */
+typedef struct bench_decode_line {
+  const char *date, *commit, *device; /* valid during the call */
+  nsai_verify_case c;                 /* the model and the fill */
+  int64_t page_size;
+  bench_decode_cell cell;
+} bench_decode_line;
+
+/* Whether the file is a CSV of decode. The second function passes its lines to `take`, those of
+ * earlier versions, too; if `take` returns NSA_E_ARG, the error names file and line. The third one
+ * keeps the cells with the problem, q_len and page size of the first one; `out->cells` must be
+ * freed in any case. NSA_E_IO, NSA_E_ARG. */
 int bench_decode_csv_is(const char *path);
+nsa_status bench_decode_csv_lines(const char *path,
+                                  nsa_status (*take)(void *user, const bench_decode_line *line),
+                                  void *user);
 nsa_status bench_decode_csv_load(const char *path, bench_decode_sheet *out);
 
 /* The last cell with this context and batch; NULL: there is none. */
@@ -114,8 +127,7 @@ void bench_decode_markdown(FILE *out, const bench_decode_sheet *sheet);
 
 /* plot.c: draws DIR/STEM-speed.svg: the step and dense attention against the context, one line
  * per batch. Creates the folder if it is missing. */
-nsa_status bench_decode_draw(const bench_decode_options *options, const bench_decode_cell *cells,
-                             int count, const char *dir, const char *stem);
+nsa_status bench_decode_draw(const bench_decode_sheet *sheet, const char *dir, const char *stem);
 
 /* Measures all cells of the options, and writes one line for each to `out` and to `csv` (NULL:
  * none; `header`: it is a new file). `commit` may be empty. On a GPU the memory bandwidth is

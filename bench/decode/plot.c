@@ -30,25 +30,31 @@ static int make_curves(const bench_decode_options *o, const bench_decode_cell *c
         c->x[line.count] = (double)o->contexts[i];
         c->y[line.count++] = us;
       }
-      snprintf(c->name, sizeof c->name, "%lld sequences%s", (long long)o->batches[b],
-               dense ? ", dense" : "");
+      snprintf(c->name, sizeof c->name, "%lld sequence%s%s", (long long)o->batches[b],
+               o->batches[b] > 1 ? "s" : "", dense ? ", dense" : "");
       if (line.count) lines[count++] = line;
     }
   return count;
 }
 
-nsa_status bench_decode_draw(const bench_decode_options *o, const bench_decode_cell *cells,
-                             int count, const char *dir, const char *stem) {
+nsa_status bench_decode_draw(const bench_decode_sheet *sheet, const char *dir, const char *stem) {
+  const bench_decode_options *o = &sheet->options;
   curve curves[2 * BENCH_DECODE_SIZES];
   bench_line lines[2 * BENCH_DECODE_SIZES];
-  char text[NSAI_VERIFY_CASE_TEXT];
-  nsai_verify_case_print(&o->c, text, sizeof text);
+  char subtitle[BENCH_SUBTITLE], note[128], pages[32] = "without pages";
+  bench_figure_subtitle(subtitle, sheet->device, sheet->date, &o->c.model);
+  if (o->page_size > 0) snprintf(pages, sizeof pages, "pages of %d", o->page_size);
+  snprintf(note, sizeof note,
+           "%d new token%s a sequence, %s, %s inputs; dashed: attention over all keys", o->q_len,
+           o->q_len > 1 ? "s" : "", pages, nsai_verify_fill_name(o->c.fill));
   const bench_plot plot = { .title =
                                 "A decode step against the context, in a CUDA graph, nothing in L2",
-                            .subtitle = text,
+                            .subtitle = subtitle,
+                            .note = note,
                             .x = { .label = "context in tokens (k = 1024)", .scale = BENCH_LOG2 },
                             .y = { .label = "time in microseconds", .scale = BENCH_LOG10 },
                             .lines = lines,
-                            .line_count = make_curves(o, cells, count, curves, lines) };
+                            .line_count =
+                                make_curves(o, sheet->cells, sheet->count, curves, lines) };
   return bench_figure_write(&plot, dir, stem, "speed");
 }

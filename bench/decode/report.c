@@ -3,6 +3,7 @@
  */
 #include "report.h"
 #include "bandwidth.h"
+#include "csv.h"
 #include "decode/decode.h"
 #include "verify/result.h"
 
@@ -263,6 +264,8 @@ nsa_status bench_decode(chk_plans *plans, const bench_decode_options *o, const c
   *sheet = (bench_decode_sheet){ .options = *o, .cells = cells, .count = count };
   if (!cells) return nsai_fail_nomem("cells", sizeof *cells);
   NSAI_TRY_TO(done, prepare(plans, &contexts, &table));
+  bench_csv_now(sheet->date);
+  snprintf(sheet->device, sizeof sheet->device, "%s", table.device);
   if (csv && header) bench_decode_csv_header(csv);
   put_head(out, &table);
   for (int i = 0; i < o->context_count; i++) {

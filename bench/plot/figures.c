@@ -12,16 +12,15 @@
 
 /* Colour of a part in both figures. */
 static const int part_color[BENCH_PARTS] = {
-  [BENCH_COMPRESS] = 5,   [BENCH_FORWARD] = 0,  [BENCH_COMPRESSED] = 3,
-  [BENCH_SELECTED] = 0,   [BENCH_WINDOW] = 2,   [BENCH_DENSE] = 1,
-  [BENCH_DENSE_GEMM] = 4, [BENCH_BACKWARD] = 3, [BENCH_BACKWARD_SAVED] = 2,
+  [BENCH_COMPRESS] = 5, [BENCH_FORWARD] = 0, [BENCH_COMPRESSED] = 3, [BENCH_SELECTED] = 0,
+  [BENCH_WINDOW] = 2,   [BENCH_DENSE] = 1,   [BENCH_BACKWARD] = 3,   [BENCH_BACKWARD_SAVED] = 2,
 };
 
 /* The problems of one figure: those with the first one's model, by length and fill. */
 typedef struct subject {
   const bench_problem *problem[MAX_LENGTHS];
   int count;
-  char subtitle[256];
+  char subtitle[BENCH_SUBTITLE];
 } subject;
 
 static int by_length(const void *a, const void *b) {
@@ -31,19 +30,23 @@ static int by_length(const void *a, const void *b) {
   return (x->c.fill > y->c.fill) - (x->c.fill < y->c.fill);
 }
 
+void bench_figure_subtitle(char text[BENCH_SUBTITLE], const char *device, const char *date,
+                           const nsai_model *model) {
+  snprintf(text, BENCH_SUBTITLE,
+           "%s, %.10s: %d heads, %d KV heads, head dim %d/%d, l %d, d %d, l' %d, n %d, w %d, %s",
+           device, date, model->heads, model->kv_heads, model->head_dim_qk, model->head_dim_v,
+           model->block, model->stride, model->select_block, model->select_count, model->window,
+           model->dtype == NSA_F16 ? "fp16" : "bf16");
+}
+
 static void choose(const bench_results *results, subject *s) {
   const bench_problem *first = &results->problem[0];
-  const nsai_model *g = &first->c.model;
   *s = (subject){ 0 };
   for (int64_t i = 0; i < results->count && s->count < MAX_LENGTHS; i++)
-    if (bench_same_model(first, &results->problem[i]))
+    if (bench_same_model(&first->c, &results->problem[i].c))
       s->problem[s->count++] = &results->problem[i];
   qsort(s->problem, (size_t)s->count, sizeof *s->problem, by_length);
-  snprintf(s->subtitle, sizeof s->subtitle,
-           "%s, %.10s: %d heads, %d KV heads, head dim %d/%d, l %d, d %d, l' %d, n %d, w %d, %s",
-           first->device, first->date, g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v,
-           g->block, g->stride, g->select_block, g->select_count, g->window,
-           g->dtype == NSA_F16 ? "fp16" : "bf16");
+  bench_figure_subtitle(s->subtitle, first->device, first->date, &first->c.model);
 }
 
 /* ---- files ----------------------------------------------------------------------------------- */
@@ -94,12 +97,14 @@ static bench_part lead_of(const subject *s) {
   return lead;
 }
 
+/* Without dense_gemm: its times, up to 1 s, would press the others together where they cross. */
 static nsa_status write_speed(const subject *s, const char *dir, const char *stem) {
-  const bench_part parts[] = { lead_of(s), BENCH_DENSE, BENCH_DENSE_GEMM };
-  curve curves[3 * NSAI_VERIFY_FILLS];
-  bench_line lines[3 * NSAI_VERIFY_FILLS];
+  enum { SHOWN = 4 };
+  const bench_part parts[SHOWN] = { lead_of(s), BENCH_DENSE, BENCH_BACKWARD, BENCH_BACKWARD_SAVED };
+  curve curves[SHOWN * NSAI_VERIFY_FILLS];
+  bench_line lines[SHOWN * NSAI_VERIFY_FILLS];
   int count = 0;
-  for (int i = 0; i < 3; i++)
+  for (int i = 0; i < SHOWN; i++)
     for (int fill = 0; fill < NSAI_VERIFY_FILLS && parts[i] != BENCH_PARTS; fill++) {
       make_curve(s, parts[i], (nsai_verify_fill)fill, &curves[count], &lines[count]);
       lines[count].marker = i;

@@ -14,6 +14,11 @@
 #define TOP 70.0
 #define BOTTOM 400.0
 #define LEGEND (RIGHT + 20)
+#define MARGIN 8 /* between text and the picture's edge */
+
+/* Assumed mean width of a character over the font's size. Texts drawn here take 0.50 to 0.57 in DejaVu
+ * Sans, the widest of the usual sans-serif fonts. */
+#define CHARACTER 0.6
 
 #define MAX_TICKS 64
 #define TICKS_WANTED 6 /* on a linear axis, roughly */
@@ -42,6 +47,25 @@ static void put_text(FILE *out, double x, double y, int size, const char *anchor
                      const char *text) {
   fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" font-size=\"%d\" text-anchor=\"%s\">", x, y, size,
           anchor);
+  put_escaped(out, text);
+  fputs("</text>\n", out);
+}
+
+/* The same with at most `width` pixels, from x on. Bytes that continue a character of UTF-8 have no
+ * width of their own. */
+static void put_fitted(FILE *out, double x, double y, int size, double width, const char *text) {
+  int count = 0;
+  for (const char *c = text; *c; c++)
+    count += (unsigned char)*c >= 0x20 && ((unsigned char)*c & 0xc0) != 0x80;
+  double wanted = count * CHARACTER * size;
+  if (wanted <= width) {
+    put_text(out, x, y, size, "start", text);
+    return;
+  }
+  fprintf(out,
+          "<text x=\"%.1f\" y=\"%.1f\" font-size=\"%.1f\" textLength=\"%.1f\" "
+          "lengthAdjust=\"spacingAndGlyphs\">",
+          x, y, size * width / wanted, width);
   put_escaped(out, text);
   fputs("</text>\n", out);
 }
@@ -174,8 +198,10 @@ static void put_begin(FILE *out, const bench_plot *plot) {
           WIDTH, HEIGHT, WIDTH, HEIGHT);
   put_escaped(out, plot->title);
   fprintf(out, "</title>\n<rect width=\"%d\" height=\"%d\" fill=\"#ffffff\"/>\n", WIDTH, HEIGHT);
-  put_text(out, LEFT, 30, 18, "start", plot->title);
-  put_text(out, LEFT, 52, 13, "start", plot->subtitle);
+  double width = WIDTH - MARGIN - LEFT;
+  put_fitted(out, LEFT, plot->note ? 25 : 30, 18, width, plot->title);
+  put_fitted(out, LEFT, plot->note ? 44 : 52, 13, width, plot->subtitle);
+  if (plot->note) put_fitted(out, LEFT, 61, 13, width, plot->note);
 }
 
 /* ---- lines ----------------------------------------------------------------------------------- */
@@ -200,10 +226,11 @@ static int lines_range(const bench_plot *plot, double x[2], double y[2]) {
   return points;
 }
 
-/* Circle, square, triangle, diamond; hollow for dashed lines. */
+/* Circle, square, triangle, diamond; hollow for dashed lines; none for bold ones. */
 static void put_marker(FILE *out, const bench_line *line, double x, double y) {
   const char *color = palette[line->color % BENCH_COLORS];
   const char *fill = line->dashed ? "#ffffff" : color;
+  if (line->bold) return;
   switch (line->marker % 4) {
   case 0: fprintf(out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\"", x, y); break;
   case 1:
@@ -221,8 +248,9 @@ static void put_marker(FILE *out, const bench_line *line, double x, double y) {
 }
 
 static void begin_stroke(FILE *out, const bench_line *line) {
-  fprintf(out, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"2\"%s points=\"",
-          palette[line->color % BENCH_COLORS], line->dashed ? " stroke-dasharray=\"6 4\"" : "");
+  fprintf(out, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"%d\"%s points=\"",
+          palette[line->color % BENCH_COLORS], line->bold ? 4 : 2,
+          line->dashed ? " stroke-dasharray=\"6 4\"" : "");
 }
 
 static void put_line(FILE *out, const bench_plot *plot, const bench_line *line, const ruler *rx,
@@ -251,14 +279,15 @@ static nsa_status write_lines(FILE *out, const bench_plot *plot) {
   put_x_ticks(out, &rx);
   put_y_ticks(out, &ry);
   put_frame(out, plot);
+  double pitch = fmin(22, (HEIGHT - MARGIN - TOP - 12) / (double)plot->line_count);
   for (int l = 0; l < plot->line_count; l++) {
     const bench_line *line = &plot->lines[l];
-    double at = TOP + 12 + 22 * l;
+    double at = TOP + 12 + pitch * l;
     put_line(out, plot, line, &rx, &ry);
     begin_stroke(out, line);
     fprintf(out, "%.1f,%.1f %.1f,%.1f\"/>\n", LEGEND, at, LEGEND + 30, at);
     put_marker(out, line, LEGEND + 15, at);
-    put_text(out, LEGEND + 38, at + 4, 12, "start", line->name);
+    put_fitted(out, LEGEND + 38, at + 4, 12, WIDTH - MARGIN - LEGEND - 38, line->name);
   }
   fputs("</svg>\n", out);
   return NSA_OK;
@@ -315,7 +344,7 @@ static nsa_status write_bars(FILE *out, const bench_plot *plot) {
   for (int i = 0; i < plot->part_count; i++) {
     double at = TOP + 12 + 22 * (plot->part_count - 1 - i);
     put_box(out, LEGEND, at - 8, 16, 16, plot->part_colors[i]);
-    put_text(out, LEGEND + 24, at + 4, 12, "start", plot->part_names[i]);
+    put_fitted(out, LEGEND + 24, at + 4, 12, WIDTH - MARGIN - LEGEND - 24, plot->part_names[i]);
   }
   fputs("</svg>\n", out);
   return NSA_OK;

@@ -3,7 +3,8 @@
  *
  * Plots as SVG: curves with markers over two axes, or stacked bars. The text depends only on the
  * input and needs no style sheet; its colours can be distinguished by colour-blind readers
- * (Okabe and Ito's palette).
+ * (Okabe and Ito's palette). Text that would be wider than its place is set smaller, with the
+ * width that it has to keep, so that no viewer's font clips it.
  */
 #ifndef BENCH_PLOT_H
 #define BENCH_PLOT_H
@@ -29,6 +30,7 @@ typedef struct bench_line {
   int count;
   int color, marker;
   int dashed;
+  int bold; /* a wide line without markers: what the others are compared with */
 } bench_line;
 
 /* One stacked bar. */
@@ -40,7 +42,8 @@ typedef struct bench_bar {
 
 typedef struct bench_plot {
   const char *title, *subtitle;
-  bench_axis x, y; /* bars use y (linear), and x.label */
+  const char *note; /* a second line below the subtitle; NULL: none */
+  bench_axis x, y;  /* bars use y (linear), and x.label */
   const bench_line *lines;
   int line_count;
   const bench_bar *bars; /* exactly one of line_count and bar_count is 0 */

@@ -232,6 +232,21 @@ PY
   [[ $output == *"max_q_len"* ]]
 }
 
+# The committed CSVs have what the figures once left out, clipped or pressed together.
+@test "figures: the backward pass, the model and inputs of decode, no dense_gemm" {
+  results=$NSA_SOURCE/bench/results
+  bench plot "$results/h200-2026-11-22-backward.csv" --svg .
+  for name in 'forward, correlated' 'backward, correlated' 'back_saved, correlated' 'back_saved, random'; do
+    grep -q ">$name</text>" h200-2026-11-22-backward-speed.svg
+  done
+  bench plot "$results/h200-2026-11-22-decode.csv" --svg .
+  grep -q '>NVIDIA H200, 2026-11-22: 64 heads, 4 KV heads, ' h200-2026-11-22-decode-speed.svg
+  grep -q '>1 new token a sequence, pages of 64, random inputs; ' h200-2026-11-22-decode-speed.svg
+  run -1 grep 'kv=4096\|1 sequences' h200-2026-11-22-decode-speed.svg
+  grep -q ',dense_gemm,' "$results/h200-2026-11-22.csv"
+  run -1 grep dense_gemm "$results/h200-2026-11-22-speed.svg"
+}
+
 @test "counters against the profiler's DRAM reads: the first step's kernels, to a tolerance" {
   mkdir bin
   cat >bin/ncu <<'SH'

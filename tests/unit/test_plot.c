@@ -56,6 +56,55 @@ static void test_lines(void **state) {
   free(again);
 }
 
+/* What is too wide for its place is set smaller, and keeps the width of the place. */
+static void test_wide_text(void **state) {
+  char wide[201];
+  memset(wide, 'm', 200);
+  wide[200] = 0;
+  bench_line lines[] = { { .name = wide, .x = tokens, .y = ms, .count = 3 } };
+  bench_plot plot = line_plot(lines, 1);
+  plot.title = plot.subtitle = plot.note = wide;
+  char *text = draw(&plot, NSA_OK);
+  /* From the left edge of the data, and beside the legend's line, to 8 pixels before the edge. */
+  assert_int_equal(occurrences(text, "textLength=\"812.0\""), 3);
+  assert_int_equal(occurrences(text, "textLength=\"154.0\""), 1);
+  assert_int_equal(occurrences(text, "font-size=\"18\""), 0);
+  free(text);
+  wide[20] = 0;
+  text = draw(&plot, NSA_OK);
+  assert_null(strstr(text, "textLength"));
+  assert_int_equal(occurrences(text, "font-size=\"13\""), 2); /* subtitle and note */
+  free(text);
+}
+
+/* A legend of many lines ends in the picture, which is 480 pixels high. */
+static void test_long_legend(void **state) {
+  enum { MANY = 40 };
+  bench_line lines[MANY];
+  for (int i = 0; i < MANY; i++)
+    lines[i] = (bench_line){ .name = "same", .x = tokens, .y = ms, .count = 3 };
+  bench_plot plot = line_plot(lines, MANY);
+  char *text = draw(&plot, NSA_OK), *at = text;
+  int names = 0;
+  double last = 0;
+  while ((at = strstr(at, "<text x=\"738.0\" y=\""))) {
+    double y = strtod(at + strlen("<text x=\"738.0\" y=\""), NULL);
+    assert_true(y > last && y < 480);
+    last = y, names++, at++;
+  }
+  assert_int_equal(names, MANY);
+  free(text);
+}
+
+static void test_bold_line(void **state) {
+  bench_line line = { .name = "bold", .x = tokens, .y = ms, .count = 3, .bold = 1 };
+  bench_plot plot = line_plot(&line, 1);
+  char *text = draw(&plot, NSA_OK);
+  assert_int_equal(occurrences(text, "stroke-width=\"4\""), 2); /* the line and the legend's */
+  assert_int_equal(occurrences(text, "<circle"), 0);
+  free(text);
+}
+
 static void test_hidden_points(void **state) {
   const double broken[] = { 0, NAN, 10 }, none[] = { -1, INFINITY, 0 };
   bench_line lines[] = { { .name = "some", .x = tokens, .y = broken, .count = 3 },
@@ -151,6 +200,8 @@ int main(void) {
     cmocka_unit_test(test_lines),        cmocka_unit_test(test_hidden_points),
     cmocka_unit_test(test_single_point), cmocka_unit_test(test_linear_axis),
     cmocka_unit_test(test_bars),         cmocka_unit_test(test_crossover),
+    cmocka_unit_test(test_wide_text),    cmocka_unit_test(test_long_legend),
+    cmocka_unit_test(test_bold_line),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
