@@ -7,7 +7,7 @@
  *   device          its name
  *   problem         as --problem takes it; its fill says random or correlated
  *   part            forward, compressed, selected, window, compress, dense, dense_gemm, backward,
- *                   back_saved (results.h)
+ *                   back_saved, fwd_saved (results.h)
  *   burst_ms, sustained_ms   empty when the part has no time
  *   tflops, gbps    useful operations and compulsory bytes over burst_ms
  *   roofline        share: the device's bound for these operations and bytes over burst_ms; empty

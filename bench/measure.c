@@ -224,6 +224,9 @@ nsa_status bench_measure(bench_rig *rig, uint32_t parts, bench_problem *p) {
   if (trial.data.device->driver)
     NSAI_TRY_TO(done, chk_time_plan(rig->plans, &p->c, &p->plan_cold_ms, &p->plan_warm_ms));
   if (parts >> BENCH_COMPRESS & 1) NSAI_TRY_TO(done, time_compress(rig, &trial, p));
+  if (parts >> BENCH_FORWARD_SAVED & 1)
+    NSAI_TRY_TO(done, time_part(rig, &trial, 0, forward_flops(&p->c), attention_bytes(&p->c),
+                                &p->part[BENCH_FORWARD_SAVED]));
   for (int part = BENCH_BACKWARD; part <= BENCH_BACKWARD_SAVED; part++)
     if (parts >> part & 1 && time_backward(rig, &trial, (bench_part)part, p))
       note_error(&p->part[part]);

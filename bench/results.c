@@ -16,6 +16,7 @@ const char *const bench_part_names[BENCH_PARTS] = {
   [BENCH_DENSE_GEMM] = "dense_gemm",
   [BENCH_BACKWARD] = "backward",
   [BENCH_BACKWARD_SAVED] = "back_saved",
+  [BENCH_FORWARD_SAVED] = "fwd_saved",
 };
 
 nsa_status bench_results_add(bench_results *results, const nsai_verify_case *c,

@@ -24,6 +24,7 @@ typedef enum bench_part {
   BENCH_BACKWARD,   /* the complete nsa_backward, given only the selection */
   /* the same, given also the branches' outputs, LSE and compressed keys of the forward */
   BENCH_BACKWARD_SAVED,
+  BENCH_FORWARD_SAVED, /* the nsa_forward that writes these, and the selection */
   BENCH_PARTS
 } bench_part;
 

@@ -138,6 +138,16 @@ PY
   [[ $output == *"bad.csv:2: burst_ms is '1.5x', no number from 0"* ]]
 }
 
+# bats test_tags=slow
+@test "backward: the forward alone and with what the backward takes, and both ways back" {
+  bench backward --device cpu --problem fwd:h2/1:d16/16:l8/4:s8x4+1+1:w16:q=32:nobatch:fill=random --json out.json --svg .
+  jq -e '.results[0].parts | map(.part) == ["forward", "backward", "back_saved", "fwd_saved"]' out.json
+  jq -e 'all(.results[0].parts[]; .burst_ms > 0)' out.json
+  for name in forward backward back_saved fwd_saved; do
+    grep -q ">$name, random</text>" backward-speed.svg
+  done
+}
+
 @test "decode: cells on the terminal, as CSV and drawn; wrong usage is 2" {
   model='fwd:h4/2:d64/64:w64'
   run -0 --separate-stderr bench decode --device cpu --problem "$model" --contexts 64,300 --batches 1,3 \
