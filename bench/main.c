@@ -8,6 +8,7 @@
 #include "decode/decode.h"
 #include "measure.h"
 #include "option.h"
+#include "plot/chart.h"
 #include "plot/figures.h"
 #include "problems.h"
 #include "program.h"
@@ -21,6 +22,7 @@
 
 #define EXIT_SKIP 77 /* meson's exit status for a skipped test */
 #define MAX_OVERRIDES 32
+#define MAX_FILES 32
 
 typedef enum command {
   FORWARD,
@@ -29,13 +31,14 @@ typedef enum command {
   COMPRESSED,
   DECODE,
   PLOT,
+  CHART,
   TABLE,
   COMMANDS
 } command;
 
 static const char *const command_names[COMMANDS + 1] = { "forward",    "backward", "window",
                                                          "compressed", "decode",   "plot",
-                                                         "table",      NULL };
+                                                         "chart",      "table",    NULL };
 
 #define BIT(part) (1u << (part))
 #define BACKWARD_PARTS (BIT(BENCH_BACKWARD) | BIT(BENCH_BACKWARD_SAVED) | BIT(BENCH_FORWARD_SAVED))
@@ -55,13 +58,14 @@ typedef struct arguments {
   chk_plans_options plans;
   const char *overrides[MAX_OVERRIDES + 1];
   int override_count;
-  const char *file; /* of plot and table */
+  const char *files[MAX_FILES]; /* of plot, chart and table */
+  int file_count;
   const char *problem, *problems, *filter, *commit;
   const char *csv, *json, *markdown, *svg;
   int64_t from, to; /* 0: the default */
   bench_decode_options decode;
   int fill; /* NSAI_VERIFY_FILLS: the problem's own */
-  int branches, list;
+  int branches, list, check;
 } arguments;
 
 enum {
@@ -79,7 +83,8 @@ enum {
   OPT_BATCHES,
   OPT_Q_LEN,
   OPT_PAGE_SIZE,
-  OPT_FILL
+  OPT_FILL,
+  OPT_CHECK
 };
 
 static const struct argp_option options[] = {
@@ -103,7 +108,12 @@ static const struct argp_option options[] = {
   { "csv", OPT_CSV, "FILE", 0, "Append the times to FILE as CSV", 2 },
   { "json", OPT_JSON, "FILE", 0, "Write them as one JSON document", 2 },
   { "md", OPT_MD, "FILE", 0, "Write them as Markdown", 2 },
-  { "svg", OPT_SVG, "DIR", 0, "Draw them into DIR/NAME-speed.svg and DIR/NAME-stages.svg", 2 },
+  { "svg", OPT_SVG, "DIR", 0,
+    "Draw them into DIR/NAME-speed.svg and DIR/NAME-stages.svg; chart: DIR/chart.svg (the folder "
+    "of "
+    "the first CSV)",
+    2 },
+  { "check", OPT_CHECK, 0, 0, "Write nothing: is chart.svg what the CSVs draw? (chart)", 2 },
   { "commit", OPT_COMMIT, "HASH", 0, "Written into the results", 2 },
   { 0 }
 };
@@ -133,12 +143,14 @@ static int parse_fill(const char *value, struct argp_state *state) {
   return nsai_program_word("--fill", value, fills, state);
 }
 
+static int reads_csv(command c) { return c == PLOT || c == CHART || c == TABLE; }
+
 static void parse_word(arguments *a, const char *word, struct argp_state *state) {
   if (!a->named) {
     a->command = (command)nsai_program_word("command", word, command_names, state);
     a->named = 1;
-  } else if ((a->command == PLOT || a->command == TABLE) && !a->file) {
-    a->file = word;
+  } else if (reads_csv(a->command) && a->file_count < (a->command == CHART ? MAX_FILES : 1)) {
+    a->files[a->file_count++] = word;
   } else {
     argp_error(state, "unexpected argument '%s'", word);
   }
@@ -147,9 +159,10 @@ static void parse_word(arguments *a, const char *word, struct argp_state *state)
 /* Checks the options that each command requires and excludes. */
 static void check_usage(const arguments *a, struct argp_state *state) {
   const char *name = command_names[a->command];
-  int reads = a->command == PLOT || a->command == TABLE;
+  int reads = reads_csv(a->command);
   int sweeps = a->command == WINDOW || a->command == COMPRESSED;
-  if (reads && !a->file) argp_error(state, "%s needs a CSV file", name);
+  if (reads && !a->file_count) argp_error(state, "%s needs a CSV file", name);
+  if (a->command != CHART && a->check) argp_error(state, "%s takes no --check", name);
   if (a->command == PLOT && !a->svg) argp_error(state, "plot needs --svg DIR");
   if (a->command == TABLE && a->svg) argp_error(state, "table draws nothing; plot does");
   if (reads && (a->csv || a->json || a->markdown || a->commit))
@@ -208,6 +221,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_JSON: a->json = value; break;
   case OPT_MD: a->markdown = value; break;
   case OPT_SVG: a->svg = value; break;
+  case OPT_CHECK: a->check = 1; break;
   case OPT_COMMIT: a->commit = value; break;
   case ARGP_KEY_ARG: parse_word(a, value, state); break;
   case ARGP_KEY_END: check_usage(a, state); break;
@@ -472,7 +486,7 @@ static void write_stem(const char *path, char *stem, size_t size) {
 
 static nsa_status read_decode(const arguments *a, const char *stem) {
   bench_decode_sheet sheet;
-  nsa_status status = bench_decode_csv_load(a->file, &sheet);
+  nsa_status status = bench_decode_csv_load(a->files[0], &sheet);
   if (!status && a->command == TABLE) bench_decode_markdown(stdout, &sheet);
   if (!status && a->command == PLOT) status = bench_decode_draw(&sheet, a->svg, stem);
   free(sheet.cells);
@@ -481,29 +495,37 @@ static nsa_status read_decode(const arguments *a, const char *stem) {
 
 static nsa_status read_results(const arguments *a, const char *stem) {
   bench_results results = { 0 };
-  nsa_status status = bench_csv_load(a->file, &results);
+  nsa_status status = bench_csv_load(a->files[0], &results);
   if (!status && a->command == PLOT) status = bench_figures_write(&results, a->svg, stem);
   if (!status && a->command == TABLE && !bench_report_table(stdout, &results))
-    status = nsai_fail(NSA_E_ARG, "%s: the forward of no problem was timed", a->file);
+    status = nsai_fail(NSA_E_ARG, "%s: the forward of no problem was timed", a->files[0]);
   bench_results_free(&results);
   return status;
 }
 
-/* plot and table: read the results from a CSV. */
+/* plot, chart and table: read the results from CSVs. */
 static int run_reader(const arguments *a) {
   char stem[256];
-  write_stem(a->file, stem, sizeof stem);
-  return (bench_decode_csv_is(a->file) ? read_decode : read_results)(a, stem) ? fail(1) : 0;
+  nsa_status status;
+  if (a->command == CHART) {
+    status = bench_chart(a->files, a->file_count, a->svg, a->check);
+  } else {
+    write_stem(a->files[0], stem, sizeof stem);
+    status = (bench_decode_csv_is(a->files[0]) ? read_decode : read_results)(a, stem);
+  }
+  return status ? fail(1) : 0;
 }
 
 int main(int argc, char **argv) {
   static const struct argp argp = {
     options,
     parse,
-    "[forward | backward | window | compressed | decode]\nplot FILE.csv --svg DIR\ntable FILE.csv",
+    "[forward | backward | window | compressed | decode]\nplot FILE.csv --svg DIR\n"
+    "chart FILE.csv...\ntable FILE.csv",
     "Time libnsa's forward beside dense attention, or the backward pass; the window or the "
     "compressed branch alone over many lengths; steps of decoding over a paged cache; draw the "
-    "figures, or print the table, of a CSV written before.\v"
+    "figures, or print the table, of a CSV written before; draw the speedup over cuDNN from "
+    "several, one of them written by bench/peers.py.\v"
     "A problem is one line of text; autotune/verify/case.h describes it. Exit status: 0 ok, 1 "
     "failure, "
     "2 usage, 77 no GPU.",
@@ -519,5 +541,5 @@ int main(int argc, char **argv) {
   argp_err_exit_status = 2;
   nsai_program_parse(&argp, argc, argv, &a);
   if (a.command == DECODE) return run_decode(&a);
-  return a.command == PLOT || a.command == TABLE ? run_reader(&a) : run_bench(&a);
+  return reads_csv(a.command) ? run_reader(&a) : run_bench(&a);
 }

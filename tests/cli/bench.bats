@@ -22,7 +22,7 @@ measured=$NSA_SOURCE/bench/results/h200-2026-11-20.csv
 
 @test "a wrong command, fill or device gets a guess" {
   run -2 --separate-stderr bench foward
-  [[ $stderr == *'"foward" is none of forward, backward, window, compressed, decode, plot, table; did you mean "forward"?'* ]]
+  [[ $stderr == *'"foward" is none of forward, backward, window, compressed, decode, plot, chart, table; did you mean "forward"?'* ]]
   run -2 --separate-stderr bench decode --fill randm
   [[ $stderr == *'did you mean "random"?'* ]]
   run -2 --separate-stderr bench --device CPU
@@ -66,6 +66,9 @@ measured=$NSA_SOURCE/bench/results/h200-2026-11-20.csv
   run -2 bench table
   run -2 bench table "$measured" --svg .
   run -2 bench table "$measured" --json out.json
+  run -2 bench chart
+  run -2 bench chart "$measured" --md out.md
+  run -2 bench plot "$measured" --svg . --check
   run -2 bench window --from 256 --to 128
   run -2 bench window --from 0
   run -2 bench window --problems tiny.txt
@@ -255,6 +258,97 @@ PY
   run -1 grep 'kv=4096\|1 sequences' h200-2026-11-22-decode-speed.svg
   grep -q ',dense_gemm,' "$results/h200-2026-11-22.csv"
   run -1 grep dense_gemm "$results/h200-2026-11-22-speed.svg"
+}
+
+# The files of docs/benchmarks.md, in its order.
+chart_files() {
+  sed -n 's/^nsa-bench chart --check //p' "$NSA_SOURCE/docs/benchmarks.md" | sed "s|bench/results|$NSA_SOURCE/bench/results|g"
+}
+
+@test "README's chart is that of the committed CSVs" {
+  read -ra files < <(chart_files)
+  ((${#files[@]} > 1))
+  run -0 bench chart --check "${files[@]}"
+  run -0 bench chart "${files[@]}" --svg again
+  diff again/chart.svg "$NSA_SOURCE/bench/results/chart.svg"
+  grep -qF '(bench/results/chart.svg)' "$NSA_SOURCE/README.md"
+  # Another time, another picture.
+  cp "${files[@]}" .
+  cp "$NSA_SOURCE/bench/results/chart.svg" .
+  run -0 bench chart --check "${files[@]##*/}"
+  sed -i '/cudnn,forward.*,1,16384,/s/[^,]*,$/9.9,/' ./*-peers.csv
+  run -1 bench chart --check "${files[@]##*/}"
+  [[ $output == *'chart.svg is not what these CSVs draw'* ]]
+  diff chart.svg "$NSA_SOURCE/bench/results/chart.svg"
+  run -1 bench chart --check "${files[@]}" --svg absent
+  [[ $output == *'absent/chart.svg cannot be opened'* && ! -e absent ]]
+}
+
+# Times of cuDNN that are a power of 2 of the library's, so that places are whole.
+three_lines() {
+  NSA_RESULTS=$NSA_SOURCE/bench/results python3 - <<'PY'
+import csv, os
+def read(name):
+    with open(f"{os.environ['NSA_RESULTS']}/h200-2026-11-22{name}.csv") as file:
+        return list(csv.DictReader(file))
+def write(name, rows):
+    with open(name, "w") as file:
+        out = csv.DictWriter(file, rows[0])
+        out.writeheader()
+        out.writerows(rows)
+times = [r for r in read("-backward") if "q=8192:" in r["problem"] or "q=16384:" in r["problem"]]
+saved = [dict(r, part="fwd_saved") for r in times if r["part"] == "forward"]
+steps = [dict(r, q_len="1") for r in read("-decode") if "fill=correlated" in r["problem"]]
+peer = read("-peers")[0]
+ms = {(r["part"], r["problem"].split(":q=")[1].split(":")[0]): float(r["burst_ms"]) for r in times}
+peers = []
+for tokens, factor in ("8192", 2), ("16384", 4):
+    forward, both = ms["forward", tokens], ms["forward", tokens] + ms["back_saved", tokens]
+    peers += [dict(peer, part="forward", tokens=tokens, ms=factor * forward),
+              dict(peer, part="backward", tokens=tokens, ms=2 * both - factor * forward)]
+# Neither another backend, nor other heads, nor a number of sequences counts, nor what is off the axis.
+peers += [dict(peers[0], backend="flash", ms=1), dict(peers[0], heads=8, ms=1), dict(peers[0], batch=2, ms=1),
+          dict(peers[0], tokens=2048, ms=1), dict(peers[0], tokens=32768, ms=""),
+          dict(peer, part="decode", batch=32, tokens=65536, ms=float(steps[0]["ms_total"]) * 4)]
+write("times.csv", times + saved)
+write("steps.csv", steps)
+write("peers.csv", peers)
+write("h100.csv", [dict(r, device="NVIDIA H100") for r in peers])
+write("wrong.csv", [dict(peers[0], part="sideways")])
+PY
+}
+
+@test "chart: forward, training and decode over cuDNN; points without both times stay out" {
+  three_lines
+  run -0 --separate-stderr bench chart times.csv steps.csv peers.csv
+  [[ $stderr == chart.svg ]]
+  # x from 4k to 128k, y from 1 to 4.
+  for points in '80.0,400.0 680.0,400.0' '200.0,235.0 320.0,70.0' '200.0,235.0 320.0,235.0' '560.0,70.0'; do
+    grep -q "points=\"$points\"" chart.svg
+  done
+  for name in 'cuDNN, dense' forward 'forward + backward' 'decode, 32 sequences'; do
+    grep -q ">$name</text>" chart.svg
+  done
+  grep -q '>NVIDIA H200, 2026-11-22, commits 6aae86e, ' chart.svg
+  grep -q '>correlated inputs, 64 heads, 4 KV heads, head dim 128, bf16; dense: PyTorch .*, cuDNN ' chart.svg
+  run -0 bench chart --check times.csv steps.csv peers.csv
+  cp chart.svg three.svg
+  run -0 bench chart times.csv steps.csv peers.csv
+  diff chart.svg three.svg
+
+  run -0 --separate-stderr bench chart steps.csv peers.csv
+  [[ $stderr == *'"forward" is left out'*'"forward + backward" is left out'* ]]
+  run -1 grep '>forward' chart.svg
+
+  run -1 bench chart times.csv steps.csv h100.csv
+  [[ $output == *'a chart is of one device, the CSVs are of NVIDIA H200 and NVIDIA H100'* ]]
+  run -1 bench chart times.csv steps.csv
+  [[ $output == *'nothing can be compared'* ]]
+  run -1 bench chart times.csv wrong.csv
+  [[ $output == *"wrong.csv:2: part is 'sideways', expected forward, backward or decode"* ]]
+  run -1 bench chart times.csv absent.csv
+  run -1 bench chart times.csv peers.csv --svg peers.csv
+  [[ $output == *'cannot write peers.csv/chart.svg'* ]]
 }
 
 @test "counters against the profiler's DRAM reads: the first step's kernels, to a tolerance" {

@@ -1,13 +1,14 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Any bytes as a file that nsa-bench reads: a CSV of times, a CSV of decode steps, or a list of
- * problems. A refusal names the file; times that were read are written as a file that reads as the
+ * Any bytes as a file that nsa-bench reads: a CSV of times, of decode steps or of peers, or a list
+ * of problems. A refusal names the file; times that were read are written as a file that reads as the
  * same.
  */
 #include "csv.h"
 #include "decode/decode.h"
 #include "fuzz.h"
+#include "peers.h"
 #include "problems.h"
 
 #include <math.h>
@@ -84,6 +85,23 @@ static void try_steps(const void *data, size_t size) {
   free(sheet.cells);
 }
 
+static void try_peers(const void *data, size_t size) {
+  bench_peers peers = { 0 };
+  const char *path = fuzz_file(data, size);
+  nsa_status status = bench_peers_csv_load(path, &peers);
+  if (status != NSA_OK)
+    check_refused(status, path);
+  else
+    FUZZ_REQUIRE(peers.count > 0 && bench_peers_csv_is(path));
+  for (int64_t i = 0; i < peers.count; i++) {
+    const bench_peer *p = &peers.peer[i];
+    FUZZ_REQUIRE(p->part < BENCH_PEER_PARTS && p->dtype && isfinite(p->ms) && p->ms >= 0);
+    FUZZ_REQUIRE(p->heads > 0 && p->kv_heads > 0 && p->head_dim > 0 && p->batch > 0 &&
+                 p->tokens > 0);
+  }
+  free(peers.peer);
+}
+
 static void try_problems(const void *data, size_t size) {
   bench_cases list = { 0 }, again = { 0 };
   const char *path = fuzz_file(data, size);
@@ -102,6 +120,7 @@ static void try_problems(const void *data, size_t size) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   try_times(data, size);
   try_steps(data, size);
+  try_peers(data, size);
   try_problems(data, size);
   return 0;
 }
