@@ -3,11 +3,12 @@
 # SPDX-License-Identifier: MIT
 """Trains a small language model of bytes twice: with dense attention and with Native Sparse Attention.
 
-  train.py [--small] [--steps 500] [--seeds 3] [--tokens 2048] [TEXT FILE]...
+  train.py [--small] [--steps 500] [--seeds 3] [--tokens 2048] [--save WEIGHTS] [TEXT FILE]...
 
 The text is that of the files, or of this repository. Both models are transformers' Llama with the same
 weights at first and the same batches; libnsa's has gates besides. Prints the mean loss of the last tenth
-of the steps, and the ratio. Needs PyTorch and transformers. --small: a minute on the CPU device.
+of the steps, and the ratio. Needs PyTorch and transformers. --save writes the last sparse model for serve.py
+and serve.c. --small: a minute on the CPU device.
 """
 import argparse
 import pathlib
@@ -16,6 +17,7 @@ import torch
 import transformers
 
 import nsa.integrations.huggingface as nsa_hf
+import weights
 
 TREE = pathlib.Path(__file__).resolve().parents[1]
 
@@ -62,7 +64,23 @@ def train(options, implementation, data, seed, device):
         schedule.step()
         losses.append(loss.detach())
     last = max(options.steps // 10, 1)
-    return torch.stack(losses)[-last:].float().mean().item(), losses[0].item()
+    return torch.stack(losses)[-last:].float().mean().item(), losses[0].item(), model
+
+
+def save(model, path):
+    c = model.config
+    tensors = {name: x.detach().float().cpu() for name, x in model.state_dict().items()}
+
+    def numbers_of(name, shape):
+        if tensors[name].shape != shape:
+            raise ValueError(f"{name} is {list(tensors[name].shape)}, not {list(shape)}")
+        return tensors[name].flatten().tolist()
+
+    weights.save(path, dict(
+        width=c.hidden_size, ffn=c.intermediate_size, layers=c.num_hidden_layers, heads=c.num_attention_heads,
+        kv_heads=c.num_key_value_heads, dim=c.head_dim, block=c.nsa["compress"]["block"], stride=c.nsa["compress"]["stride"],
+        select=c.nsa["select"]["block"], count=c.nsa["select"]["count"], window=c.nsa["window"],
+        theta=float(c.rope_parameters["rope_theta"]), eps=c.rms_norm_eps), numbers_of)
 
 
 def main():
@@ -71,6 +89,7 @@ def main():
     parser.add_argument("--steps", type=int)
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--tokens", type=int)
+    parser.add_argument("--save", metavar="WEIGHTS")
     parser.add_argument("files", nargs="*")
     options = parser.parse_args()
     options.steps = options.steps or (12 if options.small else 500)
@@ -83,9 +102,11 @@ def main():
     means = {}
     for name, implementation in ("dense", "sdpa"), ("sparse", nsa_hf.NAME):
         results = [train(options, implementation, data, seed, device) for seed in range(1, options.seeds + 1)]
-        means[name] = sum(last for last, _ in results) / len(results)
+        means[name] = sum(last for last, *_ in results) / len(results)
         print(f"{name:7} loss {means[name]:.4f} (at first {results[0][1]:.4f}), " +
-              " ".join(f"{last:.4f}" for last, _ in results))
+              " ".join(f"{last:.4f}" for last, *_ in results))
+    if options.save:
+        save(results[-1][2], options.save)  # of the sparse ones, which were trained last
     print(f"sparse / dense {means['sparse'] / means['dense']:.4f}")
 
 
