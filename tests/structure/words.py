@@ -22,8 +22,8 @@ import sys
 import tempfile
 
 LIST = "words.txt"
-TOPS = (".ci", "autotune", "bench", "bindings", "configs", "docs", "include", "kernel_templates", "runtime",
-        "tests", "CONTRIBUTING.md", "README.md", "meson.build", "meson_options.txt")
+TOPS = (".ci", "autotune", "bench", "bindings", "configs", "docs", "examples", "include", "kernel_templates",
+        "runtime", "tests", "CONTRIBUTING.md", "README.md", "meson.build", "meson_options.txt")
 # Recorded results and vectors keep the names of their time; the others list old names on purpose.
 EXCLUDED = ("bench/results", "tests/vectors", "tests/structure/moves.tsv",
             "tests/structure/words.py", "tests/structure/words.txt")
