@@ -11,8 +11,8 @@ Heads and head dims are the model's. Everything else is config.nsa of the model,
 arguments of nsa.Config (compress, select, window, ...), or register(nsa={...}); the rest has NSA's defaults.
 A model that was trained with dense attention needs training with it.
 
-Forward, backward, generate() with its cache, packed sequences (cu_seq_lens_q) and padded batches work;
-under torch.compile a padded batch is an error. Dropout, attention sinks, soft-capped logits and windows
+Forward, backward, generate() with its cache, packed sequences (cu_seq_lens_q) and padded batches work, and
+torch.compile. A padded batch breaks its graph, and is an error with fullgraph=True. Dropout, attention sinks, soft-capped logits and windows
 of the model's own are refused.
 """
 from __future__ import annotations
@@ -42,8 +42,13 @@ def register(name: str = NAME, nsa: Optional[Mapping[str, Any]] = None) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _config(heads: int, kv_heads: int, dim: int, dim_v: int, gate: str, given: str) -> Config:
+def _config_of_text(heads: int, kv_heads: int, dim: int, dim_v: int, gate: str, given: str) -> Config:
     return Config(heads=heads, kv_heads=kv_heads, head_dim=dim, head_dim_v=dim_v, gate=gate, **json.loads(given))
+
+
+@torch.compiler.assume_constant_result  # a graph has no use for how a Config is made
+def _config(heads: int, kv_heads: int, dim: int, dim_v: int, gate: str, given: Mapping[str, Any]) -> Config:
+    return _config_of_text(heads, kv_heads, dim, dim_v, gate, json.dumps(given, sort_keys=True))
 
 
 def add_gates(model: nn.Module) -> int:
@@ -103,8 +108,7 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
         gates = gate(module._nsa_hidden).unflatten(-1, (q.shape[2], 3))
         module._nsa_hidden = None
     given = getattr(module.config, "nsa", None) or _defaults
-    config = _config(q.shape[2], k.shape[2], q.shape[3], v.shape[3], "weights" if gate is None else "logits",
-                     json.dumps(given, sort_keys=True))
+    config = _config(q.shape[2], k.shape[2], q.shape[3], v.shape[3], "weights" if gate is None else "logits", given)
     more = dict(config=config, scale=scaling)
     packed = kwargs.get("cu_seq_lens_q")
     if packed is not None:
@@ -119,6 +123,7 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
     return o, None
 
 
+@torch.compiler.disable  # lengths are data
 def _padded(q, k, v, gates, attention_mask, more):
     """Takes the padding out, and puts zeros in its place."""
     rows = attention_mask[:, -q.shape[1]:]
