@@ -80,3 +80,17 @@ def test_tokens_that_are_not_written(device):
 def test_unknown_metadata():
     with pytest.raises(TypeError, match="block_table_tensor"):
         engine.batch(types.SimpleNamespace(seq_lens=torch.ones(1)))
+
+
+def test_refusals(device):
+    table = torch.tensor([[0, 1]], dtype=torch.int32, device=device)
+    for make, changes, match in ((vllm, dict(causal=False), "causal"), (vllm, dict(causal=torch.ones(1)), "causal"),
+                                 (sglang, dict(window_size=(127, 0)), "window_size")):
+        given = make([0, 4], [4], table, [0, 1, 2, 3], device)
+        vars(given["metadata"]).update(changes)
+        with pytest.raises(ValueError, match=match):
+            engine.batch(**given)
+    for make, changes in (vllm, dict(causal=True)), (sglang, dict(window_size=(-1, -1))):
+        given = make([0, 4], [4], table, [0, 1, 2, 3], device)
+        vars(given["metadata"]).update(changes)
+        assert engine.batch(**given).max_q == 4

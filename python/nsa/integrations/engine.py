@@ -13,6 +13,10 @@
     block_table_tensor, block_table     page_table                 pages of each sequence
     slot_mapping                        out_cache_loc (argument)   where new tokens go; -1: nowhere
     max_query_len, max_seq_len          max_seq_len_q, _k          the longest
+    causal                              window_size                refused unless true, and (-1, -1)
+
+SGLang's page table is one of pages where its page size is that of the cache. Its other backends list tokens
+(kv_indptr, kv_indices), which are no pages of libnsa: those have 16 tokens at least.
 
 A cache is a dictionary as nsa.append has it: the engine's K and V, [pages, tokens, Hkv, D], and the compressed
 entries beside them, [pages, tokens / stride, Hkv, D], under the same page numbers.
@@ -77,6 +81,11 @@ def batch(metadata: Any, *, out_cache_loc: Optional[Tensor] = None, max_kv: Opti
     out_cache_loc  SGLang's, which its metadata does not hold: token slots in the pages
     max_kv, max_q  bounds that hold for every replay, where the step is captured into a graph [the metadata's]
     """
+    if getattr(metadata, "causal", True) is not True:
+        raise ValueError("libnsa's attention is causal, and the metadata's is not (causal)")
+    window = getattr(metadata, "window_size", None)
+    if window is not None and tuple(window) != (-1, -1):
+        raise ValueError(f"the metadata has a window of its own (window_size {tuple(window)}); libnsa's is nsa.Config's")
     table = _first(metadata, "block_table_tensor", "block_table", "page_table")
     lengths = _first(metadata, "seq_lens", "cache_seqlens_int32")
     slots = out_cache_loc if out_cache_loc is not None else getattr(metadata, "slot_mapping", None)
