@@ -146,7 +146,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     FUZZ_REQUIRE(end != REFUSED || capture.size[1] > 0);
     FUZZ_REQUIRE(end != ENDED || program == NSA_AUTOTUNE);
     FUZZ_REQUIRE(end != ENDED || status == NSAI_EXIT_OK || status == NSAI_EXIT_USAGE);
-    FUZZ_REQUIRE(end != ENDED || capture.size[status != NSAI_EXIT_OK] > 0);
+    /* `complete` prints nothing where no word begins with what was typed. */
+    bool silent = status == NSAI_EXIT_OK && argc > 1 && !strcmp(argv[1], "complete");
+    FUZZ_REQUIRE(end != ENDED || silent || capture.size[status != NSAI_EXIT_OK] > 0);
     fuzz_capture_fini(&capture);
   }
   free(text);
