@@ -13,7 +13,7 @@
  * device memory, and captures the steps into graphs. The calls of libnsa stay as they are;
  * tests/hosts/serve.c shows the rest.
  */
-#define _GNU_SOURCE /* getline */
+#define _POSIX_C_SOURCE 200809L /* getline */
 #include <nsa/nsa.h>
 
 #include <getopt.h>
