@@ -366,12 +366,13 @@ _library.define("backward(Tensor d_o, Tensor q, Tensor[] kv, Tensor? gates, Tens
                 "Tensor? cu_kv, Tensor block_idx, bool given, Tensor[] saved, SymInt max_kv, float scale, str config, "
                 "int branches, bool[] needs) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
 _library.define("append(Tensor(a!)[] cache, str cache_names, Tensor[] new_kv, Tensor[] extra, str names, Tensor? cu_q, "
-                "Tensor kv_len, Tensor? block_table, Tensor? slots, Tensor? slot_mapping, SymInt max_kv, str config) -> ()",
+                "Tensor kv_len, Tensor? block_table, Tensor? page_indptr, Tensor? page_indices, Tensor? slots, "
+                "Tensor? slot_mapping, SymInt max_kv, str config) -> ()",
                 tags=(torch.Tag.pt2_compliant_tag,))
 for _op in "decode", "prefill":
     _library.define(f"{_op}(Tensor q, Tensor? gates, Tensor[] cache, str cache_names, Tensor[] extra, str names, "
-                    "Tensor? cu_q, Tensor kv_len, Tensor? block_table, Tensor? slots, SymInt max_q, SymInt max_kv, "
-                    "float scale, str config) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+                    "Tensor? cu_q, Tensor kv_len, Tensor? block_table, Tensor? page_indptr, Tensor? page_indices, "
+                    "Tensor? slots, SymInt max_q, SymInt max_kv, float scale, str config) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 
 
 def _forward_op(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches=0):
@@ -503,14 +504,22 @@ _library.impl("backward", _backward_autograd, "Autograd")
 
 # ---- the cache
 
-def _cache_problem(cache, names, kv_len, block_table, max_kv, tokens, op, text, x, max_q):
+_WHERE = "cu_q", "kv_len", "block_table", "page_indptr", "page_indices", "slots", "slot_mapping"
+
+
+def _where_names(where):
+    """Names of those tensors that are there, of where the tokens of a call are in a cache."""
+    return tuple(name for name, x in zip(_WHERE, where) if x is not None)
+
+
+def _cache_problem(cache, names, kv_len, paged, max_kv, tokens, op, text, x, max_q):
     pages = cache[names.index("k_cmp")] if "k_cmp" in names else cache[0]
     first = cache[names.index("k0")]
     _need(first, "k of the cache", 4)
-    page = first.shape[1] if block_table is not None else _abi.NSA_NONE
+    page = first.shape[1] if paged else _abi.NSA_NONE
     seqs = kv_len.shape[0]
     longest = round_up(max_kv)
-    if block_table is None:
+    if not paged:
         longest = min(longest, first.shape[1])
     problem = dict(op=op, max_seqs=round_up_few(seqs), page_size=page, max_kv_len=longest, max_tokens=round_up(tokens))
     if op == _abi.NSA_OP_DECODE:
@@ -521,51 +530,58 @@ def _cache_problem(cache, names, kv_len, block_table, max_kv, tokens, op, text, 
     return _plan(text, x, **problem)
 
 
-def _append_op(cache, cache_names, new_kv, extra, names, cu_q, kv_len, block_table, slots, slot_mapping, max_kv, config):
+def _append_op(cache, cache_names, new_kv, extra, names, cu_q, kv_len, block_table, page_indptr, page_indices, slots,
+               slot_mapping, max_kv, config):
     first = new_kv[0]
-    key = (APPEND, config, first.device, first.dtype, first.shape, cache[0].shape, cache_names, len(new_kv), names,
-           _shape(cu_q), kv_len.shape, _shape(block_table), slots is None, slot_mapping is None, max_kv)
+    where = cu_q, kv_len, block_table, page_indptr, page_indices, slots, slot_mapping
+    there = _where_names(where)
+    key = (APPEND, config, first.device, first.dtype, first.shape, cache[0].shape, cache_names, len(new_kv), names, there,
+           kv_len.shape, max_kv)
     run = _entries.get(key)
     if run is None:
         listed = _split(cache_names)
-        order = [*_kv_names(new_kv, "new_"), *_split(names), *(["cu_q"] if cu_q is not None else []), "kv_len",
-                 *(["block_table"] if block_table is not None else []), *(["slots"] if slots is not None else []),
-                 *(["slot_mapping"] if slot_mapping is not None else []), *listed, "workspace"]
+        order = [*_kv_names(new_kv, "new_"), *_split(names), *there, *listed, "workspace"]
         plan = _NO_PLAN if first.shape[0] == 0 else _cache_problem(
-            cache, listed, kv_len, block_table, max_kv, first.shape[0], _abi.NSA_OP_APPEND, config, first, 0)
+            cache, listed, kv_len, _paged(there), max_kv, first.shape[0], _abi.NSA_OP_APPEND, config, first, 0)
         run = _keep(key, Run(APPEND, plan, order, kv_len.shape[0], 0.0, len(order) - 1 - len(listed)))
     if run.handle is None:
         return
     room = torch.empty(run.room, dtype=torch.uint8, device=first.device)
-    run((*new_kv, *extra, *_listed(cu_q), kv_len, *_listed(block_table, slots, slot_mapping), *cache, room))
+    run((*new_kv, *extra, *_listed(*where), *cache, room))
+
+
+def _paged(there):
+    return "block_table" in there or "page_indptr" in there or "page_indices" in there
 
 
 def _attend_op(call, op):
-    def attend(q, gates, cache, cache_names, extra, names, cu_q, kv_len, block_table, slots, max_q, max_kv, scale, config):
+    def attend(q, gates, cache, cache_names, extra, names, cu_q, kv_len, block_table, page_indptr, page_indices, slots, max_q,
+               max_kv, scale, config):
+        where = cu_q, kv_len, block_table, page_indptr, page_indices, slots
+        there = _where_names(where)
         key = (call, config, q.device, q.dtype, q.shape, cache[0].shape, cache_names, None if gates is None else gates.dtype,
-               names, _shape(cu_q), kv_len.shape, _shape(block_table), slots is None, max_q, max_kv, scale)
+               names, there, kv_len.shape, max_q, max_kv, scale)
         run = _entries.get(key)
         if run is None:
             _need(q, "q", 3)
             listed = _split(cache_names)
-            order = ["q", *(["gates"] if gates is not None else []), *_split(names),
-                     *(["cu_q"] if cu_q is not None else []), "kv_len",
-                     *(["block_table"] if block_table is not None else []), *(["slots"] if slots is not None else [])]
+            order = ["q", *(["gates"] if gates is not None else []), *_split(names), *there]
             inputs = len(order)
             order += [*listed, "o", "workspace"]
-            plan = _NO_PLAN if q.shape[0] == 0 else _cache_problem(cache, listed, kv_len, block_table, max_kv, q.shape[0],
+            plan = _NO_PLAN if q.shape[0] == 0 else _cache_problem(cache, listed, kv_len, _paged(there), max_kv, q.shape[0],
                                                                     op, config, q, max_q)
             run = _keep(key, Run(call, plan, order, kv_len.shape[0], scale, inputs))
             run.outputs = _outputs_of(config, q, False, False)
         o = torch.empty(run.outputs[0][0], dtype=q.dtype, device=q.device)
         if run.handle is not None:
             room = torch.empty(run.room, dtype=torch.uint8, device=q.device)
-            run((q, *_listed(gates), *extra, *_listed(cu_q), kv_len, *_listed(block_table, slots), *cache, o, room))
+            run((q, *_listed(gates), *extra, *_listed(*where), *cache, o, room))
         return o
     return attend
 
 
-def _attend_fake(q, gates, cache, cache_names, extra, names, cu_q, kv_len, block_table, slots, max_q, max_kv, scale, config):
+def _attend_fake(q, gates, cache, cache_names, extra, names, cu_q, kv_len, block_table, page_indptr, page_indices, slots, max_q,
+                 max_kv, scale, config):
     return q.new_empty(_outputs_of(config, q, False, False)[0][0])
 
 
@@ -722,47 +738,50 @@ def attention(q: Tensor, k: KV, v: KV, gates: Optional[Tensor] = None, *, config
 
 
 def append(cache: Dict[str, Tensor], k: KV, v: KV, *, config: Config, kv_len: Tensor, max_kv: int,
-           block_table: Optional[Tensor] = None, slots: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None,
-           slot_mapping: Optional[Tensor] = None, weights: Optional[Dict[str, Tensor]] = None) -> None:
+           block_table: Optional[Tensor] = None, page_indptr: Optional[Tensor] = None, page_indices: Optional[Tensor] = None,
+           slots: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None, slot_mapping: Optional[Tensor] = None,
+           weights: Optional[Dict[str, Tensor]] = None) -> None:
     """Writes K and V of new tokens into a cache, and every compressed entry that they complete.
 
     cache         {"k0": [N, P, Hkv, Dk], "v0": [N, P, Hkv, Dv], "k_cmp": [N, P/d, Hkv, Dk], "v_cmp": ...}:
-                  N pages of P tokens, or without block_table N rows. Per branch also k1, v1, k2, v2
+                  N pages of P tokens, or without pages N rows. Per branch also k1, v1, k2, v2
     k, v          [T, Hkv, Dk], [T, Hkv, Dv] of the new tokens
     kv_len        int32 [sequences]: the length of each, the new tokens included; 0: a padded row
     max_kv        the longest that any of them can be in this plan
-    block_table   int32 [sequences, any]: the pages of each sequence
+    block_table   int32 [sequences, any]: the pages of each sequence. Instead of this table, two lists:
+    page_indptr   int32 [sequences + 1], ascending from 0: where a sequence's pages begin in page_indices
+    page_indices  int32 [any]: the pages of all sequences
     slots         int32 [sequences]: the row of each sequence in a cache without pages
     cu_seqlens    int32 [sequences + 1]: of the rows of k [all have T / sequences]
     slot_mapping  int64 [T]: page * P + offset of each token, -1: not written
     """
     names, extra = _named(weights)
-    torch.ops.nsa.append.default(list(cache.values()), ",".join(cache), _pairs(k, v, config), extra, names, cu_seqlens,
-                                 kv_len, block_table, slots, slot_mapping, max_kv, config.text)
+    torch.ops.nsa.append.default(list(cache.values()), ",".join(cache), _pairs(k, v, config), extra, names, cu_seqlens, kv_len,
+                                 block_table, page_indptr, page_indices, slots, slot_mapping, max_kv, config.text)
 
 
-def _attend(op, q, gates, cache, config, kv_len, max_q, max_kv, block_table, slots, cu_seqlens, scale, weights):
+def _attend(op, q, gates, cache, config, kv_len, max_q, max_kv, pages, slots, cu_seqlens, scale, weights):
     names, extra = _named(weights)
-    return op(q, gates, list(cache.values()), ",".join(cache), extra, names, cu_seqlens, kv_len, block_table, slots, max_q,
-              max_kv, scale or 0.0, config.text)
+    return op(q, gates, list(cache.values()), ",".join(cache), extra, names, cu_seqlens, kv_len, *pages, slots, max_q, max_kv,
+              scale or 0.0, config.text)
 
 
 def decode(q: Tensor, cache: Dict[str, Tensor], gates: Optional[Tensor] = None, *, config: Config, kv_len: Tensor, max_kv: int,
-           max_q: int = 1, block_table: Optional[Tensor] = None, slots: Optional[Tensor] = None,
-           cu_seqlens: Optional[Tensor] = None, scale: Optional[float] = None,
-           weights: Optional[Dict[str, Tensor]] = None) -> Tensor:
+           max_q: int = 1, block_table: Optional[Tensor] = None, page_indptr: Optional[Tensor] = None,
+           page_indices: Optional[Tensor] = None, slots: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None,
+           scale: Optional[float] = None, weights: Optional[Dict[str, Tensor]] = None) -> Tensor:
     """Attention of 1 to 16 new tokens of each sequence over the cache, to which `append` has added them.
 
     max_q: new tokens of a sequence, at most. The rest as of `append` and `attention`. Returns [T, Hq, Dv].
     """
-    return _attend(torch.ops.nsa.decode.default, q, gates, cache, config, kv_len, max_q, max_kv, block_table, slots,
-                   cu_seqlens, scale, weights)
+    return _attend(torch.ops.nsa.decode.default, q, gates, cache, config, kv_len, max_q, max_kv,
+                   (block_table, page_indptr, page_indices), slots, cu_seqlens, scale, weights)
 
 
 def prefill(q: Tensor, cache: Dict[str, Tensor], gates: Optional[Tensor] = None, *, config: Config, kv_len: Tensor,
-            max_kv: int, max_q: int, block_table: Optional[Tensor] = None, slots: Optional[Tensor] = None,
-            cu_seqlens: Optional[Tensor] = None, scale: Optional[float] = None,
-            weights: Optional[Dict[str, Tensor]] = None) -> Tensor:
+            max_kv: int, max_q: int, block_table: Optional[Tensor] = None, page_indptr: Optional[Tensor] = None,
+            page_indices: Optional[Tensor] = None, slots: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None,
+            scale: Optional[float] = None, weights: Optional[Dict[str, Tensor]] = None) -> Tensor:
     """`decode` for any number of new tokens of a sequence: chunks of prompts, beside sequences that decode."""
-    return _attend(torch.ops.nsa.prefill.default, q, gates, cache, config, kv_len, max_q, max_kv, block_table, slots,
-                   cu_seqlens, scale, weights)
+    return _attend(torch.ops.nsa.prefill.default, q, gates, cache, config, kv_len, max_q, max_kv,
+                   (block_table, page_indptr, page_indices), slots, cu_seqlens, scale, weights)

@@ -31,7 +31,31 @@ def sglang(begin, lengths, table, slots, device):
         out_cache_loc=torch.tensor(slots, dtype=torch.int64, device=device))
 
 
-@pytest.mark.parametrize("make", [vllm, sglang], ids=["vLLM", "SGLang"])
+def lists_of(lengths, table):
+    """The pages in use, as two lists."""
+    used = [-(-n // PAGE) for n in lengths]
+    begin = torch.tensor([sum(used[:i]) for i in range(len(used) + 1)], dtype=torch.int32, device=table.device)
+    return begin, torch.cat([table[i, :n] for i, n in enumerate(used)])
+
+
+def flashinfer(begin, lengths, table, slots, device):
+    metadata = vllm(begin, lengths, table, slots, device)["metadata"]
+    del metadata.block_table_tensor
+    metadata.qo_indptr = metadata.query_start_loc
+    del metadata.query_start_loc
+    metadata.paged_kv_indptr, metadata.paged_kv_indices = lists_of(lengths, table)
+    return dict(metadata=metadata)
+
+
+def sglang_lists(begin, lengths, table, slots, device):
+    given = sglang(begin, lengths, table, slots, device)
+    del given["metadata"].page_table
+    given["kv_indptr"], given["kv_indices"] = lists_of(lengths, table)
+    return given
+
+
+@pytest.mark.parametrize("make", [vllm, sglang, flashinfer, sglang_lists],
+                         ids=["vLLM", "SGLang", "FlashInfer", "SGLang, lists"])
 def test_serving_equals_the_forward(make, device):
     config, chance = config_of(), random.Random(1)
     dtype = dtype_of(device)
@@ -80,6 +104,8 @@ def test_tokens_that_are_not_written(device):
 def test_unknown_metadata():
     with pytest.raises(TypeError, match="block_table_tensor"):
         engine.batch(types.SimpleNamespace(seq_lens=torch.ones(1)))
+    with pytest.raises(ValueError, match="there is no kv_indptr"):
+        engine.batch(types.SimpleNamespace(seq_lens=torch.ones(1)), kv_indices=torch.zeros(1, dtype=torch.int32))
 
 
 def test_refusals(device):

@@ -8,15 +8,16 @@
 
     vLLM (CommonAttentionMetadata,      SGLang (FlashAttention     what it is
     FlashAttentionMetadata)             backend's metadata)
-    query_start_loc                     cu_seqlens_q               rows of each sequence's new tokens
+    query_start_loc, qo_indptr          cu_seqlens_q, qo_indptr    rows of each sequence's new tokens
     seq_lens                            cache_seqlens_int32        lengths, the new tokens included; 0: padding
-    block_table_tensor, block_table     page_table                 pages of each sequence
+    block_table_tensor, block_table     page_table                 pages of each sequence; or as two lists:
+    paged_kv_indptr, paged_kv_indices   kv_indptr, kv_indices      FlashInfer's
     slot_mapping                        out_cache_loc (argument)   where new tokens go; -1: nowhere
     max_query_len, max_seq_len          max_seq_len_q, _k          the longest
     causal                              window_size                refused unless true, and (-1, -1)
 
-SGLang's page table is one of pages where its page size is that of the cache. Its other backends list tokens
-(kv_indptr, kv_indices), which are no pages of libnsa: those have 16 tokens at least.
+SGLang's page_table and kv_indices list pages where its page size is that of the cache, and tokens where it is
+1: pages of libnsa have 16 tokens at least. kv_indptr and kv_indices are therefore arguments.
 
 A cache is a dictionary as nsa.append has it: the engine's K and V, [pages, tokens, Hkv, D], and the compressed
 entries beside them, [pages, tokens / stride, Hkv, D], under the same page numbers.
@@ -51,7 +52,7 @@ class EngineBatch:
     """A step of an engine. Tensors are those of the metadata."""
     cu_seqlens: Tensor             # int32 [sequences + 1]
     kv_len: Tensor                 # int32 [sequences]
-    block_table: Tensor            # int32 [sequences, any]
+    pages: Dict[str, Tensor]       # "block_table" int32 [sequences, any]; or "page_indptr", "page_indices"
     slot_mapping: Optional[Tensor]  # int64 [tokens]
     max_q: int
     max_kv: int
@@ -62,34 +63,45 @@ class EngineBatch:
         if slots is not None:
             tokens = k.shape[0] if isinstance(k, Tensor) else k[0].shape[0]
             slots = slots[:tokens].to(torch.int64)
-        _torch.append(cache, k, v, config=config, kv_len=self.kv_len, max_kv=self.max_kv, block_table=self.block_table,
-                      cu_seqlens=self.cu_seqlens, slot_mapping=slots, weights=weights)
+        _torch.append(cache, k, v, config=config, kv_len=self.kv_len, max_kv=self.max_kv,
+                      cu_seqlens=self.cu_seqlens, slot_mapping=slots, weights=weights, **self.pages)
 
     def attend(self, q: Tensor, cache: Dict[str, Tensor], gates: Optional[Tensor] = None, *, config: Config,
                scale: Optional[float] = None, weights: Optional[Dict[str, Tensor]] = None) -> Tensor:
         """The new tokens' attention [tokens, Hq, Dv]: a decode step up to 16 new tokens of a sequence, else a prefill."""
-        more = dict(config=config, kv_len=self.kv_len, max_kv=self.max_kv, max_q=self.max_q, block_table=self.block_table,
-                    cu_seqlens=self.cu_seqlens, scale=scale, weights=weights)
+        more = dict(config=config, kv_len=self.kv_len, max_kv=self.max_kv, max_q=self.max_q,
+                    cu_seqlens=self.cu_seqlens, scale=scale, weights=weights, **self.pages)
         function = _torch.decode if self.max_q <= MOST_DECODED else _torch.prefill
         return function(q, cache, gates, **more)
 
 
-def batch(metadata: Any, *, out_cache_loc: Optional[Tensor] = None, max_kv: Optional[int] = None,
-          max_q: Optional[int] = None) -> EngineBatch:
+def batch(metadata: Any, *, out_cache_loc: Optional[Tensor] = None, kv_indptr: Optional[Tensor] = None,
+          kv_indices: Optional[Tensor] = None, max_kv: Optional[int] = None, max_q: Optional[int] = None) -> EngineBatch:
     """Describes a step by an engine's metadata.
 
-    out_cache_loc  SGLang's, which its metadata does not hold: token slots in the pages
-    max_kv, max_q  bounds that hold for every replay, where the step is captured into a graph [the metadata's]
+    out_cache_loc          SGLang's, which its metadata does not hold: token slots in the pages
+    kv_indptr, kv_indices  int32 [sequences + 1] and [any], lists of pages [the metadata's paged_kv_indptr and
+                           paged_kv_indices; without them its block table]
+    max_kv, max_q          bounds that hold for every replay, where the step is captured into a graph [the
+                           metadata's]; required where the metadata has none
     """
     if getattr(metadata, "causal", True) is not True:
         raise ValueError("libnsa's attention is causal, and the metadata's is not (causal)")
     window = getattr(metadata, "window_size", None)
     if window is not None and tuple(window) != (-1, -1):
         raise ValueError(f"the metadata has a window of its own (window_size {tuple(window)}); libnsa's is nsa.Config's")
-    table = _first(metadata, "block_table_tensor", "block_table", "page_table")
     lengths = _first(metadata, "seq_lens", "cache_seqlens_int32")
+    count = lengths.shape[0]
+    if kv_indptr is None and kv_indices is None:
+        kv_indptr, kv_indices = (getattr(metadata, name, None) for name in ("paged_kv_indptr", "paged_kv_indices"))
+    if (kv_indptr is None) != (kv_indices is None):
+        raise ValueError(f"there is no {'kv_indptr' if kv_indptr is None else 'kv_indices'}: lists of pages are two")
+    if kv_indptr is not None:
+        pages = dict(page_indptr=kv_indptr[:count + 1], page_indices=kv_indices)
+    else:
+        pages = dict(block_table=_first(metadata, "block_table_tensor", "block_table", "page_table")[:count])
     slots = out_cache_loc if out_cache_loc is not None else getattr(metadata, "slot_mapping", None)
-    return EngineBatch(_first(metadata, "query_start_loc", "cu_seqlens_q"), lengths, table[:lengths.shape[0]], slots,
+    return EngineBatch(_first(metadata, "query_start_loc", "cu_seqlens_q", "qo_indptr"), lengths, pages, slots,
                        int(max_q or _first(metadata, "max_query_len", "max_seq_len_q")),
                        int(max_kv or _first(metadata, "max_seq_len", "max_seq_len_k")))
 
