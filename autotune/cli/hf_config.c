@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: MIT
  *
  * JSON is read as the YAML that it is, with the limits of configurations. Of a model with several
- * parts, text_config counts.
+ * parts, text_config counts. A model of flash-linear-attention (model_type nsa) names heads
+ * otherwise, and brings its blocks and window; nsa.integrations.fla has the same rules.
  */
 #include "cli/hf_config.h"
 
@@ -68,22 +69,57 @@ static nsa_status add_length(reader *r) {
   return tokens && tokens <= NSAI_MAX_ROWS ? add_number(r, "serving.max_kv_len", tokens) : NSA_OK;
 }
 
+static bool is_fla(const reader *r) {
+  const nsai_node *type = find(r->mapping, "model_type");
+  return type && type->kind == NSAI_NODE_SCALAR && strcmp(type->text, "nsa") == 0;
+}
+
+/* fla selects by the next power of two of block_counts, and always takes the first block and the
+ * last two. Its layers apply the sigmoid to the gates. */
+static nsa_status add_fla(reader *r) {
+  int64_t block, counts, count = 1;
+  const nsai_node *window = find(r->mapping, "window_size");
+  NSAI_TRY(read_count(r, "block_size", &block));
+  NSAI_TRY(read_count(r, "block_counts", &counts));
+  if (!block || !counts)
+    return nsai_fail(NSA_E_CONFIG,
+                     "%s: error: %s: missing: a model of flash-linear-attention (model_type nsa) "
+                     "has a whole number from 1 there",
+                     r->file, block ? "block_counts" : "block_size");
+  while (count < counts) count *= 2;
+  NSAI_TRY(add_number(r, "model.compress.block", block));
+  NSAI_TRY(add_number(r, "model.compress.stride", block));
+  NSAI_TRY(add(r, "model.compress.phi", "mean"));
+  NSAI_TRY(add_number(r, "model.select.block", block));
+  NSAI_TRY(add_number(r, "model.select.count", count));
+  NSAI_TRY(add_number(r, "model.select.init", 1));
+  NSAI_TRY(add_number(r, "model.select.local", 2));
+  NSAI_TRY(add(r, "model.gate", "weights"));
+  NSAI_TRY(add(r, "model.kv_sharing", "shared"));
+  if (!window || (window->kind == NSAI_NODE_SCALAR && strcmp(window->text, "0") == 0))
+    return add_number(r, "model.window", 0);
+  int64_t tokens;
+  NSAI_TRY(read_count(r, "window_size", &tokens));
+  return add_number(r, "model.window", tokens);
+}
+
 static nsa_status add_heads(reader *r) {
   int64_t heads, kv_heads, dim, width;
-  NSAI_TRY(read_count(r, "num_attention_heads", &heads));
-  NSAI_TRY(read_count(r, "num_key_value_heads", &kv_heads));
+  const bool fla = is_fla(r);
+  NSAI_TRY(read_count(r, fla ? "num_heads" : "num_attention_heads", &heads));
+  NSAI_TRY(read_count(r, fla ? "num_kv_heads" : "num_key_value_heads", &kv_heads));
   NSAI_TRY(read_count(r, "head_dim", &dim));
   NSAI_TRY(read_count(r, "hidden_size", &width));
   if (!heads)
     return nsai_fail(NSA_E_CONFIG,
-                     "%s: error: num_attention_heads: missing: give the config.json beside a "
-                     "model's weights, or --heads, --kv-heads and --head-dim",
-                     r->file);
+                     "%s: error: %s: missing: give the config.json beside a model's weights, or "
+                     "--heads, --kv-heads and --head-dim",
+                     r->file, fla ? "num_heads" : "num_attention_heads");
   if (!dim && (!width || width % heads))
     return nsai_fail(NSA_E_CONFIG,
                      "%s: error: head_dim: missing, and hidden_size is no multiple of "
-                     "num_attention_heads: write head_dim into a copy of the file",
-                     r->file);
+                     "%s: write head_dim into a copy of the file",
+                     r->file, fla ? "num_heads" : "num_attention_heads");
   NSAI_TRY(add_number(r, "model.heads", heads));
   NSAI_TRY(add_number(r, "model.kv_heads", kv_heads ? kv_heads : heads));
   return add_number(r, "model.head_dim", dim ? dim : width / heads);
@@ -141,6 +177,7 @@ static nsa_status read_source(reader *r, const nsai_source *source) {
   r->mapping = nested && !find(root, "num_attention_heads") ? text_config : root;
   NSAI_TRY(refuse_mla(r));
   NSAI_TRY(add_heads(r));
+  if (is_fla(r)) NSAI_TRY(add_fla(r));
   NSAI_TRY(add_dtype(r));
   return add_length(r);
 }

@@ -9,7 +9,7 @@
 #include "base/arena.h"
 #include "base/error.h"
 
-#define NSAI_HF_MOST 8 /* more than are read */
+#define NSAI_HF_MOST 20 /* more than are read */
 
 /* What it says about attention, as overrides of a configuration: "model.heads=32". */
 typedef struct nsai_hf_config {

@@ -26,24 +26,24 @@ static void write_words(const nsai_key *key, nsai_writer *w) {
   nsai_write(w, "]");
 }
 
-/* The sizes of pages are powers of two, which no step describes. */
+/* The sizes of pages are powers of two, which no step describes. A quoted number is one, too. */
 static void write_page_sizes(const nsai_key *key, nsai_writer *w) {
-  nsai_write(w, "\"anyOf\": [{\"enum\": [0");
+  nsai_write(w, "\"enum\": [0, \"0\"");
   for (int64_t size = 1; size <= key->max; size++)
-    if (nsai_page_size_exists((int32_t)size)) nsai_write(w, ", %" PRId64, size);
+    if (nsai_page_size_exists((int32_t)size))
+      nsai_write(w, ", %" PRId64 ", \"%" PRId64 "\"", size, size);
   nsai_write(w, "]");
 }
 
 static void write_count(const nsai_key *key, nsai_writer *w) {
   if (key == &nsai_keys[NSAI_KEY_PAGE_SIZE]) {
     write_page_sizes(key, w);
-  } else {
-    nsai_write(w,
-               "\"anyOf\": [{\"type\": \"integer\", \"minimum\": %" PRId64
-               ", \"maximum\": %" PRId64,
-               key->min, key->max);
-    if (key->step) nsai_write(w, ", \"multipleOf\": %" PRId64, key->step);
+    return;
   }
+  nsai_write(w,
+             "\"anyOf\": [{\"type\": \"integer\", \"minimum\": %" PRId64 ", \"maximum\": %" PRId64,
+             key->min, key->max);
+  if (key->step) nsai_write(w, ", \"multipleOf\": %" PRId64, key->step);
   nsai_write(w, "}, {\"type\": \"string\", \"pattern\": \"" COUNT_PATTERN "\"}");
   if (key->words) {
     nsai_write(w, ", {");

@@ -108,6 +108,41 @@ value() { autotune config "$1" | sed -nE "s/^ *$2: //p"; }
   [[ $(value three.yaml head_dim_qk) == 32 && $(value three.yaml dtype) == fp16 ]]
 }
 
+# What fla's NSAConfig writes, changed by a jq filter: fla FILTER.
+fla() {
+  jq "$1" >config.json <<'JSON'
+{
+  "model_type": "nsa", "hidden_size": 2048, "num_heads": 64, "num_kv_heads": 4, "head_dim": 32,
+  "block_size": 64, "block_counts": 12, "window_size": 512, "max_position_embeddings": 2048, "dtype": "bfloat16"
+}
+JSON
+}
+
+@test "--from config.json: a model of flash-linear-attention brings its blocks and window" {
+  fla .
+  autotune init --from config.json
+  autotune check nsa.yaml
+  for pair in heads=64 kv_heads=4 head_dim_qk=32 stride=64 phi=mean count=16 init=1 local=2 window=512 gate=weights \
+    kv_sharing=shared max_kv_len=2048; do
+    [[ $(value nsa.yaml "${pair%=*}" | head -n 1) == "${pair#*=}" ]] || { echo "$pair"; return 1; }
+  done
+  [[ $(value nsa.yaml block) == $'64\n64' ]]
+  for none in null 0; do
+    fla ".window_size = $none"
+    autotune init --from config.json - >none.yaml
+    [[ $(value none.yaml window) == 0 ]]
+  done
+  fla 'del(.block_size)'
+  run -3 --separate-stderr autotune init --from config.json -
+  [[ ${#stderr_lines[@]} == 1 && $stderr == *'block_size: missing: a model of flash-linear-attention'* ]]
+  fla '.block_counts = 1000'
+  run -3 --separate-stderr autotune init --from config.json -
+  [[ $stderr == *'model.select.count'*256* ]]
+  fla 'del(.num_heads)'
+  run -3 --separate-stderr autotune init --from config.json -
+  [[ $stderr == *'num_heads: missing'* ]]
+}
+
 @test "--from config.json: weights in float32 are noted, unless --dtype is given" {
   hf '.torch_dtype = "float32"'
   run -0 --separate-stderr autotune init --from config.json
