@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: 2026 the libnsa authors
 # SPDX-License-Identifier: MIT
 #
-# Rust, Go, musl and 64-bit ARM: each builds against what is installed, and runs on the CPU device.
+# Rust, Go, musl and 64-bit ARM, the wheel for which is among them: each builds against what is installed, and runs on the CPU device.
 #
 #   run.sh [OUT_DIR]    [build-ci/bindings]
 #
@@ -52,6 +52,7 @@ command -v aarch64-linux-gnu-gcc|gcc-aarch64-linux-gnu
 command -v aarch64-linux-gnu-g++|g++-aarch64-linux-gnu
 command -v qemu-aarch64-static|qemu-user-static
 ' || { failed=1 && exit 1; }
+python3 -c 'import venv, ensurepip' 2>/dev/null || install_packages python3-venv || { failed=1 && exit 1; }
 
 awk '/^```c$/ { on = 1; next } /^```$/ { if (on) exit } on' "$top/README.md" >"$out/hello.c"
 
@@ -134,19 +135,8 @@ if [[ ! -e $out/sources/ready ]]; then
   exit
 fi
 
-# static_libraries NAME CC AR: libyaml.a and the headers that the library wants, in $out/NAME-libs.
-static_libraries() {
-  local prefix=$out/$1-libs cc=$2 ar=$3 yaml=$out/sources/yaml version=0.2.5
-  mkdir -p "$prefix/include" "$prefix/lib/pkgconfig" "$prefix/yaml"
-  cp "$yaml/include/yaml.h" "$prefix/include" && cp /usr/include/xxhash.h "$prefix/include" || return
-  if [[ -e /usr/include/xxh3.h ]]; then cp /usr/include/xxh3.h "$prefix/include"; fi
-  (cd "$prefix/yaml" && $cc -O2 -fPIC -I"$yaml/include" -DYAML_VERSION_MAJOR=0 -DYAML_VERSION_MINOR=2 -DYAML_VERSION_PATCH=5 \
-    "-DYAML_VERSION_STRING=\"$version\"" -c "$yaml"/src/*.c && $ar rcs ../lib/libyaml.a ./*.o) || return
-  printf 'Name: %s\nDescription: %s\nVersion: %s\nCflags: -I%s\nLibs: -L%s -lyaml\n' yaml-0.1 libyaml $version \
-    "$prefix/include" "$prefix/lib" >"$prefix/lib/pkgconfig/yaml-0.1.pc"
-  printf 'Name: %s\nDescription: %s\nVersion: %s\nCflags: -I%s\n' libxxhash xxHash 0.8.1 "$prefix/include" \
-    >"$prefix/lib/pkgconfig/libxxhash.pc"
-}
+# libyaml NAME CC AR: libyaml.a and the headers that the library wants, in $out/NAME-libs.
+libyaml() { "$here/libyaml.sh" "$out/sources/yaml" "$out/$1-libs" "$2" "$3"; }
 pkg() { PKG_CONFIG_LIBDIR=$out/$1/lib/pkgconfig pkg-config "${@:2}" libnsa; }
 # consumer NAME COMPILER... SOURCE: $out/NAME-shared, against what is installed.
 consumer() { "${@:2}" -Wall -Wextra -Werror -o "$out/$1-shared" $(pkg "$1" --cflags --libs); }
@@ -160,7 +150,7 @@ musl_argp() {
     { echo '#pragma GCC system_header' && cat "$here/argp_config.h" "$lib/argp.h"; } >"$prefix/include/argp.h"
 }
 musl_build() {
-  static_libraries musl musl-gcc ar && musl_argp &&
+  libyaml musl musl-gcc ar && musl_argp &&
     PKG_CONFIG_LIBDIR=$out/musl-libs/lib/pkgconfig install_kind musl --native-file "$here/musl.ini" -Dstatic_deps=true \
       -Dc_args="-I$out/musl-libs/include" -Dc_link_args="-L$out/musl-libs/lib"
 }
@@ -192,7 +182,7 @@ check 'musl: the text of an errno, of the program' refuses 'standard output: can
 # ---- 64-bit ARM, under qemu
 arm() { qemu-aarch64-static -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH="$out/arm/lib" "$@"; }
 arm_build() {
-  static_libraries arm aarch64-linux-gnu-gcc aarch64-linux-gnu-ar &&
+  libyaml arm aarch64-linux-gnu-gcc aarch64-linux-gnu-ar &&
     PKG_CONFIG_LIBDIR=$out/arm-libs/lib/pkgconfig install_kind arm --cross-file "$here/aarch64.ini" -Dstatic_deps=true
 }
 check 'ARM: library and program are built, without a warning' arm_build
@@ -208,4 +198,32 @@ arm_cpp() {
 check 'ARM: a C++ program' arm_cpp
 check 'ARM: nsa-autotune quickstart' says 'check      V = 1 gives the sum of the gates' \
   arm "$out/arm/bin/nsa-autotune" quickstart --device cpu --tokens 64
+
+# ---- the wheel for 64-bit ARM; of Python's there is none to run it, but a C program can do what its
+# console script does
+"$top/tests/python/wheel.sh" --aarch64 "$out/sources/yaml" "$out/wheel" >"$out/wheel.log" 2>&1
+wheel_status=$?
+if ((wheel_status == 77)); then
+  skip 'ARM: the wheel: the package index cannot be reached'
+else
+  arm_wheel() { cat "$out/wheel.log" && ((wheel_status == 0)); }
+  check 'ARM: the wheel is built' arm_wheel
+  arm_wheel_program() {
+    python3 -m zipfile -e "$out"/wheel/libnsa-*_aarch64.whl "$out/wheel/unpacked" &&
+      aarch64-linux-gnu-gcc -Wall -Wextra -Werror -o "$out/wheel/program" -xc - <<'C' &&
+#include <dlfcn.h>
+#include <stdio.h>
+int main(int argc, char **argv) {
+  void *library = dlopen(argv[1], RTLD_LAZY);
+  int (*program)(int, char **) = library ? (int (*)(int, char **))dlsym(library, "nsapy_program") : NULL;
+  if (program) return program(argc - 1, argv + 1);
+  fprintf(stderr, "%s\n", dlerror());
+  return 1;
+}
+C
+      says 'check      V = 1 gives the sum of the gates' \
+        arm "$out/wheel/program" "$out/wheel/unpacked/nsa/libnsa_python.so" quickstart --device cpu --tokens 64
+  }
+  check 'ARM: the program in the wheel' arm_wheel_program
+fi
 ((failed == 0))

@@ -5,12 +5,16 @@
 # Builds the wheel as it is released and tries it as a stranger does: in an empty virtual environment,
 # with no compiler on PATH.
 #
-#   wheel.sh OUT_DIR [BUILD_VENV]    leaves libnsa-*.whl in OUT_DIR
+#   wheel.sh OUT_DIR [BUILD_VENV]                    leaves libnsa-*.whl in OUT_DIR
+#   wheel.sh --aarch64 LIBYAML OUT_DIR [BUILD_VENV]  the same for 64-bit ARM, from the sources of libyaml in
+#                                                    LIBYAML; that wheel is not installed here
 #
 # Needs python3 with venv, the headers of libyaml and xxHash, libyaml.a, and the package index. 77: the
 # index cannot be reached.
 set -euo pipefail
 top=$(cd "$(dirname "$0")/../.." && pwd)
+machine=x86_64 libyaml=
+if [[ $1 == --aarch64 ]]; then machine=aarch64 libyaml=$(cd "$2" && pwd) && shift 2; fi
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 tools=${2:-$out/build-venv}
 
@@ -21,18 +25,25 @@ if [[ ! -e $tools/ready ]]; then
 fi
 export PATH=$tools/bin:$PATH
 
-# zig brings the libc of the oldest system; of the machine's headers it may see these alone.
-headers=$out/headers
-mkdir -p "$headers"
-for name in yaml.h xxhash.h xxh3.h; do
-  if [[ -e /usr/include/$name ]]; then ln -sf "/usr/include/$name" "$headers/"; fi
-done
+if [[ $libyaml ]]; then
+  "$top/tests/bindings/libyaml.sh" "$libyaml" "$out/libyaml" 'python3 -m ziglang cc -target aarch64-linux-gnu.2.28' \
+    'python3 -m ziglang ar'
+  export PKG_CONFIG_LIBDIR=$out/libyaml/lib/pkgconfig
+  setup=(--cross-file="$top/python/manylinux_aarch64.ini" -Dc_args="-I$out/libyaml/include")
+else
+  # zig brings the libc of the oldest system; of the machine's headers it may see these alone.
+  headers=$out/headers
+  mkdir -p "$headers"
+  for name in yaml.h xxhash.h xxh3.h; do
+    if [[ -e /usr/include/$name ]]; then ln -sf "/usr/include/$name" "$headers/"; fi
+  done
+  setup=(--native-file="$top/python/manylinux.ini" -Dc_args="-I$headers")
+fi
 rm -f "$out"/libnsa-*.whl
-pip wheel -q --no-build-isolation --no-deps -w "$out" "$top" \
-  "-Csetup-args=--native-file=$top/python/manylinux.ini" "-Csetup-args=-Dc_args=-I$headers"
+pip wheel -q --no-build-isolation --no-deps -w "$out" "${setup[@]/#/-Csetup-args=}" "$top"
 # The library does not use Python's ABI, so that one file serves every version of it.
-python -m wheel tags --remove --python-tag py3 --abi-tag none --platform-tag manylinux_2_28_x86_64 "$out"/libnsa-*.whl
-wheel=$(echo "$out"/libnsa-*-py3-none-manylinux_2_28_x86_64.whl)
+python -m wheel tags --remove --python-tag py3 --abi-tag none --platform-tag "manylinux_2_28_$machine" "$out"/libnsa-*.whl
+wheel=$(echo "$out"/libnsa-*-py3-none-manylinux_2_28_$machine.whl)
 
 fail=0
 check() { # check WHAT COMMAND...
@@ -43,7 +54,8 @@ check() { # check WHAT COMMAND...
 small() { (($(stat -c %s "$wheel") <= 1500000)); }
 echo "$(basename "$wheel"): $(stat -c %s "$wheel") bytes"
 check 'at most 1.5 MB' small
-check 'glibc 2.28 suffices' bash -c "auditwheel show '$wheel' | tr '\n' ' ' | grep -E 'consistent with.*\"manylinux_2_(17|24|26|27|28)_x86_64\"'"
+check 'glibc 2.28 suffices' bash -c "auditwheel show '$wheel' | tr '\n' ' ' | grep -E 'consistent with.*\"manylinux_2_(17|24|26|27|28)_$machine\"'"
+if [[ $libyaml ]]; then exit $fail; fi
 
 empty=$out/empty-venv
 rm -rf "$empty"
