@@ -20,7 +20,7 @@ tools=${2:-$out/build-venv}
 
 if [[ ! -e $tools/ready ]]; then
   python3 -m venv "$tools"
-  "$tools/bin/pip" install -q --retries 1 'meson-python>=0.17' 'meson>=1.2' ninja wheel ziglang auditwheel || exit 77
+  "$tools/bin/pip" install -q --retries 1 'pip>=23.1' 'meson-python>=0.17' 'meson>=1.2' ninja wheel ziglang auditwheel || exit 77
   touch "$tools/ready"
 fi
 export PATH=$tools/bin:$PATH
