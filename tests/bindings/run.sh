@@ -40,14 +40,15 @@ refuses() { # refuses TEXT COMMAND...: it fails, and prints TEXT
   echo "$said" && [[ $said == *"$1"* ]]
 }
 
-bindgen_reads() { bindgen <(echo 'int x;') -- -x c; } # it loads libclang, on which its package does not depend
+# bindgen takes libclang and the compiler's headers from clang, on which its package does not depend.
+bindgen_reads() { bindgen <(echo '#include <stddef.h>') -- -x c; }
 need "$needs_build" '
 command -v g++|g++
 test -x /usr/bin/cargo|cargo
 test -x /usr/bin/rustc|rustc
 test -x /usr/bin/rustfmt|rustfmt
 test -x /usr/bin/bindgen|bindgen
-bindgen_reads|libclang1-14
+bindgen_reads|clang
 test -x /usr/bin/go|golang-go
 command -v musl-gcc|musl-tools
 command -v aarch64-linux-gnu-gcc|gcc-aarch64-linux-gnu
