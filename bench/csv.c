@@ -67,8 +67,19 @@ void bench_csv_now(char date[BENCH_CSV_DATE]) {
   strftime(date, BENCH_CSV_DATE, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
 }
 
-/* Writes a comma, and the number unless it is 0 (missing). */
-static void put_known(FILE *out, int digits, double value) {
+void bench_csv_begin(FILE *out, const char *commit, const char *device, const nsai_verify_case *c) {
+  char date[BENCH_CSV_DATE], text[NSAI_VERIFY_CASE_TEXT];
+  bench_csv_now(date);
+  nsai_verify_case_print(c, text, sizeof text);
+  fprintf(out, "%s,", date);
+  bench_csv_word(out, commit);
+  fputc(',', out);
+  bench_csv_quoted(out, device);
+  fputc(',', out);
+  bench_csv_quoted(out, text);
+}
+
+void bench_csv_known(FILE *out, int digits, double value) {
   fputc(',', out);
   if (value > 0) fprintf(out, "%.*g", digits, value);
 }
@@ -89,18 +100,18 @@ static void put_part(FILE *out, const bench_problem *p, bench_part part) {
   fputc(',', out);
   bench_csv_quoted(out, problem);
   fprintf(out, ",%s", bench_part_names[part]);
-  put_known(out, 5, time->burst_ms);
-  put_known(out, 5, time->sustained_ms);
+  bench_csv_known(out, 5, time->burst_ms);
+  bench_csv_known(out, 5, time->sustained_ms);
   if (time->burst_ms > 0)
     fprintf(out, ",%.4g,%.4g", time->tflops, time->gbps);
   else
     fprintf(out, ",,");
-  put_known(out, 3, time->roofline);
+  bench_csv_known(out, 3, time->roofline);
   fprintf(out, ",%.3f,%.1f,%.1f,%llu,%.1f,%.1f", p->overlap.r, p->overlap.u4, p->overlap.u8,
           (unsigned long long)time->workspace, p->plan_cold_ms, p->plan_warm_ms);
-  put_known(out, 4, bench_ratio(p, bench_ms(p, BENCH_DENSE), part));
-  put_known(out, 4, bench_ratio(p, bench_baseline_ms(p), part));
-  put_known(out, 4, time->roofline * time->burst_ms);
+  bench_csv_known(out, 4, bench_ratio(p, bench_ms(p, BENCH_DENSE), part));
+  bench_csv_known(out, 4, bench_ratio(p, bench_baseline_ms(p), part));
+  bench_csv_known(out, 4, time->roofline * time->burst_ms);
   fputc(',', out);
   if (time->note[0]) bench_csv_quoted(out, time->note);
   fputc('\n', out);

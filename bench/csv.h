@@ -36,6 +36,12 @@ void bench_csv_word(FILE *out, const char *text);
 #define BENCH_CSV_DATE 24
 void bench_csv_now(char date[BENCH_CSV_DATE]);
 
+/* Writes the first fields of a line, date to problem; `commit` may be empty. */
+void bench_csv_begin(FILE *out, const char *commit, const char *device, const nsai_verify_case *c);
+
+/* Writes a comma, and the number unless it is 0 (missing). */
+void bench_csv_known(FILE *out, int digits, double value);
+
 /* The columns to read from a CSV, by name. The first `required` of `count` must be present. */
 typedef struct bench_csv_columns {
   const char *const *names;

@@ -10,6 +10,7 @@
 #include "option.h"
 #include "plot/chart.h"
 #include "plot/figures.h"
+#include "prefill/prefill.h"
 #include "problems.h"
 #include "program.h"
 #include "report.h"
@@ -23,6 +24,8 @@
 #define EXIT_SKIP 77 /* meson's exit status for a skipped test */
 #define MAX_OVERRIDES 32
 #define MAX_FILES 32
+#define DEFAULT_PAGE 64 /* tokens of a page of decode and prefill; <limits.h> may have PAGE_SIZE */
+#define MAX_ROWS 65536  /* more than any cache has room for */
 
 typedef enum command {
   FORWARD,
@@ -30,15 +33,16 @@ typedef enum command {
   WINDOW,
   COMPRESSED,
   DECODE,
+  PREFILL,
   PLOT,
   CHART,
   TABLE,
   COMMANDS
 } command;
 
-static const char *const command_names[COMMANDS + 1] = { "forward",    "backward", "window",
-                                                         "compressed", "decode",   "plot",
-                                                         "chart",      "table",    NULL };
+static const char *const command_names[COMMANDS + 1] = {
+  "forward", "backward", "window", "compressed", "decode", "prefill", "plot", "chart", "table", NULL
+};
 
 #define BIT(part) (1u << (part))
 #define BACKWARD_PARTS (BIT(BENCH_BACKWARD) | BIT(BENCH_BACKWARD_SAVED) | BIT(BENCH_FORWARD_SAVED))
@@ -52,6 +56,12 @@ static const uint32_t command_parts[COMMANDS] = {
   [COMPRESSED] = BIT(BENCH_COMPRESS) | BIT(BENCH_COMPRESSED) | BIT(BENCH_DENSE),
 };
 
+/* A list of sizes; without any: the default. */
+typedef struct sizes {
+  int64_t value[BENCH_SIZES];
+  int count;
+} sizes;
+
 typedef struct arguments {
   command command;
   int named; /* a command was given */
@@ -63,8 +73,10 @@ typedef struct arguments {
   const char *problem, *problems, *filter, *commit;
   const char *csv, *json, *markdown, *svg;
   int64_t from, to; /* 0: the default */
-  bench_decode_options decode;
-  int fill; /* NSAI_VERIFY_FILLS: the problem's own */
+  sizes contexts, batches, chunks;
+  int32_t q_len, page_size; /* 0: the default */
+  int64_t rows;             /* below 0: the default */
+  int fill;                 /* NSAI_VERIFY_FILLS: the problem's own */
   int branches, list, check;
 } arguments;
 
@@ -82,6 +94,8 @@ enum {
   OPT_CONTEXTS,
   OPT_BATCHES,
   OPT_Q_LEN,
+  OPT_CHUNKS,
+  OPT_ROWS,
   OPT_PAGE_SIZE,
   OPT_FILL,
   OPT_CHECK
@@ -89,17 +103,22 @@ enum {
 
 static const struct argp_option options[] = {
   { "problems", OPT_PROBLEMS, "FILE", 0, "Problems, one per line (forward; default: built in)", 0 },
-  { "problem", 'p', "STR", 0, "This problem instead (forward; decode: its model and fill)", 0 },
+  { "problem", 'p', "STR", 0, "This problem instead (forward; decode, prefill: its model and fill)",
+    0 },
   { "filter", 'f', "GLOB", 0, "Only problems that match", 0 },
   { "list", 'l', 0, 0, "Print the problems that would be timed", 0 },
   { "branches", OPT_BRANCHES, 0, 0, "Forward, branches and phi alone: no baselines (forward)", 0 },
   { "from", OPT_FROM, "N", 0, "Shortest length in tokens (window, compressed; 128)", 0 },
   { "to", OPT_TO, "N", 0, "Longest length (window, compressed; 65536)", 0 },
-  { "contexts", OPT_CONTEXTS, "LIST", 0, "Tokens of every sequence (decode; 4096,16384,65536)", 0 },
+  { "contexts", OPT_CONTEXTS, "LIST", 0,
+    "Tokens of every sequence (decode: 4096,16384,65536; prefill: 8192,65536)", 0 },
   { "batches", OPT_BATCHES, "LIST", 0, "Sequences (decode; 1,4,16,32,64,256)", 0 },
   { "q-len", OPT_Q_LEN, "N", 0, "New tokens of a sequence in a step (decode; 1)", 0 },
-  { "page-size", OPT_PAGE_SIZE, "N", 0, "Tokens of a page, 0: no pages (decode; 64)", 0 },
-  { "fill", OPT_FILL, "NAME", 0, "Inputs: random, correlated, ... (decode; the problem's)", 0 },
+  { "chunks", OPT_CHUNKS, "LIST", 0, "Tokens of a chunk of a prompt (prefill; 8192,2048)", 0 },
+  { "rows", OPT_ROWS, "N", 0, "Sequences that decode beside a chunk (prefill; 32)", 0 },
+  { "page-size", OPT_PAGE_SIZE, "N", 0, "Tokens of a page, 0: no pages (decode, prefill; 64)", 0 },
+  { "fill", OPT_FILL, "NAME", 0, "Inputs: random, correlated, ... (decode, prefill; the problem's)",
+    0 },
   { "device", 'd', "DEVICE", 0, "auto, cpu, or an ordinal, as 1 or cuda:1", 1 },
   { "config", 'c', "FILE", 0, "A configuration below each problem's own", 1 },
   { "set", 'S', "KEY=VALUE", 0, "Override a key: variants.force.select=NAME", 1 },
@@ -121,19 +140,20 @@ static const struct argp_option options[] = {
 /* ---- the command line ------------------------------------------------------------------------ */
 
 /* "4096,65536": positive numbers. */
-static void parse_list(const char *value, int64_t *list, int *count, struct argp_state *state) {
+static void parse_list(const char *value, sizes *list, struct argp_state *state) {
   char *text = strdup(value), *rest = text, *item;
-  *count = 0;
+  list->count = 0;
   bool good = true;
   if (!text) argp_failure(state, 1, ENOMEM, "%s", value);
   while (good && (item = strsep(&rest, ",")) != NULL) {
-    good = *count < BENCH_DECODE_SIZES && nsai_parse_integer(item, 1, INT32_MAX, &list[*count]);
-    ++*count;
+    good = list->count < BENCH_SIZES &&
+           nsai_parse_integer(item, 1, INT32_MAX, &list->value[list->count]);
+    list->count++;
   }
   free(text);
   if (!good)
     argp_error(state, "'%s' is no list of at most %d numbers from 1, as in 4096,65536", value,
-               BENCH_DECODE_SIZES);
+               BENCH_SIZES);
 }
 
 static int parse_fill(const char *value, struct argp_state *state) {
@@ -143,6 +163,7 @@ static int parse_fill(const char *value, struct argp_state *state) {
   return nsai_program_word("--fill", value, fills, state);
 }
 
+static int over_cache(command c) { return c == DECODE || c == PREFILL; }
 static int reads_csv(command c) { return c == PLOT || c == CHART || c == TABLE; }
 
 static void parse_word(arguments *a, const char *word, struct argp_state *state) {
@@ -154,6 +175,24 @@ static void parse_word(arguments *a, const char *word, struct argp_state *state)
   } else {
     argp_error(state, "unexpected argument '%s'", word);
   }
+}
+
+/* Checks the options of the commands that time calls over a cache. */
+static void check_cached(const arguments *a, struct argp_state *state) {
+  const char *name = command_names[a->command];
+  int cached = over_cache(a->command);
+  if (cached && (a->problems || a->filter || a->list))
+    argp_error(state, "%s takes no --problems, --filter or --list", name);
+  if (!cached && (a->contexts.count || a->page_size))
+    argp_error(state, "%s takes no --contexts or --page-size", name);
+  if (!cached && a->fill != NSAI_VERIFY_FILLS)
+    argp_error(state, "%s takes no --fill: --problem and --filter say it", name);
+  if (a->command != DECODE && (a->batches.count || a->q_len))
+    argp_error(state, "%s takes no --batches or --q-len", name);
+  if (a->command != PREFILL && (a->chunks.count || a->rows >= 0))
+    argp_error(state, "%s takes no --chunks or --rows", name);
+  if (a->command == PREFILL && a->svg)
+    argp_error(state, "prefill draws nothing: --csv, --json and --md write its times");
 }
 
 /* Checks the options that each command requires and excludes. */
@@ -169,15 +208,8 @@ static void check_usage(const arguments *a, struct argp_state *state) {
     argp_error(state, "%s writes no results", name);
   if ((reads || sweeps) && (a->problem || a->problems))
     argp_error(state, "%s takes no --problem or --problems", name);
-  if (a->command == DECODE && a->problems) argp_error(state, "decode takes no --problems");
   if (a->command != FORWARD && a->branches) argp_error(state, "%s takes no --branches", name);
-  const bench_decode_options *d = &a->decode;
-  if (a->command != DECODE && (d->context_count || d->batch_count || d->q_len || d->page_size))
-    argp_error(state, "%s takes no --contexts, --batches, --q-len or --page-size", name);
-  if (a->command != DECODE && a->fill != NSAI_VERIFY_FILLS)
-    argp_error(state, "%s takes no --fill: --problem and --filter say it", name);
-  if (a->command == DECODE && (a->filter || a->list))
-    argp_error(state, "decode takes no --filter or --list");
+  check_cached(a, state);
   if (a->problem && a->problems) argp_error(state, "--problem or --problems, not both");
   if (!sweeps && (a->from || a->to)) argp_error(state, "%s takes no --from and --to", name);
   if (sweeps && (a->from ? a->from : 128) > (a->to ? a->to : 65536))
@@ -194,15 +226,15 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_BRANCHES: a->branches = 1; break;
   case OPT_FROM: a->from = chk_option_number("from", value, 1, INT64_MAX, state); break;
   case OPT_TO: a->to = chk_option_number("to", value, 1, INT64_MAX, state); break;
-  case OPT_CONTEXTS: parse_list(value, a->decode.contexts, &a->decode.context_count, state); break;
-  case OPT_BATCHES: parse_list(value, a->decode.batches, &a->decode.batch_count, state); break;
-  case OPT_Q_LEN:
-    a->decode.q_len = (int32_t)chk_option_number("q-len", value, 1, INT32_MAX, state);
-    break;
+  case OPT_CONTEXTS: parse_list(value, &a->contexts, state); break;
+  case OPT_BATCHES: parse_list(value, &a->batches, state); break;
+  case OPT_Q_LEN: a->q_len = (int32_t)chk_option_number("q-len", value, 1, INT32_MAX, state); break;
+  case OPT_CHUNKS: parse_list(value, &a->chunks, state); break;
+  case OPT_ROWS: a->rows = chk_option_number("rows", value, 0, MAX_ROWS, state); break;
   case OPT_PAGE_SIZE:
-    a->decode.page_size = strcmp(value, "0")
-                              ? (int32_t)chk_option_number("page-size", value, 1, INT32_MAX, state)
-                              : NSA_NONE;
+    a->page_size = strcmp(value, "0")
+                       ? (int32_t)chk_option_number("page-size", value, 1, INT32_MAX, state)
+                       : NSA_NONE;
     break;
   case OPT_FILL: a->fill = parse_fill(value, state); break;
   case 'd': a->plans.device = chk_option_device(value, state); break;
@@ -357,12 +389,17 @@ done:
   return status ? status : closed;
 }
 
+static nsa_status open_report(const char *path, FILE **out) {
+  *out = fopen(path, "w");
+  return *out ? NSA_OK : nsai_fail(NSA_E_IO, "cannot write %s: %s", path, strerror(errno));
+}
+
 typedef nsa_status (*report_fn)(FILE *out, const bench_results *results);
 
 static nsa_status write_report(const char *path, report_fn report, const bench_results *results) {
+  FILE *out;
   if (!path) return NSA_OK;
-  FILE *out = fopen(path, "w");
-  if (!out) return nsai_fail(NSA_E_IO, "cannot write %s: %s", path, strerror(errno));
+  NSAI_TRY(open_report(path, &out));
   nsa_status status = report(out, results), closed = close_file(out, path);
   return status ? status : closed;
 }
@@ -412,66 +449,110 @@ static int run_bench(const arguments *a) {
   return exit_code;
 }
 
-/* Fills in what the command line leaves open. */
-static nsa_status complete_decode(const arguments *a, bench_decode_options *d) {
-  static const int64_t contexts[] = { 4096, 16384, 65536 }, batches[] = { 1, 4, 16, 32, 64, 256 };
+/* The model and the inputs of decode and prefill. */
+static nsa_status take_model(const arguments *a, nsai_verify_case *c) {
   bench_cases list = { 0 };
-  *d = a->decode;
   nsa_status status = a->problem
                           ? bench_cases_add(&list, a->problem, NULL)
                           : bench_cases_parse(&list, bench_problem_text, "problems.txt", NULL);
-  if (!status) d->c = list.cases[0];
+  if (!status) *c = list.cases[0];
   bench_cases_free(&list);
-  for (; !a->decode.context_count && d->context_count < 3; d->context_count++)
-    d->contexts[d->context_count] = contexts[d->context_count];
-  for (; !a->decode.batch_count && d->batch_count < 6; d->batch_count++)
-    d->batches[d->batch_count] = batches[d->batch_count];
-  if (a->fill != NSAI_VERIFY_FILLS) {
-    d->c.fill = (nsai_verify_fill)a->fill;
-    d->c.overlap = a->fill == NSAI_VERIFY_FILL_CORRELATED;
+  if (!status && a->fill != NSAI_VERIFY_FILLS) {
+    c->fill = (nsai_verify_fill)a->fill;
+    c->overlap = a->fill == NSAI_VERIFY_FILL_CORRELATED;
   }
-  if (!d->q_len) d->q_len = 1;
-  if (!d->page_size) d->page_size = 64;
   return status;
 }
 
-/* Writes the table of a decode run into the requested files. */
-static nsa_status write_sheet(const arguments *a, const bench_decode_sheet *sheet,
-                              const char *device) {
-  const char *const paths[] = { a->json, a->markdown };
-  for (int i = 0; i < 2; i++) {
-    if (!paths[i]) continue;
-    FILE *out = fopen(paths[i], "w");
-    if (!out) return nsai_fail(NSA_E_IO, "cannot write %s: %s", paths[i], strerror(errno));
-    if (i)
-      bench_decode_markdown(out, sheet);
-    else
-      bench_decode_json(out, sheet, device, a->commit ? a->commit : "");
-    NSAI_TRY(close_file(out, paths[i]));
-  }
-  if (!a->svg) return NSA_OK;
-  return bench_decode_draw(sheet, a->svg, "decode");
+/* Copies the given sizes, or else the default ones. Returns their number. */
+static int take_sizes(const sizes *given, const sizes *standard, int64_t out[BENCH_SIZES]) {
+  const sizes *s = given->count ? given : standard;
+  memcpy(out, s->value, sizeof s->value);
+  return s->count;
 }
 
-static int run_decode(const arguments *a) {
-  bench_decode_options decode;
+/* Writes the table of a decode run into the requested files. */
+static nsa_status write_decode(const arguments *a, const bench_decode_sheet *sheet,
+                               const char *device) {
+  FILE *out;
+  if (a->json) {
+    NSAI_TRY(open_report(a->json, &out));
+    bench_decode_json(out, sheet, device, a->commit ? a->commit : "");
+    NSAI_TRY(close_file(out, a->json));
+  }
+  if (a->markdown) {
+    NSAI_TRY(open_report(a->markdown, &out));
+    bench_decode_markdown(out, sheet);
+    NSAI_TRY(close_file(out, a->markdown));
+  }
+  return a->svg ? bench_decode_draw(sheet, a->svg, "decode") : NSA_OK;
+}
+
+static nsa_status decode(const arguments *a, const nsai_verify_case *c, chk_plans *plans, FILE *csv,
+                         int is_new) {
+  static const sizes contexts = { { 4096, 16384, 65536 }, 3 };
+  static const sizes batches = { { 1, 4, 16, 32, 64, 256 }, 6 };
+  bench_decode_options o = { .c = *c,
+                             .q_len = a->q_len ? a->q_len : 1,
+                             .page_size = a->page_size ? a->page_size : DEFAULT_PAGE };
   bench_decode_sheet sheet = { 0 };
+  o.context_count = take_sizes(&a->contexts, &contexts, o.contexts);
+  o.batch_count = take_sizes(&a->batches, &batches, o.batches);
+  nsa_status status =
+      bench_decode(plans, &o, a->commit ? a->commit : "", stdout, csv, is_new, &sheet);
+  if (!status) status = write_decode(a, &sheet, chk_plans_device(plans)->name);
+  free(sheet.cells);
+  return status;
+}
+
+/* Writes the table of a prefill run into the requested files. */
+static nsa_status write_prefill(const arguments *a, const bench_prefill_sheet *sheet) {
+  FILE *out;
+  if (a->json) {
+    NSAI_TRY(open_report(a->json, &out));
+    bench_prefill_json(out, sheet);
+    NSAI_TRY(close_file(out, a->json));
+  }
+  if (!a->markdown) return NSA_OK;
+  NSAI_TRY(open_report(a->markdown, &out));
+  bench_prefill_markdown(out, sheet);
+  return close_file(out, a->markdown);
+}
+
+static nsa_status prefill(const arguments *a, const nsai_verify_case *c, chk_plans *plans,
+                          FILE *csv, int is_new) {
+  static const sizes contexts = { { 8192, 65536 }, 2 }, chunks = { { 8192, 2048 }, 2 };
+  bench_prefill_options o = { .c = *c,
+                              .rows = a->rows < 0 ? 32 : (int32_t)a->rows,
+                              .page_size = a->page_size ? a->page_size : DEFAULT_PAGE };
+  bench_prefill_sheet sheet = { 0 };
+  o.context_count = take_sizes(&a->contexts, &contexts, o.contexts);
+  o.chunk_count = take_sizes(&a->chunks, &chunks, o.chunks);
+  nsa_status status =
+      bench_prefill(plans, &o, a->commit ? a->commit : "", stdout, csv, is_new, &sheet);
+  if (!status) status = write_prefill(a, &sheet);
+  free(sheet.cells);
+  return status;
+}
+
+/* decode, prefill. */
+static int run_cached(const arguments *a) {
+  const int decodes = a->command == DECODE;
+  nsai_verify_case c;
   chk_plans *plans = NULL;
   FILE *csv = NULL;
   int is_new = 0;
-  nsa_status status = complete_decode(a, &decode);
+  nsa_status status = take_model(a, &c);
   if (status) return fail(2);
   status = chk_plans_create(&a->plans, &plans);
   if (status) return fail(status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1);
-  status = open_csv(a->csv, bench_decode_csv_header, &csv, &is_new);
-  if (!status)
-    status = bench_decode(plans, &decode, a->commit ? a->commit : "", stdout, csv, is_new, &sheet);
-  if (!status) status = write_sheet(a, &sheet, chk_plans_device(plans)->name);
+  status =
+      open_csv(a->csv, decodes ? bench_decode_csv_header : bench_prefill_csv_header, &csv, &is_new);
+  if (!status) status = (decodes ? decode : prefill)(a, &c, plans, csv, is_new);
   if (csv) {
     nsa_status closed = close_file(csv, a->csv);
     if (!status) status = closed;
   }
-  free(sheet.cells);
   chk_plans_destroy(plans);
   return status ? fail(status == NSA_E_ARG ? 2 : 1) : 0;
 }
@@ -520,12 +601,13 @@ int main(int argc, char **argv) {
   static const struct argp argp = {
     options,
     parse,
-    "[forward | backward | window | compressed | decode]\nplot FILE.csv --svg DIR\n"
+    "[forward | backward | window | compressed | decode | prefill]\nplot FILE.csv --svg DIR\n"
     "chart FILE.csv...\ntable FILE.csv",
     "Time libnsa's forward beside dense attention, or the backward pass; the window or the "
-    "compressed branch alone over many lengths; steps of decoding over a paged cache; draw the "
-    "figures, or print the table, of a CSV written before; draw the speedup over cuDNN from "
-    "several, one of them written by bench/peers.py.\v"
+    "compressed branch alone over many lengths; steps of decoding over a paged cache; "
+    "prompts that go through that cache, whole and in chunks; draw the figures, or print the "
+    "table, of a CSV written before; draw the speedup over cuDNN from several, one of them written "
+    "by bench/peers.py.\v"
     "A problem is one line of text; autotune/verify/case.h describes it. Exit status: 0 ok, 1 "
     "failure, "
     "2 usage, 77 no GPU.",
@@ -533,13 +615,13 @@ int main(int argc, char **argv) {
     NULL,
     NULL
   };
-  arguments a = { .fill = NSAI_VERIFY_FILLS };
+  arguments a = { .fill = NSAI_VERIFY_FILLS, .rows = -1 };
   argp_program_version = NSAI_PROGRAM_VERSION("nsa-bench");
   a.plans.device = NSAI_VERIFY_DEVICE_AUTO;
   a.plans.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
   nsai_program_begin("nsa-bench");
   argp_err_exit_status = 2;
   nsai_program_parse(&argp, argc, argv, &a);
-  if (a.command == DECODE) return run_decode(&a);
+  if (over_cache(a.command)) return run_cached(&a);
   return reads_csv(a.command) ? run_reader(&a) : run_bench(&a);
 }

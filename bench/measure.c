@@ -213,11 +213,15 @@ static nsa_status measure_overlap(nsai_trial_run *trial, bench_problem *p) {
   return NSA_OK;
 }
 
+nsa_status bench_check_cost(const chk_plans *plans, const nsai_verify_case *c) {
+  if (chk_plans_device(plans)->driver || nsai_verify_case_cost(c) <= CPU_COST) return NSA_OK;
+  return nsai_fail(NSA_E_UNSUPPORTED, "too large for the CPU device");
+}
+
 nsa_status bench_measure(bench_rig *rig, uint32_t parts, bench_problem *p) {
   nsai_trial_run trial;
   nsa_status status;
-  if (!chk_plans_device(rig->plans)->driver && nsai_verify_case_cost(&p->c) > CPU_COST)
-    return nsai_fail(NSA_E_UNSUPPORTED, "too large for the CPU device");
+  NSAI_TRY(bench_check_cost(rig->plans, &p->c));
   NSAI_TRY_TO(done, chk_bench_create(rig->plans, &p->c, &trial));
   memcpy(p->variants, trial.plan.caps.variants, sizeof p->variants);
   NSAI_TRY_TO(done, measure_overlap(&trial, p));

@@ -18,6 +18,9 @@ typedef struct bench_rig {
 nsa_status bench_rig_create(chk_plans *plans, bench_rig *rig);
 void bench_rig_destroy(bench_rig *rig);
 
+/* NSA_E_UNSUPPORTED where the device is the CPU device, and the forward would take it too long. */
+nsa_status bench_check_cost(const chk_plans *plans, const nsai_verify_case *c);
+
 /* Times the parts of p->c that `parts` has as bits (1 << BENCH_FORWARD | ...) and that its model
  * has. dense_gemm gets a note if it cannot be timed or would take too long. Any other failure is
  * an error; times measured before it are kept. Compiles on first use; waits for the device. */

@@ -197,7 +197,7 @@ nsa_status bench_report_markdown(FILE *out, const bench_results *results) {
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-static void put_member(FILE *out, const char *name, double value, int known) {
+void bench_json_member(FILE *out, const char *name, double value, int known) {
   fprintf(out, ", \"%s\": ", name);
   if (known)
     nsai_verify_json_number(out, value);
@@ -216,13 +216,13 @@ static void json_part(FILE *out, const bench_problem *p, bench_part part) {
   double dense = bench_ratio(p, bench_ms(p, BENCH_DENSE), part);
   double best = bench_ratio(p, bench_baseline_ms(p), part);
   bench_json_string(out, "{\"part\": ", bench_part_names[part]);
-  put_member(out, "burst_ms", t->burst_ms, timed);
-  put_member(out, "sustained_ms", t->sustained_ms, timed);
-  put_member(out, "tflops", t->tflops, timed);
-  put_member(out, "gbps", t->gbps, timed);
-  put_member(out, "roofline", t->roofline, t->roofline > 0);
-  put_member(out, "dense_ratio", dense, dense > 0);
-  put_member(out, "baseline_ratio", best, best > 0);
+  bench_json_member(out, "burst_ms", t->burst_ms, timed);
+  bench_json_member(out, "sustained_ms", t->sustained_ms, timed);
+  bench_json_member(out, "tflops", t->tflops, timed);
+  bench_json_member(out, "gbps", t->gbps, timed);
+  bench_json_member(out, "roofline", t->roofline, t->roofline > 0);
+  bench_json_member(out, "dense_ratio", dense, dense > 0);
+  bench_json_member(out, "baseline_ratio", best, best > 0);
   fprintf(out, ", \"workspace\": %llu", (unsigned long long)t->workspace);
   bench_json_string(out, ", \"note\": ", t->note);
   fputc('}', out);
@@ -239,11 +239,11 @@ static void json_problem(FILE *out, const bench_problem *p) {
   bench_json_string(out, ", \"variants\": ", p->variants);
   bench_json_string(out, ", \"fill\": ", bench_fill_name(p));
   fprintf(out, ", \"tokens\": %lld", (long long)bench_tokens(p));
-  put_member(out, "r", p->overlap.r, 1);
-  put_member(out, "u4", p->overlap.u4, 1);
-  put_member(out, "u8", p->overlap.u8, 1);
-  put_member(out, "plan_cold_ms", p->plan_cold_ms, p->plan_cold_ms > 0);
-  put_member(out, "plan_warm_ms", p->plan_warm_ms, p->plan_warm_ms > 0);
+  bench_json_member(out, "r", p->overlap.r, 1);
+  bench_json_member(out, "u4", p->overlap.u4, 1);
+  bench_json_member(out, "u8", p->overlap.u8, 1);
+  bench_json_member(out, "plan_cold_ms", p->plan_cold_ms, p->plan_cold_ms > 0);
+  bench_json_member(out, "plan_warm_ms", p->plan_warm_ms, p->plan_warm_ms > 0);
   fputs(",\n \"parts\": [", out);
   for (int i = 0; i < BENCH_PARTS; i++) {
     if (!p->part[i].present) continue;
@@ -263,7 +263,7 @@ static void json_crossover(FILE *out, const bench_series *s) {
   bench_json_string(out, ", \"fill\": ", bench_fill_name(s->first));
   fprintf(out, ", \"heads\": %d, \"kv_heads\": %d, \"crossing\": \"%s\"", g->heads, g->kv_heads,
           names[s->crossing]);
-  put_member(out, "tokens", s->tokens, 1);
+  bench_json_member(out, "tokens", s->tokens, 1);
   fputc('}', out);
 }
 

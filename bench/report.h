@@ -26,6 +26,9 @@ nsa_status bench_report_markdown(FILE *out, const bench_results *results);
 /* One JSON document. */
 nsa_status bench_report_json(FILE *out, const bench_results *results);
 
+/* Writes a further member of a JSON object; not `known`: null. */
+void bench_json_member(FILE *out, const char *name, double value, int known);
+
 /* Writes `before` and then a JSON string. */
 void bench_json_string(FILE *out, const char *before, const char *text);
 

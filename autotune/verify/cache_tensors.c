@@ -169,11 +169,16 @@ static void set_rows(const nsai_verify_cache *w, int64_t first, int64_t count, n
   batch->slots = rows;
 }
 
-nsa_batch nsai_verify_cache_batch(const nsai_verify_cache *w, int64_t copy) {
+nsa_batch nsai_verify_cache_sequences(const nsai_verify_cache *w, int64_t first, int64_t count) {
   nsa_batch batch = NSA_BATCH_INIT;
-  set_rows(w, copy * w->options.batch, w->options.batch, &batch);
-  batch.kv_len = w->lengths;
+  set_rows(w, first, count, &batch);
+  batch.kv_len = w->lengths; /* all are equal */
+  batch.kv_len.shape[0] = count;
   return batch;
+}
+
+nsa_batch nsai_verify_cache_batch(const nsai_verify_cache *w, int64_t copy) {
+  return nsai_verify_cache_sequences(w, copy * w->options.batch, w->options.batch);
 }
 
 /* rows of compressed entries that are generated; further ones repeat them */

@@ -30,7 +30,7 @@ typedef struct nsai_verify_cache {
   nsa_io io;                         /* of a step; its kv is the cache */
   nsa_tensor lengths,
       tables; /* i32 [batch], i32 [copies * batch, pages] or slots [copies * batch] */
-  void *owned[32];
+  void *owned[48];
   int owned_count;
   void *workspace; /* used by steps, and before them by the appends */
   uint64_t workspace_bytes;
@@ -50,6 +50,10 @@ void nsai_verify_cache_destroy(nsai_verify_cache *kv);
 
 /* The batch of a step over one of the copies. */
 nsa_batch nsai_verify_cache_batch(const nsai_verify_cache *kv, int64_t copy);
+
+/* A batch of `count` sequences from `first` on, counted through all copies; at most as many as one
+ * copy has. */
+nsa_batch nsai_verify_cache_sequences(const nsai_verify_cache *kv, int64_t first, int64_t count);
 
 /* Device memory that lives as long as the caches. */
 nsa_status nsai_verify_cache_alloc(nsai_verify_cache *kv, size_t bytes, void **out);

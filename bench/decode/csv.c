@@ -43,11 +43,7 @@ void bench_decode_csv_header(FILE *out) {
                "bandwidth_gbps,share,ms_append,ms_dense,dense_gbps,dense_share,note\n");
 }
 
-/* Empty if there is no value. */
-static void put_number(FILE *out, double value) {
-  fputc(',', out);
-  if (value > 0) fprintf(out, "%.5g", value);
-}
+static void put_number(FILE *out, double value) { bench_csv_known(out, 5, value); }
 
 /* Tokens are whole numbers, except means. */
 static void put_tokens(FILE *out, double tokens) { fprintf(out, ",%.10g", tokens); }
@@ -67,15 +63,7 @@ void bench_decode_csv_line(FILE *out, const bench_decode_table *t, const bench_d
   const bench_decode_options *o = t->options;
   const double read = bench_decode_gbps((double)c->expected.bytes, c->us[BENCH_DECODE_TOTAL]);
   const double dense = bench_decode_gbps(c->dense_bytes, c->us[BENCH_DECODE_DENSE]);
-  char date[BENCH_CSV_DATE], text[NSAI_VERIFY_CASE_TEXT];
-  bench_csv_now(date);
-  nsai_verify_case_print(&o->c, text, sizeof text);
-  fprintf(out, "%s,", date);
-  bench_csv_word(out, t->commit);
-  fputc(',', out);
-  bench_csv_quoted(out, t->device);
-  fputc(',', out);
-  bench_csv_quoted(out, text);
+  bench_csv_begin(out, t->commit, t->device, &o->c);
   fprintf(out, ",%lld,%d,%d,%lld,%lld", (long long)c->batch, c->q_len,
           o->page_size > 0 ? o->page_size : 0, (long long)c->copies, (long long)c->context);
   for (int i = BENCH_DECODE_TOTAL; i <= BENCH_DECODE_WIN; i++) put_number(out, c->us[i] * 1e-3);
@@ -135,8 +123,8 @@ static nsa_status insert(const char *name, int64_t value, int64_t *list, int *co
   int at = *count;
   while (at > 0 && list[at - 1] > value) at--;
   if (at > 0 && list[at - 1] == value) return NSA_OK;
-  if (*count == BENCH_DECODE_SIZES)
-    return nsai_fail(NSA_E_ARG, "%s has more than %d values", name, BENCH_DECODE_SIZES);
+  if (*count == BENCH_SIZES)
+    return nsai_fail(NSA_E_ARG, "%s has more than %d values", name, BENCH_SIZES);
   memmove(&list[at + 1], &list[at], (size_t)((*count)++ - at) * sizeof *list);
   list[at] = value;
   return NSA_OK;

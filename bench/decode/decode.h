@@ -8,16 +8,15 @@
 #ifndef BENCH_DECODE_H
 #define BENCH_DECODE_H
 
+#include "cached.h"
 #include "plans.h"
 
 #include <stdio.h>
 
-#define BENCH_DECODE_SIZES 16
-
 typedef struct bench_decode_options {
-  nsai_verify_case c;                   /* the model, and the fill and seed of its inputs */
-  int64_t contexts[BENCH_DECODE_SIZES]; /* tokens of every sequence */
-  int64_t batches[BENCH_DECODE_SIZES];  /* sequences */
+  nsai_verify_case c;            /* the model, and the fill and seed of its inputs */
+  int64_t contexts[BENCH_SIZES]; /* tokens of every sequence */
+  int64_t batches[BENCH_SIZES];  /* sequences */
   int context_count, batch_count;
   int32_t q_len;     /* new tokens of a sequence in a step */
   int32_t page_size; /* P; NSA_NONE: one row per sequence */

@@ -5,7 +5,7 @@
 #include "plot/figures.h"
 
 typedef struct curve {
-  double x[BENCH_DECODE_SIZES], y[BENCH_DECODE_SIZES];
+  double x[BENCH_SIZES], y[BENCH_SIZES];
   char name[48];
 } curve;
 
@@ -39,8 +39,8 @@ static int make_curves(const bench_decode_options *o, const bench_decode_cell *c
 
 nsa_status bench_decode_draw(const bench_decode_sheet *sheet, const char *dir, const char *stem) {
   const bench_decode_options *o = &sheet->options;
-  curve curves[2 * BENCH_DECODE_SIZES];
-  bench_line lines[2 * BENCH_DECODE_SIZES];
+  curve curves[2 * BENCH_SIZES];
+  bench_line lines[2 * BENCH_SIZES];
   char subtitle[BENCH_SUBTITLE], note[128], pages[32] = "without pages";
   bench_figure_subtitle(subtitle, sheet->device, sheet->date, &o->c.model);
   if (o->page_size > 0) snprintf(pages, sizeof pages, "pages of %d", o->page_size);

@@ -3,6 +3,7 @@
  */
 #include "report.h"
 #include "bandwidth.h"
+#include "cached.h"
 #include "csv.h"
 #include "decode/decode.h"
 #include "verify/result.h"
@@ -152,11 +153,9 @@ static void json_cell(FILE *out, const bench_decode_cell *c) {
   fprintf(out, "{\"context\": %lld, \"batch\": %lld, \"copies\": %lld", (long long)c->context,
           (long long)c->batch, (long long)c->copies);
   for (int i = 0; i < BENCH_DECODE_PARTS; i++) {
-    fprintf(out, ", \"ms_%s\": ", bench_decode_part_names[i]);
-    if (c->us[i] > 0)
-      nsai_verify_json_number(out, c->us[i] * 1e-3);
-    else
-      fputs("null", out);
+    char name[32];
+    snprintf(name, sizeof name, "ms_%s", bench_decode_part_names[i]);
+    bench_json_member(out, name, c->us[i] * 1e-3, c->us[i] > 0);
   }
   put_reads(out, "reads_actual", &c->actual);
   put_reads(out, "reads_expected", &c->expected);
@@ -232,21 +231,12 @@ done:
   return status;
 }
 
-static nsa_status refuse_model(const nsai_model *g) {
-  if (g->phi != NSAI_PHI_MEAN)
-    return nsai_fail(NSA_E_ARG,
-                     "decode is timed with phi=mean: the caches are filled by nsa_kv_append");
-  if (g->gate == NSAI_GATE_MLP)
-    return nsai_fail(NSA_E_ARG, "decode is timed with gate=logits or gate=weights");
-  return NSA_OK;
-}
-
 /* Makes all contexts of plans that do not depend on the sequences' lengths, and measures the
  * device's bandwidth. */
 static nsa_status prepare(chk_plans *plans, bench_decode_contexts *contexts,
                           bench_decode_table *t) {
   const nsai_verify_device *device = chk_plans_device(plans);
-  NSAI_TRY(refuse_model(&t->options->c.model));
+  NSAI_TRY(bench_cached_check("decode", &t->options->c.model));
   NSAI_TRY(make_context(plans, &t->options->c, NULL, &contexts->timed));
   NSAI_TRY(make_context(plans, &t->options->c, "runtime.count_reads=true", &contexts->counting));
   t->device = device->name;

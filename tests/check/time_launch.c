@@ -28,14 +28,18 @@ double chk_median(double *values, int64_t count) {
   return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
 }
 
+void chk_pause(const nsai_verify_device *device) {
+  const struct timespec pause = { 0, PAUSE_NS };
+  if (device->driver) nanosleep(&pause, NULL);
+}
+
 /* One launch after an L2 flush and a pause. */
 static nsa_status burst(const nsai_trial_run *trial, uint32_t branches, void *flush,
                         nsai_verify_timer *timer, double *ms) {
   const nsai_verify_device *device = trial->data.device;
-  const struct timespec pause = { 0, PAUSE_NS };
   if (flush) NSAI_TRY(nsai_verify_device_set(device, flush, 0, NSAI_VERIFY_FLUSH_BYTES));
   NSAI_TRY(nsai_verify_device_wait(device, NULL));
-  if (device->driver) nanosleep(&pause, NULL);
+  chk_pause(device);
   NSAI_TRY(nsai_verify_timer_start(device, timer));
   NSAI_TRY(nsai_trial_run_enqueue(trial, branches, NULL));
   NSAI_TRY(nsai_verify_timer_stop(device, timer));

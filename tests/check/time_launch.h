@@ -19,6 +19,9 @@ typedef struct chk_times {
 /* The median; sorts the values. */
 double chk_median(double *values, int64_t count);
 
+/* Sleeps until the clocks of a GPU have recovered from a power cap. */
+void chk_pause(const nsai_verify_device *device);
+
 /* Times the trial run's call with exec.branches = branches. `flush` is device memory of
  * NSAI_VERIFY_FLUSH_BYTES; NULL: no L2 to flush. CHK_LEAST_TIMED is the smallest number of
  * launches that this takes. */

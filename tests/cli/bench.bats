@@ -22,7 +22,7 @@ measured=$NSA_SOURCE/bench/results/h200-2026-11-20.csv
 
 @test "a wrong command, fill or device gets a guess" {
   run -2 --separate-stderr bench foward
-  [[ $stderr == *'"foward" is none of forward, backward, window, compressed, decode, plot, chart, table; did you mean "forward"?'* ]]
+  [[ $stderr == *'"foward" is none of forward, backward, window, compressed, decode, prefill, plot, chart, table; did you mean "forward"?'* ]]
   run -2 --separate-stderr bench decode --fill randm
   [[ $stderr == *'did you mean "random"?'* ]]
   run -2 --separate-stderr bench --device CPU
@@ -243,6 +243,85 @@ PY
   run -2 bench decode --device cpu --problem "$model:phi=linear"
   run -1 bench decode --device cpu --problem "$model" --contexts 64 --batches 1 --q-len 17
   [[ $output == *"max_q_len"* ]]
+}
+
+@test "prefill: cells on the terminal, as CSV, JSON and Markdown" {
+  model='fwd:h4/2:d64/64:w64'
+  run -0 --separate-stderr bench prefill --device cpu --problem "$model" --contexts 64,200 --chunk 200,128,60 \
+    --rows 3 --page-size 16 --csv cells.csv --json cells.json --md cells.md --commit abc
+  [[ ${lines[0]} == *', pages of 16; mixed: the last chunk beside 3 rows that decode' ]]
+  ((${#lines[@]} == 2 + 5)) # the prompts in one piece, and shorter chunks
+  run -0 bench prefill --device cpu --problem "$model" --contexts 64 --rows 0 --page-size 0 --csv cells.csv \
+    --fill correlated
+  [[ ${lines[0]} == *', without pages' ]]
+  [[ $(wc -l <cells.md) == 7 && $(grep -c '^| 200 | 60 | ' cells.md) == 1 ]]
+  [[ $(jq -r '.commit, .device, .page_size, .rows, (.cells | length)' cells.json) == $'abc\ncpu\n16\n3\n5' ]]
+  jq -e '.cells[4] | .context == 200 and .chunk == 60 and .variants != "" and .mixed_variants != "" and .note == ""' cells.json
+  python3 - <<'PY'
+import csv, json, math
+rows = list(csv.DictReader(open("cells.csv")))
+cells = json.load(open("cells.json"))["cells"]
+assert list(rows[0]) == ["date", "commit", "device", "problem", "page_size", "rows", "S", "chunk", "ms_prompt",
+                         "ms_last", "ms_mixed", "ms_added", "ms_rows", "ms_decode", "ms_forward", "ms_dense",
+                         "prompt_over_forward", "dense_over_prompt", "note"]
+assert all(None not in r and None not in r.values() for r in rows)
+assert [(r["S"], r["chunk"], r["rows"], r["page_size"]) for r in rows] == \
+    [("64", "64", "3", "16"), ("64", "60", "3", "16"), ("200", "200", "3", "16"), ("200", "128", "3", "16"),
+     ("200", "60", "3", "16"), ("64", "64", "0", "0")]
+def close(a, b):
+    return math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-2)
+for r, cell in zip(rows, cells):
+    ms = {k: float(v) for k, v in r.items() if k.startswith("ms_")}
+    assert all(v > 0 for k, v in ms.items() if k != "ms_added") and not r["note"], r
+    assert r["commit"] == "abc" and r["device"] == "cpu" and f"q={r['S']}:kv={r['S']}:" in r["problem"], r
+    assert close(ms["ms_added"], ms["ms_mixed"] - ms["ms_last"]), r
+    assert close(float(r["prompt_over_forward"]), ms["ms_prompt"] / ms["ms_forward"]), r
+    assert close(float(r["dense_over_prompt"]), ms["ms_dense"] / ms["ms_prompt"]), r
+    assert all(close(cell[k], v) for k, v in ms.items()), (r, cell)
+    assert cell["problem"] == r["problem"]
+# What is timed once for a context is the same in all its lines.
+for name in "ms_forward", "ms_dense", "ms_decode":
+    assert len({r[name] for r in rows[2:5]}) == 1
+# No rows, no times of them.
+assert not any(rows[5][k] for k in ("ms_mixed", "ms_added", "ms_rows", "ms_decode")) and rows[5]["ms_prompt"]
+assert "fill=correlated" in rows[5]["problem"]
+PY
+}
+
+@test "prefill: what is not timed says why; wrong usage is 2" {
+  model='fwd:h4/2:d64/64:w64'
+  run -1 --separate-stderr bench prefill --device cpu --contexts 65536 --json none.json
+  [[ $stderr == *'no prompt could be timed: too large for the CPU device' && ! -e none.json ]]
+  # One that is too large does not keep the others from being timed.
+  run -0 --separate-stderr bench prefill --device cpu --problem "$model" --contexts 1000000,64 --chunks 512 --rows 1
+  [[ ${lines[2]} == *'too large for the CPU device' && ${lines[3]} == *'too large for the CPU device' ]]
+  [[ ${lines[4]} != *large* ]]
+  # The packed prompt has times where the caches are refused.
+  run -1 --separate-stderr bench prefill --device cpu --problem "$model" --contexts 64 --page-size 7 --csv page.csv
+  [[ $stderr == *'no prompt could be timed: problem.page_size'* ]]
+  python3 -c 'import csv; (r,) = csv.DictReader(open("page.csv"))
+assert r["ms_forward"] and r["ms_dense"] and not r["ms_prompt"] and r["note"].startswith("problem.page_size"), r'
+  run -2 bench prefill --device cpu --problem "$model:phi=linear"
+  [[ $output == *'prefill is timed with phi=mean'* ]]
+  run -2 bench prefill --svg .
+  [[ $output == *'prefill draws nothing: --csv, --json and --md write its times'* ]]
+  run -2 bench prefill --batches 4
+  [[ $output == *'prefill takes no --batches or --q-len'* ]]
+  run -2 bench prefill --filter 'x*'
+  [[ $output == *'prefill takes no --problems, --filter or --list'* ]]
+  run -2 bench decode --chunks 64
+  [[ $output == *'decode takes no --chunks or --rows'* ]]
+  run -2 bench forward --rows 0
+  [[ $output == *'forward takes no --chunks or --rows'* ]]
+  run -2 bench prefill --chunks 2k
+  [[ $output == *"'2k' is no list"* ]]
+  run -2 bench prefill --rows -1
+  [[ $output == *"--rows: '-1' is no number from 0 to 65536"* ]]
+  echo 'a,b' >other.csv
+  run -2 bench prefill --device cpu --contexts 64 --csv other.csv
+  [[ $output == *'other.csv has other columns'* ]]
+  run -1 bench prefill --device cpu --problem "$model" --contexts 64 --rows 0 --json /dev/full
+  [[ $output == *'cannot write /dev/full'* ]]
 }
 
 # The committed CSVs have what the figures once left out, clipped or pressed together.

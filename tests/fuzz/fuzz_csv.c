@@ -71,7 +71,7 @@ static void try_steps(const void *data, size_t size) {
   if (status != NSA_OK) {
     check_refused(status, path);
   } else {
-    FUZZ_REQUIRE(sheet.count > 0 && sheet.options.context_count <= BENCH_DECODE_SIZES);
+    FUZZ_REQUIRE(sheet.count > 0 && sheet.options.context_count <= BENCH_SIZES);
     FUZZ_REQUIRE(bench_decode_csv_is(path));
     for (int i = 0; i < sheet.count; i++) {
       const bench_decode_cell *cell = &sheet.cells[i];
