@@ -210,6 +210,15 @@ static void specify_attend(const nsai_request *r, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kRing", p->window_ring);
 }
 
+/* CTAs of decode_split_kv_combine on a multiprocessor. Four leave 64 registers, which are too few for
+ * O of 128 columns where tokens have no power of two of rows (NVRTC 13.0, sm_90a: groups of 9 to 14,
+ * 20, 24, 28, 40, 48 and 56 spill 8 bytes; widths of 40 to 120, 192 and 256 do not). */
+static int32_t combine_ctas(const nsai_model *m, const nsai_target *t) {
+  if (t->register_fallback) return 2;
+  const bool whole = m->heads / m->kv_heads == nsai_padded_group(m);
+  return nsai_decode_has_wgmma(t) && (whole || m->head_dim_v != 128) ? 4 : 3;
+}
+
 static void specify_combine(const nsai_request *r, nsai_kernel_spec *spec) {
   const nsai_model *m = &r->problem->model;
   *spec = (nsai_kernel_spec){ .entry = "decode_split_kv_combine",
@@ -219,11 +228,7 @@ static void specify_combine(const nsai_request *r, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kHeadDimV", m->head_dim_v);
   nsai_gate_add(spec, r->problem);
   nsai_constant_add(spec, "kRowLanes", 32 / nsai_decode_warp_rows(m));
-  /* Registers: a group of 20 (Dv 128, sm_90a) spills 16 bytes with 64 of them. */
-  nsai_constant_add(spec, "kMinBlocks",
-                    r->target->register_fallback       ? 2
-                    : nsai_decode_has_wgmma(r->target) ? 4
-                                                       : 3);
+  nsai_constant_add(spec, "kMinBlocks", combine_ctas(m, r->target));
 }
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
