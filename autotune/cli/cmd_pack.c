@@ -285,7 +285,7 @@ int nsai_cmd_import(int argc, char **argv) {
   int64_t entries = 0;
   nsai_cli_parse(argc, argv, options, parse, "FILE|-", help, &a);
   if (a.records) return nsai_import_records(&a.settings, a.path);
-  nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_ERROR, NSAI_CACHE_READ_WRITE, &o);
+  nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_WARN, NSAI_CACHE_READ_WRITE, &o);
   if (status == NSA_OK) status = import_from(&o, a.path, &p, &entries);
   if (status == NSA_OK && nsai_cache_tier(o.cache, 0, &tier))
     printf("%" PRId64 " %s imported into %s\n", entries, entries == 1 ? "entry" : "entries",

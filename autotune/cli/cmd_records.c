@@ -31,7 +31,8 @@ static nsa_status open_records(const nsai_cli_cache *cache, nsai_records **recor
 static nsa_status open_both(const nsai_cli_settings *settings, nsai_cache_mode mode,
                             nsai_cli_cache *cache, nsai_records **records) {
   *records = NULL;
-  NSAI_TRY(nsai_cli_cache_open(settings, NSA_LOG_ERROR, mode, cache));
+  const int32_t level = mode == NSAI_CACHE_READ_WRITE ? NSA_LOG_WARN : NSA_LOG_ERROR;
+  NSAI_TRY(nsai_cli_cache_open(settings, level, mode, cache));
   return open_records(cache, records);
 }
 

@@ -193,7 +193,7 @@ static nsa_status store(import_state *m) {
   for (int32_t i = 0; i < m->count && status == NSA_OK; i++)
     if (!m->list[i].kept) status = stage(m, &m->list[i], false);
   if (status == NSA_OK) status = publish(m);
-  nsai_file_set_end(&m->set);
+  nsai_dirs_end_set(&m->records->folders, &m->set);
   return status;
 }
 

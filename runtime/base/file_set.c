@@ -164,9 +164,9 @@ void nsai_file_set_take_back(nsai_file_set *set) {
   errno = cause;
 }
 
-void nsai_file_set_end(nsai_file_set *set) {
-  int cause = errno;
-  /* By their names: listing the folder needs a descriptor and memory, and may fail. */
+/* Removes the temporary files, by their names: listing the folder needs a descriptor and memory, and
+ * may fail. */
+static void remove_staged(const nsai_file_set *set) {
   for (int32_t i = 0; i < set->count; i++) {
     char staged[STAGED_CHARS];
     name_in_stage("new", i, staged);
@@ -174,11 +174,23 @@ void nsai_file_set_end(nsai_file_set *set) {
     name_in_stage("old", i, staged);
     unlinkat(set->stage, staged, 0);
   }
-  if (set->stage >= 0) {
-    unlinkat(set->folder, set->stage_name, AT_REMOVEDIR);
-    nsai_files_unlock(set->stage);
+}
+
+bool nsai_file_set_end(nsai_file_set *set) {
+  enum { TRIES = 2 };
+  int cause = errno;
+  bool gone = set->stage < 0;
+  for (int i = 0; i < TRIES && !gone; i++) {
+    remove_staged(set);
+    gone = unlinkat(set->folder, set->stage_name, AT_REMOVEDIR) == 0 || errno == ENOENT;
   }
+  if (gone) errno = cause;
+  cause = errno;
+  if (set->stage >= 0) nsai_files_unlock(set->stage);
+  set->stage = -1;
+  set->count = set->capacity = 0;
   free(set->items);
-  *set = (nsai_file_set){ .stage = -1 };
+  set->items = NULL;
   errno = cause;
+  return gone;
 }

@@ -47,7 +47,7 @@ nsa_status nsai_file_set_sync(const nsai_file_set *set);
  * there the new file stays. */
 void nsai_file_set_take_back(nsai_file_set *set);
 
-/* Removes the temporary folder. */
-void nsai_file_set_end(nsai_file_set *set);
+/* Removes the temporary folder. False: it stays, and errno says why; set->stage_name names it. */
+bool nsai_file_set_end(nsai_file_set *set);
 
 #endif /* NSAI_BASE_FILE_SET_H */

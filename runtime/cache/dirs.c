@@ -153,6 +153,17 @@ void nsai_dirs_warn(nsai_dirs *folders, unsigned trouble, const char *format, ..
            text);
 }
 
+void nsai_dirs_end_set(nsai_dirs *folders, nsai_file_set *set) {
+  int before = errno;
+  if (!nsai_file_set_end(set)) {
+    const char *cause = strerror(errno);
+    nsai_dirs_warn(folders, NSAI_WARNED_STAYS,
+                   "%s/%s/%s cannot be removed: %s; `nsa-autotune gc` removes it",
+                   folders->info[0].path, folders->kind->folder, set->stage_name, cause);
+  }
+  errno = before;
+}
+
 bool nsai_dirs_writable(nsai_dirs *folders) {
   pthread_mutex_lock(&folders->lock);
   bool writable = folders->tiers > 0 && folders->info[0].writable;

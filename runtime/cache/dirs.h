@@ -10,6 +10,7 @@
 #ifndef NSAI_CACHE_DIRS_H
 #define NSAI_CACHE_DIRS_H
 
+#include "base/file_set.h"
 #include "cache/cache.h"
 
 #include <pthread.h>
@@ -21,7 +22,8 @@ enum {
   NSAI_WARNED_DIRS = 1,  /* no folder, or a refused one */
   NSAI_WARNED_BAD = 2,   /* an invalid file */
   NSAI_WARNED_WRITE = 4, /* a write failed */
-  NSAI_WARNED_UNFIT = 8  /* a valid entry whose image the driver does not load */
+  NSAI_WARNED_UNFIT = 8, /* a valid entry whose image the driver does not load */
+  NSAI_WARNED_STAYS = 16 /* temporary files that cannot be removed */
 };
 
 /* What the folders contain, and what messages call it. */
@@ -63,6 +65,10 @@ bool nsai_dirs_writable(nsai_dirs *folders);
 
 /* Called after a failed write: disables further attempts. */
 void nsai_dirs_stop_writing(nsai_dirs *folders, const char *why);
+
+/* Ends a set of files in the user's folder. Warns of temporary files that stay, which are lost
+ * space, but no reason to fail. Keeps errno. */
+void nsai_dirs_end_set(nsai_dirs *folders, nsai_file_set *set);
 
 /* Locks are shared by all files whose digests begin with the same hexadecimal digits: 256 lock
  * files are enough for all, since they are never removed and their number must stay bounded.

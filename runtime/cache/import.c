@@ -88,6 +88,6 @@ nsa_status nsai_cache_import(nsai_cache *cache, const nsai_cache_bytes *entries,
   nsa_status status = fail_write(cache, nsai_file_set_begin(cache->folders.fd[0], &set));
   for (int64_t i = 0; i < count && status == NSA_OK; i++) status = stage(cache, &entries[i], &set);
   if (status == NSA_OK) status = publish(cache, &set);
-  nsai_file_set_end(&set);
+  nsai_dirs_end_set(&cache->folders, &set);
   return status;
 }

@@ -32,8 +32,11 @@ FAULT(int, linkat, (int from, const char *old, int to, const char *new, int flag
       (from, old, to, new, flags))
 FAULT(int, renameat, (int from, const char *old, int to, const char *new), (from, old, to, new))
 FAULT(int, mkdirat, (int folder, const char *name, mode_t mode), (folder, name, mode))
+FAULT(int, unlinkat, (int folder, const char *name, int flags), (folder, name, flags))
 
-static const char *const calls[] = { "write", "fsync", "linkat", "renameat", "mkdirat" };
+static const char *const calls[] = {
+  "write", "fsync", "linkat", "renameat", "mkdirat", "unlinkat"
+};
 static const int causes[] = { ENOSPC, EIO, EPERM }; /* EPERM: no hard links, as on FAT */
 
 /* ---- what is in the folder ---- */
@@ -88,10 +91,12 @@ static bool try_fault(const scenario *s, const char *call, long n, int with) {
   bool reached = countdown < 0;
   countdown = -1;
   take_snapshot(&f, s->folder, after);
-  if (done)
+  if (done) {
     s->check(&f);
-  else if (memcmp(before, after, ROOM) != 0)
+    if (strstr(after, ".tmp-")) fail_msg("%s %ld: temporary files stay:\n%s", call, n, after);
+  } else if (memcmp(before, after, ROOM) != 0) {
     fail_msg("%s %ld: the folder was:\n%s\nand is:\n%s", call, n, before, after);
+  }
   if (!done && !strstr(nsa_last_error(), "nothing was imported"))
     fail_msg("%s %ld: %s", call, n, nsa_last_error());
   assert_true(reached || done);
