@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the commands that time calls over a KV cache share: decode and prefill.
+ * Shared by the commands that time calls over a KV cache: decode and prefill.
  */
 #ifndef BENCH_CACHED_H
 #define BENCH_CACHED_H

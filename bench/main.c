@@ -25,7 +25,7 @@
 #define MAX_OVERRIDES 32
 #define MAX_FILES 32
 #define DEFAULT_PAGE 64 /* tokens of a page of decode and prefill; <limits.h> may have PAGE_SIZE */
-#define MAX_ROWS 65536  /* more than any cache has room for */
+#define MAX_ROWS 65536  /* beyond it there is a typing error */
 
 typedef enum command {
   FORWARD,

@@ -297,7 +297,7 @@ static request *read_requests(const options *o) {
     request *r = take(sizeof *r);
     r->pages = n > MAX_LEN ? LIST + 1 : ((int)n + o->new_tokens - 1 + PAGE - 1) / PAGE;
     if (n + o->new_tokens > MAX_LEN || r->pages > o->pages)
-      fail("a prompt and what is to come behind it do not fit into the cache");
+      fail("a prompt and its new tokens do not fit into the cache");
     memcpy(r->text, line, (size_t)n);
     r->length = (int)n;
     r->end = (int)n + o->new_tokens;

@@ -101,12 +101,15 @@ def main():
     print(f"{len(data)} bytes of text, {options.tokens} tokens a sequence, {options.steps} steps, {device}")
     means = {}
     for name, implementation in ("dense", "sdpa"), ("sparse", nsa_hf.NAME):
-        results = [train(options, implementation, data, seed, device) for seed in range(1, options.seeds + 1)]
-        means[name] = sum(last for last, *_ in results) / len(results)
+        results, model = [], None
+        for seed in range(1, options.seeds + 1):
+            *losses, model = train(options, implementation, data, seed, device)
+            results.append(losses)
+        means[name] = sum(last for last, _ in results) / len(results)
         print(f"{name:7} loss {means[name]:.4f} (at first {results[0][1]:.4f}), " +
-              " ".join(f"{last:.4f}" for last, *_ in results))
+              " ".join(f"{last:.4f}" for last, _ in results))
     if options.save:
-        save(results[-1][2], options.save)  # of the sparse ones, which were trained last
+        save(model, options.save)  # the last sparse one
     print(f"sparse / dense {means['sparse'] / means['dense']:.4f}")
 
 

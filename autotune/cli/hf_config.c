@@ -23,14 +23,17 @@ typedef struct reader {
   nsai_hf_config *out;
 } reader;
 
+static const nsai_node *find_key(const nsai_node *mapping, const char *name) {
+  for (const nsai_node *node = mapping->first; node; node = node->next)
+    if (strcmp(node->key->text, name) == 0) return node;
+  return NULL;
+}
+
 /* The value of a key; NULL: missing, or null. */
 static const nsai_node *find(const nsai_node *mapping, const char *name) {
-  for (const nsai_node *node = mapping->first; node; node = node->next)
-    if (strcmp(node->key->text, name) == 0)
-      return node->kind == NSAI_NODE_SCALAR && node->plain && strcmp(node->text, "null") == 0
-                 ? NULL
-                 : node;
-  return NULL;
+  const nsai_node *node = find_key(mapping, name);
+  bool null = node && node->kind == NSAI_NODE_SCALAR && node->plain && !strcmp(node->text, "null");
+  return null ? NULL : node;
 }
 
 static nsa_status add(reader *r, const char *key, const char *value) {
@@ -74,19 +77,33 @@ static bool is_fla(const reader *r) {
   return type && type->kind == NSAI_NODE_SCALAR && strcmp(type->text, "nsa") == 0;
 }
 
+/* fla writes all of them. Without one the model would silently be another: fla's values for what is
+ * missing change from version to version. */
+static nsa_status demand_fla(const reader *r) {
+  static const char *const names[] = { "num_heads",  "num_kv_heads", "head_dim",
+                                       "block_size", "block_counts", "window_size" };
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    if (!find_key(r->mapping, names[i]))
+      return nsai_fail(NSA_E_CONFIG,
+                       "%s: error: %s: missing, in a model of flash-linear-attention (model_type "
+                       "nsa): write it into a copy of the file",
+                       r->file, names[i]);
+  return NSA_OK;
+}
+
 /* fla selects by the next power of two of block_counts, and always takes the first block and the
- * last two. Its layers apply the sigmoid to the gates. */
+ * last two. Its layers apply the sigmoid to the gates. A window of null or 0 is none. */
 static nsa_status add_fla(reader *r) {
-  int64_t block, counts, count = 1;
-  const nsai_node *window = find(r->mapping, "window_size");
+  int64_t block, counts, count = 1, window = 0;
+  const nsai_node *given = find(r->mapping, "window_size");
   NSAI_TRY(read_count(r, "block_size", &block));
   NSAI_TRY(read_count(r, "block_counts", &counts));
   if (!block || !counts)
-    return nsai_fail(NSA_E_CONFIG,
-                     "%s: error: %s: missing: a model of flash-linear-attention (model_type nsa) "
-                     "has a whole number from 1 there",
-                     r->file, block ? "block_counts" : "block_size");
+    return nsai_fail(NSA_E_CONFIG, "%s: error: %s: expected a whole number from 1", r->file,
+                     block ? "block_counts" : "block_size");
   while (count < counts) count *= 2;
+  if (given && !(given->kind == NSAI_NODE_SCALAR && strcmp(given->text, "0") == 0))
+    NSAI_TRY(read_count(r, "window_size", &window));
   NSAI_TRY(add_number(r, "model.compress.block", block));
   NSAI_TRY(add_number(r, "model.compress.stride", block));
   NSAI_TRY(add(r, "model.compress.phi", "mean"));
@@ -96,16 +113,13 @@ static nsa_status add_fla(reader *r) {
   NSAI_TRY(add_number(r, "model.select.local", 2));
   NSAI_TRY(add(r, "model.gate", "weights"));
   NSAI_TRY(add(r, "model.kv_sharing", "shared"));
-  if (!window || (window->kind == NSAI_NODE_SCALAR && strcmp(window->text, "0") == 0))
-    return add_number(r, "model.window", 0);
-  int64_t tokens;
-  NSAI_TRY(read_count(r, "window_size", &tokens));
-  return add_number(r, "model.window", tokens);
+  return add_number(r, "model.window", window);
 }
 
 static nsa_status add_heads(reader *r) {
   int64_t heads, kv_heads, dim, width;
   const bool fla = is_fla(r);
+  if (fla) NSAI_TRY(demand_fla(r));
   NSAI_TRY(read_count(r, fla ? "num_heads" : "num_attention_heads", &heads));
   NSAI_TRY(read_count(r, fla ? "num_kv_heads" : "num_key_value_heads", &kv_heads));
   NSAI_TRY(read_count(r, "head_dim", &dim));

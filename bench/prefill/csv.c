@@ -45,7 +45,10 @@ void bench_prefill_csv_line(FILE *out, const bench_prefill_sheet *s, const bench
   fprintf(out, ",%d,%d,%lld,%lld", o->page_size > 0 ? o->page_size : 0, o->rows,
           (long long)c->context, (long long)c->chunk);
   for (int i = 0; i < BENCH_PREFILL_VALUES; i++)
-    isnan(value[i]) ? fputc(',', out) : fprintf(out, ",%.5g", value[i]);
+    if (isnan(value[i]))
+      fputc(',', out);
+    else
+      fprintf(out, ",%.5g", value[i]);
   fputc(',', out);
   if (c->note[0]) bench_csv_quoted(out, c->note);
   fputc('\n', out);

@@ -311,11 +311,12 @@ static nsa_status time_dense(prompt *p, double *ms) {
   return time_calls(p, enqueue_packed, &p->packed, ms);
 }
 
-/* Stores the first line of the last error in a note that is still empty. */
-static void note_error(bench_prefill_cell *cell) {
+/* Adds the first line of the last error to the note: what it is about, and the error. */
+static void note_error(bench_prefill_cell *cell, const char *about) {
   const char *text = nsa_last_error();
-  if (!cell->note[0])
-    snprintf(cell->note, sizeof cell->note, "%.*s", (int)strcspn(text, "\n"), text);
+  const size_t used = strlen(cell->note);
+  snprintf(cell->note + used, sizeof cell->note - used, "%s%s: %.*s", used ? "; " : "", about,
+           (int)strcspn(text, "\n"), text);
 }
 
 /* Makes the caches, and fills them with the beginning of the prompt. */
@@ -349,10 +350,11 @@ static nsa_status begin(prompt *p, bench_prefill_cell *cells, int count) {
   p->ctx = p->packed.plan.ctx;
   nsai_verify_tensors_drop_optional(&p->packed.data);
   NSAI_TRY(time_calls(p, enqueue_packed, &p->packed, &cells->ms[BENCH_PREFILL_FORWARD]));
-  if (time_dense(p, &cells->ms[BENCH_PREFILL_DENSE])) note_error(cells);
+  if (time_dense(p, &cells->ms[BENCH_PREFILL_DENSE])) note_error(cells, "dense");
   NSAI_TRY(make_caches(p));
   NSAI_TRY(make_tensors(p, nsai_ceil_div(p->context, shortest)));
-  if (p->options->rows && time_decode(p, &cells->ms[BENCH_PREFILL_DECODE])) note_error(cells);
+  if (p->options->rows && time_decode(p, &cells->ms[BENCH_PREFILL_DECODE]))
+    note_error(cells, "decode");
   return NSA_OK;
 }
 
@@ -367,14 +369,14 @@ void bench_prefill_measure(const bench_rig *rig, const bench_prefill_options *op
                .exec = NSA_EXEC_INIT };
   p.exec.stream = (nsa_stream)p.device->stream;
   nsa_status status = begin(&p, cells, count);
-  if (status) note_error(cells);
+  if (status) note_error(cells, "prompt");
   for (int i = 1; i < count; i++) {
     memcpy(cells[i].ms, cells->ms, sizeof cells->ms);
     memcpy(cells[i].note, cells->note, sizeof cells->note);
   }
   for (bench_prefill_cell *cell = cells; cell < cells + count && !status; cell++) {
-    if (time_prompt(&p, cell)) note_error(cell);
-    if (options->rows && time_mixed(&p, cell)) note_error(cell);
+    if (time_prompt(&p, cell)) note_error(cell, "prompt");
+    if (options->rows && time_mixed(&p, cell)) note_error(cell, "mixed");
   }
   nsai_verify_cache_destroy(&p.cache);
   nsai_trial_run_destroy(&p.packed);

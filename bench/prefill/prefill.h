@@ -40,7 +40,7 @@ typedef struct bench_prefill_cell {
   double ms[BENCH_PREFILL_PARTS]; /* 0: no time, and `note` has the reason unless rows are 0 */
   char variants[512];             /* of the plan for one chunk */
   char mixed[512];                /* of the plan for a chunk and the rows */
-  char note[200];
+  char note[400];
 } bench_prefill_cell;
 
 /* What is reported of a cell: the times and what follows from them. */

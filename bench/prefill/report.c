@@ -78,7 +78,10 @@ void bench_prefill_markdown(FILE *out, const bench_prefill_sheet *s) {
     bench_prefill_values(c, value);
     fprintf(out, "| %lld | %lld", (long long)c->context, (long long)c->chunk);
     for (int i = 0; i < BENCH_PREFILL_VALUES; i++)
-      isnan(value[i]) ? fputs(" | ", out) : fprintf(out, " | %.*f", is_time(i) ? 3 : 2, value[i]);
+      if (isnan(value[i]))
+        fputs(" | ", out);
+      else
+        fprintf(out, " | %.*f", is_time(i) ? 3 : 2, value[i]);
     fputs(" |\n", out);
   }
 }
@@ -163,7 +166,8 @@ nsa_status bench_prefill(chk_plans *plans, const bench_prefill_options *o, const
     bench_prefill_measure(&rig, o, cells, count);
     for (int k = 0; k < count; k++) {
       put_cell(out, &cells[k]);
-      if (csv) bench_prefill_csv_line(csv, s, &cells[k]), fflush(csv);
+      if (csv) bench_prefill_csv_line(csv, s, &cells[k]);
+      if (csv) fflush(csv);
       timed += cells[k].ms[BENCH_PREFILL_PROMPT] > 0;
     }
     fflush(out);

@@ -372,7 +372,8 @@ _library.define("append(Tensor(a!)[] cache, str cache_names, Tensor[] new_kv, Te
 for _op in "decode", "prefill":
     _library.define(f"{_op}(Tensor q, Tensor? gates, Tensor[] cache, str cache_names, Tensor[] extra, str names, "
                     "Tensor? cu_q, Tensor kv_len, Tensor? block_table, Tensor? page_indptr, Tensor? page_indices, "
-                    "Tensor? slots, SymInt max_q, SymInt max_kv, float scale, str config) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+                    "Tensor? slots, SymInt max_q, SymInt max_kv, float scale, str config) -> Tensor",
+                    tags=(torch.Tag.pt2_compliant_tag,))
 
 
 def _forward_op(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches=0):
@@ -504,16 +505,15 @@ _library.impl("backward", _backward_autograd, "Autograd")
 
 # ---- the cache
 
-_WHERE = "cu_q", "kv_len", "block_table", "page_indptr", "page_indices", "slots", "slot_mapping"
+_BATCH = "cu_q", "kv_len", "block_table", "page_indptr", "page_indices", "slots", "slot_mapping"
 
 
-def _where_names(where):
-    """Names of those tensors that are there, of where the tokens of a call are in a cache."""
-    return tuple(name for name, x in zip(_WHERE, where) if x is not None)
+def _given(batch):
+    """The names of the batch's tensors that are given."""
+    return tuple(name for name, x in zip(_BATCH, batch) if x is not None)
 
 
 def _cache_problem(cache, names, kv_len, paged, max_kv, tokens, op, text, x, max_q):
-    pages = cache[names.index("k_cmp")] if "k_cmp" in names else cache[0]
     first = cache[names.index("k0")]
     _need(first, "k of the cache", 4)
     page = first.shape[1] if paged else _abi.NSA_NONE
@@ -533,49 +533,49 @@ def _cache_problem(cache, names, kv_len, paged, max_kv, tokens, op, text, x, max
 def _append_op(cache, cache_names, new_kv, extra, names, cu_q, kv_len, block_table, page_indptr, page_indices, slots,
                slot_mapping, max_kv, config):
     first = new_kv[0]
-    where = cu_q, kv_len, block_table, page_indptr, page_indices, slots, slot_mapping
-    there = _where_names(where)
-    key = (APPEND, config, first.device, first.dtype, first.shape, cache[0].shape, cache_names, len(new_kv), names, there,
+    batch = cu_q, kv_len, block_table, page_indptr, page_indices, slots, slot_mapping
+    given = _given(batch)
+    key = (APPEND, config, first.device, first.dtype, first.shape, cache[0].shape, cache_names, len(new_kv), names, given,
            kv_len.shape, max_kv)
     run = _entries.get(key)
     if run is None:
         listed = _split(cache_names)
-        order = [*_kv_names(new_kv, "new_"), *_split(names), *there, *listed, "workspace"]
+        order = [*_kv_names(new_kv, "new_"), *_split(names), *given, *listed, "workspace"]
         plan = _NO_PLAN if first.shape[0] == 0 else _cache_problem(
-            cache, listed, kv_len, _paged(there), max_kv, first.shape[0], _abi.NSA_OP_APPEND, config, first, 0)
+            cache, listed, kv_len, _paged(given), max_kv, first.shape[0], _abi.NSA_OP_APPEND, config, first, 0)
         run = _keep(key, Run(APPEND, plan, order, kv_len.shape[0], 0.0, len(order) - 1 - len(listed)))
     if run.handle is None:
         return
     room = torch.empty(run.room, dtype=torch.uint8, device=first.device)
-    run((*new_kv, *extra, *_listed(*where), *cache, room))
+    run((*new_kv, *extra, *_listed(*batch), *cache, room))
 
 
-def _paged(there):
-    return "block_table" in there or "page_indptr" in there or "page_indices" in there
+def _paged(given):
+    return "block_table" in given or "page_indptr" in given or "page_indices" in given
 
 
 def _attend_op(call, op):
     def attend(q, gates, cache, cache_names, extra, names, cu_q, kv_len, block_table, page_indptr, page_indices, slots, max_q,
                max_kv, scale, config):
-        where = cu_q, kv_len, block_table, page_indptr, page_indices, slots
-        there = _where_names(where)
+        batch = cu_q, kv_len, block_table, page_indptr, page_indices, slots
+        given = _given(batch)
         key = (call, config, q.device, q.dtype, q.shape, cache[0].shape, cache_names, None if gates is None else gates.dtype,
-               names, there, kv_len.shape, max_q, max_kv, scale)
+               names, given, kv_len.shape, max_q, max_kv, scale)
         run = _entries.get(key)
         if run is None:
             _need(q, "q", 3)
             listed = _split(cache_names)
-            order = ["q", *(["gates"] if gates is not None else []), *_split(names), *there]
+            order = ["q", *(["gates"] if gates is not None else []), *_split(names), *given]
             inputs = len(order)
             order += [*listed, "o", "workspace"]
-            plan = _NO_PLAN if q.shape[0] == 0 else _cache_problem(cache, listed, kv_len, _paged(there), max_kv, q.shape[0],
+            plan = _NO_PLAN if q.shape[0] == 0 else _cache_problem(cache, listed, kv_len, _paged(given), max_kv, q.shape[0],
                                                                     op, config, q, max_q)
             run = _keep(key, Run(call, plan, order, kv_len.shape[0], scale, inputs))
             run.outputs = _outputs_of(config, q, False, False)
         o = torch.empty(run.outputs[0][0], dtype=q.dtype, device=q.device)
         if run.handle is not None:
             room = torch.empty(run.room, dtype=torch.uint8, device=q.device)
-            run((q, *_listed(gates), *extra, *_listed(*where), *cache, o, room))
+            run((q, *_listed(gates), *extra, *_listed(*batch), *cache, o, room))
         return o
     return attend
 

@@ -164,33 +164,32 @@ void nsai_file_set_take_back(nsai_file_set *set) {
   errno = cause;
 }
 
-/* Removes the temporary files, by their names: listing the folder needs a descriptor and memory, and
- * may fail. */
-static void remove_staged(const nsai_file_set *set) {
-  for (int32_t i = 0; i < set->count; i++) {
+/* Removes the temporary folder and its files, by their names: listing the folder needs a
+ * descriptor and memory, and may fail. Returns 0, or the first errno. */
+static int remove_stage(const nsai_file_set *set) {
+  static const char *const kinds[] = { "new", "old" };
+  int cause = 0;
+  for (int32_t i = 0; i < 2 * set->count; i++) {
     char staged[STAGED_CHARS];
-    name_in_stage("new", i, staged);
-    unlinkat(set->stage, staged, 0);
-    name_in_stage("old", i, staged);
-    unlinkat(set->stage, staged, 0);
+    name_in_stage(kinds[i % 2], i / 2, staged);
+    if (unlinkat(set->stage, staged, 0) != 0 && errno != ENOENT && !cause) cause = errno;
   }
+  if (unlinkat(set->folder, set->stage_name, AT_REMOVEDIR) == 0 || errno == ENOENT) return 0;
+  return cause ? cause : errno;
 }
 
 bool nsai_file_set_end(nsai_file_set *set) {
-  enum { TRIES = 2 };
-  int cause = errno;
-  bool gone = set->stage < 0;
-  for (int i = 0; i < TRIES && !gone; i++) {
-    remove_staged(set);
-    gone = unlinkat(set->folder, set->stage_name, AT_REMOVEDIR) == 0 || errno == ENOENT;
+  const int before = errno;
+  int cause = 0;
+  if (set->stage >= 0) {
+    cause = remove_stage(set);
+    if (cause) cause = remove_stage(set); /* what failed once may succeed now */
+    nsai_files_unlock(set->stage);
   }
-  if (gone) errno = cause;
-  cause = errno;
-  if (set->stage >= 0) nsai_files_unlock(set->stage);
   set->stage = -1;
   set->count = set->capacity = 0;
   free(set->items);
   set->items = NULL;
-  errno = cause;
-  return gone;
+  errno = cause ? cause : before;
+  return !cause;
 }

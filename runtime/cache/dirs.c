@@ -158,7 +158,7 @@ void nsai_dirs_end_set(nsai_dirs *folders, nsai_file_set *set) {
   if (!nsai_file_set_end(set)) {
     const char *cause = strerror(errno);
     nsai_dirs_warn(folders, NSAI_WARNED_STAYS,
-                   "%s/%s/%s cannot be removed: %s; `nsa-autotune gc` removes it",
+                   "%s/%s/%s cannot be removed: %s; `nsa-autotune gc` removes it later",
                    folders->info[0].path, folders->kind->folder, set->stage_name, cause);
   }
   errno = before;

@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: 2026 the libnsa authors
 # SPDX-License-Identifier: MIT
 #
-# Rust, Go, musl and 64-bit ARM, the wheel for which is among them: each builds against what is installed, and runs on the CPU device.
+# Rust, Go, musl and 64-bit ARM, with its wheel: each builds against what is installed, and runs on the CPU
+# device.
 #
 #   run.sh [OUT_DIR]    [build-ci/bindings]
 #
@@ -202,8 +203,8 @@ check 'ARM: a C++ program' arm_cpp
 check 'ARM: nsa-autotune quickstart' says 'check      V = 1 gives the sum of the gates' \
   arm "$out/arm/bin/nsa-autotune" quickstart --device cpu --tokens 64
 
-# ---- the wheel for 64-bit ARM; of Python's there is none to run it, but a C program can do what its
-# console script does
+# ---- the wheel for 64-bit ARM: no Python for ARM is here, so a C program calls what its console script
+# calls
 "$top/tests/python/wheel.sh" --aarch64 "$out/sources/yaml" "$out/wheel" >"$out/wheel.log" 2>&1
 wheel_status=$?
 if ((wheel_status == 77)); then

@@ -247,7 +247,7 @@ PY
 
 @test "prefill: cells on the terminal, as CSV, JSON and Markdown" {
   model='fwd:h4/2:d64/64:w64'
-  run -0 --separate-stderr bench prefill --device cpu --problem "$model" --contexts 64,200 --chunk 200,128,60 \
+  run -0 --separate-stderr bench prefill --device cpu --problem "$model" --contexts 64,200 --chunks 200,128,60 \
     --rows 3 --page-size 16 --csv cells.csv --json cells.json --md cells.md --commit abc
   [[ ${lines[0]} == *', pages of 16; mixed: the last chunk beside 3 rows that decode' ]]
   ((${#lines[@]} == 2 + 5)) # the prompts in one piece, and shorter chunks
@@ -291,7 +291,7 @@ PY
 @test "prefill: what is not timed says why; wrong usage is 2" {
   model='fwd:h4/2:d64/64:w64'
   run -1 --separate-stderr bench prefill --device cpu --contexts 65536 --json none.json
-  [[ $stderr == *'no prompt could be timed: too large for the CPU device' && ! -e none.json ]]
+  [[ $stderr == *'no prompt could be timed: prompt: too large for the CPU device' && ! -e none.json ]]
   # One that is too large does not keep the others from being timed.
   run -0 --separate-stderr bench prefill --device cpu --problem "$model" --contexts 1000000,64 --chunks 512 --rows 1
   [[ ${lines[2]} == *'too large for the CPU device' && ${lines[3]} == *'too large for the CPU device' ]]

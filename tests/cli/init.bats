@@ -108,7 +108,7 @@ value() { autotune config "$1" | sed -nE "s/^ *$2: //p"; }
   [[ $(value three.yaml head_dim_qk) == 32 && $(value three.yaml dtype) == fp16 ]]
 }
 
-# What fla's NSAConfig writes, changed by a jq filter: fla FILTER.
+# config.json of fla's NSAConfig, changed by a jq filter: fla FILTER.
 fla() {
   jq "$1" >config.json <<'JSON'
 {
@@ -132,15 +132,17 @@ JSON
     autotune init --from config.json - >none.yaml
     [[ $(value none.yaml window) == 0 ]]
   done
-  fla 'del(.block_size)'
+  for name in num_heads num_kv_heads head_dim block_size block_counts window_size; do
+    fla "del(.$name)"
+    run -3 --separate-stderr autotune init --from config.json -
+    [[ ${#stderr_lines[@]} == 1 && $stderr == *": $name: missing, in a model of flash-linear-attention"* ]]
+  done
+  fla '.block_size = null'
   run -3 --separate-stderr autotune init --from config.json -
-  [[ ${#stderr_lines[@]} == 1 && $stderr == *'block_size: missing: a model of flash-linear-attention'* ]]
+  [[ ${#stderr_lines[@]} == 1 && $stderr == *'block_size: expected a whole number from 1'* ]]
   fla '.block_counts = 1000'
   run -3 --separate-stderr autotune init --from config.json -
   [[ $stderr == *'model.select.count'*256* ]]
-  fla 'del(.num_heads)'
-  run -3 --separate-stderr autotune init --from config.json -
-  [[ $stderr == *'num_heads: missing'* ]]
 }
 
 @test "--from config.json: weights in float32 are noted, unless --dtype is given" {

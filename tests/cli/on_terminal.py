@@ -20,7 +20,7 @@ lines = sys.stdin.buffer.read()
 pid, terminal = pty.fork()
 if pid == 0:
     os.execvp(sys.argv[1], sys.argv[1:])
-os.write(terminal, lines)  # the terminal keeps them until they are read
+os.write(terminal, lines + b"\x04")  # then the input ends; the terminal keeps it until it is read
 while True:
     try:
         shown = os.read(terminal, 4096)

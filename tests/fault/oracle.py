@@ -103,8 +103,8 @@ def remove(place):
 # ---- the verdict ----
 
 def told(path, done):
-    """Whether a message names the temporary folder of a file: it could not be removed, and gc will."""
-    return any(part.startswith('.tmp-') and part in done.err for part in path.split('/'))
+    """Whether a message says that the temporary folder of a file could not be removed, which gc does later."""
+    return any(part.startswith('.tmp-') and f'/{part} cannot be removed: ' in done.err for part in path.split('/'))
 
 
 def without_told(done):
@@ -136,8 +136,8 @@ def find_lost(command, good, done):
 def find_silent(command, good, done):
     """Success is what the undisturbed run does, or says so."""
     if done.code:
-        told = done.err.strip() or (command.reports and done.out.strip())
-        return None if told else f'exit {done.code} without a message'
+        reason = done.err.strip() or (command.reports and done.out.strip())
+        return None if reason else f'exit {done.code} without a message'
     if good.code:
         return f'exit 0, and {good.code} without the fault'
     # A warning says what is in memory only, and nsa_explain what it could not find out.
@@ -199,7 +199,8 @@ def self_test(command, good):
                  {'code': 6, 'err': 'why', 'after': good.after}],
         'silent': [{'out': 'less'}, {'code': 6, 'err': ''}, {'after': held.before}],
         'left_behind': [{'code': 6, 'err': 'why', 'after': {**held.after, 'cache/.tmp-1': b''}},
-                        {'code': 6, 'err': '.tmp-2 stays', 'after': {**held.after, 'cache/.tmp-1': b''}}],
+                        {'err': 'x/.tmp-12 cannot be removed: y', 'after': {**held.after, 'cache/.tmp-1': b''}},
+                        {'err': 'x/.tmp-1 cannot be written: y', 'after': {**held.after, 'cache/.tmp-1': b''}}],
         'leaked': [{'held': (good.held[0] + 1, 0)}, {'held': (0, good.held[1] + 3)}],
     }
     return [kind for kind, changes in planted.items() for change in changes

@@ -38,24 +38,15 @@ def lists_of(lengths, table):
     return begin, torch.cat([table[i, :n] for i, n in enumerate(used)])
 
 
-def flashinfer(begin, lengths, table, slots, device):
-    metadata = vllm(begin, lengths, table, slots, device)["metadata"]
-    del metadata.block_table_tensor
-    metadata.qo_indptr = metadata.query_start_loc
-    del metadata.query_start_loc
-    metadata.paged_kv_indptr, metadata.paged_kv_indices = lists_of(lengths, table)
-    return dict(metadata=metadata)
-
-
-def sglang_lists(begin, lengths, table, slots, device):
-    given = sglang(begin, lengths, table, slots, device)
-    del given["metadata"].page_table
-    given["kv_indptr"], given["kv_indices"] = lists_of(lengths, table)
+def lists(begin, lengths, table, slots, device):
+    """The pages as FlashInfer's wrappers take them, instead of a table."""
+    given = vllm(begin, lengths, table, slots, device)
+    del given["metadata"].block_table_tensor
+    given["page_indptr"], given["page_indices"] = lists_of(lengths, table)
     return given
 
 
-@pytest.mark.parametrize("make", [vllm, sglang, flashinfer, sglang_lists],
-                         ids=["vLLM", "SGLang", "FlashInfer", "SGLang, lists"])
+@pytest.mark.parametrize("make", [vllm, sglang, lists], ids=["vLLM", "SGLang", "lists of pages"])
 def test_serving_equals_the_forward(make, device):
     config, chance = config_of(), random.Random(1)
     dtype = dtype_of(device)
@@ -104,8 +95,8 @@ def test_tokens_that_are_not_written(device):
 def test_unknown_metadata():
     with pytest.raises(TypeError, match="block_table_tensor"):
         engine.batch(types.SimpleNamespace(seq_lens=torch.ones(1)))
-    with pytest.raises(ValueError, match="there is no kv_indptr"):
-        engine.batch(types.SimpleNamespace(seq_lens=torch.ones(1)), kv_indices=torch.zeros(1, dtype=torch.int32))
+    with pytest.raises(ValueError, match="there is no page_indptr"):
+        engine.batch(types.SimpleNamespace(seq_lens=torch.ones(1)), page_indices=torch.zeros(1, dtype=torch.int32))
 
 
 def test_refusals(device):

@@ -17,8 +17,8 @@ from nsa._library import find_library  # noqa: E402
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = TREE / "examples"
-PROMPTS = [b"x", b"Once upon a time", b"long " * 70, b"exactly forty-eight bytes is one chunk of a prompt!"[:48], b"\\ \xc3\xa9 \x01",
-           b"p" * 64, b"two pages and a bit of the third one: " * 4]
+PROMPTS = [b"x", b"Once upon a time", b"long " * 70, b"exactly forty-eight bytes is one chunk of a prompt!"[:48],
+           b"\\ \xc3\xa9 \x01", b"p" * 64, b"two pages and a bit of the third one: " * 4]
 NEW = 16
 
 

@@ -14,7 +14,11 @@
 set -euo pipefail
 top=$(cd "$(dirname "$0")/../.." && pwd)
 machine=x86_64 libyaml=
-if [[ $1 == --aarch64 ]]; then machine=aarch64 libyaml=$(cd "$2" && pwd) && shift 2; fi
+if [[ $1 == --aarch64 ]]; then
+  machine=aarch64
+  libyaml=$(cd "$2" && pwd)
+  shift 2
+fi
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 tools=${2:-$out/build-venv}
 

@@ -8,16 +8,16 @@
 
     vLLM (CommonAttentionMetadata,      SGLang (FlashAttention     what it is
     FlashAttentionMetadata)             backend's metadata)
-    query_start_loc, qo_indptr          cu_seqlens_q, qo_indptr    rows of each sequence's new tokens
+    query_start_loc                     cu_seqlens_q               rows of each sequence's new tokens
     seq_lens                            cache_seqlens_int32        lengths, the new tokens included; 0: padding
-    block_table_tensor, block_table     page_table                 pages of each sequence; or as two lists:
-    paged_kv_indptr, paged_kv_indices   kv_indptr, kv_indices      FlashInfer's
+    block_table_tensor, block_table     page_table                 pages of each sequence
     slot_mapping                        out_cache_loc (argument)   where new tokens go; -1: nowhere
     max_query_len, max_seq_len          max_seq_len_q, _k          the longest
     causal                              window_size                refused unless true, and (-1, -1)
 
-SGLang's page_table and kv_indices list pages where its page size is that of the cache, and tokens where it is
-1: pages of libnsa have 16 tokens at least. kv_indptr and kv_indices are therefore arguments.
+SGLang's page table is one of pages where its page size is that of the cache. Its kv_indptr and kv_indices list
+tokens, which are no pages of libnsa: those have 16 tokens at least. Lists of pages, as FlashInfer's wrappers
+take them (paged_kv_indptr, paged_kv_indices), are arguments.
 
 A cache is a dictionary as nsa.append has it: the engine's K and V, [pages, tokens, Hkv, D], and the compressed
 entries beside them, [pages, tokens / stride, Hkv, D], under the same page numbers.
@@ -75,15 +75,14 @@ class EngineBatch:
         return function(q, cache, gates, **more)
 
 
-def batch(metadata: Any, *, out_cache_loc: Optional[Tensor] = None, kv_indptr: Optional[Tensor] = None,
-          kv_indices: Optional[Tensor] = None, max_kv: Optional[int] = None, max_q: Optional[int] = None) -> EngineBatch:
+def batch(metadata: Any, *, out_cache_loc: Optional[Tensor] = None, page_indptr: Optional[Tensor] = None,
+          page_indices: Optional[Tensor] = None, max_kv: Optional[int] = None, max_q: Optional[int] = None) -> EngineBatch:
     """Describes a step by an engine's metadata.
 
-    out_cache_loc          SGLang's, which its metadata does not hold: token slots in the pages
-    kv_indptr, kv_indices  int32 [sequences + 1] and [any], lists of pages [the metadata's paged_kv_indptr and
-                           paged_kv_indices; without them its block table]
-    max_kv, max_q          bounds that hold for every replay, where the step is captured into a graph [the
-                           metadata's]; required where the metadata has none
+    out_cache_loc              SGLang's, which its metadata does not hold: token slots in the pages
+    page_indptr, page_indices  int32 [sequences + 1] and [any]: lists of pages [the metadata's table]
+    max_kv, max_q              bounds that hold for every replay, where the step is captured into a graph
+                               [the metadata's]
     """
     if getattr(metadata, "causal", True) is not True:
         raise ValueError("libnsa's attention is causal, and the metadata's is not (causal)")
@@ -92,16 +91,14 @@ def batch(metadata: Any, *, out_cache_loc: Optional[Tensor] = None, kv_indptr: O
         raise ValueError(f"the metadata has a window of its own (window_size {tuple(window)}); libnsa's is nsa.Config's")
     lengths = _first(metadata, "seq_lens", "cache_seqlens_int32")
     count = lengths.shape[0]
-    if kv_indptr is None and kv_indices is None:
-        kv_indptr, kv_indices = (getattr(metadata, name, None) for name in ("paged_kv_indptr", "paged_kv_indices"))
-    if (kv_indptr is None) != (kv_indices is None):
-        raise ValueError(f"there is no {'kv_indptr' if kv_indptr is None else 'kv_indices'}: lists of pages are two")
-    if kv_indptr is not None:
-        pages = dict(page_indptr=kv_indptr[:count + 1], page_indices=kv_indices)
+    if (page_indptr is None) != (page_indices is None):
+        raise ValueError(f"there is no {'page_indptr' if page_indptr is None else 'page_indices'}: lists of pages are two")
+    if page_indptr is not None:
+        pages = dict(page_indptr=page_indptr[:count + 1], page_indices=page_indices)
     else:
         pages = dict(block_table=_first(metadata, "block_table_tensor", "block_table", "page_table")[:count])
     slots = out_cache_loc if out_cache_loc is not None else getattr(metadata, "slot_mapping", None)
-    return EngineBatch(_first(metadata, "query_start_loc", "cu_seqlens_q", "qo_indptr"), lengths, pages, slots,
+    return EngineBatch(_first(metadata, "query_start_loc", "cu_seqlens_q"), lengths, pages, slots,
                        int(max_q or _first(metadata, "max_query_len", "max_seq_len_q")),
                        int(max_kv or _first(metadata, "max_seq_len", "max_seq_len_k")))
 

@@ -12,8 +12,8 @@ arguments of nsa.Config (compress, select, window, ...), or register(nsa={...});
 A model that was trained with dense attention needs training with it.
 
 Forward, backward, generate() with its cache, packed sequences (cu_seq_lens_q) and padded batches work, and
-torch.compile. A padded batch breaks its graph, and is an error with fullgraph=True. Dropout, attention sinks, soft-capped logits and windows
-of the model's own are refused.
+torch.compile. A padded batch breaks its graph, and is an error with fullgraph=True. Dropout, attention sinks,
+soft-capped logits and windows of the model's own are refused.
 """
 from __future__ import annotations
 
