@@ -298,9 +298,9 @@ PY
   [[ ${lines[4]} != *large* ]]
   # The packed prompt has times where the caches are refused.
   run -1 --separate-stderr bench prefill --device cpu --problem "$model" --contexts 64 --page-size 7 --csv page.csv
-  [[ $stderr == *'no prompt could be timed: problem.page_size'* ]]
+  [[ $stderr == *'no prompt could be timed: prompt: problem.page_size'* ]]
   python3 -c 'import csv; (r,) = csv.DictReader(open("page.csv"))
-assert r["ms_forward"] and r["ms_dense"] and not r["ms_prompt"] and r["note"].startswith("problem.page_size"), r'
+assert r["ms_forward"] and r["ms_dense"] and not r["ms_prompt"] and r["note"].startswith("prompt: problem.page_size"), r'
   run -2 bench prefill --device cpu --problem "$model:phi=linear"
   [[ $output == *'prefill is timed with phi=mean'* ]]
   run -2 bench prefill --svg .
