@@ -199,8 +199,9 @@ def self_test(command, good):
                  {'code': 6, 'err': 'why', 'after': good.after}],
         'silent': [{'out': 'less'}, {'code': 6, 'err': ''}, {'after': held.before}],
         'left_behind': [{'code': 6, 'err': 'why', 'after': {**held.after, 'cache/.tmp-1': b''}},
-                        {'err': 'x/.tmp-12 cannot be removed: y', 'after': {**held.after, 'cache/.tmp-1': b''}},
-                        {'err': 'x/.tmp-1 cannot be written: y', 'after': {**held.after, 'cache/.tmp-1': b''}}],
+                        {'code': 6, 'err': 'x/.tmp-12 cannot be removed: y', 'after': {**held.after, 'cache/.tmp-1': b''}},
+                        {'code': 6, 'err': 'x/.tmp-1 cannot be written: y',
+                         'after': {**held.after, 'cache/.tmp-1': b''}}],
         'leaked': [{'held': (good.held[0] + 1, 0)}, {'held': (0, good.held[1] + 3)}],
     }
     return [kind for kind, changes in planted.items() for change in changes
