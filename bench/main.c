@@ -128,9 +128,8 @@ static const struct argp_option options[] = {
   { "json", OPT_JSON, "FILE", 0, "Write them as one JSON document", 2 },
   { "md", OPT_MD, "FILE", 0, "Write them as Markdown", 2 },
   { "svg", OPT_SVG, "DIR", 0,
-    "Draw them into DIR/NAME-speed.svg and DIR/NAME-stages.svg; chart: DIR/chart.svg (the folder "
-    "of "
-    "the first CSV)",
+    "Draw them into DIR/NAME-speed.svg and DIR/NAME-stages.svg; chart: DIR/chart.svg (the "
+    "folder of the first CSV)",
     2 },
   { "check", OPT_CHECK, 0, 0, "Write nothing: is chart.svg what the CSVs draw? (chart)", 2 },
   { "commit", OPT_COMMIT, "HASH", 0, "Written into the results", 2 },

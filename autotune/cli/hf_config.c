@@ -77,8 +77,8 @@ static bool is_fla(const reader *r) {
   return type && type->kind == NSAI_NODE_SCALAR && strcmp(type->text, "nsa") == 0;
 }
 
-/* fla writes all of them. Without one the model would silently be another: fla's values for what is
- * missing change from version to version. */
+/* fla writes all of them, null for what a model does not have. Without one the model would silently
+ * be another, since fla has defaults of its own. */
 static nsa_status demand_fla(const reader *r) {
   static const char *const names[] = { "num_heads",  "num_kv_heads", "head_dim",
                                        "block_size", "block_counts", "window_size" };
@@ -119,8 +119,9 @@ static nsa_status add_fla(reader *r) {
 static nsa_status add_heads(reader *r) {
   int64_t heads, kv_heads, dim, width;
   const bool fla = is_fla(r);
+  const char *heads_name = fla ? "num_heads" : "num_attention_heads";
   if (fla) NSAI_TRY(demand_fla(r));
-  NSAI_TRY(read_count(r, fla ? "num_heads" : "num_attention_heads", &heads));
+  NSAI_TRY(read_count(r, heads_name, &heads));
   NSAI_TRY(read_count(r, fla ? "num_kv_heads" : "num_key_value_heads", &kv_heads));
   NSAI_TRY(read_count(r, "head_dim", &dim));
   NSAI_TRY(read_count(r, "hidden_size", &width));
@@ -128,12 +129,12 @@ static nsa_status add_heads(reader *r) {
     return nsai_fail(NSA_E_CONFIG,
                      "%s: error: %s: missing: give the config.json beside a model's weights, or "
                      "--heads, --kv-heads and --head-dim",
-                     r->file, fla ? "num_heads" : "num_attention_heads");
+                     r->file, heads_name);
   if (!dim && (!width || width % heads))
     return nsai_fail(NSA_E_CONFIG,
                      "%s: error: head_dim: missing, and hidden_size is no multiple of "
                      "%s: write head_dim into a copy of the file",
-                     r->file, fla ? "num_heads" : "num_attention_heads");
+                     r->file, heads_name);
   NSAI_TRY(add_number(r, "model.heads", heads));
   NSAI_TRY(add_number(r, "model.kv_heads", kv_heads ? kv_heads : heads));
   return add_number(r, "model.head_dim", dim ? dim : width / heads);

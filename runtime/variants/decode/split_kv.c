@@ -211,8 +211,8 @@ static void specify_attend(const nsai_request *r, nsai_kernel_spec *spec) {
 }
 
 /* CTAs of decode_split_kv_combine on a multiprocessor. Four leave 64 registers, which are too few
- * for O of 128 columns where a group is no power of two (NVRTC 13.0, sm_90a: groups of 9 to 14, 20,
- * 24, 28, 40, 48 and 56 spill 8 bytes; widths of 40 to 120, 192 and 256 do not). */
+ * for O of 128 columns where a group is no power of two (NVRTC 13.0, sm_90a, bf16: groups of 9 to
+ * 14, 20, 24, 28, 40, 48 and 56 spill 8 bytes; widths of 40 to 120, 192 and 256 do not). */
 static int32_t combine_ctas(const nsai_model *m, const nsai_target *t) {
   if (t->register_fallback) return 2;
   const bool whole = m->heads / m->kv_heads == nsai_padded_group(m);
