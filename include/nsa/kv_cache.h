@@ -78,7 +78,8 @@
  *
  * Lists of pages name a page for every position below kv_len, also for those that are not
  * written. Nothing else is read: not the list behind these pages, not the tokens behind kv_len,
- * not the entries behind the last whole block. New token i of a sequence stands at position
+ * not the entries behind the last whole block. Tokens below kv_len must have been written, or hold
+ * finite values: those of a branch that a query does not see may be multiplied by 0. New token i of a sequence stands at position
  * kv_len - q_len + i. A padded row of a batch has kv_len 0: nothing is appended for it, and its
  * output is zeros with LSE -inf.
  *

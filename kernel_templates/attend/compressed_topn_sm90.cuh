@@ -31,6 +31,7 @@
 //
 //     8k 0.30 ms (0.22)   64k 9.2 ms (7.1)   128k 37.6 ms
 //
+// Over a paged cache, whose entries the whole producer warpgroup copies, 64k takes 9.5 ms.
 // Back-to-back launches take 10.7 ms at 64k. The unfused kernels take 6.0, 6.7 and 0.6 ms there.
 //
 // Bound by latencies, not by one unit: at 128k the tensor cores are busy 57 % of the time and the
@@ -73,12 +74,11 @@ template <class C> struct SharedStorage {
 
 // ---- producer
 
-// Loads Q and the `whole` key tiles that lie entirely within the sequence. One thread.
+// Loads Q. One thread.
 template <class C>
-NSAI_DEVICE void load_boxes(const NsaiAttendTma &p, const FlashTile &tile, int whole,
-                            typename Flash<FlashConfig<C>>::Shared &shared,
-                            PipelineState<C::kQueryStages> queries,
-                            PipelineState<C::kStages> keys) {
+NSAI_DEVICE void load_query_boxes(const NsaiAttendTma &p, const FlashTile &tile,
+                                  typename Flash<FlashConfig<C>>::Shared &shared,
+                                  PipelineState<C::kQueryStages> queries) {
   using F = Flash<FlashConfig<C>>;
   u32 q_full = shared_address(&shared.q_full[queries.stage]);
   barrier_wait(shared_address(&shared.q_empty[queries.stage]), queries.phase ^ 1);
@@ -87,6 +87,16 @@ NSAI_DEVICE void load_boxes(const NsaiAttendTma &p, const FlashTile &tile, int w
   for (int w = 0; w < F::kConsumers; ++w)
     tma_load_panels<C::kHeadDimQk>(shared_address(shared.q[queries.stage][w]), p.q, q_full, 64,
                                    tile.group * C::kGroup, tile.first_token + w * F::kBoxTokens);
+}
+
+// Loads Q and the `whole` key tiles that lie entirely within the sequence. One thread.
+template <class C>
+NSAI_DEVICE void load_boxes(const NsaiAttendTma &p, const FlashTile &tile, int whole,
+                            typename Flash<FlashConfig<C>>::Shared &shared,
+                            PipelineState<C::kQueryStages> queries,
+                            PipelineState<C::kStages> keys) {
+  using F = Flash<FlashConfig<C>>;
+  load_query_boxes<C>(p, tile, shared, queries);
   int column_k = (int)(tile.group * p.attend.k.head_stride);
   int column_v = (int)(tile.group * p.attend.v.head_stride);
 #pragma unroll 1
@@ -129,6 +139,7 @@ NSAI_DEVICE void copy_present(const NsaiAttend &p, int group, int row, int prese
   }
 }
 
+// The keys of the packed tensors.
 template <class C>
 NSAI_DEVICE void produce(const NsaiCompressedTopn &p,
                          typename Flash<FlashConfig<C>>::Shared &shared) {
@@ -148,6 +159,22 @@ NSAI_DEVICE void produce(const NsaiCompressedTopn &p,
     for (; whole < tiles; ++whole, keys.advance())
       copy_present<C>(p.attend.attend, tile.group, tile.first_row + whole * C::kKeys,
                       tile.rows_left - whole * C::kKeys, shared, keys);
+  });
+}
+
+// The entries of a cache: two warps copy keys, two values.
+template <class C>
+NSAI_DEVICE void produce(const NsaiCachedCompressedTopn &params,
+                         typename Flash<FlashConfig<C>>::Shared &shared) {
+  const NsaiCompressedTopn &p = params.packed;
+  PipelineState<C::kQueryStages> queries;
+  PipelineState<C::kStages> keys;
+  for_each<C>(params, [&](const FlashTile &tile) {
+    const int tiles = key_tiles<C>(tile, searches<C>(p, tile));
+    if (!tiles) return;
+    if (threadIdx.x == 0) load_query_boxes<C>(p.attend, tile, shared, queries);
+    queries.advance();
+    produce_entries<C, CompressedKeys<C>, InterleavedOrder>(params, tile, tiles, shared, keys);
   });
 }
 
@@ -215,7 +242,8 @@ NSAI_DEVICE void share_lse(const Scratch<C> &scratch, const SoftmaxRows &rows, i
 }
 
 template <class C>
-NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedStorage<C> &all, int consumer) {
+NSAI_DEVICE void consume(const TopnParams<C> &params, SharedStorage<C> &all, int consumer) {
+  const NsaiCompressedTopn &p = packed_of(params);
   using F = Flash<FlashConfig<C>>;
   using P = KernelTraits<C>;
   typename F::Shared &shared = all.flash;
@@ -230,7 +258,7 @@ NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedStorage<C> &all, int
   auto stage_k = [&](int stage) { return shared_address(shared.k[warp_uniform(stage)]); };
   auto stage_v = [&](int stage) { return shared_address(shared.v[warp_uniform(stage)]); };
 
-  for_each<C>(p, [&](const FlashTile &tile) {
+  for_each<C>(params, [&](const FlashTile &tile) {
     const bool pools = searches<C>(p, tile);
     const int tiles = key_tiles<C>(tile, pools);
     const int all_see = keys_seen<C>(tile, token_of_row<C>(warp, 0, 0)); // seen by all rows
@@ -315,8 +343,9 @@ NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedStorage<C> &all, int
 
 // ---- body
 
-template <class C> NSAI_DEVICE void compressed_topn(const NsaiCompressedTopn &p) {
+template <class C> NSAI_DEVICE void compressed_topn(const TopnParams<C> &params) {
   using P = KernelTraits<C>;
+  const NsaiCompressedTopn &p = packed_of(params);
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage<C> &shared = *(SharedStorage<C> *)shared_bytes;
   static_assert(sizeof(SharedStorage<C>) == C::kSharedBytes,
@@ -324,14 +353,16 @@ template <class C> NSAI_DEVICE void compressed_topn(const NsaiCompressedTopn &p)
   const int warpgroup = warp_uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
     tma_prefetch_map(p.attend.q);
-    tma_prefetch_map(p.attend.k);
-    tma_prefetch_map(p.attend.v);
+    if constexpr (!C::kCached) {
+      tma_prefetch_map(p.attend.k);
+      tma_prefetch_map(p.attend.v);
+    }
     barrier_init(shared_address(&shared.topn_storage.scored), P::kWarps);
     for (int i = 0; i < P::kSelectors * C::kDepth; ++i)
       barrier_init(shared_address(
                        &shared.topn_storage.exchange_buffers[i / C::kDepth].full[i % C::kDepth]),
                    1);
-    init_barriers<FlashConfig<C>>(shared.flash);
+    init_barriers<FlashConfig<C>>(shared.flash, C::kCached ? 64 : 1);
   }
   if (threadIdx.x < P::kWorkItems) shared.topn_storage.read[threadIdx.x] = 0;
   if (!p.attend.attend.early) wait_for_kernel_before();
@@ -339,18 +370,18 @@ template <class C> NSAI_DEVICE void compressed_topn(const NsaiCompressedTopn &p)
 
   if (warpgroup == 0) {
     registers_drop<P::kProducerRegisters>();
-    produce<C>(p, shared.flash);
+    produce<C>(params, shared.flash);
   } else if (warpgroup == 3) {
     registers_drop<P::kSelectorRegisters>();
-    select<C>(p, shared.topn_storage, threadIdx.x / 32 % 4);
+    select<C>(params, shared.topn_storage, threadIdx.x / 32 % 4);
   } else {
     registers_raise<P::kConsumerRegisters>();
-    consume<C>(p, shared, warpgroup - 1);
+    consume<C>(params, shared, warpgroup - 1);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    attend_compressed_topn_sm90(const __grid_constant__ NsaiCompressedTopn p) {
+    attend_compressed_topn_sm90(const __grid_constant__ TopnParams<Config> p) {
   compressed_topn<Config>(p);
   wait_for_kernel_before(); // for CTAs that had no tile
 }

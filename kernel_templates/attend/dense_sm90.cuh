@@ -14,6 +14,6 @@
 #include "attend/mainloop_sm90.cuh"
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    attend_dense_sm90(const __grid_constant__ NsaiAttendTma p) {
+    attend_dense_sm90(const __grid_constant__ FlashParams<Config> p) {
   flash_attend<Config, DenseKeys>(p);
 }

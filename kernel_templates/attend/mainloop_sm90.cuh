@@ -9,6 +9,9 @@
 //
 //   q [T, Hq, Dk], k [rows, Hkv, Dk], v [rows, Hkv, Dv] -> NsaiEpilogue
 //
+// With kCached k and v lie in a KV cache: raw tokens, of attend_window_sm90, come as boxes of pages
+// (data/cached_boxes.cuh), compressed entries by cp.async (data/cached_entries.cuh).
+//
 // Grid: persistent. CTA x of any number of CTAs takes tiles x, x + grid, ... of kv_heads * tiles,
 // KV head major, so that L2 holds the K and V of one head at a time. tiles = seq.cu_q ? q_tokens /
 // T + num_seqs : ceil(q_tokens / T), where a tile has T = kRows / kGroupPadded tokens.
@@ -50,7 +53,7 @@
 // from bits, and barrier waits with a time limit (0).
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kRows, kKeys, kStages,
-// kQueryStages, kThreads, kMinBlocks, kSharedBytes, kGate.
+// kQueryStages, kThreads, kMinBlocks, kSharedBytes, kGate; those of data/source.cuh.
 #pragma once
 #include "core/barrier.cuh"
 #include "core/epilogue.cuh"
@@ -61,9 +64,16 @@
 #include "core/tma.cuh"
 #include "core/types.cuh"
 #include "core/wgmma.cuh"
+#include "data/cached_boxes.cuh"
+#include "data/cached_entries.cuh"
 #include "data/key_range.cuh"
 #include "data/sequence.cuh"
+#include "data/source.cuh"
 #include "params/attention.h"
+
+// Of a cache: addresses of the compressed entries of a tile of K and of one of V.
+template <bool kCached, int kKeys> struct EntryAddresses {};
+template <int kKeys> struct EntryAddresses<true, kKeys> { u64 entry_addresses[2 * kKeys]; };
 
 // A tile of queries and the keys that it sees. The producer writes it for the consumers.
 struct __align__(16) FlashTile {
@@ -72,7 +82,7 @@ struct __align__(16) FlashTile {
   int first_token; // row of q and o of the tile's first token
   int position;    // of the first token
   int begin, end;  // keys that any of its tokens sees; none when begin >= end
-  int first_row;   // row of k and v of key `begin`
+  int first_row;   // row of k and v of key `begin`; in a cache, the sequence
   int rows_left;   // rows of the sequence's k and v from there on
 };
 
@@ -87,11 +97,13 @@ template <class Config> struct Flash {
   static constexpr int kKeyBytes = nsai_panel_bytes(Config::kKeys, Config::kHeadDimQk);
   static constexpr int kValueBytes = nsai_panel_bytes(Config::kKeys, Config::kHeadDimV);
   // The launch gives every thread 65536 / kThreads registers, rounded down to a multiple of 8. The
-  // producer warpgroup hands its surplus to the consumers.
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
+  // producer warpgroup hands its surplus to the consumers. To copy compressed entries of a cache it
+  // needs more.
+  static constexpr int kProducerRegisters = Config::kCached ? 56 : (kConsumers == 2 ? 24 : 32);
+  static constexpr int kConsumerRegisters =
+      Config::kCached ? (kConsumers == 2 ? 224 : 152) : (kConsumers == 2 ? 240 : 160);
 
-  struct Shared {
+  struct Tiles {
     unsigned char q[Config::kQueryStages][kConsumers][kQueryBytes];
     unsigned char k[Config::kStages][kKeyBytes];
     unsigned char v[Config::kStages][kValueBytes];
@@ -100,6 +112,7 @@ template <class Config> struct Flash {
     u64 k_full[Config::kStages], k_empty[Config::kStages];
     u64 v_full[Config::kStages], v_empty[Config::kStages];
   };
+  struct Shared : Tiles, EntryAddresses<Config::kCached, Config::kKeys> {};
 
   static_assert(kConsumers == 2 || kConsumers == 3,
                 "registers are divided between two or three consumer warpgroups");
@@ -118,9 +131,21 @@ template <class Config> struct Flash {
 
 // ---- tiles
 
-template <class Config, class Keys>
-NSAI_DEVICE FlashTile flash_tile(const NsaiAttendTma &p, int group, int number) {
-  QueryTile tile = find_query_tile<Flash<Config>::kTokens>(p.attend.seq, number);
+template <class Keys>
+NSAI_DEVICE int first_row_of(const NsaiSequences &seqs, const QueryTile &tile, int begin) {
+  return Keys::first_row(seqs, tile) + begin;
+}
+template <class Keys>
+NSAI_DEVICE int first_row_of(const NsaiCacheBatch &, const QueryTile &tile, int) {
+  return tile.s;
+}
+
+// Tiles of keys of a cache begin with a box.
+constexpr int kFlashBoxRows = 16;
+
+template <class Config, class Keys, class Sequences>
+NSAI_DEVICE FlashTile flash_tile(const Sequences &seqs, int group, int number) {
+  QueryTile tile = find_query_tile<Flash<Config>::kTokens>(seqs, number);
   FlashTile t;
   t.group = group;
   t.tokens =
@@ -128,16 +153,17 @@ NSAI_DEVICE FlashTile flash_tile(const NsaiAttendTma &p, int group, int number) 
   t.first_token = tile.seq.q_begin + tile.first_query;
   t.position = tile.seq.position(tile.first_query);
   t.begin = Keys::visible(t.position).begin;
+  if constexpr (Config::kCached) t.begin = t.begin / kFlashBoxRows * kFlashBoxRows;
   t.end = t.tokens > 0 ? Keys::visible(t.position + t.tokens - 1).end : 0;
-  t.first_row = Keys::first_row(p.attend.seq, tile) + t.begin;
+  t.first_row = first_row_of<Keys>(seqs, tile, t.begin);
   t.rows_left = Keys::visible(tile.seq.kv_len - 1).end - t.begin;
   return t;
 }
 
 // Calls take(tile) for every tile of this CTA. Every other round of the grid runs backwards: when
 // tiles get ever shorter, no CTA gets the longer one each time.
-template <class Config, class Keys, class Take>
-NSAI_DEVICE void for_each_tile(const NsaiAttendTma &p, Take take) {
+template <class Config, class Keys, class Sequences, class Take>
+NSAI_DEVICE void for_each_tile(const NsaiAttendTma &p, const Sequences &seqs, Take take) {
   int tiles = p.attend.tiles / p.attend.kv_heads; // tiles of one head
   int group = 0, first = 0;                       // first: number of the head's first tile
   int output_row = blockIdx.x;
@@ -148,24 +174,152 @@ NSAI_DEVICE void for_each_tile(const NsaiAttendTma &p, Take take) {
     for (; index - first >= tiles; first += tiles) ++group;
     int number = index - first;
     FlashTile tile =
-        flash_tile<Config, Keys>(p, group, Keys::kLongestFirst ? tiles - 1 - number : number);
+        flash_tile<Config, Keys>(seqs, group, Keys::kLongestFirst ? tiles - 1 - number : number);
     if (tile.tokens > 0) take(tile);
   }
 }
 
-// ---- producer: one warp
+// ---- producer: one warp, or four where they copy entries
 
+// Starts the copies of the keys of a tile of queries.
 template <class Config, class Keys>
-NSAI_DEVICE void flash_produce(const NsaiAttendTma &p, typename Flash<Config>::Shared &shared) {
+NSAI_DEVICE void produce_keys(const NsaiAttendTma &p, const FlashTile &tile,
+                              typename Flash<Config>::Shared &shared,
+                              PipelineState<Config::kStages> &keys) {
   using F = Flash<Config>;
   constexpr int kKeys = Config::kKeys, kDk = Config::kHeadDimQk, kDv = Config::kHeadDimV;
-  bool asks = threadIdx.x % 32 == 0;
-  bool packed = p.attend.seq.cu_q; // other sequences' rows follow a sequence's own
+  const bool asks = threadIdx.x % 32 == 0;
+  const bool packed = p.attend.seq.cu_q; // other sequences' rows follow a sequence's own
+  for (int first = 0; first < tile.end - tile.begin; first += kKeys) {
+    int row = tile.first_row + first;
+    u32 k_full = shared_address(&shared.k_full[keys.stage]);
+    barrier_wait(shared_address(&shared.k_empty[keys.stage]), keys.phase ^ 1);
+    if (asks) {
+      barrier_arrive_expecting(k_full, F::kKeyBytes);
+      tma_load_panels<kDk>(shared_address(shared.k[keys.stage]), p.k, k_full, kKeys,
+                           box_head(p.attend.k, tile.group), row);
+    }
+
+    u32 sV = shared_address(shared.v[keys.stage]);
+    u32 v_full = shared_address(&shared.v_full[keys.stage]);
+    barrier_wait(shared_address(&shared.v_empty[keys.stage]), keys.phase ^ 1);
+    if (packed && first + kKeys > tile.rows_left) {
+      // P is 0 for the keys behind the sequence, but their V may be NaN, so copy zeros instead.
+      // (K needs no such care: its scores are overwritten by the mask.)
+      const NsaiView &v = p.attend.v;
+      copy_present_rows<kKeys, kDv>(sV,
+                                    (const u16 *)v.data + row * v.token_stride +
+                                        tile.group * v.head_stride,
+                                    v.token_stride, tile.rows_left - first);
+      if (asks) barrier_arrive(v_full);
+    } else if (asks) {
+      barrier_arrive_expecting(v_full, F::kValueBytes);
+      tma_load_panels<kDv>(sV, p.v, v_full, kKeys, box_head(p.attend.v, tile.group), row);
+    }
+    keys.advance();
+  }
+}
+
+// Copies `tiles` tiles of compressed entries of K or V of a cache into the stages `to`, by two warps.
+template <class Config, class Keys, class Order, int kDim, class Batch, class Shared, int kBytes>
+NSAI_DEVICE void produce_entries(const Batch &batch, const NsaiCacheTensor &x,
+                                 const FlashTile &tile, int tiles, Shared &shared,
+                                 unsigned char (&to)[Config::kStages][kBytes],
+                                 u64 (&full)[Config::kStages], u64 (&empty)[Config::kStages],
+                                 PipelineState<Config::kStages> &keys) {
+  constexpr int kKeys = Config::kKeys;
+  using Entries = EntryTiles<Config::kPageRows, Keys::kFirstIndex, kKeys, Order>;
+  const Entries entries = { find_rows<Config::kPageRows>(batch, tile.first_row, 0), tile.rows_left,
+                            shared_address(shared.entry_addresses +
+                                           threadIdx.x / 32 * Entries::kOwn) };
+  if (tiles > 0) entries.keep(entries.find_pages(0), x, tile.group, 0);
+#pragma unroll 1
+  for (int first = 0; first < tiles * kKeys; first += kKeys, keys.advance()) {
+    barrier_wait(shared_address(&empty[keys.stage]), keys.phase ^ 1);
+    const auto next = entries.find_pages(first + kKeys);
+    entries.template copy<kDim>(shared_address(to[keys.stage]), first);
+    copy_async_wait<0>();
+    shared_proxy_fence();
+    barrier_arrive(shared_address(&full[keys.stage]));
+    entries.keep(next, x, tile.group, first + kKeys);
+  }
+}
+
+// The same of K and V by four warps.
+template <class Config, class Keys, class Order, class Params, class Shared>
+NSAI_DEVICE void produce_entries(const Params &p, const FlashTile &tile, int tiles, Shared &shared,
+                                 PipelineState<Config::kStages> &keys) {
+  if (warp_uniform(threadIdx.x / 64))
+    produce_entries<Config, Keys, Order, Config::kHeadDimV>(p.batch, p.pair.v, tile, tiles, shared,
+                                                            shared.v, shared.v_full, shared.v_empty,
+                                                            keys);
+  else
+    produce_entries<Config, Keys, Order, Config::kHeadDimQk>(p.batch, p.pair.k, tile, tiles, shared,
+                                                             shared.k, shared.k_full,
+                                                             shared.k_empty, keys);
+}
+
+template <class Config, class Keys>
+NSAI_DEVICE void produce_keys(const NsaiCachedAttendTma &p, const FlashTile &tile,
+                              typename Flash<Config>::Shared &shared,
+                              PipelineState<Config::kStages> &keys) {
+  using F = Flash<Config>;
+  constexpr int kKeys = Config::kKeys, kDk = Config::kHeadDimQk, kDv = Config::kHeadDimV;
+  const bool asks = threadIdx.x % 32 == 0;
+  const auto boxes =
+      find_boxes<Config::kPageRows, kFlashBoxRows, kKeys>(p.batch, p.pair, tile.first_row,
+                                                          Keys::visible(tile.position).begin,
+                                                          tile.begin + tile.rows_left);
+  int page = boxes.page_of_lane(tile.begin);
+  for (int first = tile.begin; first < tile.end; first += kKeys) {
+    const int here = page;
+    page = boxes.page_of_lane(first + kKeys);
+    u32 sK = shared_address(shared.k[keys.stage]);
+    u32 k_full = shared_address(&shared.k_full[keys.stage]);
+    barrier_wait(shared_address(&shared.k_empty[keys.stage]), keys.phase ^ 1);
+    if (boxes.boxed()) {
+      if (asks) barrier_arrive_expecting(k_full, F::kKeyBytes);
+      __syncwarp();
+      boxes.template load<kDk>(sK, p.packed.k, k_full, p.pair.k, tile.group, first, here);
+    } else {
+      boxes.template copy_present<kDk>(sK, p.pair.k, tile.group, first);
+      if (asks) barrier_arrive(k_full);
+    }
+
+    u32 sV = shared_address(shared.v[keys.stage]);
+    u32 v_full = shared_address(&shared.v_full[keys.stage]);
+    barrier_wait(shared_address(&shared.v_empty[keys.stage]), keys.phase ^ 1);
+    if (boxes.boxed_values(first)) {
+      if (asks) barrier_arrive_expecting(v_full, F::kValueBytes);
+      __syncwarp();
+      boxes.template load<kDv>(sV, p.packed.v, v_full, p.pair.v, tile.group, first, here);
+    } else {
+      boxes.template copy_present<kDv>(sV, p.pair.v, tile.group, first);
+      if (asks) barrier_arrive(v_full);
+    }
+    keys.advance();
+  }
+}
+
+// Whether keys are compressed entries of a cache, which the whole producer warpgroup copies.
+template <class Config, class Keys>
+constexpr bool kCachedEntries = Config::kCached &&Keys::kEntries;
+
+template <class Config, class Keys, class Params>
+NSAI_DEVICE void flash_produce(const Params &params, typename Flash<Config>::Shared &shared) {
+  using F = Flash<Config>;
+  constexpr int kDk = Config::kHeadDimQk;
+  const NsaiAttendTma &p = packed_of(params);
+  bool asks = kCachedEntries<Config, Keys> ? threadIdx.x == 0 : threadIdx.x % 32 == 0;
   PipelineState<Config::kQueryStages> queries;
   PipelineState<Config::kStages> keys;
-  for_each_tile<Config, Keys>(p, [&](const FlashTile &tile) {
+  for_each_tile<Config, Keys>(p, sequences_of(params), [&](const FlashTile &tile) {
     u32 q_full = shared_address(&shared.q_full[queries.stage]);
-    barrier_wait(shared_address(&shared.q_empty[queries.stage]), queries.phase ^ 1);
+    // Of the warps that copy entries, those that do not ask for Q must not wait for its stages: the
+    // consumers release a tile without keys before they need these warps, so that a late one would
+    // find the barrier a phase ahead.
+    if (asks || !kCachedEntries<Config, Keys>)
+      barrier_wait(shared_address(&shared.q_empty[queries.stage]), queries.phase ^ 1);
     if (asks) {
       shared.tile[queries.stage] = tile;
       if (tile.begin < tile.end) {
@@ -180,36 +334,15 @@ NSAI_DEVICE void flash_produce(const NsaiAttendTma &p, typename Flash<Config>::S
     }
     queries.advance();
 
-    for (int first = 0; first < tile.end - tile.begin; first += kKeys) {
-      int row = tile.first_row + first;
-      u32 k_full = shared_address(&shared.k_full[keys.stage]);
-      barrier_wait(shared_address(&shared.k_empty[keys.stage]), keys.phase ^ 1);
-      if (asks) {
-        barrier_arrive_expecting(k_full, F::kKeyBytes);
-        tma_load_panels<kDk>(shared_address(shared.k[keys.stage]), p.k, k_full, kKeys,
-                             box_head(p.attend.k, tile.group), row);
-      }
-
-      u32 sV = shared_address(shared.v[keys.stage]);
-      u32 v_full = shared_address(&shared.v_full[keys.stage]);
-      barrier_wait(shared_address(&shared.v_empty[keys.stage]), keys.phase ^ 1);
-      if (packed && first + kKeys > tile.rows_left) {
-        // P is 0 for the keys behind the sequence, but their V may be NaN, so copy zeros instead.
-        // (K needs no such care: its scores are overwritten by the mask.)
-        const NsaiView &v = p.attend.v;
-        copy_present_rows<kKeys, kDv>(sV,
-                                      (const u16 *)v.data + row * v.token_stride +
-                                          tile.group * v.head_stride,
-                                      v.token_stride, tile.rows_left - first);
-        if (asks) barrier_arrive(v_full);
-      } else if (asks) {
-        barrier_arrive_expecting(v_full, F::kValueBytes);
-        tma_load_panels<kDv>(sV, p.v, v_full, kKeys, box_head(p.attend.v, tile.group), row);
-      }
-      keys.advance();
-    }
+    if constexpr (kCachedEntries<Config, Keys>)
+      produce_entries<Config, Keys, NaturalOrder>(params, tile,
+                                                  ceil_div(max(tile.end, 0), Config::kKeys), shared,
+                                                  keys);
+    else
+      produce_keys<Config, Keys>(params, tile, shared, keys);
   });
-  barrier_wait(shared_address(&shared.q_empty[queries.stage]), queries.phase ^ 1);
+  if (asks || !kCachedEntries<Config, Keys>)
+    barrier_wait(shared_address(&shared.q_empty[queries.stage]), queries.phase ^ 1);
   if (asks) {
     shared.tile[queries.stage].tokens = 0;
     barrier_arrive(shared_address(&shared.q_full[queries.stage]));
@@ -393,7 +526,9 @@ NSAI_DEVICE void flash_consume(const NsaiAttendTma &p, typename Flash<Config>::S
 
 // ---- the kernel
 
-template <class Config> NSAI_DEVICE void init_barriers(typename Flash<Config>::Shared &shared) {
+// `arrivals`: of the threads that fill a stage of keys.
+template <class Config>
+NSAI_DEVICE void init_barriers(typename Flash<Config>::Shared &shared, int arrivals = 1) {
   constexpr int kConsumerWarps = 4 * Flash<Config>::kConsumers;
   for (int i = 0; i < Config::kQueryStages; ++i) {
     barrier_init(shared_address(&shared.q_full[i]), 1);
@@ -401,24 +536,31 @@ template <class Config> NSAI_DEVICE void init_barriers(typename Flash<Config>::S
     barrier_init(shared_address(&shared.q_empty[i]), 32 * kConsumerWarps);
   }
   for (int i = 0; i < Config::kStages; ++i) {
-    barrier_init(shared_address(&shared.k_full[i]), 1);
+    barrier_init(shared_address(&shared.k_full[i]), arrivals);
     barrier_init(shared_address(&shared.k_empty[i]), kConsumerWarps);
-    barrier_init(shared_address(&shared.v_full[i]), 1);
+    barrier_init(shared_address(&shared.v_full[i]), arrivals);
     barrier_init(shared_address(&shared.v_empty[i]), kConsumerWarps);
   }
   barrier_init_fence();
 }
 
-template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAttendTma &p) {
+template <class Config>
+using FlashParams = typename ParamsOf<Config::kCached, NsaiAttendTma, NsaiCachedAttendTma>::Type;
+
+template <class Config, class Keys>
+NSAI_DEVICE void flash_attend(const FlashParams<Config> &params) {
   using F = Flash<Config>;
+  const NsaiAttendTma &p = packed_of(params);
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   typename F::Shared &shared = *(typename F::Shared *)shared_bytes;
   int warpgroup = warp_uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
     tma_prefetch_map(p.q);
-    tma_prefetch_map(p.k);
-    tma_prefetch_map(p.v);
-    init_barriers<Config>(shared);
+    if (!kCachedEntries<Config, Keys>) {
+      tma_prefetch_map(p.k);
+      tma_prefetch_map(p.v);
+    }
+    init_barriers<Config>(shared, kCachedEntries<Config, Keys> ? 64 : 1);
   }
   if (!p.attend.early) wait_for_kernel_before();
   __syncthreads(); // barriers are initialised
@@ -426,8 +568,10 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
   if (warpgroup == 0) {
     registers_drop<F::kProducerRegisters>();
     // Lets the next kernel begin even if this CTA has no tile.
-    if (threadIdx.x >= 32) begin_kernel();
-    if (threadIdx.x < 32) flash_produce<Config, Keys>(p, shared);
+    if (!kCachedEntries<Config, Keys> && threadIdx.x >= 32) begin_kernel();
+    if (kCachedEntries<Config, Keys> || threadIdx.x < 32)
+      flash_produce<Config, Keys>(params, shared);
+    if (kCachedEntries<Config, Keys>) begin_kernel();
   } else {
     registers_raise<F::kConsumerRegisters>();
     flash_consume<Config, Keys>(p, shared, warpgroup - 1);

@@ -5,12 +5,19 @@
 // branch alone, or the window branch as well.
 #pragma once
 #include "core/types.cuh"
+#include "data/source.cuh"
 #include "params/attention.h"
+#include "params/kv_cache.h"
 
 // A kernel takes NsaiAttendSelectedTma, or NsaiSelectedWindow if it can also compute the window
-// branch.
+// branch; over a cache the structs that contain them.
 template <class Params> constexpr bool kCanWindow = false;
 template <> constexpr bool kCanWindow<NsaiSelectedWindow> = true;
+template <> constexpr bool kCanWindow<NsaiCachedSelectedWindow> = true;
+
+template <class Params> constexpr bool kIsCached = false;
+template <> constexpr bool kIsCached<NsaiCachedAttendSelectedTma> = true;
+template <> constexpr bool kIsCached<NsaiCachedSelectedWindow> = true;
 
 NSAI_DEVICE const NsaiAttendSelectedTma &selected_params(const NsaiAttendSelectedTma &p) {
   return p;
@@ -18,21 +25,58 @@ NSAI_DEVICE const NsaiAttendSelectedTma &selected_params(const NsaiAttendSelecte
 NSAI_DEVICE const NsaiAttendSelectedTma &selected_params(const NsaiSelectedWindow &p) {
   return p.selected;
 }
+NSAI_DEVICE const NsaiAttendSelectedTma &selected_params(const NsaiCachedAttendSelectedTma &p) {
+  return p.packed;
+}
+NSAI_DEVICE const NsaiAttendSelectedTma &selected_params(const NsaiCachedSelectedWindow &p) {
+  return p.packed.selected;
+}
+
+NSAI_DEVICE const NsaiSelectedWindow &window_params(const NsaiSelectedWindow &p) { return p; }
+NSAI_DEVICE const NsaiSelectedWindow &window_params(const NsaiCachedSelectedWindow &p) {
+  return p.packed;
+}
+
+// K and V of the lists and of the window.
+template <class Params> NSAI_DEVICE const auto &list_keys(const Params &p) {
+  if constexpr (kIsCached<Params>)
+    return p.pair.k;
+  else
+    return selected_params(p).attend.k;
+}
+template <class Params> NSAI_DEVICE const auto &list_values(const Params &p) {
+  if constexpr (kIsCached<Params>)
+    return p.pair.v;
+  else
+    return selected_params(p).attend.v;
+}
+template <class Params> NSAI_DEVICE const auto &window_keys(const Params &p) {
+  if constexpr (kIsCached<Params>)
+    return p.window.k;
+  else
+    return p.window_k;
+}
+template <class Params> NSAI_DEVICE const auto &window_values(const Params &p) {
+  if constexpr (kIsCached<Params>)
+    return p.window.v;
+  else
+    return p.window_v;
+}
 
 // The epilogue of a branch.
-NSAI_DEVICE const NsaiEpilogue &epilogue_of(const NsaiAttendSelectedTma &p, int) {
-  return p.attend.out;
-}
-NSAI_DEVICE const NsaiEpilogue &epilogue_of(const NsaiSelectedWindow &p, int branch) {
-  return p.out[branch];
+template <class Params> NSAI_DEVICE const NsaiEpilogue &epilogue_of(const Params &p, int branch) {
+  if constexpr (kCanWindow<Params>)
+    return window_params(p).out[branch];
+  else
+    return selected_params(p).attend.out;
 }
 
 // The branches of a launch: [first_branch, end_branch) of NSAI_FUSED_*.
 template <class Params> NSAI_DEVICE int first_branch(const Params &p) {
-  if constexpr (kCanWindow<Params>) return p.first_branch;
+  if constexpr (kCanWindow<Params>) return window_params(p).first_branch;
   return NSAI_FUSED_SELECTED;
 }
 template <class Params> NSAI_DEVICE int end_branch(const Params &p) {
-  if constexpr (kCanWindow<Params>) return p.end_branch;
+  if constexpr (kCanWindow<Params>) return window_params(p).end_branch;
   return NSAI_FUSED_BRANCHES;
 }

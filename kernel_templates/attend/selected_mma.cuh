@@ -19,7 +19,7 @@
 template <class Config> struct KernelTraits : SelectedPipeline<Config> {
   using R = SelectedPipeline<Config>;
   // Registers of the loop besides O, Q and the scores of a step. Found by compiling random models.
-  static constexpr int kOthers = R::kColsV > 128 ? 60 : 48;
+  static constexpr int kOthers = R::kColsV <= 128 ? 48 : Config::kCached ? 68 : 60;
   // Q stays in registers as fragments if 16 scores fit beside it. That saves a fifth of the shared
   // memory reads.
   static constexpr bool kQueryInRegisters =
@@ -88,9 +88,10 @@ NSAI_DEVICE void accumulate(float (&rO)[kO][4],
 }
 
 // The loop of a consumer warp over all tiles of its CTA.
-template <class Config>
-NSAI_DEVICE void consume(const NsaiAttendSelected &p, const unsigned char *shared) {
+template <class Config, class Params>
+NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
   using S = KernelTraits<Config>;
+  const NsaiAttendSelected &p = selected_params(params).attend;
   u32 base = shared_address(shared);
   asm volatile("" : "+r"(base)); // keeps it in a register instead of recomputing it for every stage
   const Barriers<S::kStages> barriers = { base + S::kBarriers };
@@ -106,7 +107,7 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const unsigned char *share
     const int row = 16 * warp + lane / 4;                  // this lane's rows: row, row + 8
     u32 rQ[S::kQueryInRegisters ? S::kColsQk / 16 : 1][4]; // [16, Dk]
     {
-      const TilePosition at = find_tile_position<Config>(p, tile);
+      const TilePosition at = find_tile_position<Config>(params, tile);
       if (at.empty()) continue;
       const OutputRow output_row[2] = { find_output_row<Config>(at, row),
                                         find_output_row<Config>(at, row + 8) };
@@ -141,7 +142,7 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const unsigned char *share
       barriers.consumer_release(s);
     }
 
-    const TilePosition at = find_tile_position<Config>(p, tile);
+    const TilePosition at = find_tile_position<Config>(params, tile);
     const OutputRow output_row[2] = { find_output_row<Config>(at, row),
                                       find_output_row<Config>(at, row + 8) };
     store_output<Config>(p.out, p.kv_heads, rO, rows, output_row);

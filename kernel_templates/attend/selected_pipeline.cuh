@@ -36,8 +36,23 @@
 // copied row by row, with zeros behind the end. (K needs no such care: its scores are masked.)
 // Behind the end of the tensor TMA supplies zeros.
 //
+// With kCached K and V lie in a KV cache, and a stage consists of boxes of its pages
+// (data/cached_boxes.cuh). The window then begins with a box, up to 15 keys earlier. Looking up
+// pages and asking for the boxes of a stage takes a warp longer than the consumers take to multiply
+// it, so that three further warps, the loaders, do it for every third stage each:
+//
+//   producer   wait empty[s]; store the flags and the task; arrive full[s], listed[s]
+//   loaders    wait listed[s]; one of them starts the copies of K and V; arrive full[s]
+//
+//   task    int: the first key of the stage, and in its lowest bits kFromWindow, kLastTask: last stage
+//           of the tile, kNoKeys
+//
+// All loaders arrive on full[s], or one that is late could read the task of the next round. Where
+// four warps walk the lists, the first of them also loads.
+//
 // Config: kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kThreads = 32 * kWarps + 128,
-// kMinBlocks, kKeys, kStages, kSharedBytes, kSelectBlock, kSelectCount, kRanges; kWindow.
+// kMinBlocks, kKeys, kStages, kSharedBytes, kSelectBlock, kSelectCount, kRanges; kWindow and, of a
+// cache, kWindowPageRows: kPageRows of the window's pair; those of data/source.cuh.
 #pragma once
 #include "attend/selected_branches.cuh"
 #include "core/barrier.cuh"
@@ -48,9 +63,11 @@
 #include "core/tma.cuh"
 #include "core/types.cuh"
 #include "core/wgmma.cuh"
+#include "data/cached_boxes.cuh"
 #include "data/key_range.cuh"
 #include "data/list_cursor.cuh"
 #include "data/sequence.cuh"
+#include "data/source.cuh"
 #include "data/tile_position.cuh"
 #include "params/attention.h"
 
@@ -58,20 +75,22 @@ template <class Config> struct SelectedPipeline {
   static constexpr int kWarps = Config::kWarps, kStages = Config::kStages, kKeys = Config::kKeys;
   static constexpr int kWarpgroups = kWarps / 4; // consumers; the producers' comes last
   static constexpr int kTokens = 16 * kWarps / Config::kGroupPadded;
-  static constexpr int kProducers = kTokens <= 32 ? 1 : 4;          // producer warps
-  static constexpr int kLists = ceil_div(kTokens, 32 * kProducers); // lists per lane
+  static constexpr int kProducers = kTokens <= 32 ? 1 : 4;                    // producer warps
+  static constexpr int kLists = ceil_div(kTokens, 32 * kProducers);           // lists per lane
+  static constexpr int kLoaders = Config::kCached && kProducers == 1 ? 3 : 0; // further warps
   static constexpr int kColsQk = padded_dim(Config::kHeadDimQk),
                        kColsV = padded_dim(Config::kHeadDimV);
   static constexpr int kKBytes = nsai_panel_bytes(kKeys, Config::kHeadDimQk);
   static constexpr int kVBytes = nsai_panel_bytes(kKeys, Config::kHeadDimV);
 
   // Registers per thread. The launch gives kLaunch to each thread; the producer warpgroup hands its
-  // surplus to the consumers. A cursor takes 8.
+  // surplus to the consumers. A cursor takes 8. Loaders get what consumers cannot share evenly.
   static constexpr int kLaunch = 65536 / (Config::kThreads * Config::kMinBlocks) / 8 * 8;
-  static constexpr int kProducerRegisters = kLists == 1 ? 32 : 40;
-  static constexpr int kFair =
-      (kLaunch * (kWarpgroups + 1) - kProducerRegisters) / kWarpgroups / 8 * 8;
+  static constexpr int kLeast = kLists == 1 ? 32 : 40;
+  static constexpr int kFair = (kLaunch * (kWarpgroups + 1) - kLeast) / kWarpgroups / 8 * 8;
   static constexpr int kConsumerRegisters = kFair < 240 ? kFair : 240;
+  static constexpr int kRest = kLaunch * (kWarpgroups + 1) - kWarpgroups * kConsumerRegisters;
+  static constexpr int kProducerRegisters = kLoaders ? (kRest < 64 ? kRest : 64) : kLeast;
 
   // Shared memory layout from a multiple of 1024 bytes on; offsets in bytes. Buffers are [kStages].
   static constexpr int kSK = 0;
@@ -81,9 +100,13 @@ template <class Config> struct SelectedPipeline {
   static constexpr int kSPartly = kSSeen + 4 * kStages * kProducers; // u32 [kProducers]
   static constexpr int kBarriers = kSPartly + 4 * kStages * kProducers;
   static constexpr int kSLeast = kBarriers + Barriers<kStages>::kBytes; // int [2, kProducers]
-  static constexpr int kEnd = nsai_smem_aligned(kSLeast + 8 * kProducers, 16);
+  static constexpr int kListed = kSLeast + 8 * kProducers; // u64 barriers, if there are loaders
+  static constexpr int kSTask = kListed + (kLoaders ? 8 * kStages : 0); // int, likewise
+  static constexpr int kEnd = nsai_smem_aligned(kSTask + (kLoaders ? 4 * kStages : 0), 16);
   static constexpr int kSQ = nsai_smem_aligned(kEnd, 1024); // Q of each warp or warpgroup, or empty
   static constexpr u32 kLast = 1u << 31;                    // flag in kSSeen
+
+  NSAI_DEVICE static u32 listed(u32 base, int stage) { return base + kListed + 8 * stage; }
 
   static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
                 "rows are copied 16 bytes at a time");
@@ -99,27 +122,46 @@ template <class Config> struct SelectedPipeline {
   static_assert(kStages >= 2, "a stage is filled while another is read");
 };
 
-template <class Config>
-NSAI_DEVICE TilePosition find_tile_position(const NsaiAttendSelected &p, int tile) {
+// Rows of the boxes of a cache: of the lists' stages, which lie on the grid of kKeys, and of the
+// window's.
+template <class Config> constexpr NSAI_DEVICE int list_box_rows() {
+  return Config::kPageRows && Config::kPageRows < Config::kKeys ? Config::kPageRows : Config::kKeys;
+}
+constexpr int kWindowBoxRows = 16;
+
+// The tile's sequence in *s, if it is wanted.
+template <class Config, class Params>
+NSAI_DEVICE TilePosition find_tile_position(const Params &params, int tile, int *s = nullptr) {
+  const NsaiAttendSelected &p = selected_params(params).attend;
   const int per_group = p.tiles / p.kv_heads, group = tile / per_group;
-  const QueryTile at =
-      find_query_tile<SelectedPipeline<Config>::kTokens>(p.seq, tile - group * per_group);
+  const QueryTile at = find_query_tile<SelectedPipeline<Config>::kTokens>(sequences_of(params),
+                                                                          tile - group * per_group);
+  if (s) *s = at.s;
   return TilePosition{ at.seq, at.first_query, group };
 }
 
 // How the window's keys of a tile fall into stages: a first stage of kFirst keys, the remainder of
-// w + kTokens - 1 modulo kKeys, and then stages of kKeys.
+// w + kTokens - 1 modulo kKeys, and then stages of kKeys. In a cache the window begins with a box:
+// there are up to kWindowBoxRows - 1 more keys, and kFirst consists of boxes.
 template <class Config> struct WindowStages {
   using R = SelectedPipeline<Config>;
-  static constexpr int kRest = (Config::kWindow + R::kTokens - 1) % R::kKeys;
+  static constexpr int kBox = Config::kCached ? kWindowBoxRows : 1;
+  static constexpr int kRest =
+      ceil_div(Config::kWindow + R::kTokens - 1 + kBox - 1, kBox) * kBox % R::kKeys;
   static constexpr int kFirst = kRest ? kRest : R::kKeys;
   static constexpr int kFirstPadded = padded_dim(kFirst); // keys that are multiplied
 };
 
+// The first key of the window's first stage, where `begin` is the first one that any token sees.
+template <class Config> NSAI_DEVICE int window_begin(int begin) {
+  return begin / WindowStages<Config>::kBox * WindowStages<Config>::kBox;
+}
+
 // Keys [begin, end) in the window of any of the tile's tokens; none if begin >= end.
 template <class Config> NSAI_DEVICE KeyRange window_of_tile(const TilePosition &at) {
   const int next = min(at.first_query + SelectedPipeline<Config>::kTokens, at.seq.q_len);
-  return KeyRange{ WindowKeys<Config>::visible(at.seq.position(at.first_query)).begin,
+  return KeyRange{ window_begin<Config>(
+                       WindowKeys<Config>::visible(at.seq.position(at.first_query)).begin),
                    WindowKeys<Config>::visible(at.seq.position(next - 1)).end };
 }
 
@@ -128,7 +170,9 @@ template <class Config> NSAI_DEVICE void init_pipeline(u32 base) {
   using R = SelectedPipeline<Config>;
   // All lanes arrive. One lane per warp would suffice and is no faster, but racecheck does not
   // follow that.
-  Barriers<R::kStages>{ base + R::kBarriers }.init(32 * R::kProducers, 32 * R::kWarps);
+  Barriers<R::kStages>{ base + R::kBarriers }.init(32 * (R::kProducers + R::kLoaders),
+                                                   32 * R::kWarps);
+  for (int s = 0; R::kLoaders && s < R::kStages; ++s) barrier_init(R::listed(base, s), 32);
   barrier_init_fence();
 }
 
@@ -140,13 +184,21 @@ template <class Config> NSAI_DEVICE u32 warps_of_token(int token) {
   return ((1u << kWarpsOfToken) - 1) << (token * Config::kGroupPadded / 16);
 }
 
-// Where the copies find a tile's keys.
+// Where the copies find a tile's keys in packed tensors.
 struct KeyLocation {
   int row;   // row of k and v that is key 0
   int group; // KV head
   // Keys from here on must not come by TMA: they are rows of another sequence or beyond the longest
   // one. The largest int if no sequence follows.
   int rest;
+  NSAI_DEVICE int page_of_lane(int) const { return 0; }
+};
+
+// The same in a cache.
+template <class Boxes> struct CachedKeyLocation {
+  Boxes boxes;
+  int group;
+  NSAI_DEVICE int page_of_lane(int first) const { return boxes.page_of_lane(first); }
 };
 
 // Starts the copies of keys [first, first + kKeys) of a sequence into stage s and arrives on its
@@ -155,7 +207,7 @@ struct KeyLocation {
 template <class Config>
 NSAI_DEVICE void fill_stage(const NsaiTensorMap &k_map, const NsaiTensorMap &v_map,
                             const NsaiView &k, const NsaiView &v, const KeyLocation &at, u32 base,
-                            int s, int first) {
+                            int s, int first, int) {
   using R = SelectedPipeline<Config>;
   const u32 full = Barriers<R::kStages>{ base + R::kBarriers }.full(s);
   const u32 sK = base + R::kSK + s * R::kKBytes; // [kKeys, Dk]
@@ -177,22 +229,84 @@ NSAI_DEVICE void fill_stage(const NsaiTensorMap &k_map, const NsaiTensorMap &v_m
     tma_load_panels<Config::kHeadDimV>(sV, v_map, full, R::kKeys, box_head(v, at.group), row);
 }
 
-// Fills the next stage with the window's keys from `first` on.
-template <class Config>
-NSAI_DEVICE void produce_window(const NsaiSelectedWindow &p, const KeyLocation &keys, int first,
-                                unsigned char *shared, int producer,
-                                PipelineState<Config::kStages> &step) {
+// The same from a cache; `page`: at.page_of_lane(first).
+template <class Config, class Boxes>
+NSAI_DEVICE void fill_stage(const NsaiTensorMap &k_map, const NsaiTensorMap &v_map,
+                            const NsaiCacheTensor &k, const NsaiCacheTensor &v,
+                            const CachedKeyLocation<Boxes> &at, u32 base, int s, int first,
+                            int page) {
+  using R = SelectedPipeline<Config>;
+  const u32 full = Barriers<R::kStages>{ base + R::kBarriers }.full(s);
+  const u32 sK = base + R::kSK + s * R::kKBytes; // [kKeys, Dk]
+  const u32 sV = base + R::kSV + s * R::kVBytes; // [kKeys, Dv]
+  const bool keys = at.boxes.boxed(), values = at.boxes.boxed_values(first);
+  const bool announces = threadIdx.x % 32 == 0;
+  if (!keys) at.boxes.template copy_present<Config::kHeadDimQk>(sK, k, at.group, first);
+  if (!values) at.boxes.template copy_present<Config::kHeadDimV>(sV, v, at.group, first);
+  if (announces)
+    barrier_arrive_expecting(full, (keys ? R::kKBytes : 0) + (values ? R::kVBytes : 0));
+  __syncwarp(); // the bytes are announced before any arrives
+  if (keys) at.boxes.template load<Config::kHeadDimQk>(sK, k_map, full, k, at.group, first, page);
+  if (values) at.boxes.template load<Config::kHeadDimV>(sV, v_map, full, v, at.group, first, page);
+  if (!announces) barrier_arrive(full);
+}
+
+// What the loaders of a stage are told beside its first key, a multiple of 16.
+constexpr int kFromWindow = 1, kLastTask = 2, kNoKeys = 4;
+
+// Tells them. A whole warp; the arrivals also cover its plain stores.
+template <class Config> NSAI_DEVICE void list_stage(unsigned char *shared, int s, int task) {
   using R = SelectedPipeline<Config>;
   const u32 base = shared_address(shared);
-  const int s = step.stage;
-  const Barriers<R::kStages> barriers = { base + R::kBarriers };
-  barriers.producer_acquire(step);
-  if (producer == 0)
-    fill_stage<Config>(p.window_k_map, p.window_v_map, p.window_k, p.window_v, keys, base, s,
-                       first);
-  else
-    barriers.producer_commit(s);
-  step.advance();
+  if (threadIdx.x % 32 == 0) ((int *)(shared + R::kSTask))[s] = task;
+  barrier_arrive(R::listed(base, s));
+  Barriers<R::kStages>{ base + R::kBarriers }.producer_commit(s);
+}
+
+// Fills stage s with the window's keys from `first` on.
+template <class Config, class Params, class Location>
+NSAI_DEVICE void fill_from_window(const Params &params, const Location &keys, u32 base, int s,
+                                  int first, int page) {
+  const NsaiSelectedWindow &p = window_params(params);
+  fill_stage<Config>(p.window_k_map, p.window_v_map, window_keys(params), window_values(params),
+                     keys, base, s, first, page);
+}
+
+// The same with the keys of the lists.
+template <class Config, class Params, class Location>
+NSAI_DEVICE void fill_from_lists(const Params &params, const Location &keys, u32 base, int s,
+                                 int first, int page) {
+  const NsaiAttendSelectedTma &p = selected_params(params);
+  fill_stage<Config>(p.k, p.v, list_keys(params), list_values(params), keys, base, s, first, page);
+}
+
+// Where a tile's keys of the selected branch and of the window lie; s: its sequence.
+template <class Config, class Params>
+NSAI_DEVICE auto locate_lists(const Params &params, const TilePosition &at, int s) {
+  if constexpr (Config::kCached) {
+    const auto boxes =
+        find_boxes<Config::kPageRows, list_box_rows<Config>(), Config::kKeys>(params.batch,
+                                                                              params.pair, s, 0,
+                                                                              at.seq.kv_len);
+    return CachedKeyLocation<decltype(boxes)>{ boxes, at.group };
+  } else {
+    const int end = at.seq.kv_begin + at.seq.kv_len;
+    return KeyLocation{ at.seq.kv_begin, at.group,
+                        end < sequences_of(params).kv_tokens ? at.seq.kv_len : 0x7fffffff };
+  }
+}
+template <class Config, class Params>
+NSAI_DEVICE auto locate_window(const Params &params, const TilePosition &at, int s) {
+  if constexpr (Config::kCached) {
+    const int first = WindowKeys<Config>::visible(at.seq.position(at.first_query)).begin;
+    const auto boxes =
+        find_boxes<Config::kWindowPageRows, kWindowBoxRows, Config::kKeys>(params.batch,
+                                                                           params.window, s, first,
+                                                                           at.seq.kv_len);
+    return CachedKeyLocation<decltype(boxes)>{ boxes, at.group };
+  } else {
+    return locate_lists<Config>(params, at, s);
+  }
 }
 
 // The loop of the kProducers producer warps over all tiles of the CTA; `producer` is this warp's
@@ -210,17 +324,32 @@ NSAI_DEVICE void produce_selected(const Params &params, unsigned char *shared, i
   PipelineState<R::kStages> step;
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-    const TilePosition at = find_tile_position<Config>(p, tile);
+    int sequence;
+    const TilePosition at = find_tile_position<Config>(params, tile, &sequence);
     if (at.empty()) continue;
-    const int end = at.seq.kv_begin + at.seq.kv_len;
-    const KeyLocation keys = { at.seq.kv_begin, at.group,
-                               end < p.seq.kv_tokens ? at.seq.kv_len : 0x7fffffff };
+    const auto keys = locate_lists<Config>(params, at, sequence);
     if constexpr (kCanWindow<Params>) {
+      const auto window_at = locate_window<Config>(params, at, sequence);
       KeyRange window = {};
       if (first_branch(params) == NSAI_FUSED_WINDOW) window = window_of_tile<Config>(at);
+      int page = R::kLoaders ? 0 : window_at.page_of_lane(window.begin);
       for (int count = WindowStages<Config>::kFirst; window.begin < window.end;
-           window.begin += count, count = R::kKeys)
-        produce_window<Config>(params, keys, window.begin, shared, producer, step);
+           window.begin += count, count = R::kKeys) {
+        const int here = page, s = step.stage;
+        const bool ends = window.begin + count >= window.end;
+        if constexpr (!R::kLoaders) page = window_at.page_of_lane(window.begin + count);
+        barriers.producer_acquire(step);
+        if constexpr (R::kLoaders)
+          list_stage<Config>(shared, s,
+                             window.begin | kFromWindow |
+                                 (ends && end_branch(params) == NSAI_FUSED_SELECTED ? kLastTask
+                                                                                    : 0));
+        else if (producer == 0)
+          fill_from_window<Config>(params, window_at, base, s, window.begin, here);
+        else
+          barriers.producer_commit(s);
+        step.advance();
+      }
       begin_kernel(); // the lists come from the previous kernel
       if (end_branch(params) == NSAI_FUSED_SELECTED) continue;
     }
@@ -252,7 +381,9 @@ NSAI_DEVICE void produce_selected(const Params &params, unsigned char *shared, i
       return least;
     };
 
-    for (int begin = next(), last = 0; !last; step.advance()) {
+    int begin = next();
+    int page = R::kLoaders ? 0 : keys.page_of_lane(begin / R::kKeys * R::kKeys);
+    for (int last = 0; !last; step.advance()) {
       // If no token sees any key, a single stage without keys ends the tile.
       const bool any = begin != Cursor::kNever;
       const int first = begin / R::kKeys * R::kKeys;
@@ -269,6 +400,8 @@ NSAI_DEVICE void produce_selected(const Params &params, unsigned char *shared, i
       partly = __reduce_or_sync(~0u, partly);
       begin = next();
       last = begin == Cursor::kNever;
+      const int here = page;
+      if constexpr (!R::kLoaders) page = keys.page_of_lane(begin / R::kKeys * R::kKeys);
 
       const int s = step.stage;
       barriers.producer_acquire(step);
@@ -282,10 +415,48 @@ NSAI_DEVICE void produce_selected(const Params &params, unsigned char *shared, i
         ((u32 *)(shared + R::kSSeen))[i] = seen | (last ? R::kLast : 0);
         ((u32 *)(shared + R::kSPartly))[i] = partly;
       }
-      if (producer == 0 && any) {
-        fill_stage<Config>(selected.k, selected.v, p.k, p.v, keys, base, s, first);
-      } else {
+      if constexpr (R::kLoaders)
+        list_stage<Config>(shared, s, (any ? first : kNoKeys) | (last ? kLastTask : 0));
+      else if (producer == 0 && any)
+        fill_from_lists<Config>(params, keys, base, s, first, here);
+      else
         barriers.producer_commit(s);
+    }
+  }
+}
+
+// The loop of a loader over all tiles of the CTA.
+template <class Config, class Params>
+NSAI_DEVICE void load_stages(const Params &params, unsigned char *shared, int loader) {
+  using R = SelectedPipeline<Config>;
+  const NsaiAttendSelected &p = selected_params(params).attend;
+  const u32 base = shared_address(shared);
+  const Barriers<R::kStages> barriers = { base + R::kBarriers };
+  PipelineState<R::kStages> step;
+  int turn = 0; // whose stage this is
+
+  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+    int sequence;
+    const TilePosition at = find_tile_position<Config>(params, tile, &sequence);
+    if (at.empty()) continue;
+    if constexpr (kCanWindow<Params>)
+      if (end_branch(params) == NSAI_FUSED_SELECTED) {
+        const KeyRange window = window_of_tile<Config>(at);
+        if (window.begin >= window.end) continue; // no stages
+      }
+    const auto keys = locate_lists<Config>(params, at, sequence);
+    for (int task = 0; !(task & kLastTask); step.advance(), turn = turn == 2 ? 0 : turn + 1) {
+      const int s = step.stage;
+      barrier_wait(R::listed(base, s), step.phase);
+      task = (int)load_shared_word(base + R::kSTask + 4 * s);
+      const int first = task & ~(kWindowBoxRows - 1);
+      if (turn != loader || task & kNoKeys) {
+        barriers.producer_commit(s);
+      } else if (!kCanWindow<Params> || !(task & kFromWindow)) {
+        fill_from_lists<Config>(params, keys, base, s, first, keys.page_of_lane(first));
+      } else if constexpr (kCanWindow<Params>) {
+        const auto window_at = locate_window<Config>(params, at, sequence);
+        fill_from_window<Config>(params, window_at, base, s, first, window_at.page_of_lane(first));
       }
     }
   }
@@ -299,12 +470,16 @@ NSAI_DEVICE void attend_pipeline(const Params &p, Consume consume) {
   using R = SelectedPipeline<Config>;
   extern __shared__ __align__(1024) unsigned char shared[];
   if (threadIdx.x == 0) {
-    tma_prefetch_map(selected_params(p).k);
-    tma_prefetch_map(selected_params(p).v);
-    if constexpr (kCanWindow<Params>) {
-      tma_prefetch_map(p.window_k_map);
-      tma_prefetch_map(p.window_v_map);
+    // Over a cache, a branch that does not run has no maps.
+    if (!kIsCached<Params> || end_branch(p) > NSAI_FUSED_SELECTED) {
+      tma_prefetch_map(selected_params(p).k);
+      tma_prefetch_map(selected_params(p).v);
     }
+    if constexpr (kCanWindow<Params>)
+      if (!kIsCached<Params> || first_branch(p) == NSAI_FUSED_WINDOW) {
+        tma_prefetch_map(window_params(p).window_k_map);
+        tma_prefetch_map(window_params(p).window_v_map);
+      }
     init_pipeline<Config>(shared_address(shared));
   }
   // The window's keys and products need nothing from the previous kernel; the lists and the partial
@@ -314,7 +489,10 @@ NSAI_DEVICE void attend_pipeline(const Params &p, Consume consume) {
   const int warp = warp_uniform(threadIdx.x / 32);
   if (warp >= R::kWarps) {
     registers_drop<R::kProducerRegisters>();
-    if (warp < R::kWarps + R::kProducers) produce_selected<Config>(p, shared, warp - R::kWarps);
+    if (warp < R::kWarps + R::kProducers)
+      produce_selected<Config>(p, shared, warp - R::kWarps);
+    else if constexpr (R::kLoaders)
+      load_stages<Config>(p, shared, warp - R::kWarps - R::kProducers);
     if (kCanWindow<Params>) begin_kernel(); // also if no tile has tokens
   } else {
     registers_raise<R::kConsumerRegisters>();

@@ -25,6 +25,7 @@
 #include "attend/selected_wgmma.cuh"
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    attend_selected_sm90(const __grid_constant__ NsaiAttendSelectedTma p) {
+    attend_selected_sm90(const __grid_constant__ ParamsOf<Config::kCached, NsaiAttendSelectedTma,
+                                                          NsaiCachedAttendSelectedTma>::Type p) {
   attend_pipeline<Config>(p, [&](const unsigned char *shared) { consume<Config>(p, shared); });
 }

@@ -106,7 +106,7 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
     // ---- queries
     u32 rQ[S::kHeldSteps ? S::kHeldSteps : 1][4]; // [64, columns held in registers]
     {
-      const TilePosition at = find_tile_position<Config>(p, tile);
+      const TilePosition at = find_tile_position<Config>(params, tile);
       if (at.empty()) continue;
       const OutputRow output_row[2] = { find_output_row<Config>(at, row),
                                         find_output_row<Config>(at, row + 8) };
@@ -128,13 +128,13 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
       if (kCanWindow<Params> && branch == NSAI_FUSED_WINDOW) {
         if constexpr (kCanWindow<Params>)
           multiply_window<Config, S::kHeldSteps>(rO, rows, rQ, sQ,
-                                                 find_tile_position<Config>(p, tile), base, step,
-                                                 p.scale_log2);
+                                                 find_tile_position<Config>(params, tile), base,
+                                                 step, p.scale_log2);
       } else {
         multiply_selected<Config>(rO, rows, rQ, sQ, shared, step, p.scale_log2);
       }
       if constexpr (kCanWindow<Params>) wait_for_kernel_before(); // it wrote the partial sum
-      const TilePosition at = find_tile_position<Config>(p, tile);
+      const TilePosition at = find_tile_position<Config>(params, tile);
       const OutputRow output_row[2] = { find_output_row<Config>(at, row),
                                         find_output_row<Config>(at, row + 8) };
       store_output<Config>(epilogue_of(params, branch), p.kv_heads, rO, rows, output_row);

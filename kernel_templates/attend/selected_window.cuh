@@ -70,7 +70,7 @@ NSAI_DEVICE void multiply_window(float (&rO)[kO][4], SoftmaxRows &softmax,
   const WindowRows<Config> rows = window_rows<Config>(at);
   const int row = 64 * warp_uniform(threadIdx.x / 128); // first row of the warpgroup
   const int end = row / Config::kGroupPadded <= rows.last ? rows.seen(row + 63).end : 0;
-  int first = rows.seen(0).begin; // first key of the stage
+  int first = window_begin<Config>(rows.seen(0).begin); // first key of the stage
   // A stage of which no token of the warpgroup sees a key is released untouched.
   const Barriers<R::kStages> barriers = { base + R::kBarriers };
   auto wait = [&]() { barriers.consumer_wait(step.stage, step.phase); };

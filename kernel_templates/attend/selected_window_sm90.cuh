@@ -30,6 +30,8 @@
 #include "attend/selected_wgmma.cuh"
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    attend_selected_window_sm90(const __grid_constant__ NsaiSelectedWindow p) {
+    attend_selected_window_sm90(
+        const __grid_constant__
+            ParamsOf<Config::kCached, NsaiSelectedWindow, NsaiCachedSelectedWindow>::Type p) {
   attend_pipeline<Config>(p, [&](const unsigned char *shared) { consume<Config>(p, shared); });
 }

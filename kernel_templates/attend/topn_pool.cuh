@@ -111,8 +111,13 @@ template <class C> NSAI_DEVICE bool searches(const NsaiCompressedTopn &p, const 
   return p.idx && candidate_count<C>(tile.position + tile.tokens - 1) > C::kSelectCount;
 }
 
-template <class C, class Take> NSAI_DEVICE void for_each(const NsaiCompressedTopn &p, Take take) {
-  for_each_tile<FlashConfig<C>, CompressedKeys<C>>(p.attend, take);
+template <class C>
+using TopnParams =
+    typename ParamsOf<C::kCached, NsaiCompressedTopn, NsaiCachedCompressedTopn>::Type;
+
+template <class C, class Take> NSAI_DEVICE void for_each(const TopnParams<C> &params, Take take) {
+  for_each_tile<FlashConfig<C>, CompressedKeys<C>>(packed_of(params).attend, sequences_of(params),
+                                                   take);
 }
 
 // This CTA's part of the scratch buffer.

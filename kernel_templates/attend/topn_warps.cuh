@@ -147,9 +147,10 @@ NSAI_DEVICE void find_candidates(const FlashTile &tile, const Scratch<C> &scratc
 }
 
 template <class C>
-NSAI_DEVICE void select(const NsaiCompressedTopn &p,
+NSAI_DEVICE void select(const TopnParams<C> &params,
                         typename KernelTraits<C>::TopnStorage &topn_storage, int selector) {
   using P = KernelTraits<C>;
+  const NsaiCompressedTopn &p = packed_of(params);
   constexpr int kFree = Topn<C>::kFree;
   const int lane = threadIdx.x % 32;
   const Scratch<C> scratch(p);
@@ -159,7 +160,7 @@ NSAI_DEVICE void select(const NsaiCompressedTopn &p,
   int done = 0; // key tiles of all earlier query tiles
   if (selector >= P::kWorkItems || !p.idx) return;
 
-  for_each<C>(p, [&](const FlashTile &tile) {
+  for_each<C>(params, [&](const FlashTile &tile) {
     if (searches<C>(p, tile)) {
       barrier_wait(shared_address(&topn_storage.scored), phase);
       phase ^= 1;

@@ -74,6 +74,11 @@ NSAI_DEVICE void store_shared_word(u32 to_shared, u32 x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(to_shared), "r"(x) : "memory");
 }
 
+// Stores 8 bytes into shared memory.
+NSAI_DEVICE void store_shared_pair(u32 to_shared, uint2 x) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to_shared), "r"(x.x), "r"(x.y) : "memory");
+}
+
 // Stores 16 bytes to global memory, bypassing L1.
 NSAI_DEVICE void store_once(void *to_global, const Chunk &x) {
   asm volatile("st.global.L1::no_allocate.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to_global),

@@ -56,6 +56,16 @@ NSAI_DEVICE void tma_load_panels(u32 to_shared, const NsaiTensorMap &map, u32 ba
     tma_load(to_shared + i * rows * kPanelPitch, map, barrier, i * kPanelColumns, head, token);
 }
 
+// The same for tokens that lie in pages: the tensor map has four dimensions, element, slot in the
+// page, head, page, and a box has rows of one head of one page.
+NSAI_DEVICE void tma_load_page(u32 to_shared, const NsaiTensorMap &map, u32 barrier, int element,
+                               int slot, int head, int page) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+               "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to_shared),
+               "l"(&map), "r"(element), "r"(slot), "r"(head), "r"(page), "r"(barrier)
+               : "memory");
+}
+
 // Head coordinate for boxes of k or v. A tensor that repeats one head (stride 0) has a map of that
 // head only.
 NSAI_DEVICE int box_head(const NsaiView &view, int head) { return view.head_stride ? head : 0; }

@@ -10,6 +10,8 @@
 //       row of k and v of the sequence's key 0
 //   constexpr int kFirstIndex
 //       index of key 0 in a KV cache (data/cache_rows.cuh)
+//   constexpr bool kEntries
+//       keys are compressed entries
 //   constexpr bool kLongestFirst
 //       later tiles have more keys and should start first
 #pragma once
@@ -27,6 +29,7 @@ template <class Config> struct CompressedKeys {
   static_assert(Config::kBlock % Config::kStride == 0, "the stride divides the block");
   static constexpr bool kLongestFirst = true;
   static constexpr int kFirstIndex = entry_index<Config::kBlock, Config::kStride>(0);
+  static constexpr bool kEntries = true;
   // The blocks that are complete at position t: as many as a sequence of t + 1 tokens has.
   static NSAI_DEVICE KeyRange visible(int t) {
     return KeyRange{ 0, block_count<Config::kBlock, Config::kStride>(t + 1) };
@@ -41,6 +44,7 @@ template <class Config> struct WindowKeys {
   static_assert(Config::kWindow >= 1, "a window of 0 means that the branch is absent");
   static constexpr bool kLongestFirst = false; // all tiles but the first few are equal
   static constexpr int kFirstIndex = 0;
+  static constexpr bool kEntries = false;
   static NSAI_DEVICE KeyRange visible(int t) {
     return KeyRange{ max(t - Config::kWindow + 1, 0), max(t + 1, 0) };
   }
@@ -53,6 +57,7 @@ template <class Config> struct WindowKeys {
 struct DenseKeys {
   static constexpr bool kLongestFirst = true;
   static constexpr int kFirstIndex = 0;
+  static constexpr bool kEntries = false;
   static NSAI_DEVICE KeyRange visible(int t) { return KeyRange{ 0, max(t + 1, 0) }; }
   static NSAI_DEVICE int first_row(const NsaiSequences &, const QueryTile &tile) {
     return tile.seq.kv_begin;

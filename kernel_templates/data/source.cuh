@@ -26,7 +26,18 @@ template <class P> NSAI_DEVICE auto packed_of(const P &p) -> decltype(p.seq, (p)
 template <class P> NSAI_DEVICE auto packed_of(const P &p) -> decltype((p.packed)) {
   return p.packed;
 }
+NSAI_DEVICE const NsaiAttendTma &packed_of(const NsaiAttendTma &p) { return p; }
+NSAI_DEVICE const NsaiCompressedTopn &packed_of(const NsaiCompressedTopn &p) { return p; }
 template <class P> NSAI_DEVICE auto sequences_of(const P &p) -> decltype((p.seq)) { return p.seq; }
+template <class P> NSAI_DEVICE auto sequences_of(const P &p) -> decltype((p.attend.seq)) {
+  return p.attend.seq;
+}
+NSAI_DEVICE const NsaiSequences &sequences_of(const NsaiCompressedTopn &p) {
+  return p.attend.attend.seq;
+}
+NSAI_DEVICE const NsaiSequences &sequences_of(const NsaiSelectedWindow &p) {
+  return p.selected.attend.seq;
+}
 template <class P> NSAI_DEVICE auto sequences_of(const P &p) -> decltype((p.batch)) {
   return p.batch;
 }

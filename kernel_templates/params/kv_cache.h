@@ -21,8 +21,8 @@ typedef struct NsaiCacheTensor {
 /* K and V of one pair of a cache. */
 typedef struct NsaiCachePair {
   NsaiCacheTensor k, v;
-  int ring; /* tokens of a row if the pair lies in ring buffers; otherwise 0 */
-  int reserved;
+  int ring;  /* tokens of a row if the pair lies in ring buffers; otherwise 0 */
+  int pages; /* pages, or rows, that exist */
 } NsaiCachePair;
 
 /* How new tokens belong to the sequences of a cache, and where the sequences lie
@@ -54,6 +54,36 @@ typedef struct NsaiCachedAttendSelected {
   NsaiCachePair pair;
   NsaiAttendSelected packed;
 } NsaiCachedAttendSelected;
+
+/* The kernels of sm_90 over a cache. Maps of K and V are those of nsai_tensor_map_pages(). */
+typedef struct NsaiCachedAttendTma {
+  NsaiAttendTma packed;
+  NsaiCacheBatch batch;
+  NsaiCachePair pair;
+  int reserved[12];
+} NsaiCachedAttendTma;
+
+typedef struct NsaiCachedCompressedTopn {
+  NsaiCompressedTopn packed; /* without maps of K and V */
+  NsaiCacheBatch batch;
+  NsaiCachePair pair; /* the compressed entries */
+  int reserved[12];
+} NsaiCachedCompressedTopn;
+
+typedef struct NsaiCachedAttendSelectedTma {
+  NsaiAttendSelectedTma packed;
+  NsaiCacheBatch batch;
+  NsaiCachePair pair;
+  int reserved[12];
+} NsaiCachedAttendSelectedTma;
+
+typedef struct NsaiCachedSelectedWindow {
+  NsaiSelectedWindow packed;
+  NsaiCacheBatch batch;
+  NsaiCachePair pair; /* of the selected branch */
+  NsaiCachePair window;
+  int reserved[10];
+} NsaiCachedSelectedWindow;
 
 typedef struct NsaiCachedImportance {
   NsaiCacheBatch batch;
@@ -160,6 +190,10 @@ NSAI_SIZE_IS(NsaiCachePair, 72);
 NSAI_SIZE_IS(NsaiCacheBatch, 72);
 NSAI_SIZE_IS(NsaiCachedAttend, 400);
 NSAI_SIZE_IS(NsaiCachedAttendSelected, 424);
+NSAI_SIZE_IS(NsaiCachedAttendTma, 832);
+NSAI_SIZE_IS(NsaiCachedCompressedTopn, 896);
+NSAI_SIZE_IS(NsaiCachedAttendSelectedTma, 768);
+NSAI_SIZE_IS(NsaiCachedSelectedWindow, 1408);
 NSAI_SIZE_IS(NsaiCachedImportance, 272);
 NSAI_SIZE_IS(NsaiDecodeSplits, 24);
 NSAI_SIZE_IS(NsaiKvReads, 32);

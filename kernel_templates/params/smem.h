@@ -58,10 +58,12 @@ NSAI_SIZE nsai_smem_flash_sm80(int rows, int keys, int dk, int dv) {
 }
 
 /* attend/mainloop_sm90.cuh: Q [queries, rows, Dk] | K [stages, keys, Dk] | V [stages, keys, Dv] |
- * FlashTile [queries] of 32 bytes | barriers of Q, of K, of V. `queries`: stages of Q. */
-NSAI_SIZE nsai_smem_flash_sm90(int rows, int keys, int queries, int stages, int dk, int dv) {
+ * FlashTile [queries] of 32 bytes | barriers of Q, of K, of V | with `cached`, u64 [2, keys]:
+ * addresses of compressed entries. `queries`: stages of Q. */
+NSAI_SIZE nsai_smem_flash_sm90(int rows, int keys, int queries, int stages, int dk, int dv,
+                               int cached) {
   return queries * (nsai_panel_bytes(rows, dk) + 32) + stages * nsai_panel_pair(keys, dk, dv) +
-         nsai_barrier_bytes(queries + 2 * stages);
+         nsai_barrier_bytes(queries + 2 * stages) + (cached ? 16 * keys : 0);
 }
 
 /* attend/compressed_topn_sm90.cuh: the above | TopnStorage of attend/topn_pool.cuh, which is
@@ -71,13 +73,14 @@ NSAI_SIZE nsai_smem_flash_sm90(int rows, int keys, int queries, int stages, int 
  *   u32 [tokens, 34] | barriers [depth]
  * `mine`: work items of a selector, with `tokens` tokens in all. A Piece has 16 rows of f32, of up
  * to 32 blocks and a reference each. `blocks`: of a tile of 128 keys; `group`: padded. */
-NSAI_SIZE nsai_smem_compressed_topn(int queries, int depth, int blocks, int group, int dk, int dv) {
+NSAI_SIZE nsai_smem_compressed_topn(int queries, int depth, int blocks, int group, int dk, int dv,
+                                    int cached) {
   const int work_items = group > 16 ? 128 / group : 8, mine = (work_items + 3) / 4;
   const int tokens = mine * (group < 16 ? 16 / group : 1);
   const int pieces = depth * mine * 64 * ((blocks < 32 ? blocks : 32) + 1);
   const int first = nsai_smem_aligned(nsai_smem_larger(pieces, 159 * 8), 16);
   const int buffer = nsai_smem_aligned(first + 64 * mine + 136 * tokens + 8 * depth, 16);
-  return nsai_smem_flash_sm90(128, 128, queries, 2, dk, dv) +
+  return nsai_smem_flash_sm90(128, 128, queries, 2, dk, dv, cached) +
          nsai_smem_aligned(4 * buffer + 4 * work_items + 8, 16);
 }
 
@@ -95,11 +98,14 @@ NSAI_SIZE nsai_smem_selected_sm80(int warps, int keys, int stages, int tokens, i
 
 /* attend/selected_pipeline.cuh: K [stages, 64, Dk] | V [stages, 64, Dv] |
  * u64 [stages, tokens]: keys that each token sees | u32 [2, stages, producers] | barriers |
- * int [2, producers] | from a multiple of 1024 on: q_bytes of Q that registers do not hold. */
-NSAI_SIZE nsai_smem_selected_pipeline(int stages, int tokens, int q_bytes, int dk, int dv) {
-  const int producers = tokens <= 32 ? 1 : 4;
+ * int [2, producers] | with `cached`, for the loaders: barriers [stages] | int [stages] |
+ * from a multiple of 1024 on: q_bytes of Q that registers do not hold. */
+NSAI_SIZE nsai_smem_selected_pipeline(int stages, int tokens, int q_bytes, int dk, int dv,
+                                      int cached) {
+  const int producers = tokens <= 32 ? 1 : 4, loaders = cached && producers == 1;
   const int stage = nsai_panel_pair(64, dk, dv) + 8 * tokens + 8 * producers;
-  const int end = stages * stage + nsai_barrier_bytes(stages) + 8 * producers;
+  const int end =
+      stages * stage + nsai_barrier_bytes(stages) + 8 * producers + (loaders ? 12 * stages : 0);
   return q_bytes ? nsai_smem_aligned(end, 1024) + q_bytes : nsai_smem_aligned(end, 16);
 }
 

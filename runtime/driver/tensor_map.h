@@ -9,7 +9,7 @@
 #define NSAI_DRIVER_TENSOR_MAP_H
 
 #include "driver/cuda_api.h"
-#include "params/attention.h"
+#include "params/kv_cache.h"
 
 /* A tensor [tokens, heads, dim] of 16-bit elements, and the boxes that kernels load from it. */
 typedef struct nsai_boxed {
@@ -34,5 +34,21 @@ nsa_status nsai_tensor_map(const nsai_driver *driver, const nsai_boxed *tensor, 
  * heads together span 2^31 elements or more. */
 nsa_status nsai_tensor_map_interleaved(const nsai_driver *driver, const nsai_boxed *tensor,
                                        NsaiTensorMap *out);
+
+/* K or V of a cache, of 16-bit elements: pages of rows, or rows of tokens without pages. */
+typedef struct nsai_boxed_pages {
+  const char *name;
+  NsaiCacheTensor view;
+  int64_t pages, page_rows; /* what lies beyond them is read as zeros */
+  int32_t heads, dim;
+  int32_t dtype;
+  int32_t box_rows; /* of one head of one page */
+} nsai_boxed_pages;
+
+/* A map of four dimensions: element, row of the page, head, page. If the head stride is 0, the
+ * kernel loads boxes of head 0 only. NSA_E_UNSUPPORTED as above; a cache without pages, whose
+ * pointer may be NULL, gets an empty map. */
+nsa_status nsai_tensor_map_pages(const nsai_driver *driver, const nsai_boxed_pages *tensor,
+                                 NsaiTensorMap *out);
 
 #endif /* NSAI_DRIVER_TENSOR_MAP_H */

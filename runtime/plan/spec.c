@@ -102,6 +102,16 @@ void nsai_source_add(nsai_kernel_spec *spec, const nsai_problem *p, int32_t stri
   if (cached) nsai_constant_add(spec, "kPageRows", p->page_size / stride);
 }
 
+int32_t nsai_window_page_rows(const nsai_problem *p) {
+  return p->window_ring ? 0 : (int32_t)p->page_size;
+}
+
+void nsai_window_source_add(nsai_kernel_spec *spec, const nsai_problem *p) {
+  nsai_problem seen = *p;
+  seen.page_size = nsai_window_page_rows(p);
+  nsai_source_add(spec, &seen, 1);
+}
+
 void nsai_group_add(nsai_kernel_spec *spec, const nsai_problem *p) {
   const nsai_model *m = &p->model;
   nsai_constant_add(spec, "kGroup", m->heads / m->kv_heads);

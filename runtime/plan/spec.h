@@ -67,7 +67,13 @@ void nsai_legal_common(const nsai_problem *, nsai_reasons *);
  * cache, kPageRows, the rows of a page where each row stands for `stride` tokens. */
 void nsai_source_add(nsai_kernel_spec *spec, const nsai_problem *problem, int32_t stride);
 
-/* Adds the reason against a kernel that reads packed tensors only, as all with tensor maps do. */
+/* The same for the window's tokens, which may lie in rings. */
+void nsai_window_source_add(nsai_kernel_spec *spec, const nsai_problem *problem);
+
+/* Tokens of a page of the window's pair; 0: rows or rings. */
+int32_t nsai_window_page_rows(const nsai_problem *);
+
+/* Adds the reason against a kernel that reads packed tensors only. */
 void nsai_legal_packed(const nsai_problem *, nsai_reasons *);
 
 /* Adds a reason against a CTA of so many bytes of shared memory, in a portable variant: more than

@@ -289,18 +289,67 @@ NsaiCacheTensor nsai_cache_tensor(const nsa_tensor *t) {
 NsaiCachePair nsai_cache_pair(const nsai_run *run, const nsa_kv *kv, int branch) {
   const nsai_problem *p = &run->plan->problem;
   int source = p->model.per_branch ? branch : 0;
-  NsaiCachePair pair = { nsai_cache_tensor(&kv->k[source]), nsai_cache_tensor(&kv->v[source]), 0,
-                         0 };
+  NsaiCachePair pair = {
+    .k = nsai_cache_tensor(&kv->k[source]),
+    .v = nsai_cache_tensor(&kv->v[source]),
+    .pages = (int)nsai_larger(kv->k[source].shape[0], kv->v[source].shape[0]),
+  };
   if (p->window_ring && branch == NSA_WIN) pair.ring = (int)kv->k[source].shape[1];
   return pair;
 }
 
 NsaiCachePair nsai_cache_entries(const nsa_kv *kv) {
-  return (NsaiCachePair){ nsai_cache_tensor(&kv->k_cmp), nsai_cache_tensor(&kv->v_cmp), 0, 0 };
+  return (NsaiCachePair){ .k = nsai_cache_tensor(&kv->k_cmp), .v = nsai_cache_tensor(&kv->v_cmp) };
 }
 
-nsa_status nsai_launch_cached_attend(const nsai_run *run, const nsai_kernel *kernel,
-                                     const NsaiCachePair *pair, const NsaiAttend *p) {
-  NsaiCachedAttend cached = { .batch = nsai_cache_batch(run), .pair = *pair, .packed = *p };
+int32_t nsai_list_box_rows(const nsai_problem *p, int32_t keys) {
+  return p->page_size && p->page_size < keys ? (int32_t)p->page_size : keys;
+}
+
+static nsai_boxed_pages boxed_pages(const nsai_run *run, const char *name, const nsa_tensor *t,
+                                    int32_t dim, int32_t box_rows) {
+  const nsai_model *m = &run->plan->problem.model;
+  return (nsai_boxed_pages){ .name = name,
+                             .view = nsai_cache_tensor(t),
+                             .pages = t->shape[0],
+                             .page_rows = t->shape[1],
+                             .heads = m->kv_heads,
+                             .dim = dim,
+                             .dtype = m->dtype,
+                             .box_rows = box_rows };
+}
+
+nsa_status nsai_map_pages(const nsai_run *run, int branch, int32_t box_rows, NsaiTensorMap *k_map,
+                          NsaiTensorMap *v_map) {
+  const nsai_model *m = &run->plan->problem.model;
+  const nsa_kv *kv = &run->io->kv;
+  int source = m->per_branch ? branch : 0;
+  const nsai_boxed_pages k = boxed_pages(run, "k", &kv->k[source], m->head_dim_qk, box_rows);
+  const nsai_boxed_pages v = boxed_pages(run, "v", &kv->v[source], m->head_dim_v, box_rows);
+  NSAI_TRY(nsai_tensor_map_pages(run->driver, &k, k_map));
+  return nsai_tensor_map_pages(run->driver, &v, v_map);
+}
+
+/* Of raw tokens the kernel reads K and V through maps. */
+static nsa_status launch_cached_tma(const nsai_run *run, const nsai_kernel *kernel,
+                                    const NsaiCachePair *pair, const NsaiAttend *p, int branch) {
+  NsaiCachedAttendTma cached = { .packed.attend = *p,
+                                 .batch = nsai_cache_batch(run),
+                                 .pair = *pair };
+  NsaiAttendTma *maps = &cached.packed;
+  const int32_t dim = run->plan->problem.model.head_dim_qk;
+  NSAI_TRY(nsai_map_rows(run, kernel, "q", &p->q, dim, &maps->q));
+  if (branch != NSA_CMP)
+    NSAI_TRY(nsai_map_pages(run, branch, NSAI_WINDOW_BOX_ROWS, &maps->k, &maps->v));
+  return nsai_launch_tiles(run, kernel, &cached);
+}
+
+nsa_status nsai_launch_cached_attend(const nsai_run *run, const nsai_kernel *kernel, int branch,
+                                     const NsaiAttend *p) {
+  const nsa_kv *kv = &run->io->kv;
+  const NsaiCachePair pair =
+      branch == NSA_CMP ? nsai_cache_entries(kv) : nsai_cache_pair(run, kv, branch);
+  if (kernel->tma_box_keys) return launch_cached_tma(run, kernel, &pair, p, branch);
+  NsaiCachedAttend cached = { .batch = nsai_cache_batch(run), .pair = pair, .packed = *p };
   return nsai_launch(run->queue, kernel, nsai_grid_tiles(run, kernel), 1, &cached);
 }

@@ -446,6 +446,26 @@ def test_cache_equals_forward(changes, device):
     assert cache.free_pages == 40
 
 
+@pytest.mark.parametrize("branch", [0, 1])
+def test_prefill_has_the_bits_of_forward(branch, device):
+    """On a GPU, of the compressed and the selected branch: a window in a cache begins with another tile of keys."""
+    gpu = device != "cpu"
+    config = config_of(gate="weights", **(dict(heads=16, kv_heads=1, head_dim=128, compress=dict(block=32, stride=16, phi="mean"),
+                                               select=dict(block=64, count=8, init=1, local=2), window=256) if gpu else {}))
+    q, k, v, gates = inputs_of(config, 4200 if gpu else 90, device)
+    gates = torch.zeros_like(gates)
+    gates[..., branch] = 1
+    want = nsa.attention(q, k, v, gates, config=config)
+    cache = nsa.KVCache(config, 1, 70 if gpu else 8, 64 if gpu else 16, max_len=4400 if gpu else 128, dtype=q.dtype, device=device)
+    batch = cache.begin(["a"], [q.shape[0]])
+    cache.append(0, batch, k, v)
+    o = cache.attend(0, batch, q, gates)
+    if gpu:
+        assert torch.equal(o, want)
+    else:
+        close(o, want.double(), device, 1.2e-2)
+
+
 def test_cache_refuses(device):
     config = config_of()
     cache = nsa.KVCache(config, 1, 4, 16, dtype=dtype_of(device), device=device)

@@ -67,7 +67,7 @@ static int size_of_declared(const char *at, char end, bool last) {
     int found = length ? size_of_type(at, length) : 0;
     if (found && (last || !size)) size = found;
     char alias[96];
-    snprintf(alias, sizeof alias, "using %.*s = ", (int)length, at);
+    snprintf(alias, sizeof alias, "using %.*s =", (int)length, at);
     for (size_t i = 0; length && !size && i < nsai_embedded_template_count; i++) {
       const char *text = strstr(nsai_embedded_templates[i].text, alias);
       if (text) size = size_of_declared(text + strlen(alias), ';', last);

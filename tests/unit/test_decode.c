@@ -23,8 +23,10 @@
 static int longest, page_size; /* that the last kernel over a cache was told */
 
 static double note_longest(const fake_cuda_launch *launch, const void *params) {
-  const NsaiCacheBatch *batch = params; /* the first member of each */
-  (void)launch;
+  const char *at = params; /* the batch is the first member of each, but of those with maps */
+  if (!strcmp(launch->name, "attend_selected_sm90_mma"))
+    at += offsetof(NsaiCachedAttendSelectedTma, batch);
+  const NsaiCacheBatch *batch = (const void *)at;
   longest = batch->max_kv_len;
   page_size = batch->page_size;
   return 1;
@@ -307,7 +309,7 @@ static void test_cluster(void **state) {
   end(&r);
 }
 
-#define SELECTED "attend_compressed_sm80 select_importance select_topn attend_selected_sm80"
+#define SELECTED "attend_compressed_sm90 select_importance select_topn attend_selected_sm90_mma"
 
 /* The forward's kernels without compress, each over tiles of every sequence, with cu_q or
  * without. */
@@ -325,11 +327,11 @@ static void test_prefill(void **state) {
     machine_expect("prefill", nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
     for (int i = 0; i < 2; i++)
       assert_int_equal(machine_record()->launch[i].grid_x, 2 * (TOKENS / tile + SEQS));
-    expect_launches("attend_window_sm80 " SELECTED);
+    expect_launches("attend_window_sm90 " SELECTED);
   }
   r.m.exec.branches = 1u << NSA_CMP;
   machine_expect("branch", nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
-  expect_launches("attend_compressed_sm80");
+  expect_launches("attend_compressed_sm90");
   r.m.exec.branches = 1u << NSA_SEL;
   machine_expect("branch", nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
   expect_launches(SELECTED);

@@ -487,7 +487,7 @@ static nsa_problem gpu_problem(int32_t op) {
   return p;
 }
 
-/* The portable kernels serve a prefill; each of the others says why not. */
+/* The kernels of sm_90 serve a prefill, also of a window in rings; each of the others says why not. */
 static void test_prefill(void **state) {
   machine m;
   char text[8192];
@@ -498,14 +498,19 @@ static void test_prefill(void **state) {
   assert_true(caps.supported);
   assert_true(caps.workspace_bytes > 0);
   assert_string_equal(caps.variants,
-                      "attend_compressed=attend_compressed_sm80 importance=importance_sm80 "
-                      "select=select_topn attend_selected=attend_selected_sm80 "
-                      "attend_window=attend_window_sm80");
+                      "attend_compressed=attend_compressed_sm90 importance=importance_sm80 "
+                      "select=select_topn attend_selected=attend_selected_sm90_mma "
+                      "attend_window=attend_window_sm90");
   nsa_explain(m.ctx, &p, text, sizeof text);
-  assert_non_null(strstr(text, "    attend_window_sm90: no\n"
-                               "      keys and values lie in a cache: it reads packed tensors\n"));
+  assert_non_null(strstr(text, "    attend_selected_kv_stationary_sm90: no\n"));
+  assert_non_null(strstr(text, "      keys and values lie in a cache: it reads packed tensors\n"));
   nsa_plan *plan = machine_plan(m.ctx, &p);
   nsa_plan_destroy(plan);
+  machine_free(&m);
+  machine_init(&m, &(machine_request){ .gpu = true, .per_branch = true });
+  p.window_ring = 1;
+  machine_expect("query", nsa_query(m.ctx, &p, &caps), NSA_OK, NULL);
+  assert_non_null(strstr(caps.variants, "attend_window=attend_window_sm90"));
   machine_free(&m);
 }
 

@@ -25,9 +25,7 @@ nsa_status nsai_compressed_enqueue(const nsai_run *run, const nsai_form *form,
   const nsai_kernel *kernel = &form->kernel[0];
   NsaiAttend p = nsai_compressed_params(run, kernel);
   (void)span;
-  if (nsai_problem_is_cached(&run->plan->problem)) {
-    const NsaiCachePair entries = nsai_cache_entries(&run->io->kv);
-    return nsai_launch_cached_attend(run, kernel, &entries, &p);
-  }
+  if (nsai_problem_is_cached(&run->plan->problem))
+    return nsai_launch_cached_attend(run, kernel, NSA_CMP, &p);
   return nsai_launch_attend(run, kernel, &p, nsai_present_blocks(run));
 }

@@ -8,6 +8,7 @@ enum { COMPRESSED, KERNELS };
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_flash_sm90_specify(r, "attend_compressed_sm90", &kernel[COMPRESSED]);
+  nsai_source_add(&kernel[COMPRESSED], r->problem, r->problem->model.stride);
   nsai_compressed_specify(r->problem, &kernel[COMPRESSED]);
 }
 

@@ -29,18 +29,19 @@ enum { SCRATCH_BYTES, NUMBERS }; /* of one CTA */
 /* Selection blocks of a tile of keys. */
 static int32_t tile_blocks(const nsai_model *m) { return KEYS * m->stride / m->select_block; }
 
-static uint32_t shared_bytes(const nsai_model *m, int32_t queries, int32_t depth) {
+static uint32_t shared_bytes(const nsai_problem *p, int32_t queries, int32_t depth) {
+  const nsai_model *m = &p->model;
   return nsai_smem_compressed_topn(queries, depth, tile_blocks(m), nsai_padded_group(m),
-                                   m->head_dim_qk, m->head_dim_v);
+                                   m->head_dim_qk, m->head_dim_v, nsai_problem_is_cached(p));
 }
 
 /* What is of use and fits: Q of the next tile is worth more than a piece. */
-static void choose_depths(const nsai_model *m, const nsai_target *t, int32_t *queries,
+static void choose_depths(const nsai_problem *p, const nsai_target *t, int32_t *queries,
                           int32_t *depth) {
   for (*queries = MOST_QUERIES; *queries > 1; --*queries)
     for (*depth = MOST_DEPTH; *depth >= LEAST_DEPTH; --*depth)
-      if (shared_bytes(m, *queries, *depth) <= t->shared_bytes) return;
-  *depth = shared_bytes(m, 1, MOST_DEPTH) <= t->shared_bytes ? MOST_DEPTH : LEAST_DEPTH;
+      if (shared_bytes(p, *queries, *depth) <= t->shared_bytes) return;
+  *depth = shared_bytes(p, 1, MOST_DEPTH) <= t->shared_bytes ? MOST_DEPTH : LEAST_DEPTH;
 }
 
 /* Bytes of Scratch<Config>. */
@@ -100,7 +101,6 @@ static void check_model(const nsai_model *m, nsai_reasons *reasons) {
 
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   nsai_legal_common(p, reasons);
-  nsai_legal_packed(p, reasons);
   if (strcmp(t->arch, "sm_90a"))
     nsai_refuse(reasons, "needs wgmma and the registers' division of sm_90a, the target is %s",
                 t->arch);
@@ -112,8 +112,8 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   check_model(&p->model, reasons);
   if (reasons->count == before) check_registers(&p->model, reasons);
   int32_t queries, depth;
-  choose_depths(&p->model, t, &queries, &depth);
-  uint32_t bytes = shared_bytes(&p->model, queries, depth);
+  choose_depths(p, t, &queries, &depth);
+  uint32_t bytes = shared_bytes(p, queries, depth);
   nsai_fit_cta(t, bytes, reasons);
 }
 
@@ -133,11 +133,11 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   const nsai_model *m = &p->model;
   nsai_kernel_spec *spec = &kernel[TOPN];
   int32_t group = nsai_padded_group(m), queries, depth;
-  choose_depths(m, r->target, &queries, &depth);
+  choose_depths(p, r->target, &queries, &depth);
   *spec = (nsai_kernel_spec){ .entry = "attend_compressed_topn_sm90",
                               .dtype = m->dtype,
                               .threads = THREADS,
-                              .shared_bytes = shared_bytes(m, queries, depth),
+                              .shared_bytes = shared_bytes(p, queries, depth),
                               .tile_tokens = ROWS / group,
                               .ctas_per_sm = 1,
                               .tma_box_heads = group,
@@ -154,6 +154,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_constant_add(spec, "kDepth", depth);
   nsai_constant_add(spec, "kMinBlocks", 1);
   nsai_blocks_add(spec, m);
+  nsai_source_add(spec, p, m->stride);
 }
 
 static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
@@ -174,6 +175,15 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
     p.idx = idx.data;
     p.idx_token_stride = idx.stride[0];
     p.idx_head_stride = idx.stride[1];
+  }
+  if (nsai_problem_is_cached(&run->plan->problem)) {
+    NsaiCachedCompressedTopn cached = { .packed = p,
+                                        .batch = nsai_cache_batch(run),
+                                        .pair = nsai_cache_entries(&run->io->kv) };
+    NsaiAttendTma *maps = &cached.packed.attend;
+    NSAI_TRY(nsai_map_rows(run, kernel, "q", &maps->attend.q, run->plan->problem.model.head_dim_qk,
+                           &maps->q));
+    return nsai_launch_tiles(run, kernel, &cached);
   }
   NSAI_TRY(nsai_map_attend(run, kernel, nsai_present_blocks(run), &p.attend));
   return nsai_launch_tiles(run, kernel, &p);

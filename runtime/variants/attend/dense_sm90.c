@@ -6,8 +6,14 @@
 
 enum { DENSE, KERNELS };
 
+static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  nsai_flash_sm90_legal(p, t, reasons);
+  nsai_legal_packed(p, reasons);
+}
+
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_flash_sm90_specify(r, "attend_dense_sm90", &kernel[DENSE]);
+  nsai_source_add(&kernel[DENSE], r->problem, 1);
 }
 
 const nsai_variant nsai_dense_sm90 = {
@@ -15,7 +21,7 @@ const nsai_variant nsai_dense_sm90 = {
   .stage = NSAI_STAGE_DENSE,
   .why = "flash attention over all earlier tokens, wgmma and tensor maps",
   .kernels = KERNELS,
-  .legal = nsai_flash_sm90_legal,
+  .legal = legal,
   .sensible = nsai_flash_sm90_sensible,
   .space = &nsai_flash_sm90_space,
   .specify = specify,

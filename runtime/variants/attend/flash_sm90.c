@@ -18,45 +18,50 @@ static nsai_tiles make_tiles(int32_t rows, int32_t keys, int32_t stages) {
 }
 
 /* With so many tiles of queries. */
-static uint32_t shared_bytes(const nsai_model *m, const nsai_tiles *s, int32_t queries) {
+static uint32_t shared_bytes(const nsai_problem *p, const nsai_tiles *s, int32_t queries) {
   return nsai_smem_flash_sm90(s->of[NSAI_TILE_ROWS], s->of[NSAI_TILE_KEYS], queries,
-                              s->of[NSAI_TILE_STAGES], m->head_dim_qk, m->head_dim_v);
+                              s->of[NSAI_TILE_STAGES], p->model.head_dim_qk, p->model.head_dim_v,
+                              nsai_problem_is_cached(p));
 }
 
 /* Tiles of queries in shared memory: as many as are of use, where they fit. */
-static int32_t query_tiles(const nsai_model *m, const nsai_target *t, const nsai_tiles *s) {
+static int32_t query_tiles(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   int32_t queries = MOST_QUERY_TILES;
-  while (queries > 1 && shared_bytes(m, s, queries) > t->shared_bytes) queries--;
+  while (queries > 1 && shared_bytes(p, s, queries) > t->shared_bytes) queries--;
   return queries;
 }
 
 static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                 nsai_reasons *reasons) {
-  uint32_t bytes = shared_bytes(&p->model, s, 1);
+  uint32_t bytes = shared_bytes(p, s, 1);
   nsai_fit_cta(t, bytes, reasons);
 }
 
 /* O, the scores of a tile of keys, the probabilities of the tile before (twice where they are split
  * in two, core/softmax.cuh: kSplitP), and what else the loop holds, against
  * Flash::kConsumerRegisters. */
-static bool registers_do(const nsai_model *m, const nsai_tiles *s) {
+static bool registers_do(const nsai_problem *p, const nsai_tiles *s) {
+  const nsai_model *m = &p->model;
   int32_t keys = s->of[NSAI_TILE_KEYS];
   int32_t parts = m->dtype == NSA_BF16 && m->head_dim_v < 64 ? 2 : 1;
   int32_t needs = (nsai_padded_dim(m->head_dim_v) + keys) / 2 + parts * keys / 4 + 32;
-  return needs <= (s->of[NSAI_TILE_ROWS] > 2 * CONSUMER_ROWS ? 160 : 240);
+  /* The producers of a cache leave less. */
+  int32_t most = s->of[NSAI_TILE_ROWS] > 2 * CONSUMER_ROWS ? 160 : 240;
+  if (nsai_problem_is_cached(p)) most -= s->of[NSAI_TILE_ROWS] > 2 * CONSUMER_ROWS ? 4 : 32;
+  return needs <= most;
 }
 
 /* A tile of keys costs waits, a tile of queries an epilogue; keys that no query sees are computed
  * at both edges. */
 static double cost(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  if (!registers_do(&p->model, s)) return INFINITY;
+  if (!registers_do(p, s)) return INFINITY;
   double keys = s->of[NSAI_TILE_KEYS], rows = s->of[NSAI_TILE_ROWS];
-  double single = query_tiles(&p->model, t, s) < MOST_QUERY_TILES ? 0.02 : 0;
+  double single = query_tiles(p, t, s) < MOST_QUERY_TILES ? 0.02 : 0;
   return 1 + 8 / keys + 40 / rows + single + 0.01 * s->of[NSAI_TILE_STAGES];
 }
 
 static bool fits(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  return shared_bytes(&p->model, s, 1) <= t->shared_bytes && registers_do(&p->model, s);
+  return shared_bytes(p, s, 1) <= t->shared_bytes && registers_do(p, s);
 }
 
 /* Three warpgroups hide more of each other's waits than two, also with fewer keys at a time: D
@@ -88,7 +93,6 @@ const nsai_space nsai_flash_sm90_space = {
 
 void nsai_flash_sm90_legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   nsai_legal_common(p, reasons);
-  nsai_legal_packed(p, reasons);
   if (strcmp(t->arch, "sm_90a"))
     nsai_refuse(reasons, "needs wgmma and the registers' division of sm_90a, the target is %s",
                 t->arch);
@@ -104,11 +108,11 @@ void nsai_flash_sm90_specify(const nsai_request *r, const char *entry, nsai_kern
   const nsai_problem *p = r->problem;
   const nsai_model *m = &p->model;
   int32_t rows = r->tiles->of[NSAI_TILE_ROWS], group = nsai_padded_group(m);
-  int32_t queries = query_tiles(m, r->target, r->tiles);
+  int32_t queries = query_tiles(p, r->target, r->tiles);
   *spec = (nsai_kernel_spec){ .entry = entry,
                               .dtype = m->dtype,
                               .threads = 2 * (rows + CONSUMER_ROWS),
-                              .shared_bytes = shared_bytes(m, r->tiles, queries),
+                              .shared_bytes = shared_bytes(p, r->tiles, queries),
                               .tile_tokens = rows / group,
                               .ctas_per_sm = 1,
                               .tma_box_heads = group,

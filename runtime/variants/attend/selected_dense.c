@@ -41,6 +41,7 @@ static void specify_sm80(const nsai_request *r, nsai_kernel_spec kernel[]) {
 
 static void specify_sm90(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_flash_sm90_specify(r, "attend_dense_sm90", &kernel[DENSE]);
+  nsai_source_add(&kernel[DENSE], r->problem, 1);
 }
 
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {

@@ -26,10 +26,12 @@ int32_t nsai_selected_consumer_registers(const nsai_model *m, const nsai_tiles *
   return fair < 240 ? fair : 240;
 }
 
-static uint32_t shared_bytes(const nsai_model *m, const nsai_tiles *s,
+static uint32_t shared_bytes(const nsai_problem *p, const nsai_tiles *s,
                              const nsai_selected_products *products) {
+  const nsai_model *m = &p->model;
   return nsai_smem_selected_pipeline(s->of[NSAI_TILE_STAGES], tokens_of(m, s),
-                                     products->query_bytes(m, s), m->head_dim_qk, m->head_dim_v);
+                                     products->query_bytes(p, s), m->head_dim_qk, m->head_dim_v,
+                                     nsai_problem_is_cached(p));
 }
 
 /* ---- tiles ---- */
@@ -40,7 +42,7 @@ nsai_tiles nsai_selected_tiles(int32_t warps, int32_t stages) {
 
 static bool holds(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                   const nsai_selected_products *products) {
-  uint32_t bytes = shared_bytes(&p->model, s, products);
+  uint32_t bytes = shared_bytes(p, s, products);
   return bytes <= t->shared_bytes && nsai_holds_ctas(t, bytes, ctas_of(s));
 }
 
@@ -48,15 +50,14 @@ void nsai_selected_fit(const nsai_problem *p, const nsai_target *t, const nsai_t
                        nsai_reasons *reasons, const nsai_selected_products *products) {
   if (!holds(p, t, s, products))
     nsai_refuse(reasons, "%d CTAs of %u bytes of shared memory do not fit, there are %u",
-                ctas_of(s), shared_bytes(&p->model, s, products), t->shared_bytes);
+                ctas_of(s), shared_bytes(p, s, products), t->shared_bytes);
 }
 
 /* More warps share what is read, while what they hold fits; a deeper pipeline hides more
  * latency. */
 double nsai_selected_cost(const nsai_problem *p, const nsai_tiles *s,
                           const nsai_selected_products *products) {
-  if (products->registers(&p->model) > nsai_selected_consumer_registers(&p->model, s))
-    return INFINITY;
+  if (products->registers(p) > nsai_selected_consumer_registers(&p->model, s)) return INFINITY;
   double warps = s->of[NSAI_TILE_WARPS], stages = s->of[NSAI_TILE_STAGES] * ctas_of(s);
   return 1 + 4 / warps + 0.5 / stages;
 }
@@ -75,7 +76,6 @@ nsai_tiles nsai_selected_deepest(const nsai_problem *p, const nsai_target *t, in
 void nsai_selected_legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons,
                          const nsai_selected_products *products) {
   nsai_legal_common(p, reasons);
-  nsai_legal_packed(p, reasons);
   if (strcmp(t->arch, "sm_90a"))
     nsai_refuse(reasons,
                 "needs the copy engine and the registers' division of sm_90a, the target is %s",
@@ -95,7 +95,7 @@ void nsai_selected_specify(const nsai_request *r, const char *entry, int32_t win
   *spec = (nsai_kernel_spec){ .entry = entry,
                               .dtype = m->dtype,
                               .threads = threads_of(s),
-                              .shared_bytes = shared_bytes(m, s, products),
+                              .shared_bytes = shared_bytes(r->problem, s, products),
                               .tile_tokens = tokens_of(m, s),
                               .ctas_per_sm = ctas_of(s),
                               .tma_box_keys = KEYS,
@@ -108,6 +108,7 @@ void nsai_selected_specify(const nsai_request *r, const char *entry, int32_t win
   nsai_constant_add(spec, "kMinBlocks", ctas_of(s));
   nsai_constant_add(spec, "kWindow", window);
   nsai_selected_add_lists(r->problem, kernel);
+  nsai_source_add(spec, r->problem, 1);
 }
 
 nsa_status nsai_selected_enqueue(const nsai_run *run, const nsai_form *form,
@@ -117,6 +118,14 @@ nsa_status nsai_selected_enqueue(const nsai_run *run, const nsai_form *form,
   const NsaiView kv[2] = { p.attend.k, p.attend.v };
   (void)span;
   NSAI_TRY(nsai_selected_find_lists(run, form, &p.attend));
+  if (nsai_problem_is_cached(&run->plan->problem)) {
+    NsaiCachedAttendSelectedTma cached = { .packed = p,
+                                           .batch = nsai_cache_batch(run),
+                                           .pair = nsai_cache_pair(run, &run->io->kv, NSA_SEL) };
+    NSAI_TRY(nsai_map_pages(run, NSA_SEL, nsai_list_box_rows(&run->plan->problem, KEYS),
+                            &cached.packed.k, &cached.packed.v));
+    return nsai_launch_tiles(run, kernel, &cached);
+  }
   NSAI_TRY(nsai_map_keys(run, kernel, kv, run->sizes.kv_tokens, &p.k, &p.v));
   return nsai_launch_tiles(run, kernel, &p);
 }

@@ -13,8 +13,8 @@
 
 /* How a kernel multiplies: what that asks of a consumer thread and of shared memory. */
 typedef struct nsai_selected_products {
-  int32_t (*registers)(const nsai_model *);                       /* all but Q */
-  int32_t (*query_bytes)(const nsai_model *, const nsai_tiles *); /* of Q in shared memory */
+  int32_t (*registers)(const nsai_problem *);                       /* all but Q */
+  int32_t (*query_bytes)(const nsai_problem *, const nsai_tiles *); /* of Q in shared memory */
 } nsai_selected_products;
 
 #define NSAI_SELECTED_KEYS 64 /* of a stage: the bits of a word; 64 rows of 128 bytes are a panel */

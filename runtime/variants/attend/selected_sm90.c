@@ -4,14 +4,16 @@
 #include "variants/attend/selected_sm90.h"
 
 /* KernelTraits::kOthers: O, the scores, the rest of P, and 44 more. */
-static int32_t registers(const nsai_model *m) {
+static int32_t registers(const nsai_problem *p) {
+  const nsai_model *m = &p->model;
   bool split = m->dtype == NSA_BF16 && m->head_dim_v < 64; /* core/softmax.cuh: kSplitP */
   return nsai_padded_dim(m->head_dim_v) / 2 + NSAI_SELECTED_KEYS / 2 + (split ? 16 : 0) + 44;
 }
 
 /* KernelTraits::kHeldPanels: 16 registers a panel. */
-static int32_t query_bytes(const nsai_model *m, const nsai_tiles *s) {
-  int32_t left = nsai_selected_consumer_registers(m, s) - registers(m);
+static int32_t query_bytes(const nsai_problem *p, const nsai_tiles *s) {
+  const nsai_model *m = &p->model;
+  int32_t left = nsai_selected_consumer_registers(m, s) - registers(p);
   int32_t others = nsai_panels(m->head_dim_qk) - (left < 0 ? 0 : left / 16);
   return others > 0 ? 16 * s->of[NSAI_TILE_WARPS] * others * NSAI_PANEL_PITCH : 0;
 }

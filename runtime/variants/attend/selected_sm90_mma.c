@@ -4,14 +4,15 @@
 #include "variants/attend/selected_pipeline.h"
 
 /* O, 16 scores, and KernelTraits::kOthers. */
-static int32_t registers(const nsai_model *m) {
-  int32_t columns = nsai_padded_dim(m->head_dim_v);
-  return columns / 2 + 16 + (columns > 128 ? 60 : 48);
+static int32_t registers(const nsai_problem *p) {
+  int32_t columns = nsai_padded_dim(p->model.head_dim_v);
+  return columns / 2 + 16 + (columns <= 128 ? 48 : nsai_problem_is_cached(p) ? 68 : 60);
 }
 
 /* KernelTraits::kQueryInRegisters. */
-static int32_t query_bytes(const nsai_model *m, const nsai_tiles *s) {
-  int32_t held = registers(m) + nsai_padded_dim(m->head_dim_qk) / 4;
+static int32_t query_bytes(const nsai_problem *p, const nsai_tiles *s) {
+  const nsai_model *m = &p->model;
+  int32_t held = registers(p) + nsai_padded_dim(m->head_dim_qk) / 4;
   if (held <= nsai_selected_consumer_registers(m, s)) return 0;
   return nsai_panel_bytes(16 * s->of[NSAI_TILE_WARPS], m->head_dim_qk);
 }

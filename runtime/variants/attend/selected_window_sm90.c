@@ -28,6 +28,27 @@ static bool sensible(const nsai_problem *p, const nsai_target *t) {
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_selected_specify(r, "attend_selected_window_sm90", r->problem->model.window,
                         &nsai_selected_sm90_products, kernel);
+  if (nsai_problem_is_cached(r->problem))
+    nsai_constant_add(&kernel[NSAI_SELECTED], "kWindowPageRows", nsai_window_page_rows(r->problem));
+}
+
+static nsa_status enqueue_cached(const nsai_run *run, const nsai_form *form,
+                                 const NsaiSelectedWindow *p) {
+  NsaiCachedSelectedWindow cached = { .packed = *p, .batch = nsai_cache_batch(run) };
+  NsaiSelectedWindow *to = &cached.packed;
+  if (nsai_run_has(run, NSA_WIN)) {
+    cached.window = nsai_cache_pair(run, &run->io->kv, NSA_WIN);
+    NSAI_TRY(
+        nsai_map_pages(run, NSA_WIN, NSAI_WINDOW_BOX_ROWS, &to->window_k_map, &to->window_v_map));
+  }
+  if (nsai_run_has(run, NSA_SEL)) {
+    cached.pair = nsai_cache_pair(run, &run->io->kv, NSA_SEL);
+    NSAI_TRY(nsai_map_pages(run, NSA_SEL,
+                            nsai_list_box_rows(&run->plan->problem, NSAI_SELECTED_KEYS),
+                            &to->selected.k, &to->selected.v));
+    NSAI_TRY(nsai_selected_find_lists(run, form, &to->selected.attend));
+  }
+  return nsai_launch_tiles(run, &form->kernel[NSAI_SELECTED], &cached);
 }
 
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
@@ -46,6 +67,7 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   (void)span;
   p.out[NSAI_FUSED_WINDOW] = window.out;
   p.out[NSAI_FUSED_SELECTED] = p.selected.attend.out;
+  if (nsai_problem_is_cached(&run->plan->problem)) return enqueue_cached(run, form, &p);
   NSAI_TRY(nsai_map_keys(run, kernel, window_kv, rows, &p.window_k_map, &p.window_v_map));
   NSAI_TRY(nsai_map_keys(run, kernel, kv, rows, &p.selected.k, &p.selected.v));
   if (nsai_run_has(run, NSA_SEL)) NSAI_TRY(nsai_selected_find_lists(run, form, &p.selected.attend));

@@ -12,21 +12,17 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
 }
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
-  nsai_problem seen = *r->problem;
-  if (seen.window_ring) seen.page_size = 0; /* rings have no pages */
   nsai_flash_sm80_specify(r, "attend_window_sm80", &kernel[WINDOW]);
-  nsai_source_add(&kernel[WINDOW], &seen, 1);
-  nsai_constant_add(&kernel[WINDOW], "kWindow", seen.model.window);
+  nsai_window_source_add(&kernel[WINDOW], r->problem);
+  nsai_constant_add(&kernel[WINDOW], "kWindow", r->problem->model.window);
 }
 
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
   const nsai_kernel *kernel = &form->kernel[WINDOW];
   NsaiAttend p = nsai_attend_params(run, NSA_WIN, kernel);
   (void)span;
-  if (nsai_problem_is_cached(&run->plan->problem)) {
-    const NsaiCachePair pair = nsai_cache_pair(run, &run->io->kv, NSA_WIN);
-    return nsai_launch_cached_attend(run, kernel, &pair, &p);
-  }
+  if (nsai_problem_is_cached(&run->plan->problem))
+    return nsai_launch_cached_attend(run, kernel, NSA_WIN, &p);
   p.early = nsai_run_is_behind(run, NSAI_STAGE_COMPRESS);
   return nsai_launch_attend(run, kernel, &p, run->sizes.kv_tokens);
 }

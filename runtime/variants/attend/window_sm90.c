@@ -8,14 +8,18 @@ enum { WINDOW, KERNELS };
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_flash_sm90_specify(r, "attend_window_sm90", &kernel[WINDOW]);
+  nsai_window_source_add(&kernel[WINDOW], r->problem);
   nsai_constant_add(&kernel[WINDOW], "kWindow", r->problem->model.window);
 }
 
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
-  NsaiAttend p = nsai_attend_params(run, NSA_WIN, &form->kernel[WINDOW]);
+  const nsai_kernel *kernel = &form->kernel[WINDOW];
+  NsaiAttend p = nsai_attend_params(run, NSA_WIN, kernel);
   (void)span;
+  if (nsai_problem_is_cached(&run->plan->problem))
+    return nsai_launch_cached_attend(run, kernel, NSA_WIN, &p);
   p.early = nsai_run_is_behind(run, NSAI_STAGE_COMPRESS);
-  return nsai_launch_attend(run, &form->kernel[WINDOW], &p, run->sizes.kv_tokens);
+  return nsai_launch_attend(run, kernel, &p, run->sizes.kv_tokens);
 }
 
 const nsai_variant nsai_attend_window_sm90 = {
