@@ -33,7 +33,7 @@ static_assert(Config::kThreads % 32 == 0, "whole warps");
 template <class C> struct SharedStorage {
   static constexpr int kWarps = C::kThreads / 32;
   u64 queues[kWarps][kQueue];
-  int found[kWarps * Topn<C>::kFree]; // blocks, ascending
+  int found[kWarps * (Topn<C>::kFree > 0 ? Topn<C>::kFree : 1)]; // blocks, ascending
 };
 
 template <class C, class Params> NSAI_DEVICE void select(const Params &params) {

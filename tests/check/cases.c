@@ -83,6 +83,7 @@ const char *const chk_fixed_cases[] = {
   "fwd:phi=external:q=200,20,77", "fwd:gate=weights.f32:q=200", "fwd:gate=logits.f32:q=200",
   "fwd:gate=mlp.64.0.silu:q=200", "fwd:gate=mlp.64.32.gelu:q=200", "fwd:sel=blocks.shared:q=300",
   "fwd:sel=ranges:q=300,40", "fwd:sel=ranges.shared:q=300",
+  "fwd:h2/1:d16/16:l4/4:s4x3+1+2:w16:q=9:kv=2100",
   /* stages alone */
   "compress:q=200,31,0,65", "compress:q=77,301:layout=strided:h16/4:d128/64",
   "compress:phi=linear:q=300", "compress:phi=mlp.64.silu:q=300:f16", "select:q=700:s32x6+1+2",
