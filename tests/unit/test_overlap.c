@@ -189,10 +189,18 @@ static void test_ends(void **state) {
   refuse(&m, "io.o is written, and shares memory with io.q");
   io->o.data = (char *)room.data + bytes;
   machine_expect("behind", nsa_forward(m.plan, &m.exec, &m.toy.batch, io), NSA_OK, NULL);
-  /* The workspace is a tensor, too. */
-  io->q.data = (char *)m.exec.workspace + m.exec.workspace_bytes - 256;
+  /* The workspace is a tensor, too. Nothing else lies behind it. */
+  const nsa_exec exec = m.exec;
+  const uint64_t end = (exec.workspace_bytes + 255) / 256 * 256;
+  void *larger = aligned_alloc(256, end + ((uint64_t)bytes + 255) / 256 * 256);
+  assert_non_null(larger);
+  m.exec.workspace = larger;
+  io->q.data = (char *)larger + end - 256;
+  m.exec.workspace_bytes = end;
   refuse(&m, "exec.workspace is written, and shares memory with io.q");
   io->q.data = room.data;
+  m.exec = exec;
+  free(larger);
   m.exec.workspace_bytes += 1 << 30;
   io->o.data = (char *)m.exec.workspace + m.exec.workspace_bytes - 256;
   refuse(&m, "exec.workspace");
