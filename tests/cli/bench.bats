@@ -367,8 +367,8 @@ chart_files() {
 three_lines() {
   NSA_RESULTS=$NSA_SOURCE/bench/results python3 - <<'PY'
 import csv, os
-def read(name):
-    with open(f"{os.environ['NSA_RESULTS']}/h200-2026-11-22{name}.csv") as file:
+def read(name, day="22"):
+    with open(f"{os.environ['NSA_RESULTS']}/h200-2026-11-{day}{name}.csv") as file:
         return list(csv.DictReader(file))
 def write(name, rows):
     with open(name, "w") as file:
@@ -378,7 +378,7 @@ def write(name, rows):
 times = [r for r in read("-backward") if "q=8192:" in r["problem"] or "q=16384:" in r["problem"]]
 saved = [dict(r, part="fwd_saved") for r in times if r["part"] == "forward"]
 steps = [dict(r, q_len="1") for r in read("-decode") if "fill=correlated" in r["problem"]]
-peer = read("-peers")[0]
+peer = read("-peers", "24")[0]
 ms = {(r["part"], r["problem"].split(":q=")[1].split(":")[0]): float(r["burst_ms"]) for r in times}
 peers = []
 for tokens, factor in ("8192", 2), ("16384", 4):
