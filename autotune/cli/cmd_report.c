@@ -144,20 +144,25 @@ static void add_files(nsai_child *program, const char *times, const char *folder
 }
 
 static nsa_status run_tools(report *r) {
-  static const nsai_child tools[TOOLS] = {
-    { .title = "checks", .arguments = { "nsacheck", "--json" } },
-    { .title = "needle",
-      .arguments = { "nsacheck", "--filter", "needle:*", "--count", "0", "--json" } },
-    { .title = "benchmarks", .arguments = { "nsa-bench", "--json", NSAI_CHILD_FILE } },
+  const nsai_child tools[TOOLS] = {
+    [CHECKS] = { .title = "checks", .arguments = { "nsacheck", "--json" } },
+    [NEEDLE] = { .title = "needle",
+                 .arguments = { "nsacheck", "--filter", "needle:*", "--count", "0", "--json" } },
+    [BENCHMARKS] = { .title = "benchmarks",
+                     .arguments = { "nsa-bench", "--json", NSAI_CHILD_FILE } },
+    [PREFILL] = { .title = "prefill",
+                  .arguments = { "nsa-bench", "prefill", "--json", NSAI_CHILD_FILE, "--md",
+                                 r->prefill } },
   };
   const char *folder = r->a->folder ? r->a->folder : ".";
   if (mkdir(folder, 0777) && errno != EEXIST)
     return nsai_cli_fail_io(folder, "cannot be made", errno);
   snprintf(r->times, sizeof r->times, "%s/times.csv", folder);
+  snprintf(r->prefill, sizeof r->prefill, "%s/prefill.md", folder);
   for (int i = 0; i < TOOLS; i++) {
     nsai_child *program = &r->tools[i];
     *program = tools[i];
-    if (i == TOOLS - 1) add_files(program, r->times, folder, r->a->commit);
+    if (i == BENCHMARKS) add_files(program, r->times, folder, r->a->commit);
     if (!r->a->no_run) {
       fprintf(stderr, "%s: %s\n", program->title, program->arguments[0]);
       NSAI_TRY(nsai_child_run(program));

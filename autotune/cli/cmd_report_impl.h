@@ -11,7 +11,7 @@
 #include "cli/cli.h"
 #include "cli/tune_print.h"
 
-#define TOOLS 3
+enum { CHECKS, NEEDLE, BENCHMARKS, PREFILL, TOOLS }; /* the programs that are run */
 #define CRITERIA 16
 #define NOTE_BYTES 256
 #define REPORT_OPS (NSA_OP_BACKWARD - NSA_OP_FORWARD + 1)
@@ -39,6 +39,7 @@ typedef struct report {
   char model[REPORT_OPS][512]; /* beginning of the keys of the file's problems, by operation */
   nsai_tune_results results;   /* the records, as events of the tuner */
   char times[4096];            /* the benchmarks' CSV */
+  char prefill[4096];          /* the table of prompts through a cache */
   int64_t records, unfinished, outdated, elsewhere;
   nsai_child tools[TOOLS];
   criterion criteria[CRITERIA];

@@ -182,12 +182,14 @@ fake() {
 @test "report takes the JSON of nsacheck and nsa-bench; a failed check is 7" {
   small_model
   fake nsacheck 'echo "{\"passed\": 3, \"arguments\": \"$*\"}"'
-  fake nsa-bench 'echo words; echo "{\"bench\": \"$*\"}" >"$2"'
+  fake nsa-bench 'echo words; all=$*; while [ "$1" != --json ]; do shift; done; echo "{\"bench\": \"$all\"}" >"$2"'
   PATH=$PWD/bin:$PATH run -0 --separate-stderr autotune report --out "$PWD/out" --commit 0123abc small.yaml
-  jq -e '.runs | map(.result) == ["pass", "pass", "pass"] and .[0].output.passed == 3 and
-    .[1].output.arguments == "--filter needle:* --count 0 --json" and (.[2].output.bench | endswith("--commit 0123abc"))' out/report.json
+  jq -e '.runs | map(.result) == ["pass", "pass", "pass", "pass"] and .[0].output.passed == 3 and
+    .[1].output.arguments == "--filter needle:* --count 0 --json" and (.[2].output.bench | endswith("--commit 0123abc")) and
+    (.[3].output.bench | startswith("prefill --json "))' out/report.json
   [[ $output != *words* && $stderr == *words* ]]
   grep -qF -- ' --csv times.csv --svg . --commit 0123abc`' out/report.md # no path of this machine
+  grep -qF -- ' --md prefill.md`' out/report.md
   fake nsacheck 'echo "{\"passed\": "; exit 1' # and no JSON
   PATH=$PWD/bin:$PATH run -7 autotune report --out out small.yaml
   jq -e '.runs[0] | .result == "fail" and .status == 1 and .output == null' out/report.json
