@@ -6,7 +6,7 @@
     peers.py --csv FILE     all of it on the current GPU: what `nsa-bench chart` compares with
 
 forward     causal attention of one sequence: the median of 7 launches, each after a pause of 40 ms and a
-            256 MB flush of L2, as `nsa-bench` takes its burst times; meanwhile PyTorch prepares the launch
+            256 MB flush of L2, as `nsa-bench` takes its burst times; PyTorch prepares the launch before
 backward    its gradients of q, k and v, likewise
 decode      one new token of each of 32 sequences over all keys: a step of a CUDA graph of steps, each over
             keys and values of its own as long as these fit into L2, as `nsa-bench decode` does
@@ -32,6 +32,7 @@ COLUMNS = ["date", "device", "software", "backend", "part", "dtype", "heads", "k
 RUNS = 7
 PAUSE_S = 0.04  # after 30 ms the clocks recover from a power cap
 FLUSH_BYTES = 256 << 20
+HOLD_CLOCKS = 4_000_000  # about 2 ms before the first event, in which PyTorch prepares the launch
 COLD_BYTES = 256e6  # that other steps read before the same keys are read again
 MOST_COPIES = 96  # nodes of a graph have a cost, too
 
@@ -49,6 +50,7 @@ class Gpu:
 
     def once(self, run):
         start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.torch.cuda._sleep(HOLD_CLOCKS)
         start.record()
         run()
         end.record()
@@ -122,8 +124,12 @@ class Dense:
                                 requires_grad=grad)
 
     def attend(self, q, k, v, causal):
+        return self.torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+
+    def time(self, part, batch, tokens):
+        """Of a part of PARTS. The backend is chosen once: that takes as long as a launch."""
         with self.only(self.backend):
-            return self.torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+            return getattr(self, part)(batch, tokens)
 
     def forward(self, batch, tokens):
         q, k, v = (self.draw(batch, heads, tokens) for heads in (HEADS, KV_HEADS, KV_HEADS))
@@ -194,7 +200,7 @@ def measure(torch, device, backend, part, batch, tokens):
            "backend": backend, "part": part, "dtype": "bf16", "heads": HEADS, "kv_heads": KV_HEADS,
            "head_dim": DIM, "batch": batch, "tokens": tokens, "ms": "", "note": ""}
     try:
-        row["ms"] = f"{getattr(Dense(torch, device, backend), part)(batch, tokens):.5g}"
+        row["ms"] = f"{Dense(torch, device, backend).time(part, batch, tokens):.5g}"
     except RuntimeError as error:  # no such kernel, or no memory
         row["note"] = str(error).split("\n", 1)[0]
     device.free()

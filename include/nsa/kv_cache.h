@@ -53,9 +53,9 @@
  * through nsa_prefill with cu_q.
  *
  * Layout. P tokens of a page, N pages; the other letters are those of attention.h. The tensors of
- * a cache have four dimensions. The last one is contiguous, the others have any strides. Memory
- * in the order [N, P, Hkv, D] ("NHD") fits, and so does [N, Hkv, P, D] ("HND"), passed with the
- * two middle dimensions exchanged.
+ * a cache have four dimensions. The last one is contiguous, the others have any strides (of raw
+ * tokens that nsa_prefill reads on sm_90a, positive ones). Memory in the order [N, P, Hkv, D]
+ * ("NHD") fits, and so does [N, Hkv, P, D] ("HND"), passed with the two middle dimensions exchanged.
  *   k[b]   [N, P, Hkv, Dk]      v[b]   [N, P, Hkv, Dv]      raw tokens
  *   k_cmp  [N, P/d, Hkv, Dk]    v_cmp  [N, P/d, Hkv, Dv]    compressed entries, same pages
  * Without pages N is a number of rows, P the tokens that a row has room for, at least max_kv_len,
@@ -78,10 +78,11 @@
  *
  * Lists of pages name a page for every position below kv_len, also for those that are not
  * written. Nothing else is read: not the list behind these pages, not the tokens behind kv_len,
- * not the entries behind the last whole block. Tokens below kv_len must have been written, or hold
- * finite values: those of a branch that a query does not see may be multiplied by 0. New token i of a sequence stands at position
- * kv_len - q_len + i. A padded row of a batch has kv_len 0: nothing is appended for it, and its
- * output is zeros with LSE -inf.
+ * not the entries behind the last whole block. What is read has no effect where no query sees it,
+ * but every token below kv_len must hold finite values, since a kernel may multiply them by 0; of a
+ * ring, the tokens of the window. Tokens behind kv_len may hold anything. New token i of a sequence
+ * stands at position kv_len - q_len + i. A padded row of a batch has kv_len 0: nothing is appended
+ * for it, and its output is zeros with LSE -inf.
  *
  * The cache has the model's dtype. A GPU serves it with everything that nsa_forward takes: every
  * phi, a caller's selection, probes. FP8 caches, attention sinks, soft-capped logits and trees of

@@ -14,7 +14,8 @@
 // store it with the row's reference in a scratch buffer of the CTA. The selectors read it from
 // there once the LSE is known:
 //
-//   producer   warpgroup 0      TMA loads of Q, K, V; keys interleaved: tma_load_interleaved()
+//   producer   warpgroup 0      TMA loads of Q, K, V; keys interleaved: tma_load_interleaved().
+//                               Entries of a cache: cp.async by all its warps
 //   consumers  warpgroups 1, 2  Q K^T | softmax, pool, store | P V, as in attend/mainloop_sm90.cuh
 //   selectors  warpgroup 3      one query tile behind: scale, sum over heads, list, choose
 //
@@ -31,8 +32,8 @@
 //
 //     8k 0.30 ms (0.22)   64k 9.2 ms (7.1)   128k 37.6 ms
 //
-// Over a paged cache, whose entries the whole producer warpgroup copies, 64k takes 9.5 ms.
 // Back-to-back launches take 10.7 ms at 64k. The unfused kernels take 6.0, 6.7 and 0.6 ms there.
+// Over a paged cache 64k takes 9.5 ms in a prefill, where packed keys take 10.2 in a forward.
 //
 // Bound by latencies, not by one unit: at 128k the tensor cores are busy 57 % of the time and the
 // schedulers issue in 41 % of the clocks. Time in ms when the kernel stops after each step, minimum

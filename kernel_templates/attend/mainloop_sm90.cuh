@@ -13,13 +13,15 @@
 // (data/cached_boxes.cuh), compressed entries by cp.async (data/cached_entries.cuh).
 //
 // Grid: persistent. CTA x of any number of CTAs takes tiles x, x + grid, ... of kv_heads * tiles,
-// KV head major, so that L2 holds the K and V of one head at a time. tiles = seq.cu_q ? q_tokens /
-// T + num_seqs : ceil(q_tokens / T), where a tile has T = kRows / kGroupPadded tokens.
+// KV head major, so that L2 holds the K and V of one head at a time. A tile has T = kRows /
+// kGroupPadded tokens; there are q_tokens / T + num_seqs, or of one packed sequence without cu_q
+// ceil(q_tokens / T).
 //
 // CTA: kRows / 64 consumer warpgroups and one producer warpgroup. A consumer warpgroup has 64 query
 // rows of one KV head, token-major: row r is head r % kGroupPadded of the query group and token r /
-// kGroupPadded of the tile. In the producer warpgroup a single warp issues the TMA loads. It runs
-// ahead into the next tile while the consumers store the current one.
+// kGroupPadded of the tile. In the producer warpgroup a single warp issues the TMA loads; all four
+// copy entries of a cache. They run ahead into the next tile while the consumers store the current
+// one.
 //
 // Shared memory: nsai_smem_flash_sm90() of params/smem.h. Each stage of Q, K and V has a full and
 // an empty barrier.
@@ -97,8 +99,7 @@ template <class Config> struct Flash {
   static constexpr int kKeyBytes = nsai_panel_bytes(Config::kKeys, Config::kHeadDimQk);
   static constexpr int kValueBytes = nsai_panel_bytes(Config::kKeys, Config::kHeadDimV);
   // The launch gives every thread 65536 / kThreads registers, rounded down to a multiple of 8. The
-  // producer warpgroup hands its surplus to the consumers. To copy compressed entries of a cache it
-  // needs more.
+  // producer warpgroup hands its surplus to the consumers. Over a cache it needs more itself.
   static constexpr int kProducerRegisters = Config::kCached ? 56 : (kConsumers == 2 ? 24 : 32);
   static constexpr int kConsumerRegisters =
       Config::kCached ? (kConsumers == 2 ? 224 : 152) : (kConsumers == 2 ? 240 : 160);
@@ -140,9 +141,6 @@ NSAI_DEVICE int first_row_of(const NsaiCacheBatch &, const QueryTile &tile, int)
   return tile.s;
 }
 
-// Tiles of keys of a cache begin with a box.
-constexpr int kFlashBoxRows = 16;
-
 template <class Config, class Keys, class Sequences>
 NSAI_DEVICE FlashTile flash_tile(const Sequences &seqs, int group, int number) {
   QueryTile tile = find_query_tile<Flash<Config>::kTokens>(seqs, number);
@@ -153,7 +151,7 @@ NSAI_DEVICE FlashTile flash_tile(const Sequences &seqs, int group, int number) {
   t.first_token = tile.seq.q_begin + tile.first_query;
   t.position = tile.seq.position(tile.first_query);
   t.begin = Keys::visible(t.position).begin;
-  if constexpr (Config::kCached) t.begin = t.begin / kFlashBoxRows * kFlashBoxRows;
+  if constexpr (Config::kCached) t.begin = t.begin / NSAI_WINDOW_BOX_ROWS * NSAI_WINDOW_BOX_ROWS;
   t.end = t.tokens > 0 ? Keys::visible(t.position + t.tokens - 1).end : 0;
   t.first_row = first_row_of<Keys>(seqs, tile, t.begin);
   t.rows_left = Keys::visible(tile.seq.kv_len - 1).end - t.begin;
@@ -220,7 +218,7 @@ NSAI_DEVICE void produce_keys(const NsaiAttendTma &p, const FlashTile &tile,
   }
 }
 
-// Copies `tiles` tiles of compressed entries of K or V of a cache into the stages `to`, by two warps.
+// Copies `tiles` tiles of compressed entries of K or V of a cache into the stages `to`. Two warps.
 template <class Config, class Keys, class Order, int kDim, class Batch, class Shared, int kBytes>
 NSAI_DEVICE void produce_entries(const Batch &batch, const NsaiCacheTensor &x,
                                  const FlashTile &tile, int tiles, Shared &shared,
@@ -267,9 +265,9 @@ NSAI_DEVICE void produce_keys(const NsaiCachedAttendTma &p, const FlashTile &til
   constexpr int kKeys = Config::kKeys, kDk = Config::kHeadDimQk, kDv = Config::kHeadDimV;
   const bool asks = threadIdx.x % 32 == 0;
   const auto boxes =
-      find_boxes<Config::kPageRows, kFlashBoxRows, kKeys>(p.batch, p.pair, tile.first_row,
-                                                          Keys::visible(tile.position).begin,
-                                                          tile.begin + tile.rows_left);
+      find_boxes<Config::kPageRows, NSAI_WINDOW_BOX_ROWS, kKeys>(p.batch, p.pair, tile.first_row,
+                                                                 Keys::visible(tile.position).begin,
+                                                                 tile.begin + tile.rows_left);
   int page = boxes.page_of_lane(tile.begin);
   for (int first = tile.begin; first < tile.end; first += kKeys) {
     const int here = page;

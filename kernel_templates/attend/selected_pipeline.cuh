@@ -44,8 +44,8 @@
 //   producer   wait empty[s]; store the flags and the task; arrive full[s], listed[s]
 //   loaders    wait listed[s]; one of them starts the copies of K and V; arrive full[s]
 //
-//   task    int: the first key of the stage, and in its lowest bits kFromWindow, kLastTask: last stage
-//           of the tile, kNoKeys
+//   task    int: the first key of the stage, and in its lowest bits kFromWindow, kLastTask (last
+//           stage of the tile), kNoKeys
 //
 // All loaders arrive on full[s], or one that is late could read the task of the next round. Where
 // four warps walk the lists, the first of them also loads.
@@ -122,13 +122,6 @@ template <class Config> struct SelectedPipeline {
   static_assert(kStages >= 2, "a stage is filled while another is read");
 };
 
-// Rows of the boxes of a cache: of the lists' stages, which lie on the grid of kKeys, and of the
-// window's.
-template <class Config> constexpr NSAI_DEVICE int list_box_rows() {
-  return Config::kPageRows && Config::kPageRows < Config::kKeys ? Config::kPageRows : Config::kKeys;
-}
-constexpr int kWindowBoxRows = 16;
-
 // The tile's sequence in *s, if it is wanted.
 template <class Config, class Params>
 NSAI_DEVICE TilePosition find_tile_position(const Params &params, int tile, int *s = nullptr) {
@@ -142,10 +135,10 @@ NSAI_DEVICE TilePosition find_tile_position(const Params &params, int tile, int 
 
 // How the window's keys of a tile fall into stages: a first stage of kFirst keys, the remainder of
 // w + kTokens - 1 modulo kKeys, and then stages of kKeys. In a cache the window begins with a box:
-// there are up to kWindowBoxRows - 1 more keys, and kFirst consists of boxes.
+// there are up to NSAI_WINDOW_BOX_ROWS - 1 more keys, and kFirst consists of boxes.
 template <class Config> struct WindowStages {
   using R = SelectedPipeline<Config>;
-  static constexpr int kBox = Config::kCached ? kWindowBoxRows : 1;
+  static constexpr int kBox = Config::kCached ? NSAI_WINDOW_BOX_ROWS : 1;
   static constexpr int kRest =
       ceil_div(Config::kWindow + R::kTokens - 1 + kBox - 1, kBox) * kBox % R::kKeys;
   static constexpr int kFirst = kRest ? kRest : R::kKeys;
@@ -251,10 +244,11 @@ NSAI_DEVICE void fill_stage(const NsaiTensorMap &k_map, const NsaiTensorMap &v_m
   if (!announces) barrier_arrive(full);
 }
 
-// What the loaders of a stage are told beside its first key, a multiple of 16.
+// Flags in the low bits of a task, whose first key is a multiple of 16.
 constexpr int kFromWindow = 1, kLastTask = 2, kNoKeys = 4;
 
-// Tells them. A whole warp; the arrivals also cover its plain stores.
+// Publishes the task of a stage to the loaders. A whole warp; the arrivals also cover its plain
+// stores.
 template <class Config> NSAI_DEVICE void list_stage(unsigned char *shared, int s, int task) {
   using R = SelectedPipeline<Config>;
   const u32 base = shared_address(shared);
@@ -285,9 +279,8 @@ template <class Config, class Params>
 NSAI_DEVICE auto locate_lists(const Params &params, const TilePosition &at, int s) {
   if constexpr (Config::kCached) {
     const auto boxes =
-        find_boxes<Config::kPageRows, list_box_rows<Config>(), Config::kKeys>(params.batch,
-                                                                              params.pair, s, 0,
-                                                                              at.seq.kv_len);
+        find_boxes<Config::kPageRows, nsai_list_box_rows(Config::kPageRows, Config::kKeys),
+                   Config::kKeys>(params.batch, params.pair, s, 0, at.seq.kv_len);
     return CachedKeyLocation<decltype(boxes)>{ boxes, at.group };
   } else {
     const int end = at.seq.kv_begin + at.seq.kv_len;
@@ -299,10 +292,8 @@ template <class Config, class Params>
 NSAI_DEVICE auto locate_window(const Params &params, const TilePosition &at, int s) {
   if constexpr (Config::kCached) {
     const int first = WindowKeys<Config>::visible(at.seq.position(at.first_query)).begin;
-    const auto boxes =
-        find_boxes<Config::kWindowPageRows, kWindowBoxRows, Config::kKeys>(params.batch,
-                                                                           params.window, s, first,
-                                                                           at.seq.kv_len);
+    const auto boxes = find_boxes<Config::kWindowPageRows, NSAI_WINDOW_BOX_ROWS, Config::kKeys>(
+        params.batch, params.window, s, first, at.seq.kv_len);
     return CachedKeyLocation<decltype(boxes)>{ boxes, at.group };
   } else {
     return locate_lists<Config>(params, at, s);
@@ -449,7 +440,7 @@ NSAI_DEVICE void load_stages(const Params &params, unsigned char *shared, int lo
       const int s = step.stage;
       barrier_wait(R::listed(base, s), step.phase);
       task = (int)load_shared_word(base + R::kSTask + 4 * s);
-      const int first = task & ~(kWindowBoxRows - 1);
+      const int first = task & ~(NSAI_WINDOW_BOX_ROWS - 1);
       if (turn != loader || task & kNoKeys) {
         barriers.producer_commit(s);
       } else if (!kCanWindow<Params> || !(task & kFromWindow)) {

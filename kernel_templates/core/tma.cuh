@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: MIT
 //
 // Tensor memory accelerator (sm_90 and later), one instruction per function. The host creates the
-// tensor maps (runtime/driver/tensor_map.h) with three dimensions: element 0 .. D - 1, head, token.
+// tensor maps (runtime/driver/tensor_map.h): of packed tensors with three dimensions, element 0 ..
+// D - 1, head, token; of a cache with four, element, slot, head, page; of interleaved keys five.
 // A box is 64 elements (128 bytes, swizzled) of some heads of some tokens. Parts outside the tensor
 // arrive as zeros and count among the bytes of the box.
 //

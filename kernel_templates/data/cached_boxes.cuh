@@ -1,11 +1,11 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Tiles of kKeys adjacent keys of a KV cache, loaded by the copy engine (sm_90) into panels of shared
-// memory (core/tma.cuh). A tile consists of boxes of kBoxRows keys. A box lies in one page, since
-// pages and boxes are powers of two and tiles begin at multiples of kBoxRows. Lane i of a warp asks
-// for box i. Where a ring buffer's length is no multiple of kBoxRows, a box would cross its end, and
-// copy_present() replaces all boxes.
+// Tiles of kKeys adjacent keys of a KV cache, loaded by the copy engine (sm_90) into panels of
+// shared memory (core/tma.cuh). A tile consists of boxes of kBoxRows keys. A box lies in one page,
+// since pages and boxes are powers of two and tiles begin at multiples of kBoxRows. Lane i of a
+// warp asks for box i. Where a ring buffer's length is no multiple of kBoxRows, a box would cross
+// its end, and copy_present() replaces all boxes.
 //
 // No page is looked up for keys at or behind the sequence's end: such a box is one of a page that
 // does not exist, which arrives as zeros. The box that holds the end may bring anything behind it,
@@ -52,8 +52,8 @@ template <int kPageRows, int kBoxRows, int kKeys> struct CachedBoxes {
   }
 
   // Copies the keys [first, first + kKeys) of x by a whole warp; rows outside [begin, end) become
-  // zeros. On return the copy is complete and visible to wgmma. Pages are looked up again: taken from the lanes'
-  // `page` they cost registers that producers do not have.
+  // zeros. On return the copy is complete and visible to wgmma. Pages are looked up again: taken
+  // from the lanes' `page` they cost registers that producers do not have.
   template <int kDim>
   NSAI_DEVICE void copy_present(u32 to_shared, const NsaiCacheTensor &x, int group,
                                 int first) const {

@@ -6,8 +6,9 @@
 // engine would be too many: a row is copied as 16-byte chunks by eight threads, eight rows in a
 // pass.
 //
-// The lanes of a warp find the addresses of a tile's rows, a row each, and keep them in shared memory,
-// so that a pass is little more than its copies. Pages are looked up while the tile before arrives.
+// The lanes of a warp find the addresses of a tile's rows, a row each, and keep them in shared
+// memory, so that a pass is little more than its copies. Pages are looked up while the tile before
+// arrives.
 //
 // Order: the order of the rows of a tile, with
 //   constexpr int kStep   blocks between rows 8 apart
@@ -21,14 +22,14 @@ struct NaturalOrder {
   static NSAI_DEVICE int block(int row) { return row; }
 };
 
-// That of tma_load_interleaved().
+// The order of tma_load_interleaved().
 struct InterleavedOrder {
   static constexpr int kStep = 2;
   static NSAI_DEVICE int block(int row) { return interleaved_key(row); }
 };
 
-// Rows of one KV head of a tensor of entries. kFirstIndex: entry_index() of block 0. Only whole warps
-// call the functions.
+// Rows of one KV head of a tensor of entries. kFirstIndex: entry_index() of block 0. Only whole
+// warps call the functions.
 template <int kPageRows, int kFirstIndex, int kRows, class Order> struct EntryTiles {
   static_assert(kRows % 8 == 0, "rows 8 apart have one swizzle");
   static constexpr int kOwn = kRows / 2; // rows of a warp, four of each pass
@@ -58,7 +59,7 @@ template <int kPageRows, int kFirstIndex, int kRows, class Order> struct EntryTi
     return found;
   }
 
-  // Makes that tile of x the one that copy() copies.
+  // Stores the addresses of the tile's rows in x for copy().
   NSAI_DEVICE void keep(const Pages &found, const NsaiCacheTensor &x, int group, int first) const {
     const u16 *data = (const u16 *)x.data + group * x.head_stride;
     __syncwarp(); // the addresses kept before have been read
@@ -72,8 +73,8 @@ template <int kPageRows, int kFirstIndex, int kRows, class Order> struct EntryTi
     __syncwarp();
   }
 
-  // Starts the copies of the tile from block `first` on, which was kept. Blocks from `end` on become
-  // zeros.
+  // Starts the copies of the tile from block `first` on, which was kept. Blocks from `end` on
+  // become zeros.
   template <int kDim> NSAI_DEVICE void copy(u32 to_shared, int first) const {
     const int chunk = threadIdx.x % 8, row = threadIdx.x % 64 / 8;
     to_shared += panel_offset(row, chunk);

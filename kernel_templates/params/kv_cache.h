@@ -8,6 +8,7 @@
 #define NSAI_PARAMS_KV_CACHE_H
 
 #include "params/attention.h"
+#include "params/smem.h"
 
 /* K, V or compressed entries of a cache: [pages, rows of a page, Hkv, dim]. Ring buffers and caches
  * without pages: [rows, tokens, Hkv, dim]. The last stride is 1. */
@@ -22,7 +23,7 @@ typedef struct NsaiCacheTensor {
 typedef struct NsaiCachePair {
   NsaiCacheTensor k, v;
   int ring;  /* tokens of a row if the pair lies in ring buffers; otherwise 0 */
-  int pages; /* pages, or rows, that exist */
+  int pages; /* pages, or rows, that exist; of compressed entries 0 */
 } NsaiCachePair;
 
 /* How new tokens belong to the sequences of a cache, and where the sequences lie
@@ -42,7 +43,8 @@ typedef struct NsaiCacheBatch {
   int reserved;
 } NsaiCacheBatch;
 
-/* Structs that add a cache to a packed struct. The packed struct's seq, k and v are unused. */
+/* Structs that add a cache to a packed struct. The packed struct's seq, k and v are unused, but for
+ * seq.max_kv_len in NsaiCompressedTopn. */
 typedef struct NsaiCachedAttend {
   NsaiCacheBatch batch;
   NsaiCachePair pair; /* attend_compressed_sm80: the compressed entries */
@@ -55,7 +57,15 @@ typedef struct NsaiCachedAttendSelected {
   NsaiAttendSelected packed;
 } NsaiCachedAttendSelected;
 
-/* The kernels of sm_90 over a cache. Maps of K and V are those of nsai_tensor_map_pages(). */
+/* Rows of the boxes by which these kernels read a cache: of a window, which begins anywhere, and of
+ * stages of `keys` keys on a grid. page_rows 0: no pages. */
+#define NSAI_WINDOW_BOX_ROWS 16
+NSAI_SIZE nsai_list_box_rows(int page_rows, int keys) {
+  return page_rows && page_rows < keys ? page_rows : keys;
+}
+
+/* The kernels of sm_90 over a cache. Maps of K and V are those of nsai_tensor_map_pages(); kernels
+ * that read compressed entries have none. */
 typedef struct NsaiCachedAttendTma {
   NsaiAttendTma packed;
   NsaiCacheBatch batch;

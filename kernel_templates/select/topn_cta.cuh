@@ -1,8 +1,9 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// select_topn_cta: selects n blocks for each token by the rule and the search of core/topn.cuh, with
-// all warps of a CTA on one row. Use it for few rows: one warp per row would leave the device idle.
+// select_topn_cta: selects n blocks for each token by the rule and the search of core/topn.cuh,
+// with all warps of a CTA on one row. Use it for few rows: one warp per row would leave the device
+// idle.
 //
 //   importance f32 [tokens of the chunk, Hkv, blocks] (select_importance)
 //   -> idx int32 [T, Hkv, n] (attend_selected_*)

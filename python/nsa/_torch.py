@@ -526,7 +526,7 @@ def _cache_problem(cache, names, kv_len, paged, max_kv, tokens, op, text, x, max
         problem["max_q_len"] = max_q
         problem["max_tokens"] = min(problem["max_tokens"], problem["max_seqs"] * max_q)
     elif op == _abi.NSA_OP_PREFILL:
-        problem["max_q_len"] = min(round_up(max_q), problem["max_tokens"])
+        problem.update(max_q_len=min(round_up(max_q), problem["max_tokens"]), overlap=_abi.NSA_OVERLAP_HIGH)
     return _plan(text, x, **problem)
 
 

@@ -302,10 +302,6 @@ NsaiCachePair nsai_cache_entries(const nsa_kv *kv) {
   return (NsaiCachePair){ .k = nsai_cache_tensor(&kv->k_cmp), .v = nsai_cache_tensor(&kv->v_cmp) };
 }
 
-int32_t nsai_list_box_rows(const nsai_problem *p, int32_t keys) {
-  return p->page_size && p->page_size < keys ? (int32_t)p->page_size : keys;
-}
-
 static nsai_boxed_pages boxed_pages(const nsai_run *run, const char *name, const nsa_tensor *t,
                                     int32_t dim, int32_t box_rows) {
   const nsai_model *m = &run->plan->problem.model;
@@ -330,7 +326,7 @@ nsa_status nsai_map_pages(const nsai_run *run, int branch, int32_t box_rows, Nsa
   return nsai_tensor_map_pages(run->driver, &v, v_map);
 }
 
-/* Of raw tokens the kernel reads K and V through maps. */
+/* Raw tokens are read through tensor maps; entries are not. */
 static nsa_status launch_cached_tma(const nsai_run *run, const nsai_kernel *kernel,
                                     const NsaiCachePair *pair, const NsaiAttend *p, int branch) {
   NsaiCachedAttendTma cached = { .packed.attend = *p,

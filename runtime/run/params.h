@@ -96,7 +96,7 @@ nsa_status nsai_map_attend(const nsai_run *run, const nsai_kernel *kernel, int64
 NsaiEpilogue nsai_branch_epilogue(const nsai_run *run, int branch);
 NsaiAttend nsai_attend_params(const nsai_run *run, int branch, const nsai_kernel *kernel);
 
-/* Those of K and V of a cache that a branch reads. */
+/* Creates the tensor maps of the K and V that a branch reads from a cache. */
 nsa_status nsai_map_pages(const nsai_run *run, int branch, int32_t box_rows, NsaiTensorMap *k_map,
                           NsaiTensorMap *v_map);
 
@@ -124,10 +124,5 @@ NsaiCachePair nsai_cache_pair(const nsai_run *run, const nsa_kv *kv, int branch)
 
 /* The compressed entries, under the same pages. */
 NsaiCachePair nsai_cache_entries(const nsa_kv *kv);
-
-/* Rows of a box of a cache, where a stage of keys begins at a multiple of its size
- * (data/cached_boxes.cuh). A window begins anywhere: its boxes have NSAI_WINDOW_BOX_ROWS. */
-int32_t nsai_list_box_rows(const nsai_problem *problem, int32_t keys);
-#define NSAI_WINDOW_BOX_ROWS 16
 
 #endif /* NSAI_RUN_PARAMS_H */

@@ -144,11 +144,76 @@ static void test_interleaved(void **state) {
   expect_interleaved(&k, NSA_OK, NULL);
 }
 
+/* k [40 pages, 64 tokens, 4 heads, 128] in boxes of 16 tokens. */
+static nsai_boxed_pages usual_pages(void) {
+  return (nsai_boxed_pages){ .name = "k",
+                             .view = { memory, 64 * 512, 512, 128 },
+                             .pages = 40,
+                             .page_rows = 64,
+                             .heads = 4,
+                             .dim = 128,
+                             .dtype = NSA_BF16,
+                             .box_rows = 16 };
+}
+
+static void expect_pages(const nsai_boxed_pages *boxed, nsa_status status, const char *text) {
+  NsaiTensorMap map;
+  assert_int_equal(nsai_tensor_map_pages(open_fake(), boxed, &map), status);
+  if (text && !strstr(nsa_last_error(), text))
+    fail_msg("the error does not say \"%s\": %s", text, nsa_last_error());
+}
+
+/* Pages of a cache. As above, a dimension of one has any stride. */
+static void test_pages(void **state) {
+  static const struct {
+    int64_t pages, page_rows, page_stride, row_stride, head_stride;
+    int32_t heads;
+    nsa_status status;
+    const char *text;
+  } cases[] = {
+    { 40, 64, 64 * 512, 512, 128, 4, NSA_OK, NULL },
+    { 40, 64, 64 * 512, 128, 64 * 128, 4, NSA_OK, NULL }, /* head by head */
+    { 40, 8, 8 * 512, 512, 128, 4, NSA_OK, NULL },        /* fewer rows than a box */
+    { 40, 64, 64 * 512, 512, 0, 4, NSA_OK, NULL },        /* one head for all */
+    { 1, 64, -8, 512, 128, 4, NSA_OK, NULL },
+    { 40, 1, 512, -8, 128, 4, NSA_OK, NULL },
+    { 40, 64, 64 * 512, 512, -8, 1, NSA_OK, NULL },
+    { 40, 64, 0, 512, 128, 4, NSA_E_UNSUPPORTED, "no stride of 0 elements (page)" },
+    { 40, 64, -64 * 512, 512, 128, 4, NSA_E_UNSUPPORTED, "k: the copy engine" },
+    { 40, 64, 64 * 512, -512, 128, 4, NSA_E_UNSUPPORTED, "no stride of -512 elements (token)" },
+    { 40, 64, 64 * 512, 512, -128, 4, NSA_E_UNSUPPORTED, "no stride of -128 elements (head)" },
+    { 40, 64, 1ll << 38, 512, 128, 4, NSA_OK, NULL },
+    { 40, 64, 1ll << 39, 512, 128, 4, NSA_E_UNSUPPORTED, "below 2^39" },
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    nsai_boxed_pages k = usual_pages();
+    k.pages = cases[i].pages;
+    k.page_rows = cases[i].page_rows;
+    k.heads = cases[i].heads;
+    k.view.page_stride = cases[i].page_stride;
+    k.view.row_stride = cases[i].row_stride;
+    k.view.head_stride = cases[i].head_stride;
+    expect_pages(&k, cases[i].status, cases[i].text);
+  }
+}
+
+static void test_no_pages(void **state) {
+  static const NsaiTensorMap empty;
+  NsaiTensorMap map;
+  nsai_boxed_pages k = usual_pages();
+  k.pages = 0;
+  k.view = (NsaiCacheTensor){ 0 };
+  memset(&map, 0xff, sizeof map);
+  assert_int_equal(nsai_tensor_map_pages(open_fake(), &k, &map), NSA_OK);
+  assert_memory_equal(&map, &empty, sizeof map);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_usual),       cmocka_unit_test(test_no_tokens),
     cmocka_unit_test(test_strides),     cmocka_unit_test(test_refused),
     cmocka_unit_test(test_interleaved), cmocka_unit_test(test_repeated_head),
+    cmocka_unit_test(test_pages),       cmocka_unit_test(test_no_pages),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

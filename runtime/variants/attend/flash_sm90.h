@@ -11,7 +11,7 @@
 
 extern const nsai_space nsai_flash_sm90_space;
 
-/* Of packed tensors and of caches. */
+/* Legal for packed tensors and for caches. */
 void nsai_flash_sm90_legal(const nsai_problem *problem, const nsai_target *target,
                            nsai_reasons *reasons);
 bool nsai_flash_sm90_sensible(const nsai_problem *problem, const nsai_target *target);

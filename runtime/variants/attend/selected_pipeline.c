@@ -122,7 +122,8 @@ nsa_status nsai_selected_enqueue(const nsai_run *run, const nsai_form *form,
     NsaiCachedAttendSelectedTma cached = { .packed = p,
                                            .batch = nsai_cache_batch(run),
                                            .pair = nsai_cache_pair(run, &run->io->kv, NSA_SEL) };
-    NSAI_TRY(nsai_map_pages(run, NSA_SEL, nsai_list_box_rows(&run->plan->problem, KEYS),
+    NSAI_TRY(nsai_map_pages(run, NSA_SEL,
+                            nsai_list_box_rows((int)run->plan->problem.page_size, KEYS),
                             &cached.packed.k, &cached.packed.v));
     return nsai_launch_tiles(run, kernel, &cached);
   }

@@ -43,9 +43,10 @@ static nsa_status enqueue_cached(const nsai_run *run, const nsai_form *form,
   }
   if (nsai_run_has(run, NSA_SEL)) {
     cached.pair = nsai_cache_pair(run, &run->io->kv, NSA_SEL);
-    NSAI_TRY(nsai_map_pages(run, NSA_SEL,
-                            nsai_list_box_rows(&run->plan->problem, NSAI_SELECTED_KEYS),
-                            &to->selected.k, &to->selected.v));
+    NSAI_TRY(
+        nsai_map_pages(run, NSA_SEL,
+                       nsai_list_box_rows((int)run->plan->problem.page_size, NSAI_SELECTED_KEYS),
+                       &to->selected.k, &to->selected.v));
     NSAI_TRY(nsai_selected_find_lists(run, form, &to->selected.attend));
   }
   return nsai_launch_tiles(run, &form->kernel[NSAI_SELECTED], &cached);
