@@ -7,6 +7,7 @@
 #include "records/internal.h"
 
 #include "base/files.h"
+#include "base/lock.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -27,7 +28,7 @@ nsa_status nsai_records_open(const nsai_cache_options *options, nsai_records **o
 }
 
 void nsai_records_close(nsai_records *records) {
-  if (!records) return;
+  if (!records || !nsai_lock_is_free(&records->lock)) return;
   for (int32_t i = 0; i < records->count; i++) nsai_record_destroy(records->entries[i].record);
   free(records->entries);
   nsai_dirs_close(&records->folders);

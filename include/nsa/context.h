@@ -29,10 +29,10 @@ extern "C" {
  * CUDA does not survive fork(). A child process that uses its parent's context, or a plan of it,
  * gets NSA_E_FORKED from every call that returns a status. nsa_explain then writes that sentence,
  * nsa_config_dump and nsa_problem_string write "", nsa_report looks at the machine without a
- * configuration, and nsa_destroy frees host memory only. A child cannot make a GPU context either
- * when CUDA was initialised before the fork(), by a context or by the host. Create contexts after
- * fork(), or start the child by exec. Contexts on the CPU device and contexts for options.arch
- * work in any process. */
+ * configuration, and nsa_destroy frees host memory only, without what another thread was changing
+ * at the fork. A child cannot make a GPU context either when CUDA was initialised before the fork(),
+ * by a context or by the host. Create contexts after fork(), or start the child by exec. Contexts on
+ * the CPU device and contexts for options.arch work in any process. */
 typedef struct nsa_ctx nsa_ctx;
 
 /* ---- model ---- */

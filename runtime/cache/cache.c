@@ -10,6 +10,8 @@
  */
 #include "cache/internal.h"
 
+#include "base/lock.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -53,6 +55,7 @@ static void free_memory(memory_entry *entry) {
 void nsai_cache_close(nsai_cache *cache) {
   if (!cache) return;
   nsai_dirs_close(&cache->folders);
+  if (!nsai_lock_is_free(&cache->lock)) return;
   free_memory(cache->memory);
   pthread_mutex_destroy(&cache->lock);
   free(cache);

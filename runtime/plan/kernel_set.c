@@ -4,6 +4,7 @@
 #include "plan/kernel_set.h"
 
 #include "base/duration.h"
+#include "base/lock.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -530,6 +531,7 @@ nsa_status nsai_kernel_set_spills(nsa_ctx *ctx, const nsai_kernel_request *reque
 }
 
 void nsai_kernel_set_unload(nsa_ctx *ctx, bool unload) {
+  if (!nsai_lock_is_free(&ctx->lock)) return;
   while (ctx->loaded) {
     struct nsai_loaded *l = ctx->loaded;
     ctx->loaded = l->next;

@@ -6,7 +6,11 @@
  */
 #include "../record_fixture.h"
 
+#include "records/internal.h"
+
 #include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static void expect_found(nsai_record *found, int n) {
   nsai_record *wanted = record_full(n);
@@ -506,6 +510,26 @@ static void test_threads(void **state) {
   assert_int_equal(f->warnings, 0);
 }
 
+/* A child of a fork in the middle of a change: the record that is being replaced has been given back,
+ * and is still in the index. */
+static void test_fork_during_a_change(void **state) {
+  fixture *f = *state;
+  int status = -1;
+  nsai_records *records = records_open(f, NSAI_CACHE_READ_WRITE);
+  records_save(records, 1);
+  pthread_mutex_lock(&records->lock);
+  const pid_t child = fork();
+  if (child == 0) {
+    nsai_record_destroy(records->entries[0].record);
+    nsai_records_close(records);
+    _exit(0);
+  }
+  pthread_mutex_unlock(&records->lock);
+  assert_true(child > 0 && waitpid(child, &status, 0) == child);
+  assert_int_equal(status, 0);
+  nsai_records_close(records);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     FIXTURE_TEST(test_save_and_find),  FIXTURE_TEST(test_find_misses),
@@ -514,7 +538,7 @@ int main(void) {
     FIXTURE_TEST(test_system_tier),    FIXTURE_TEST(test_digest),
     FIXTURE_TEST(test_export_import),  FIXTURE_TEST(test_import_all_or_nothing),
     FIXTURE_TEST(test_import_by_hand), FIXTURE_TEST(test_import_of_older),
-    FIXTURE_TEST(test_threads),
+    FIXTURE_TEST(test_threads),        FIXTURE_TEST(test_fork_during_a_change),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
