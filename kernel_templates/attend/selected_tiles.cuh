@@ -1,0 +1,116 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// What the producers and the consumers of attend/selected_pipeline.cuh share: sizes, registers and
+// shared memory, the tiles of a CTA and the keys of their windows.
+#pragma once
+#include "attend/selected_branches.cuh"
+#include "core/barrier.cuh"
+#include "core/pipeline.cuh"
+#include "core/tile.cuh"
+#include "core/types.cuh"
+#include "data/key_range.cuh"
+#include "data/sequence.cuh"
+#include "data/source.cuh"
+#include "data/tile_position.cuh"
+#include "params/attention.h"
+#include "params/kv_cache.h"
+#include "params/smem.h"
+
+template <class Config> struct SelectedPipeline {
+  static constexpr int kWarps = Config::kWarps, kStages = Config::kStages, kKeys = Config::kKeys;
+  static constexpr int kWarpgroups = kWarps / 4; // consumers; the producers' comes last
+  static constexpr int kTokens = 16 * kWarps / Config::kGroupPadded;
+  static constexpr int kProducers = kTokens <= 32 ? 1 : 4;                    // producer warps
+  static constexpr int kLists = ceil_div(kTokens, 32 * kProducers);           // lists per lane
+  static constexpr int kLoaders = Config::kCached && kProducers == 1 ? 3 : 0; // further warps
+  static constexpr int kColsQk = padded_dim(Config::kHeadDimQk),
+                       kColsV = padded_dim(Config::kHeadDimV);
+  static constexpr int kKBytes = nsai_panel_bytes(kKeys, Config::kHeadDimQk);
+  static constexpr int kVBytes = nsai_panel_bytes(kKeys, Config::kHeadDimV);
+
+  // Registers per thread. The launch gives kLaunch to each thread; the producer warpgroup hands its
+  // surplus to the consumers. A cursor takes 8. Loaders get what consumers cannot share evenly.
+  static constexpr int kLaunch = 65536 / (Config::kThreads * Config::kMinBlocks) / 8 * 8;
+  static constexpr int kLeast = kLists == 1 ? 32 : 40;
+  static constexpr int kFair = (kLaunch * (kWarpgroups + 1) - kLeast) / kWarpgroups / 8 * 8;
+  static constexpr int kConsumerRegisters = kFair < 240 ? kFair : 240;
+  static constexpr int kRest = kLaunch * (kWarpgroups + 1) - kWarpgroups * kConsumerRegisters;
+  static constexpr int kProducerRegisters = kLoaders ? (kRest < 64 ? kRest : 64) : kLeast;
+
+  // Shared memory layout from a multiple of 1024 bytes on; offsets in bytes. Buffers are [kStages].
+  static constexpr int kSK = 0;
+  static constexpr int kSV = kSK + kStages * kKBytes;
+  static constexpr int kSBits = kSV + kStages * kVBytes;             // u64 [kTokens]
+  static constexpr int kSSeen = kSBits + 8 * kStages * kTokens;      // u32 [kProducers]
+  static constexpr int kSPartly = kSSeen + 4 * kStages * kProducers; // u32 [kProducers]
+  static constexpr int kBarriers = kSPartly + 4 * kStages * kProducers;
+  static constexpr int kSLeast = kBarriers + Barriers<kStages>::kBytes; // int [2, kProducers]
+  static constexpr int kListed = kSLeast + 8 * kProducers; // u64 barriers, if there are loaders
+  static constexpr int kSTask = kListed + (kLoaders ? 8 * kStages : 0); // int, likewise
+  static constexpr int kEnd = nsai_smem_aligned(kSTask + (kLoaders ? 4 * kStages : 0), 16);
+  static constexpr int kSQ = nsai_smem_aligned(kEnd, 1024); // Q of each warp or warpgroup, or empty
+  static constexpr u32 kLast = 1u << 31;                    // flag in kSSeen
+
+  NSAI_DEVICE static u32 listed(u32 base, int stage) { return base + kListed + 8 * stage; }
+
+  static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
+                "rows are copied 16 bytes at a time");
+  static_assert(Config::kGroup <= Config::kGroupPadded &&
+                    (Config::kGroupPadded & (Config::kGroupPadded - 1)) == 0,
+                "rows are token-major over a power of two of heads");
+  static_assert(kWarps % 4 == 0 && kWarps <= 12, "whole warpgroups, which share 65536 registers");
+  static_assert(kWarps * Config::kMinBlocks >= 8,
+                "four consumer warps alone would leave registers unused");
+  static_assert(kKeys == 64, "the keys of a stage are the bits of a word");
+  static_assert(Config::kGroupPadded <= 64, "a warpgroup holds whole tokens");
+  static_assert(Config::kThreads == 32 * kWarps + 128, "one producer warpgroup");
+  static_assert(kStages >= 2, "a stage is filled while another is read");
+};
+
+// The tile's sequence in *s, if it is wanted.
+template <class Config, class Params>
+NSAI_DEVICE TilePosition find_tile_position(const Params &params, int tile, int *s = nullptr) {
+  const NsaiAttendSelected &p = selected_params(params).attend;
+  const int per_group = p.tiles / p.kv_heads, group = tile / per_group;
+  const QueryTile at = find_query_tile<SelectedPipeline<Config>::kTokens>(sequences_of(params),
+                                                                          tile - group * per_group);
+  if (s) *s = at.s;
+  return TilePosition{ at.seq, at.first_query, group };
+}
+
+// How the window's keys of a tile fall into stages: a first stage of kFirst keys, the remainder of
+// w + kTokens - 1 modulo kKeys, and then stages of kKeys. In a cache the window begins with a box:
+// there are up to NSAI_WINDOW_BOX_ROWS - 1 more keys, and kFirst consists of boxes.
+template <class Config> struct WindowStages {
+  using R = SelectedPipeline<Config>;
+  static constexpr int kBox = Config::kCached ? NSAI_WINDOW_BOX_ROWS : 1;
+  static constexpr int kRest =
+      ceil_div(Config::kWindow + R::kTokens - 1 + kBox - 1, kBox) * kBox % R::kKeys;
+  static constexpr int kFirst = kRest ? kRest : R::kKeys;
+  static constexpr int kFirstPadded = padded_dim(kFirst); // keys that are multiplied
+};
+
+// The first key of the window's first stage, where `begin` is the first one that any token sees.
+template <class Config> NSAI_DEVICE int window_begin(int begin) {
+  return begin / WindowStages<Config>::kBox * WindowStages<Config>::kBox;
+}
+
+// Keys [begin, end) in the window of any of the tile's tokens; none if begin >= end.
+template <class Config> NSAI_DEVICE KeyRange window_of_tile(const TilePosition &at) {
+  const int next = min(at.first_query + SelectedPipeline<Config>::kTokens, at.seq.q_len);
+  return KeyRange{ window_begin<Config>(
+                       WindowKeys<Config>::visible(at.seq.position(at.first_query)).begin),
+                   WindowKeys<Config>::visible(at.seq.position(next - 1)).end };
+}
+
+// Initialises the barriers. One thread, before any other uses them.
+template <class Config> NSAI_DEVICE void init_pipeline(u32 base) {
+  using R = SelectedPipeline<Config>;
+  // All lanes arrive. One lane per warp would suffice and is no faster, but racecheck does not
+  // follow that.
+  Barriers<R::kStages>{ base + R::kBarriers }.init(32 * (R::kProducers + R::kLoaders),
+                                                   32 * R::kWarps);
+  for (int s = 0; R::kLoaders && s < R::kStages; ++s) barrier_init(R::listed(base, s), 32);
+  barrier_init_fence();
+}
