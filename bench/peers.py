@@ -6,7 +6,8 @@
     peers.py --csv FILE     all of it on the current GPU: what `nsa-bench chart` compares with
 
 forward     causal attention of one sequence: the median of 7 launches, each after a pause of 40 ms and a
-            256 MB flush of L2, as `nsa-bench` takes its burst times; PyTorch prepares the launch before
+            256 MB flush of L2, as `nsa-bench` takes its burst times; the stream waits while PyTorch
+            prepares the launch
 backward    its gradients of q, k and v, likewise
 decode      one new token of each of 32 sequences over all keys: a step of a CUDA graph of steps, each over
             keys and values of its own as long as these fit into L2, as `nsa-bench decode` does

@@ -159,6 +159,7 @@ static nsa_status run_tools(report *r) {
     return nsai_cli_fail_io(folder, "cannot be made", errno);
   snprintf(r->times, sizeof r->times, "%s/times.csv", folder);
   snprintf(r->prefill, sizeof r->prefill, "%s/prefill.md", folder);
+  (void)remove(r->prefill); /* of an earlier report; it may not exist */
   for (int i = 0; i < TOOLS; i++) {
     nsai_child *program = &r->tools[i];
     *program = tools[i];

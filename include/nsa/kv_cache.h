@@ -79,10 +79,10 @@
  * Lists of pages name a page for every position below kv_len, also for those that are not
  * written. Nothing else is read: not the list behind these pages, not the tokens behind kv_len,
  * not the entries behind the last whole block. What is read has no effect where no query sees it,
- * but every token below kv_len must hold finite values, since a kernel may multiply them by 0; of a
- * ring, the tokens of the window. Tokens behind kv_len may hold anything. New token i of a sequence
- * stands at position kv_len - q_len + i. A padded row of a batch has kv_len 0: nothing is appended
- * for it, and its output is zeros with LSE -inf.
+ * but every token below kv_len must hold finite values, since a kernel may multiply them by 0. In a
+ * ring only the tokens of the window must. Tokens behind kv_len may hold anything. New token i of a
+ * sequence stands at position kv_len - q_len + i. A padded row of a batch has kv_len 0: nothing is
+ * appended for it, and its output is zeros with LSE -inf.
  *
  * The cache has the model's dtype. A GPU serves it with everything that nsa_forward takes: every
  * phi, a caller's selection, probes. FP8 caches, attention sinks, soft-capped logits and trees of

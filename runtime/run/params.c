@@ -227,8 +227,12 @@ NsaiEpilogue nsai_branch_epilogue(const nsai_run *run, int branch) {
   return out;
 }
 
+int nsai_run_pair(const nsai_run *run, int branch) {
+  return run->plan->problem.model.per_branch ? branch : 0;
+}
+
 NsaiAttend nsai_attend_params(const nsai_run *run, int branch, const nsai_kernel *kernel) {
-  int source = run->plan->problem.model.per_branch ? branch : 0;
+  int source = nsai_run_pair(run, branch);
   return (NsaiAttend){ .seq = nsai_run_sequences(run),
                        .q = nsai_view(&run->io->q),
                        .k = nsai_view(&run->io->kv.k[source]),
@@ -288,7 +292,7 @@ NsaiCacheTensor nsai_cache_tensor(const nsa_tensor *t) {
 
 NsaiCachePair nsai_cache_pair(const nsai_run *run, const nsa_kv *kv, int branch) {
   const nsai_problem *p = &run->plan->problem;
-  int source = p->model.per_branch ? branch : 0;
+  int source = nsai_run_pair(run, branch);
   NsaiCachePair pair = {
     .k = nsai_cache_tensor(&kv->k[source]),
     .v = nsai_cache_tensor(&kv->v[source]),
@@ -319,7 +323,7 @@ nsa_status nsai_map_pages(const nsai_run *run, int branch, int32_t box_rows, Nsa
                           NsaiTensorMap *v_map) {
   const nsai_model *m = &run->plan->problem.model;
   const nsa_kv *kv = &run->io->kv;
-  int source = m->per_branch ? branch : 0;
+  int source = nsai_run_pair(run, branch);
   const nsai_boxed_pages k = boxed_pages(run, "k", &kv->k[source], m->head_dim_qk, box_rows);
   const nsai_boxed_pages v = boxed_pages(run, "v", &kv->v[source], m->head_dim_v, box_rows);
   NSAI_TRY(nsai_tensor_map_pages(run->driver, &k, k_map));

@@ -119,7 +119,10 @@ NsaiCacheBatch nsai_cache_batch(const nsai_run *run);
 /* A tensor of the cache: k, v, k_cmp or v_cmp. */
 NsaiCacheTensor nsai_cache_tensor(const nsa_tensor *tensor);
 
-/* K and V that a branch reads: its own pair, or the one that all share. */
+/* The pair of K and V that a branch reads: its own, or the one that all share. */
+int nsai_run_pair(const nsai_run *run, int branch);
+
+/* That pair of a cache. */
 NsaiCachePair nsai_cache_pair(const nsai_run *run, const nsa_kv *kv, int branch);
 
 /* The compressed entries, under the same pages. */

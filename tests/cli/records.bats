@@ -183,7 +183,10 @@ fake() {
   small_model
   fake nsacheck 'echo "{\"passed\": 3, \"arguments\": \"$*\"}"'
   fake nsa-bench 'echo words; all=$*; while [ "$1" != --json ]; do shift; done; echo "{\"bench\": \"$all\"}" >"$2"'
+  mkdir out
+  echo 'of an earlier report' | tee out/times.csv >out/prefill.md
   PATH=$PWD/bin:$PATH run -0 --separate-stderr autotune report --out "$PWD/out" --commit 0123abc small.yaml
+  [[ ! -e out/times.csv && ! -e out/prefill.md ]]
   jq -e '.runs | map(.result) == ["pass", "pass", "pass", "pass"] and .[0].output.passed == 3 and
     .[1].output.arguments == "--filter needle:* --count 0 --json" and (.[2].output.bench | endswith("--commit 0123abc")) and
     (.[3].output.bench | startswith("prefill --json "))' out/report.json

@@ -81,13 +81,9 @@ bool nsai_wants_gate(const nsa_gate *out) {
          nsai_present(&out->w2) || nsai_present(&out->b2);
 }
 
-int nsai_backward_pair(const nsai_run *run, int branch) {
-  return run->plan->problem.model.per_branch ? branch : 0;
-}
-
 NsaiView nsai_backward_keys(const nsai_run *run, int branch, int side) {
   const nsa_kv *kv = &run->io->kv;
-  const int pair = nsai_backward_pair(run, branch);
+  const int pair = nsai_run_pair(run, branch);
   if (branch == NSA_CMP) return nsai_compressed_view(run, side);
   return nsai_view(side ? &kv->v[pair] : &kv->k[pair]);
 }

@@ -54,8 +54,7 @@ NsaiGradient nsai_backward_gradient(const nsai_run *run, const nsa_tensor *out);
 /* Whether the caller asks for any gradient of the gate MLP. */
 bool nsai_wants_gate(const nsa_gate *out);
 
-/* K and V that a branch reads: the number of its pair, and keys (side 0) or values (side 1). */
-int nsai_backward_pair(const nsai_run *run, int branch);
+/* K (side 0) or V (side 1) that a branch reads. */
 NsaiView nsai_backward_keys(const nsai_run *run, int branch, int side);
 
 /* Whether the selected branch and the window run and read the same pair. */

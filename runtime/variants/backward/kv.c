@@ -146,7 +146,7 @@ static bool wants_weights(const nsai_run *run) {
 
 bool nsai_dkv_needs(const nsai_run *run, int branch) {
   const nsa_kv *kv = &run->grads->d_kv;
-  const int pair = nsai_backward_pair(run, branch);
+  const int pair = nsai_run_pair(run, branch);
   bool external = run->plan->problem.model.phi == NSAI_PHI_EXTERNAL;
   if (!nsai_run_has(run, branch)) return false;
   if (branch == NSA_CMP && external) return wants_compressed(run);
