@@ -64,21 +64,32 @@ static int try_case(finder *f, const nsai_verify_case *plain) {
   return chk_list_add(f->list, &c, f->a->filter);
 }
 
-static int try_scenario(finder *f, uint64_t seed) {
+/* The row over a KV cache, in a scenario of decode or of prefill. */
+static int try_scenario(finder *f, chk_cache_kind kind, uint64_t seed, bool searched) {
   chk_cache_options options;
   chk_cache_case c = CHK_CACHE_CASE_INIT;
   c.seed = seed;
   c.longest = LONGEST;
-  c.kind = CHK_CACHE_DECODE;
+  c.kind = kind;
+  c.searched = searched;
   c.force = f->row;
   chk_cache_options_make(&c, &options);
   const nsa_problem problem =
-      chk_cache_problem(&options,
-                        f->row->stage == NSAI_STAGE_APPEND ? NSA_OP_APPEND : NSA_OP_DECODE);
+      chk_cache_problem(&options, f->row->stage == NSAI_STAGE_APPEND ? NSA_OP_APPEND : options.op);
   const int fits = can_run(f, chk_cache_yaml(&options, f->a->plans.device, NULL, NULL), &problem);
   if (fits <= 0) return fits;
   f->found++;
   return chk_list_add_cache(f->list, &c, f->a->filter);
+}
+
+/* Rows of the stages between the append and the gate run over a cache, too, by nsa_prefill. Long contexts
+ * first: some rows take no others, and in short ones there is nothing to select. */
+static int find_prefills(finder *f) {
+  const int before = f->found;
+  int status = 0;
+  for (uint64_t i = 1; !status && i <= RANDOM_SCENARIOS && f->found < before + PER_ROW; i++)
+    status = try_scenario(f, CHK_CACHE_PREFILL, i, f->found == before);
+  return status;
 }
 
 static int find_problems(finder *f) {
@@ -87,7 +98,7 @@ static int find_problems(finder *f) {
   int status = 0;
   const bool cached = f->row->stage == NSAI_STAGE_APPEND || f->row->stage == NSAI_STAGE_DECODE;
   for (uint64_t i = 1; cached && !status && f->found < PER_ROW && i <= RANDOM_SCENARIOS; i++)
-    status = try_scenario(f, i);
+    status = try_scenario(f, CHK_CACHE_DECODE, i, false);
   for (const char *const *text = chk_fixed_cases; !cached && *text && !status && f->found < PER_ROW;
        text++)
     if (!nsai_verify_case_parse(*text, &c, error, sizeof error)) status = try_case(f, &c);
@@ -95,7 +106,7 @@ static int find_problems(finder *f) {
     chk_case_random(1, i, &c);
     status = try_case(f, &c);
   }
-  return status;
+  return status || cached ? status : find_prefills(f);
 }
 
 int chk_list_make_rows(const chk_arguments *a, chk_list *list) {

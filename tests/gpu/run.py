@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+# SPDX-FileCopyrightText: 2026 the libnsa authors
+# SPDX-License-Identifier: MIT
+"""The checks that need a GPU, in one go, with a table of results at the end.
+
+  run.py FOLDER                     FOLDER: what tests/gpu/pack.sh has built, or a build folder's programs
+  run.py FOLDER check sanitize      these parts alone
+  run.py FOLDER --seconds 120       limits for each part
+
+Parts:
+  check     nsacheck, many processes at once: fixed and random problems, scenarios of the cache by each operation,
+            and every row of the variant table by its name
+  sanitize  the shortest of each row's problems under compute-sanitizer: memcheck, racecheck, synccheck, initcheck
+  python    the tests of tests/python in the frameworks that are installed
+
+The logs are in --logs. The exit status is 1 when a process failed or a part ran nothing.
+"""
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+TREE = pathlib.Path(__file__).resolve().parent.parent.parent
+TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
+COUNTS = re.compile(r"(\d+) passed, (\d+) failed, (\d+) skipped")
+PYTEST = {word: re.compile(rf"(\d+) {word}") for word in ("passed", "failed", "skipped", "error")}
+
+
+class Job:
+    """A process: its name, its command, and what became of it."""
+
+    def __init__(self, name, command, environment=None):
+        self.name, self.command, self.environment = name, [str(word) for word in command], environment or {}
+        self.passed = self.failed = self.skipped = 0
+        self.seconds, self.end, self.begun = 0.0, "", False
+
+    def run(self, logs, deadline):
+        """Ends the process at the deadline; results up to then count."""
+        begin = time.monotonic()
+        if begin >= deadline:
+            return
+        self.begun = True
+        log = logs / (re.sub(r"[^\w.-]+", "_", self.name)[:150] + ".log")
+        with log.open("w", encoding="utf-8") as out, tempfile.TemporaryDirectory(prefix="nsa-gpu-") as cache:
+            environment = {**os.environ, "NSA_CACHE_DIR": cache, **self.environment}
+            process = subprocess.Popen(self.command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+            try:
+                process.wait(deadline - begin)
+                self.end = "" if process.returncode == 0 else f"exit {process.returncode}"
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                self.end = "ended: its time was over"
+        self.seconds = time.monotonic() - begin
+        text = log.read_text(encoding="utf-8", errors="replace")
+        self.count(text)
+        if self.end.startswith("exit") and not self.failed and not (process.returncode == 77 and self.skipped):
+            self.failed = 1
+
+    def count(self, text):
+        counts = COUNTS.findall(text)
+        if counts:
+            self.passed, self.failed, self.skipped = (int(number) for number in counts[-1])
+        else:  # it was ended before its last line
+            self.passed, self.failed, self.skipped = (
+                len(re.findall(rf"^{word}\b", text, re.MULTILINE)) for word in ("passed", "failed", "skipped"))
+
+
+class Pytest(Job):
+    def count(self, text):
+        last = text.strip().rsplit("\n", 1)[-1]
+        number = {word: int(found[1]) if (found := pattern.search(last)) else 0 for word, pattern in PYTEST.items()}
+        self.passed, self.failed, self.skipped = number["passed"], number["failed"] + number["error"], number["skipped"]
+
+
+def check_jobs(options):
+    nsacheck = options.folder / "nsacheck"
+    lasting = ["--time-limit", str(max(1, options.seconds - 20)), "--seed", str(options.seed), "--threads", "2"]
+    many = ["--count", "100000"]
+    yield Job("rows", [nsacheck, "--rows", "--threads", "4"])
+    yield Job("short", [nsacheck, "--short", "--threads", "2"])
+    yield Job("forward", [nsacheck, "forward", *many, *lasting])
+    yield Job("backward", [nsacheck, "backward", *many, *lasting])
+    for kind in ("decode", "prefill", "split"):
+        yield Job(f"cache {kind}", [nsacheck, "cache", "--op", kind, *many, *lasting])
+
+
+def tokens_of(problem):
+    """A measure of a problem's work."""
+    lengths = re.search(r":kv=([\d,]+)", problem)
+    return sum(map(int, lengths[1].split(","))) if lengths else 700 if "searched" not in problem else 3000
+
+
+def sanitize_jobs(options):
+    if not shutil.which("compute-sanitizer"):
+        sys.exit("run.py: compute-sanitizer is not on PATH; leave out the part sanitize")
+    nsacheck = options.folder / "nsacheck"
+    listed = subprocess.run([nsacheck, "--rows", "--list"], text=True, capture_output=True, check=True).stdout.split()
+    shortest = {}
+    for problem in listed:  # the packed and the cached problems of a row apart
+        key = problem.rsplit("force=", 1)[1], problem.split(":")[0], "prefill" in problem
+        if key not in shortest or tokens_of(problem) < tokens_of(shortest[key]):
+            shortest[key] = problem
+    # attend_compressed_topn_sm90 begins where there is something to search.
+    searched = [problem for problem in listed if "searched" in problem and "topn_sm90" in problem]
+    for problem in sorted(shortest.values(), key=tokens_of) + searched:
+        short = ["--steps", "1", "--repeats", "1"] if problem.startswith("cache:") else []
+        for tool in TOOLS:
+            yield Job(f"{tool} {problem}", ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", nsacheck, *short,
+                                            "--problem", problem])
+
+
+def python_jobs(options):
+    environment = {"NSA_TEST_DEVICE": "cuda", "NSA_PYTHON_LIBRARY": str(options.folder / "libnsa_python.so"),
+                   "PYTHONPATH": str(TREE / "python"), "PYTHONDONTWRITEBYTECODE": "1"}
+    for test in sorted((TREE / "tests/python").glob("test_*.py")):
+        yield Pytest(test.name, [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", test],
+                     environment)
+
+
+PARTS = {"check": check_jobs, "sanitize": sanitize_jobs, "python": python_jobs}
+AT_ONCE = {"check": 8, "sanitize": 8, "python": 3}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--seconds", type=float, default=300, help="for each part [300]")
+    parser.add_argument("--seed", type=int, default=1, help="of the random problems [1]")
+    parser.add_argument("--logs", type=pathlib.Path, default=pathlib.Path("gpu-logs"))
+    options = parser.parse_args()
+    unknown = [part for part in options.parts if part not in PARTS]
+    if unknown:
+        parser.error(f"no part is called {unknown[0]}: {', '.join(PARTS)}")
+    options.folder = options.folder.resolve()
+    options.logs.mkdir(parents=True, exist_ok=True)
+    bad = False
+    for part in options.parts or PARTS:
+        jobs, deadline = list(PARTS[part](options)), time.monotonic() + options.seconds
+        with concurrent.futures.ThreadPoolExecutor(AT_ONCE[part]) as pool:
+            list(pool.map(lambda job: job.run(options.logs, deadline), jobs))
+        for job in jobs:
+            if job.failed or job.end or (job.begun and part != "sanitize"):
+                print(f"{part:9} {job.passed:5} passed {job.failed:3} failed {job.skipped:4} skipped {job.seconds:5.0f} s  "
+                      f"{job.name}  {job.end}")
+        total = [sum(getattr(job, what) for job in jobs) for what in ("passed", "failed", "skipped")]
+        late = sum(not job.begun for job in jobs)
+        print(f"{part:9} {total[0]:5} passed {total[1]:3} failed {total[2]:4} skipped in {len(jobs) - late} processes; "
+              f"no time was left for {late}", flush=True)
+        bad |= bool(total[1]) or not total[0]
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(main())
