@@ -3,7 +3,7 @@
 """A paged KV cache for all layers of a model, with sequences that fork, shrink and end."""
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ from ._config import Config
 class Batch:
     """A step's sequences, in device memory that does not move: a captured graph reads new values.
 
-    cu_seqlens int32 [n + 1], kv_len int32 [n], block_table int32 [n, pages a sequence], max_q: the most new
-    tokens of a sequence, tokens: of all.
+    cu_seqlens int32 [n + 1], kv_len int32 [n], block_table int32 [n, pages a sequence], seqs: n, the rows of the
+    batch, max_q: the most new tokens of a row, tokens: of all rows. Rows of padding are counted, too.
     """
 
     def __init__(self, seqs: int, pages: int, device):
@@ -39,7 +39,7 @@ class Batch:
             begin.append(begin[-1] + n)
         self._host[:self.seqs + 1] = torch.tensor(begin, dtype=torch.int32)
         self._host[self.seqs + 1:2 * self.seqs + 1] = torch.tensor(lengths, dtype=torch.int32)
-        for row, table in zip(self._tables, tables):
+        for row, table in zip(self._tables, tables):  # what stands behind a sequence's pages is not read
             row[:len(table)] = torch.tensor(table, dtype=torch.int32)
         self._device.copy_(self._host, non_blocking=True)
         if self._copied is not None:
@@ -54,8 +54,9 @@ class KVCache:
     layers, pages numbers of layers, and of pages in each
     page_size     tokens of a page: 16, 32, 64 or 128, a multiple of compress.stride
     max_len       the longest sequence [all pages]; plans and block tables have room for it
-    max_q         the most new tokens of a sequence in a step that `decode` serves, 1 to 16 [1]: up to it a step
-                  decodes, above it is a prefill
+    max_q         the most new tokens of a sequence in a step that `decode` serves, 1 to 16 [1]: a draft of n
+                  tokens wants n + 1. A step with more of them is a prefill, in which sequences that decode may
+                  stand beside prompts
     dtype, device of the tensors
 
         batch = cache.begin([id], [len(prompt)])     # new tokens of each sequence; reserves pages
@@ -100,6 +101,10 @@ class KVCache:
         """Tokens of a sequence; 0 of one that has not begun."""
         return self._lengths.get(id, 0)
 
+    def pages(self, id) -> List[int]:
+        """The pages of a sequence, in order; others may use them, too. None of one that has not begun."""
+        return list(self._tables.get(id, []))
+
     def _take(self) -> int:
         page = self._free.pop()
         self._users[page] = 1
@@ -110,38 +115,62 @@ class KVCache:
         if self._users[page] == 0:
             self._free.append(page)
 
-    def begin(self, ids: Sequence, new: Sequence[int]) -> Batch:
-        """Reserves room for `new` tokens of each sequence and describes the step.
-
-        An id that is not known begins a sequence. The batch is the same object for every step of as many
-        sequences. Raises MemoryError when there are not enough pages, and then changes nothing.
-        """
+    def _needs(self, ids: Sequence, new: Sequence[int]) -> List[Tuple[int, bool]]:
+        """For each sequence the pages behind its last one, and whether it copies the first page that it writes."""
         if len(ids) != len(new) or len(set(ids)) != len(ids):
             raise ValueError("ids and new have the same length, and no id twice")
-        need = []
+        found, left = [], {}  # left: sequences that have copied a page, and so use it no more
         for id, n in zip(ids, new):
             length = self.length(id)
             if n < 0 or length + n > self.max_len:
                 raise ValueError(f"sequence {id!r} has {length} tokens and gets {n}: it may have {self.max_len} (max_len)")
             table = self._tables.get(id, [])
-            first = length // self.page_size  # the first page that is written
-            shared = n > 0 and first < len(table) and self._users[table[first]] > 1
-            pages = -(-(length + n) // self.page_size)
-            need.append((pages - len(table), shared, first))
-        wanted = sum(max(more, 0) + shared for more, shared, _ in need)
+            first, copies = length // self.page_size, False
+            if n > 0 and first < len(table):
+                page = table[first]
+                copies = self._users[page] - left.get(page, 0) > 1
+                left[page] = left.get(page, 0) + copies
+            found.append((max(-(-(length + n) // self.page_size) - len(table), 0), copies))
+        return found
+
+    def pages_needed(self, ids: Sequence, new: Sequence[int]) -> int:
+        """Pages that `begin` takes for these tokens, copies of shared pages among them; `free_pages` are there.
+
+        A scheduler that asks for all running sequences, each to its end, knows whether another one fits.
+        """
+        return sum(more + copies for more, copies in self._needs(ids, new))
+
+    def begin(self, ids: Sequence, new: Sequence[int], *, rows: Optional[int] = None) -> Batch:
+        """Reserves room for `new` tokens of each sequence and describes the step.
+
+        An id that is not known begins a sequence. The batch is the same object for every step of as many rows.
+        Raises MemoryError when there are not enough pages, and then changes nothing.
+
+        rows    of the batch, at least len(ids) [len(ids)]. Rows behind the sequences are padding: they have
+                max(new) tokens each and no sequence, so nothing is written for them and their output is 0. A
+                graph that was captured for `rows` rows so serves any smaller number of sequences, as long as
+                each has max(new) tokens
+        """
+        needs = self._needs(ids, new)
+        rows = len(ids) if rows is None else rows
+        if rows < len(ids):
+            raise ValueError(f"rows is {rows}; it is at least {len(ids)}, the number of sequences")
+        wanted = sum(more + copies for more, copies in needs)
         if wanted > len(self._free):
             raise MemoryError(f"the step needs {wanted} pages and {len(self._free)} are free: end sequences with free(), or "
                               "make the cache with more pages")
-        for id, n, (more, shared, first) in zip(ids, new, need):
+        for id, n, (more, copies) in zip(ids, new, needs):
             table = self._tables.setdefault(id, [])
-            if shared:
-                self._copy_page(table, first)
-            table += [self._take() for _ in range(max(more, 0))]
+            if copies:
+                self._copy_page(table, self.length(id) // self.page_size)
+            table += [self._take() for _ in range(more)]
             self._lengths[id] = self.length(id) + n
-        batch = self._batches.get(len(ids))
+        batch = self._batches.get(rows)
         if batch is None:
-            batch = self._batches[len(ids)] = Batch(len(ids), -(-self.max_len // self.page_size), self.device)
-        batch._fill(new, [self._lengths[id] for id in ids], [self._tables[id] for id in ids])
+            batch = self._batches[rows] = Batch(rows, -(-self.max_len // self.page_size), self.device)
+        padding = rows - len(ids)
+        batch._fill([*new, *[max(new, default=0)] * padding], [*[self._lengths[id] for id in ids], *[0] * padding],
+                    [self._tables[id] for id in ids])
         return batch
 
     def _copy_page(self, table: List[int], index: int) -> None:
@@ -152,18 +181,28 @@ class KVCache:
         self._give(old)
         table[index] = new
 
-    def fork(self, id, child) -> None:
-        """`child` begins as a copy of `id` that shares its pages; a page is copied when one of them writes it."""
+    def fork(self, id, child, length: Optional[int] = None) -> None:
+        """`child` begins with the first `length` tokens of `id` [all] and shares their pages.
+
+        A page that several sequences use is copied when one of them writes it: a shared prompt, for instance,
+        is computed once. `free` and `truncate` give a page back when its last user does.
+        """
         if child in self._tables:
             raise ValueError(f"sequence {child!r} exists")
-        self._tables[child], self._lengths[child] = list(self._tables[id]), self._lengths[id]
+        length = self._lengths[id] if length is None else length
+        self._check_length(id, length)
+        self._tables[child] = self._tables[id][:-(-length // self.page_size)]
+        self._lengths[child] = length
         for page in self._tables[child]:
             self._users[page] += 1
 
-    def truncate(self, id, length: int) -> None:
-        """Forgets the tokens from `length` on: a rejected draft."""
+    def _check_length(self, id, length: int) -> None:
         if not 0 <= length <= self._lengths[id]:
             raise ValueError(f"sequence {id!r} has {self._lengths[id]} tokens; it cannot have {length}")
+
+    def truncate(self, id, length: int) -> None:
+        """Forgets the tokens from `length` on: a rejected draft."""
+        self._check_length(id, length)
         keep = -(-length // self.page_size)
         for page in self._tables[id][keep:]:
             self._give(page)
@@ -190,5 +229,6 @@ class KVCache:
         where = dict(config=self.config, kv_len=batch.kv_len, max_kv=self.max_len, block_table=batch.block_table,
                      cu_seqlens=batch.cu_seqlens, scale=scale, weights=weights)
         if batch.max_q <= self.max_q:
-            return _torch.decode(q, self.layers[layer], gates, max_q=self.max_q, **where)
+            # A plan for one new token has kernels of its own, so that such a step does not take that for drafts.
+            return _torch.decode(q, self.layers[layer], gates, max_q=1 if batch.max_q <= 1 else self.max_q, **where)
         return _torch.prefill(q, self.layers[layer], gates, max_q=batch.max_q, **where)

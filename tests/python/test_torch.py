@@ -452,24 +452,147 @@ def test_cache_equals_forward(changes, device):
     assert cache.free_pages == 40
 
 
+@pytest.mark.parametrize("length", ["short", "long"])
 @pytest.mark.parametrize("branch", [0, 1])
-def test_prefill_has_the_bits_of_forward(branch, device):
-    """On a GPU, of the compressed and the selected branch: a window in a cache begins with another tile of keys."""
+def test_prefill_has_the_bits_of_forward(branch, length, device):
+    """On a GPU, of the compressed and the selected branch: a window in a cache begins with another tile of keys.
+    Above 6144 tokens sm_90a has another kernel for the selected branch of 16 heads than up to there."""
     gpu = device != "cpu"
     config = config_of(gate="weights", **(dict(heads=16, kv_heads=1, head_dim=128, compress=dict(block=32, stride=16, phi="mean"),
                                                select=dict(block=64, count=8, init=1, local=2), window=256) if gpu else {}))
-    q, k, v, gates = inputs_of(config, 4200 if gpu else 90, device)
+    tokens, page = 6500 if length == "long" else 4200 if gpu else 90, 64 if gpu else 16
+    q, k, v, gates = inputs_of(config, tokens, device)
     gates = torch.zeros_like(gates)
     gates[..., branch] = 1
     want = nsa.attention(q, k, v, gates, config=config)
-    cache = nsa.KVCache(config, 1, 70 if gpu else 8, 64 if gpu else 16, max_len=4400 if gpu else 128, dtype=q.dtype, device=device)
-    batch = cache.begin(["a"], [q.shape[0]])
+    cache = nsa.KVCache(config, 1, tokens // page + 2, page, max_len=tokens + page, dtype=q.dtype, device=device)
+    batch = cache.begin(["a"], [tokens])
     cache.append(0, batch, k, v)
     o = cache.attend(0, batch, q, gates)
     if gpu:
         assert torch.equal(o, want)
     else:
-        close(o, want.double(), device, 1.2e-2)
+        close(o, want.double(), device)
+
+
+class Sequences:
+    """Sequences in a cache, each with tokens of its own, that run in steps and are compared with the forward.
+
+    body: what runs append and attend of a step (batch, q, k, v, gates); `rows` as of KVCache.begin.
+    """
+
+    def __init__(self, cache, names, device):
+        self.cache, self.device = cache, device
+        self.data = {name: inputs_of(cache.config, 120, device, seed=seed) for seed, name in enumerate(names)}
+        self.want = {name: nsa.attention(*x, config=cache.config).double().cpu() for name, x in self.data.items()}
+
+    def body(self, batch, q, k, v, gates):
+        self.cache.append(0, batch, k, v)
+        return self.cache.attend(0, batch, q, gates)
+
+    def step(self, new, rows=None, body=None):
+        """new: tokens of each sequence, by name. Those of the rows of padding are NaN."""
+        at = {name: self.cache.length(name) for name in new}
+        batch = self.cache.begin(list(new), list(new.values()), rows=rows)
+        packed = [torch.cat([self.data[name][i][at[name]:at[name] + n] for name, n in new.items()]) for i in range(4)]
+        padding = batch.tokens - sum(new.values())
+        packed = [torch.cat([x, x.new_full((padding, *x.shape[1:]), float("nan"))]) for x in packed]
+        o, row = (body or self.body)(batch, *packed), 0
+        for name, n in new.items():
+            close(o[row:row + n], self.want[name][at[name]:at[name] + n], self.device, 1.2e-2)
+            row += n
+        assert o.shape[0] == row + padding and not o[row:].any()
+
+
+def test_drafts_beside_a_chunk(device):
+    """A draft has several tokens, of which some are rejected; other sequences decode or bring a prompt meanwhile."""
+    config = config_of()
+    cache = nsa.KVCache(config, 1, 40, 16, max_q=4, max_len=200, dtype=dtype_of(device), device=device)
+    sequences = Sequences(cache, "abc", device)
+    sequences.step({"a": 33, "b": 9})
+    sequences.step({"a": 4, "b": 4})      # a decode step
+    cache.truncate("a", 34)               # one of four
+    cache.truncate("b", 11)
+    sequences.step({"a": 4, "b": 1})      # drafts of different lengths
+    sequences.step({"a": 1, "b": 4, "c": 70})  # beside a chunk
+    cache.truncate("b", 12)
+    sequences.step({"c": 1, "a": 2, "b": 5})
+    sequences.step({"a": 1, "b": 1, "c": 1})
+    for id in "abc":
+        cache.free(id)
+    assert cache.free_pages == 40
+
+
+def replayed(sequences, rows, new):
+    """A body for steps of `rows` rows with `new` tokens each: on a GPU a graph, which must find what is copied into
+    its inputs, on the CPU the same without one."""
+    count, state = rows * new, {}
+    config, device = sequences.cache.config, sequences.device
+    inputs = [torch.zeros(count, heads, dim, device=device, dtype=dtype_of(device))
+              for heads, dim in ((config.heads, config.head_dim), (config.kv_heads, config.head_dim),
+                                 (config.kv_heads, config.head_dim_v), (config.heads, 3))]
+
+    def body(batch, *packed):
+        for to, x in zip(inputs, packed):
+            to.copy_(x)
+        if device == "cpu":
+            return sequences.body(batch, *inputs)
+        if not state:
+            sequences.body(batch, *inputs)  # makes the plans; the replay does the same again
+            state["graph"] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(state["graph"]):
+                state["o"] = sequences.body(batch, *inputs)
+        state["graph"].replay()
+        return state["o"]
+    return body
+
+
+@pytest.mark.parametrize("new", [1, 3])
+def test_a_graph_serves_fewer_sequences(new, device):
+    config = config_of()
+    cache = nsa.KVCache(config, 1, 40, 16, max_q=3, max_len=200, dtype=dtype_of(device), device=device)
+    sequences = Sequences(cache, "abcd", device)
+    sequences.step({"a": 40, "b": 5, "c": 64})
+    body = replayed(sequences, 4, new)
+    for names in "abc", "bc", "cba", "a", "abcd", "d":
+        sequences.step(dict.fromkeys(names, new), 4, body)
+    length = cache.length("a")
+    cache.truncate("a", length - new)   # a rejected draft
+    cache.fork("a", "e")                # pages move, which the graph must see
+    sequences.data["e"], sequences.want["e"] = sequences.data["a"], sequences.want["a"]
+    sequences.step(dict.fromkeys("ae", new), 4, body)
+    cache.free("a")
+    sequences.step(dict.fromkeys("ebd", new), 4, body)
+
+
+def test_sequences_share_the_pages_of_a_prefix(device):
+    config = config_of()
+    cache = nsa.KVCache(config, 1, 12, 16, max_len=100, dtype=dtype_of(device), device=device)
+    sequences = Sequences(cache, "a", device)
+    sequences.step({"a": 60})           # four pages
+    for name, length in ("b", 48), ("c", 37), ("d", 60):
+        cache.fork("a", name, length)
+        sequences.data[name], sequences.want[name] = sequences.data["a"], sequences.want["a"]
+        assert cache.length(name) == length and cache.pages(name) == cache.pages("a")[:-(-length // 16)]
+    assert cache.free_pages == 8 and cache.pages("e") == []
+    # b needs a new page, c a copy of its third page, a and d use one page that one of them copies.
+    assert [cache.pages_needed([name], [2]) for name in "abcd"] == [1, 1, 1, 1]
+    assert cache.pages_needed("abcd", [2, 2, 2, 2]) == 3 and cache.pages_needed("ad", [0, 2]) == 1
+    sequences.step({"a": 2, "b": 2, "c": 2, "d": 2})
+    assert cache.free_pages == 5 and cache.pages_needed("abcd", [2, 2, 2, 2]) == 0
+    assert cache.pages("c")[:2] == cache.pages("a")[:2] and len({cache.pages(name)[-1] for name in "abcd"}) == 4
+    sequences.step({"c": 30, "b": 1})
+    cache.free("a")
+    assert cache.free_pages == 4        # the copy of its last page; others use the rest
+    cache.truncate("d", 47)
+    sequences.step({"d": 3, "b": 5})    # d copies the third page, which b uses, too
+    assert cache.free_pages == 3
+    for id in "bcd":
+        cache.free(id)
+    assert cache.free_pages == 12
+    with pytest.raises(ValueError, match="cannot have 3"):
+        cache.begin(["x"], [2])
+        cache.fork("x", "y", 3)
 
 
 def test_cache_refuses(device):
@@ -483,6 +606,9 @@ def test_cache_refuses(device):
         cache.begin(["a"], [30])
     with pytest.raises(ValueError, match="page_size"):
         nsa.KVCache(config, 1, 4, 48)
+    with pytest.raises(ValueError, match="rows is 1; it is at least 2"):
+        cache.begin(["a", "b"], [1, 1], rows=1)
+    assert cache.length("a") == 40 and cache.length("b") == 0
 
 
 def test_append_and_decode_compile(device):
