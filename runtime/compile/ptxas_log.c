@@ -73,14 +73,22 @@ void nsai_ptxas_read_log(const char *log, nsai_ptxas_figures *out) {
   while (next_line(&log, line, sizeof line)) read_line(line, out);
 }
 
+/* The word may stand anywhere in the line, also behind what is copied of it. */
+static bool has_word(const char *line, size_t length, const char *word) {
+  return memmem(line, length, word, strlen(word)) != NULL;
+}
+
 void nsai_compiler_first_errors(const char *log, char *out, size_t size) {
   char line[512];
-  const char *at = log;
+  const char *at = log, *begin = log;
   size_t used = 0;
   int lines = 0;
   out[0] = '\0';
   while (lines < ERROR_LINES_MAX && used < size && next_line(&at, line, sizeof line)) {
-    if (!strstr(line, "error") && !strstr(line, "fatal")) continue;
+    const size_t length = (size_t)(at - begin);
+    const bool error = has_word(begin, length, "error") || has_word(begin, length, "fatal");
+    begin = at;
+    if (!error) continue;
     used += (size_t)snprintf(out + used, size - used, "%s%s", lines ? "\n" : "", line);
     lines++;
   }
