@@ -28,6 +28,7 @@ enum {
 typedef struct library {
   char name[64];
   int max_shared_bytes;
+  void *code;
 } library;
 
 static fake_cuda_state record;
@@ -170,6 +171,11 @@ nsai_cu_context fake_cuda_set_current(nsai_cu_context context) {
   return before;
 }
 
+static nsai_cu_result set_current(nsai_cu_context context) {
+  fake_cuda_set_current(context);
+  return 0;
+}
+
 /* Whether the device's context is current, as loading and launching need it. */
 static int in_context(void) {
   int good = current() == (nsai_cu_context)&record || current() == (nsai_cu_context)&host_context;
@@ -198,6 +204,10 @@ static nsai_cu_result load(nsai_cu_library *out, const void *image, void *jit_op
   if (record.fail_loads && record.fail_loads--) return NSAI_CUDA_ERROR_NO_BINARY_FOR_GPU;
   library *l = calloc(1, sizeof *l);
   if (!l) return NSAI_CUDA_ERROR_OUT_OF_MEMORY;
+  if (record.load && !(l->code = record.load(image))) {
+    free(l);
+    return NSAI_CUDA_ERROR_NO_BINARY_FOR_GPU;
+  }
   COUNT(loads, 1);
   COUNT(capture_relaxed, capture_mode == NSAI_CU_CAPTURE_RELAXED);
   *out = (nsai_cu_library)(void *)l;
@@ -234,7 +244,48 @@ static nsai_cu_result set_attribute(int attribute, int value, nsai_cu_kernel ker
   return 0;
 }
 
+/* A graph, and what is made of it, is the time that it takes and, where kernels run, its launches. */
+typedef struct captured {
+  fake_cuda_launch launch;
+  void *params; /* a copy; NULL: `product` */
+  fake_product product;
+} captured;
+
+typedef struct graph_contents {
+  double ms;
+  captured *launches;
+  size_t count;
+} graph_contents;
+
+static graph_contents capture;
+
+static int add_launch(graph_contents *g, const captured *c, size_t bytes) {
+  captured *launches = realloc(g->launches, (g->count + 1) * sizeof *launches);
+  void *params = c->params ? malloc(bytes) : NULL;
+  if (launches) g->launches = launches;
+  if (!launches || (c->params && !params)) return free(params), 0;
+  if (params) memcpy(params, c->params, bytes);
+  launches[g->count] = *c;
+  launches[g->count++].params = params;
+  return 1;
+}
+
+static size_t bytes_of(const captured *c) {
+  return c->params ? record.params_bytes(c->launch.code) : 0;
+}
+
+static void free_graph(graph_contents *g) {
+  for (size_t i = 0; i < g->count; i++) free(g->launches[i].params);
+  free(g->launches);
+  *g = (graph_contents){ 0 };
+}
+
 void fake_cuda_enqueue(const fake_cuda_launch *launch, const void *params) {
+  if (record.capturing && record.load) {
+    const captured c = { *launch, (void *)(uintptr_t)params, record.product };
+    if (!add_launch(&capture, &c, bytes_of(&c))) record.broken = LAUNCH_FAILED;
+    return;
+  }
   const int n = COUNT(launches, 1);
   if (n < FAKE_CUDA_LAUNCHES) record.launch[n] = *launch;
   double ms = record.kernel ? record.kernel(launch, params) : 1;
@@ -269,7 +320,8 @@ static nsai_cu_result launch(const nsai_cu_launch_config *config, nsai_cu_functi
                          .threads = config->block_x,
                          .shared_bytes = config->shared_bytes,
                          .stream = config->stream,
-                         .overlaps = get_overlaps(config) };
+                         .overlaps = get_overlaps(config),
+                         .code = self->code };
   if (l.overlaps < 0) return INVALID_VALUE;
   memcpy(l.name, self->name, sizeof l.name);
   fake_cuda_enqueue(&l, params[0]);
@@ -324,6 +376,21 @@ static nsai_cu_result download(void *to, nsai_cu_ptr from, size_t bytes, nsai_cu
   return 0;
 }
 
+static nsai_cu_result copy(nsai_cu_ptr to, nsai_cu_ptr from, size_t bytes, nsai_cu_stream stream) {
+  return upload(to, (const void *)(uintptr_t)from, bytes, stream);
+}
+
+static nsai_cu_result allocate_host(void **out, size_t bytes, unsigned flags) {
+  (void)flags;
+  *out = malloc(bytes);
+  return *out ? 0 : NSAI_CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static nsai_cu_result release_host(void *memory) {
+  free(memory);
+  return 0;
+}
+
 #define LARGE_FILL ((size_t)64 << 20) /* nothing but the flush of an L2: not worth the time */
 
 static nsai_cu_result fill(nsai_cu_ptr memory, unsigned char value, size_t bytes,
@@ -373,6 +440,12 @@ static nsai_cu_result record_event(nsai_cu_event event, nsai_cu_stream stream) {
   return 0;
 }
 
+static nsai_cu_result wait_for_event(nsai_cu_event event) {
+  (void)event;
+  COUNT(waits, 1);
+  return record.broken;
+}
+
 static nsai_cu_result elapsed_time(float *ms, nsai_cu_event from, nsai_cu_event to) {
   double begin = *(const double *)(const void *)from, end = *(const double *)(const void *)to;
   if (begin < 0 || end < begin) return INVALID_VALUE;
@@ -380,7 +453,6 @@ static nsai_cu_result elapsed_time(float *ms, nsai_cu_event from, nsai_cu_event 
   return 0;
 }
 
-/* A graph, and what is made of it, is the time that it takes. */
 static nsai_cu_result begin_capture(nsai_cu_stream stream, int32_t mode) {
   (void)stream, (void)mode;
   if (record.capturing) return INVALID_VALUE;
@@ -389,18 +461,27 @@ static nsai_cu_result begin_capture(nsai_cu_stream stream, int32_t mode) {
   return record.broken;
 }
 
-static double *new_graph(double ms) {
-  double *memory = malloc(sizeof *memory);
-  COUNT(graphs, memory != NULL);
-  if (memory) *memory = ms;
-  return memory;
+static graph_contents *new_graph(const graph_contents *like) {
+  graph_contents *g = calloc(1, sizeof *g);
+  if (!g) return NULL;
+  g->ms = like->ms;
+  for (size_t i = 0; i < like->count; i++)
+    if (!add_launch(g, &like->launches[i], bytes_of(&like->launches[i]))) {
+      free_graph(g);
+      free(g);
+      return NULL;
+    }
+  COUNT(graphs, 1);
+  return g;
 }
 
 static nsai_cu_result end_capture(nsai_cu_stream stream, nsai_cu_graph *out) {
   (void)stream;
   if (!record.capturing) return INVALID_VALUE;
   record.capturing = false;
-  *out = (nsai_cu_graph)(void *)new_graph(record.captured_ms);
+  capture.ms = record.captured_ms;
+  *out = (nsai_cu_graph)(void *)new_graph(&capture);
+  free_graph(&capture);
   return *out ? record.broken : NSAI_CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -412,27 +493,34 @@ static nsai_cu_result is_capturing(nsai_cu_stream stream, int32_t *status) {
 
 static nsai_cu_result instantiate(nsai_cu_graph_exec *out, nsai_cu_graph graph, uint64_t flags) {
   (void)flags;
-  *out = (nsai_cu_graph_exec)(void *)new_graph(*(const double *)(const void *)graph);
+  *out = (nsai_cu_graph_exec)(void *)new_graph((const graph_contents *)(const void *)graph);
   return *out ? record.broken : NSAI_CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static nsai_cu_result launch_graph(nsai_cu_graph_exec graph, nsai_cu_stream stream) {
   (void)stream;
   COUNT(graph_launches, 1);
+  const graph_contents *g = (const graph_contents *)(const void *)graph;
   pthread_mutex_lock(&fake_cuda_lock);
-  record.clock_ms += *(const double *)(const void *)graph;
+  record.clock_ms += g->ms;
   pthread_mutex_unlock(&fake_cuda_lock);
+  for (size_t i = 0; i < g->count; i++) {
+    record.product = g->launches[i].product;
+    fake_cuda_enqueue(&g->launches[i].launch, g->launches[i].params);
+  }
   return record.broken;
 }
 
 static nsai_cu_result destroy_graph(nsai_cu_graph graph) {
   COUNT(graphs, -1);
+  free_graph((graph_contents *)(void *)graph);
   free((void *)graph);
   return 0;
 }
 
 static nsai_cu_result destroy_graph_exec(nsai_cu_graph_exec graph) {
   COUNT(graphs, -1);
+  free_graph((graph_contents *)(void *)graph);
   free((void *)graph);
   return 0;
 }
@@ -442,7 +530,7 @@ static nsai_cu_result pointer_attribute(void *value, int attribute, nsai_cu_ptr 
   uint32_t host = NSAI_CU_MEMORY_HOST, device = 2;
   if (attribute != NSAI_CU_POINTER_MEMORY_TYPE) return INVALID_VALUE;
   if (!in_context()) return INVALID_CONTEXT;
-  memcpy(value, memory & 16 ? &host : &device, sizeof host);
+  memcpy(value, memory & 16 && !record.load ? &host : &device, sizeof host);
   return 0;
 }
 
@@ -511,6 +599,7 @@ nsai_cu_result cuGetProcAddress_v2(const char *name, void **function, int versio
     { "cuDevicePrimaryCtxRelease", (any)release },
     { "cuCtxGetCurrent", (any)get_current },
     { "cuCtxGetDevice", (any)current_device },
+    { "cuCtxSetCurrent", (any)set_current },
     { "cuCtxPushCurrent", (any)push },
     { "cuCtxPopCurrent", (any)pop },
     { "cuThreadExchangeStreamCaptureMode", (any)exchange_mode },
@@ -527,12 +616,16 @@ nsai_cu_result cuGetProcAddress_v2(const char *name, void **function, int versio
     { "cuStreamSynchronize", (any)wait_for_stream },
     { "cuMemcpyHtoDAsync", (any)upload },
     { "cuMemcpyDtoHAsync", (any)download },
+    { "cuMemcpyDtoDAsync", (any)copy },
+    { "cuMemHostAlloc", (any)allocate_host },
+    { "cuMemFreeHost", (any)release_host },
     { "cuMemsetD8Async", (any)fill },
     { "cuStreamCreate", (any)create_stream },
     { "cuStreamDestroy", (any)destroy_stream },
     { "cuEventCreate", (any)create_event },
     { "cuEventDestroy", (any)destroy_event },
     { "cuEventRecord", (any)record_event },
+    { "cuEventSynchronize", (any)wait_for_event },
     { "cuEventElapsedTime", (any)elapsed_time },
     { "cuStreamIsCapturing", (any)is_capturing },
     { "cuStreamBeginCapture", (any)begin_capture },

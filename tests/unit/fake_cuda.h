@@ -22,6 +22,7 @@ typedef struct fake_cuda_launch {
   uint32_t grid_x, grid_y, threads, shared_bytes;
   nsai_cu_stream stream;
   int overlaps; /* it may begin before the previous one has ended */
+  void *code;   /* what `load` below made of the image */
 } fake_cuda_launch;
 
 /* A matrix of a product; `stride`: elements between two of its batch. */
@@ -68,8 +69,14 @@ typedef struct fake_cuda_state {
   int spills;              /* the next so many compilations of FAKE_NVRTC_FAT spill, ... */
   bool serial;             /* ... or, in its place, serialise their wgmma */
   fake_cuda_kernel kernel; /* NULL: launches do nothing */
-  double clock_ms;         /* time of the device: the sum of all launches; events read it */
-  bool capturing;          /* launches take effect at once, but their time belongs to the graph */
+  /* Of a driver that runs kernels (tests/emulator): makes code of an image, or returns NULL; the bytes of
+   * the struct that the code takes. Launches are then captured and run with their graph, and all memory is
+   * the device's. */
+  void *(*load)(const void *image);
+  size_t (*params_bytes)(const void *code);
+  double clock_ms; /* time of the device: the sum of all launches; events read it */
+  bool
+      capturing; /* launches take effect at once (but see `load`), and their time belongs to the graph */
   double captured_ms;
   int graphs; /* graphs and executable graphs that exist */
   int graph_launches;

@@ -1,0 +1,250 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * A GPU on a CPU: NVRTC and the driver of tests/unit with kernels that run. What NVRTC compiles is
+ * translate.py's library for this machine; an image is a small cubin whose code is the library's path. Kernels
+ * run one after the other, at once; products of cuBLASLt are computed here.
+ *
+ * EMULATOR_DIR keeps the libraries, by the hash of their source.
+ */
+#include "../support/elf_cubin.h"
+#include "../unit/fake_cuda.h"
+#include "shape.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { PATH_BYTES = 512, IMAGE_BYTES = CUBIN_LEAST + PATH_BYTES, LOG_BYTES = 1 << 16 };
+
+static const char *folder(void) {
+  const char *given = getenv("EMULATOR_DIR");
+  return given ? given : "/tmp/nsa-emulator";
+}
+
+/* ---- NVRTC */
+
+typedef struct program {
+  char source[PATH_BYTES], library[PATH_BYTES], entry[100];
+  char *log;
+  unsigned sm;
+} program;
+
+nsai_nvrtc_result nvrtcVersion(int *major, int *minor) { return *major = 13, *minor = 0, 0; }
+
+static const int archs[] = { 80, 86, 87, 89, 90, 100, 103, 120 };
+
+nsai_nvrtc_result nvrtcGetNumSupportedArchs(int *count) {
+  return *count = sizeof archs / sizeof *archs, 0;
+}
+
+nsai_nvrtc_result nvrtcGetSupportedArchs(int *out) { return memcpy(out, archs, sizeof archs), 0; }
+
+const char *nvrtcGetErrorString(nsai_nvrtc_result result) {
+  return result == NSAI_NVRTC_COMPILATION ? "NVRTC_ERROR_COMPILATION" : "NVRTC_ERROR_EMULATOR";
+}
+
+/* Writes a file, and the folders of its name. */
+static bool write_file(const char *top, const char *name, const char *text) {
+  char path[2 * PATH_BYTES];
+  snprintf(path, sizeof path, "%s/%s", top, name);
+  for (char *c = path + strlen(top) + 1; *c; c++)
+    if (*c == '/') {
+      *c = '\0';
+      if (mkdir(path, 0777) && errno != EEXIST) return false;
+      *c = '/';
+    }
+  FILE *file = fopen(path, "w");
+  bool good = file && fputs(text, file) >= 0;
+  if (file && fclose(file)) good = false;
+  return good;
+}
+
+nsai_nvrtc_result nvrtcDestroyProgram(nsai_nvrtc_program *handle) {
+  program *p = (program *)(void *)*handle;
+  char command[PATH_BYTES + 16];
+  snprintf(command, sizeof command, "rm -rf '%s'", p->source);
+  if (*p->source && system(command)) fprintf(stderr, "emulator: %s is left\n", p->source);
+  free(p->log);
+  free(p);
+  *handle = NULL;
+  return 0;
+}
+
+nsai_nvrtc_result nvrtcCreateProgram(nsai_nvrtc_program *out, const char *source, const char *name,
+                                     int headers, const char *const *texts,
+                                     const char *const *names) {
+  program *p = calloc(1, sizeof *p);
+  (void)name;
+  if (!p || !(p->log = calloc(1, LOG_BYTES))) return free(p), NSAI_NVRTC_OUT_OF_MEMORY;
+  mkdir(folder(), 0777);
+  snprintf(p->source, sizeof p->source, "%s/source.XXXXXX", folder());
+  bool good = mkdtemp(p->source) && write_file(p->source, "unit.cu", source);
+  for (int i = 0; good && i < headers; i++) good = write_file(p->source, names[i], texts[i]);
+  *out = (nsai_nvrtc_program)(void *)p;
+  if (good) return 0;
+  fprintf(stderr, "emulator: %s: %s\n", p->source, strerror(errno));
+  return nvrtcDestroyProgram(out), NSAI_NVRTC_OUT_OF_MEMORY;
+}
+
+nsai_nvrtc_result nvrtcCompileProgram(nsai_nvrtc_program handle, int count,
+                                      const char *const *options) {
+  program *p = (program *)(void *)handle;
+  char command[4 * PATH_BYTES];
+  for (int i = 0; i < count; i++) sscanf(options[i], "--gpu-architecture=sm_%u", &p->sm);
+  snprintf(command, sizeof command, "python3 '%s/translate.py' '%s' %u '%s' 2>'%s/log'",
+           EMULATOR_SOURCE, p->source, p->sm, folder(), p->source);
+  FILE *output = popen(command, "r");
+  const bool found = output && fgets(p->library, sizeof p->library, output);
+  const int status = output ? pclose(output) : 1;
+  snprintf(command, sizeof command, "%s/log", p->source);
+  FILE *log = fopen(command, "r");
+  if (log) {
+    p->log[fread(p->log, 1, LOG_BYTES - 1, log)] = '\0';
+    fclose(log);
+  }
+  if (!found || status) return NSAI_NVRTC_COMPILATION;
+  p->library[strcspn(p->library, "\n")] = '\0';
+  snprintf(p->log, LOG_BYTES, "ptxas info    : Used 10 registers\n");
+  return 0;
+}
+
+nsai_nvrtc_result nvrtcGetPTXSize(nsai_nvrtc_program p, size_t *size) {
+  return (void)p, *size = 1, 0;
+}
+nsai_nvrtc_result nvrtcGetPTX(nsai_nvrtc_program p, char *out) { return (void)p, *out = '\0', 0; }
+nsai_nvrtc_result nvrtcGetCUBINSize(nsai_nvrtc_program p, size_t *size) {
+  return (void)p, *size = IMAGE_BYTES, 0;
+}
+
+nsai_nvrtc_result nvrtcGetCUBIN(nsai_nvrtc_program handle, char *out) {
+  const program *p = (const program *)(const void *)handle;
+  memset(out, 0, IMAGE_BYTES);
+  cubin_write(out, IMAGE_BYTES, p->sm, true, "kernel");
+  memcpy(out + CUBIN_LEAST, p->library, strlen(p->library) + 1);
+  return 0;
+}
+
+nsai_nvrtc_result nvrtcGetProgramLogSize(nsai_nvrtc_program handle, size_t *size) {
+  return *size = strlen(((program *)(void *)handle)->log) + 1, 0;
+}
+
+nsai_nvrtc_result nvrtcGetProgramLog(nsai_nvrtc_program handle, char *out) {
+  return strcpy(out, ((program *)(void *)handle)->log), 0;
+}
+
+/* ---- the driver */
+
+static void *load(const void *image) {
+  const char *path = (const char *)image + CUBIN_LEAST;
+  void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!library) fprintf(stderr, "emulator: %s\n", dlerror());
+  return library;
+}
+
+static size_t params_bytes(const void *code) {
+  const unsigned *bytes = dlsym((void *)(uintptr_t)code, "emulator_params_bytes");
+  return bytes ? *bytes : 0;
+}
+
+static float element(const void *data, int32_t type, int64_t i) {
+  if (type == NSAI_CUDA_R_32F) return ((const float *)data)[i];
+  const uint16_t bits = ((const uint16_t *)data)[i];
+  float x;
+  uint32_t word = (uint32_t)bits << 16;
+  if (type == NSAI_CUDA_R_16F) {
+    const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+    x = exponent == 31 ? (mantissa ? NAN : INFINITY)
+        : exponent     ? ldexpf((float)(1024 + mantissa), exponent - 25)
+                       : ldexpf((float)mantissa, -24);
+    return bits >> 15 ? -x : x;
+  }
+  memcpy(&x, &word, sizeof x);
+  return x;
+}
+
+/* To nearest even. */
+static void set_element(void *data, int32_t type, int64_t i, float x) {
+  uint32_t word;
+  memcpy(&word, &x, sizeof word);
+  if (type == NSAI_CUDA_R_32F) {
+    ((float *)data)[i] = x;
+  } else if (type == NSAI_CUDA_R_16F) {
+    const float a = fabsf(x);
+    int exponent;
+    frexpf(a, &exponent);
+    const int step = (exponent < -13 ? -13 : exponent) - 11; /* of the last bit */
+    uint16_t bits;
+    if (a != a || a >= 65520) {
+      bits = a != a ? 0x7fff : 0x7c00;
+    } else {
+      const long n = lrintf(ldexpf(a, -step)); /* a = n 2^step, n below 2048 or equal */
+      bits = (uint16_t)(n + ((long)(step + 24) << 10));
+    }
+    ((uint16_t *)data)[i] = (uint16_t)(bits | (word >> 31) << 15);
+  } else {
+    ((uint16_t *)data)[i] = (uint16_t)(x != x ? 0x7fff : (word + 0x7fff + (word >> 16 & 1)) >> 16);
+  }
+}
+
+static int64_t place(const fake_matrix *m, int batch, int64_t row, int64_t column) {
+  return batch * m->stride +
+         (m->transposed ? column + row * m->leading : row + column * m->leading);
+}
+
+static void multiply(const fake_product *p) {
+  const int64_t inner = (int64_t)(p->a.transposed ? p->a.rows : p->a.columns);
+  for (int batch = 0; batch < (p->d.batch ? p->d.batch : 1); batch++)
+    for (int64_t i = 0; i < (int64_t)p->d.rows; i++)
+      for (int64_t j = 0; j < (int64_t)p->d.columns; j++) {
+        float sum = 0;
+        for (int64_t k = 0; k < inner; k++)
+          sum += element(p->a.data, p->a.type, place(&p->a, batch, i, k)) *
+                 element(p->b.data, p->b.type, place(&p->b, batch, k, j));
+        sum *= p->alpha;
+        if (p->beta != 0) sum += p->beta * element(p->c.data, p->c.type, place(&p->c, batch, i, j));
+        set_element((void *)(uintptr_t)p->d.data, p->d.type, place(&p->d, batch, i, j), sum);
+      }
+}
+
+static pthread_mutex_t running = PTHREAD_MUTEX_INITIALIZER;
+
+static double run(const fake_cuda_launch *launch, const void *params) {
+  static void *stacks;
+  pthread_mutex_lock(&running);
+  if (!params) {
+    multiply(&fake_cuda_record()->product);
+  } else {
+    emulator_launch_fn start;
+    void *symbol = dlsym(launch->code, "emulator_launch");
+    memcpy(&start, &symbol, sizeof start);
+    if (!stacks) {
+      const size_t bytes =
+          (size_t)EMULATOR_STACK_BYTES * EMULATOR_MOST_THREADS * EMULATOR_MOST_CLUSTER;
+      const size_t shared = (size_t)EMULATOR_SHARED_EACH * EMULATOR_MOST_CLUSTER;
+      const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+      void *at = (void *)(uintptr_t)EMULATOR_SHARED_AT;
+      stacks = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+      if (stacks == MAP_FAILED ||
+          mmap(at, shared, PROT_READ | PROT_WRITE, flags | MAP_FIXED_NOREPLACE, -1, 0) != at)
+        abort();
+    }
+    start(params, launch->grid_x, launch->grid_y, (int)launch->threads, launch->shared_bytes,
+          stacks);
+  }
+  pthread_mutex_unlock(&running);
+  return 1;
+}
+
+__attribute__((constructor)) static void begin(void) {
+  fake_cuda_state *state = fake_cuda_record();
+  state->kernel = run;
+  state->load = load;
+  state->params_bytes = params_bytes;
+}
