@@ -69,8 +69,8 @@ enum {
 
 /* What is computed, by capacity. A run may have any lengths up to these; it reads them on the
  * device. Defaults are in brackets; "serving" is the section of the configuration. In
- * max_kv_tokens, max_kv_len, max_seqs, max_q_len and page_size NSA_NONE ignores the value in
- * "serving". */
+ * max_kv_tokens, max_kv_len, max_seqs, max_q_len, page_size, kv_dtype and cmp_dtype NSA_NONE ignores
+ * the value in "serving". */
 typedef struct nsa_problem {
   uint32_t struct_size;
   int32_t op; /* NSA_OP_* [NSA_OP_FORWARD] */
@@ -99,6 +99,11 @@ typedef struct nsa_problem {
   int32_t selection;      /* NSA_SELECT_* [NSA_SELECT_TOPN] */
   int32_t overlap;        /* NSA_OVERLAP_* [NSA_OVERLAP_LOW] */
   int64_t max_probe_rows; /* rows of io.probe_rows [0: no probe] */
+
+  /* These two belong to a cache as well: the dtype of its raw K and V, and of its compressed entries.
+   * NSA_E4M3: codes with scales, see kv_cache.h; NSA_NONE: the model's dtype [serving, else the
+   * model's]. */
+  int32_t kv_dtype, cmp_dtype;
 } nsa_problem;
 #define NSA_PROBLEM_INIT NSA_INIT(nsa_problem)
 
@@ -320,6 +325,12 @@ typedef struct nsa_io {
   nsa_tensor probe_importance;
 
   nsa_tensor kv_reads; /* nsa_decode: in and out, i64 [num_seqs, Hkv, 3, 2], see kv_cache.h */
+
+  /* The scales of a cache in NSA_E4M3, f32 [1] or [Hkv], greater than 0: of each pair that the model
+   * reads [1], where problem.kv_dtype says so, and of the compressed entries, where problem.cmp_dtype
+   * does [k_cmp_scale: k_scale[0], v_cmp_scale: v_scale[0]]. */
+  nsa_tensor k_scale[NSA_BRANCHES], v_scale[NSA_BRANCHES];
+  nsa_tensor k_cmp_scale, v_cmp_scale;
 } nsa_io;
 #define NSA_IO_INIT NSA_INIT(nsa_io)
 

@@ -142,8 +142,9 @@ NSA_API const char *nsa_build_info(void);
  * stream. The CPU device ignores it. */
 typedef struct CUstream_st *nsa_stream;
 
-/* Element types. f16 and bf16 have 16 bits. */
-enum { NSA_F16 = 1, NSA_BF16 = 2, NSA_F32 = 3, NSA_I32 = 4, NSA_I64 = 5 };
+/* Element types. f16 and bf16 have 16 bits. e4m3 has 8: a sign, 4 bits of exponent and 3 of mantissa,
+ * greatest value 448, NaN but no infinity (FP8 E4M3FN). Only a KV cache may have it, see kv_cache.h. */
+enum { NSA_F16 = 1, NSA_BF16 = 2, NSA_F32 = 3, NSA_I32 = 4, NSA_I64 = 5, NSA_E4M3 = 6 };
 
 #define NSA_MAX_DIMS 5
 
@@ -155,7 +156,7 @@ enum { NSA_F16 = 1, NSA_BF16 = 2, NSA_F32 = 3, NSA_I32 = 4, NSA_I64 = 5 };
  *
  * Alignment: in f16 and bf16 the rows that kernels copy (q, k, v, o, o_branch, k_cmp, v_cmp, pe,
  * d_o, d_q and the gradients of k and v) need `data` and every stride but the last to be
- * multiples of 16 bytes. This holds on the CPU device, too. All other tensors are aligned to
+ * multiples of 16 bytes; so do the tensors of a cache in e4m3. This holds on the CPU device, too. All other tensors are aligned to
  * their elements: gates, weights, biases, indices, and everything in f32.
  *
  * Kernels for sm_90a read q, k, v, k_cmp and v_cmp through the copy engine. They need positive

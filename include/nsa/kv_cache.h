@@ -84,10 +84,25 @@
  * sequence stands at position kv_len - q_len + i. A padded row of a batch has kv_len 0: nothing is
  * appended for it, and its output is zeros with LSE -inf.
  *
- * The cache has the model's dtype. A GPU serves it with everything that nsa_forward takes: every
- * phi, a caller's selection, probes. FP8 caches, attention sinks, soft-capped logits and trees of
- * drafts do not exist; the configuration refuses the keys by which other projects ask for them,
- * by name.
+ * FP8. With problem.kv_dtype NSA_E4M3 the raw pairs, rings included, are stored in e4m3, and with
+ * problem.cmp_dtype NSA_E4M3 the compressed entries; either may be so alone. Both head dims must be
+ * multiples of 16. io.k_scale, v_scale and k_cmp_scale, v_cmp_scale have the scales, one for all KV
+ * heads or one for each, in device memory. Each launch reads them, and a cache must be read with
+ * those that it was written with. The CPU device refuses scales that are not positive and finite; a
+ * GPU does not look, and such a scale makes results undefined.
+ * - A value is code * scale. An append stores x as e4m3(x / scale): a division in fp32, rounded to the
+ *   nearest code, ties to even, at most +-448; NaN stays NaN.
+ * - Compressed entries are made of codes alone, those of the call's own tokens included, so they are
+ *   the same bits whatever the chunks were. phi mean takes the sum of l codes, which is exact in fp32
+ *   for l <= 73 (ascending order beyond), times fp32(k_scale / (l * k_cmp_scale)) to e4m3 entries,
+ *   fp32(k_scale / l) to others, and rounds once. phi linear and mlp get rows of code * scale, rounded
+ *   to the model's dtype.
+ * - Queries, outputs and new_kv have the model's dtype. Attention and selection are those of the
+ *   values code * scale, also for the tokens of the same call.
+ *
+ * A GPU serves a cache in the model's dtype with everything that nsa_forward takes: every phi, a
+ * caller's selection, probes. Attention sinks, soft-capped logits and trees of drafts do not exist;
+ * the configuration refuses the keys by which other projects ask for them, by name.
  */
 #ifndef NSA_KV_CACHE_H
 #define NSA_KV_CACHE_H
@@ -118,7 +133,7 @@ NSA_API nsa_status nsa_kv_page_bytes(nsa_ctx *ctx, const nsa_problem *problem, u
  * batch  kv_len and, with pages, their lists; on request cu_q (of the rows of io.new_kv), slots,
  *        and slot_mapping, with -1 for tokens of padded rows and for those with t < 0.
  * io     in: new_kv, the pairs that the model reads, dtype [T, Hkv, Dk] and [T, Hkv, Dv], without
- *        k_cmp and v_cmp; phi, the weights of phi linear and mlp. Out: kv, the same pairs of the
+ *        k_cmp and v_cmp; phi, the weights of phi linear and mlp; the scales of a cache in e4m3. Out: kv, the same pairs of the
  *        cache, and k_cmp, v_cmp. With phi external the caller writes the compressed entries, and
  *        k_cmp, v_cmp are not touched.
  *
@@ -137,7 +152,8 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
  * plan   of NSA_OP_DECODE: at most max_q_len new tokens of a sequence. Its workspace grows with
  *        max_tokens * max_kv_len, since every selection block of every token is ranked.
  * batch  kv_len and, with pages, their lists; on request cu_q and slots.
- * io     as of nsa_forward, but kv is the cache, with k_cmp and v_cmp, and phi is not read.
+ * io     as of nsa_forward, but kv is the cache, with k_cmp and v_cmp, phi is not read, and a cache
+ *        in e4m3 has its scales.
  *
  * Counters. With `runtime.count_reads: true` io.kv_reads may be given, i64 [num_seqs, Hkv,
  * NSA_BRANCHES, 2] in the memory of the cache; otherwise it is refused. For each sequence, KV
@@ -149,7 +165,7 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
  *   NSA_CMP  N(L) = L < l ? 0 : (L - l) / d + 1 entries, also for a selection or a probe alone
  *   NSA_SEL  the sum of min(l', L - j*l') over its selected blocks j; n*l' tokens if all are whole
  *   NSA_WIN  min(w, L) tokens
- * of 2 * (Dk + Dv) bytes; of a caller's ranges their tokens. New tokens that one CTA takes
+ * of 2 * (Dk + Dv) bytes, in e4m3 half of that; of a caller's ranges their tokens. New tokens that one CTA takes
  * together read each key once: the compressed entries of the last of them, their windows, and
  * every block that one of them selects; ranges they read separately. What is read again is
  * counted again, though a hardware cache may have it. The second pass for the importance of

@@ -28,6 +28,7 @@ NSA_BF16 = 2
 NSA_F32 = 3
 NSA_I32 = 4
 NSA_I64 = 5
+NSA_E4M3 = 6
 NSA_LOG_OFF = 0
 NSA_LOG_ERROR = 1
 NSA_LOG_WARN = 2
@@ -144,6 +145,8 @@ class nsa_problem(C.Structure):
         ("selection", C.c_int32),
         ("overlap", C.c_int32),
         ("max_probe_rows", C.c_int64),
+        ("kv_dtype", C.c_int32),
+        ("cmp_dtype", C.c_int32),
     ]
 
 
@@ -240,6 +243,10 @@ class nsa_io(C.Structure):
         ("probe_rows", nsa_tensor),
         ("probe_importance", nsa_tensor),
         ("kv_reads", nsa_tensor),
+        ("k_scale", nsa_tensor * 3),
+        ("v_scale", nsa_tensor * 3),
+        ("k_cmp_scale", nsa_tensor),
+        ("v_cmp_scale", nsa_tensor),
     ]
 
 

@@ -15,11 +15,11 @@
 
 GROWS(nsa_model, kv_sharing);
 GROWS(nsa_options, log_user);
-GROWS(nsa_problem, max_probe_rows);
+GROWS(nsa_problem, cmp_dtype);
 GROWS(nsa_caps, variants);
 GROWS(nsa_exec, stream);
 GROWS(nsa_batch, slot_mapping);
-GROWS(nsa_io, kv_reads);
+GROWS(nsa_io, v_cmp_scale);
 GROWS(nsa_grads, d_gate);
 GROWS(nsa_tune_options, user);
 GROWS(nsa_tune_event, note);

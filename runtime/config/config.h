@@ -96,6 +96,8 @@ typedef enum nsai_key_id {
   NSAI_KEY_MAX_SEQS,
   NSAI_KEY_MAX_Q_LEN,
   NSAI_KEY_PAGE_SIZE,
+  NSAI_KEY_KV_DTYPE,
+  NSAI_KEY_CMP_DTYPE,
   NSAI_KEY_DEVICE,
   NSAI_KEY_JIT,
   NSAI_KEY_CACHE_DIR,
@@ -180,6 +182,7 @@ typedef struct nsai_config {
     int64_t max_tokens, max_kv_tokens, max_kv_len; /* in tokens; 0: not given */
     int32_t max_seqs, max_q_len;                   /* 0: not given */
     int32_t page_size;                             /* tokens; 0: no pages */
+    int32_t kv_dtype, cmp_dtype;                   /* of a cache: 0, the model's, or NSA_E4M3 */
   } serving;
   struct {
     char *device; /* "auto", "cpu", an ordinal, a PCI bus id, or a UUID; never NULL */

@@ -170,6 +170,18 @@ static void check_pages(const checker *c) {
            "use larger pages, or a stride that divides them");
 }
 
+/* Kernels copy rows of codes in units of 16 bytes. */
+static void check_cache_dtype(const checker *c, nsai_key_id key, int32_t dtype) {
+  const nsai_model *m = &c->config->model;
+  if (dtype != NSA_E4M3 || !is_good(c, key)) return;
+  if (is_good(c, NSAI_KEY_MODEL_HEAD_DIM_QK) && m->head_dim_qk % NSAI_CODES_DIM_STEP)
+    report(c, key, NSAI_KEY_MODEL_HEAD_DIM_QK, "needs head dims that are multiples of 16",
+           "leave it out, or change the head dim");
+  if (is_good(c, NSAI_KEY_MODEL_HEAD_DIM_V) && m->head_dim_v % NSAI_CODES_DIM_STEP)
+    report(c, key, NSAI_KEY_MODEL_HEAD_DIM_V, "needs head dims that are multiples of 16",
+           "leave it out, or change the head dim");
+}
+
 /* A threshold above count * block would not be exact: nsai_problem_resolve clamps it. */
 static void check_threshold(const checker *c) {
   const nsai_config *config = c->config;
@@ -322,6 +334,8 @@ void nsai_config_check_rules(const nsai_config *config, nsai_mark main, nsai_dia
     check_causal(&c);
     check_dtype(&c);
     check_threshold(&c);
+    check_cache_dtype(&c, NSAI_KEY_KV_DTYPE, config->serving.kv_dtype);
+    check_cache_dtype(&c, NSAI_KEY_CMP_DTYPE, config->serving.cmp_dtype);
   } else if (config->need_model) {
     nsai_diag_add(
         diag, NSAI_ERROR, main, "model",

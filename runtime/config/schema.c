@@ -50,6 +50,7 @@ static const nsai_word sharing_words[] = { { "per_branch", 1 }, { "shared", 0 },
 static const nsai_word dtype_words[] = {
   { "bf16", NSA_BF16 }, { "fp16", NSA_F16 }, { "f32", NSA_F32 }, { NULL, 0 }
 };
+static const nsai_word cache_dtype_words[] = { { "model", 0 }, { "e4m3", NSA_E4M3 }, { NULL, 0 } };
 static const nsai_word jit_words[] = { { "on_demand", NSAI_JIT_ON_DEMAND },
                                        { "prepare_only", NSAI_JIT_PREPARE_ONLY },
                                        { "never", NSAI_JIT_NEVER },
@@ -169,6 +170,11 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
         NSAI_MIN_PAGE_SIZE, "0",
         "tokens of a page of the KV cache: 16, 32, 64 or 128, a multiple of compress.stride; 0: "
         "each problem says, else no pages"),
+  WORD(KV_DTYPE, "serving.kv_dtype", serving.kv_dtype, cache_dtype_words, "model",
+       "of raw keys and values in the KV cache; e4m3: FP8 with scales, half the memory"),
+  WORD(CMP_DTYPE, "serving.cmp_dtype", serving.cmp_dtype, cache_dtype_words, "model",
+       "of compressed entries in the KV cache; in e4m3 long contexts decode faster, and a few "
+       "more selected blocks change"),
 
   PLAIN(DEVICE, "runtime.device", DEVICE, runtime.device, "auto",
         "auto, cpu, a CUDA ordinal (cuda:1), a PCI bus id, or a GPU's UUID"),

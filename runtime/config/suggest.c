@@ -26,6 +26,7 @@ static const struct {
   { "block_size", NSAI_KEY_PAGE_SIZE, "serving" },
   { "block_size", NSAI_KEY_SELECT_BLOCK },
   { "bus_id", NSAI_KEY_DEVICE },
+  { "cache_dtype", NSAI_KEY_KV_DTYPE },
   { "chunked_prefill_size", NSAI_KEY_MAX_TOKENS },
   { "cmp_block_size", NSAI_KEY_COMPRESS_BLOCK },
   { "cmp_stride", NSAI_KEY_COMPRESS_STRIDE },
@@ -45,6 +46,7 @@ static const struct {
   { "kernel_size", NSAI_KEY_COMPRESS_BLOCK },
   { "kernel_stride", NSAI_KEY_COMPRESS_STRIDE },
   { "kv_block_size", NSAI_KEY_PAGE_SIZE },
+  { "kv_cache_dtype", NSAI_KEY_KV_DTYPE },
   { "local_blocks", NSAI_KEY_SELECT_LOCAL },
   { "max_autotune", NSAI_KEY_TUNING_LEVEL },
   { "max_batch_size", NSAI_KEY_MAX_SEQS },
@@ -84,8 +86,11 @@ static const struct {
 
 /* Features that other projects' configurations request and no kernel here supports, or that are
  * counted differently here. */
+static const char cache_scales[] = "unknown key; the scales of a KV cache in e4m3 come with each "
+                                   "call, in nsa_io.k_scale, v_scale, "
+                                   "k_cmp_scale and v_cmp_scale";
 static const char fp8_cache[] =
-    "unknown key; a KV cache has model.dtype: fp8 and other dtypes are not supported yet";
+    "unknown key; serving.kv_dtype: e4m3 stores raw keys and values of the KV cache in FP8";
 static const char sinks[] = "unknown key; attention sinks are not supported yet";
 static const char soft_cap[] = "unknown key; soft-capped logits are not supported yet";
 static const char tree_mask[] =
@@ -103,15 +108,12 @@ static const struct {
   { "attention_sinks", sinks },
   { "attn_logit_softcapping", soft_cap },
   { "attn_mask", tree_mask },
-  { "cache_dtype", fp8_cache },
-  { "calculate_kv_scales", fp8_cache },
+  { "calculate_kv_scales", cache_scales },
   { "custom_mask", tree_mask },
   { "fp8_kv_cache", fp8_cache },
-  { "k_scale", fp8_cache },
-  { "kv_cache_dtype", fp8_cache },
-  { "kv_dtype", fp8_cache },
+  { "k_scale", cache_scales },
   { "kv_lora_rank", latent },
-  { "kv_scale", fp8_cache },
+  { "kv_scale", cache_scales },
   { "logit_cap", soft_cap },
   { "logit_softcap", soft_cap },
   { "logits_soft_cap", soft_cap },
@@ -132,7 +134,7 @@ static const struct {
   { "tree_attention", tree_mask },
   { "tree_choices", tree_mask },
   { "tree_mask", tree_mask },
-  { "v_scale", fp8_cache },
+  { "v_scale", cache_scales },
   { "runtime.deterministic", "no longer a key: every variant computes the same bits in every run; "
                              "remove the key" },
   { "runtime.parity",
@@ -152,15 +154,23 @@ static const struct {
   { "always", "on_demand" }, { "eager", "on_demand" },    { "true", "quick" },
   { "fast", "quick" },       { "estimate", "heuristic" }, { "measure", "quick" },
   { "patient", "normal" },   { "full", "exhaustive" },    { "all", "both" },
+  { "fp8", "e4m3" },         { "fp8_e4m3", "e4m3" },      { "float8_e4m3fn", "e4m3" },
+  { "bf16", "model" },       { "fp16", "model" },         { "auto", "model" },
 };
 
+static const char fp8_values[] = "fp8 is for a KV cache alone, by serving.kv_dtype: e4m3";
 /* Prefixes of other projects' values that no kernel here supports. */
 static const struct {
   const char *begin, *text;
 } missing_words[] = {
-  { "e4m3", "fp8 is not supported yet" },   { "e5m2", "fp8 is not supported yet" },
-  { "float8", "fp8 is not supported yet" }, { "fp4", "fp4 is not supported yet" },
-  { "fp8", "fp8 is not supported yet" },    { "int8", "int8 is not supported yet" },
+  { "e5m2", "fp8 e5m2 is not supported" },
+  { "float8_e5m2", "fp8 e5m2 is not supported" },
+  { "fp8_e5m2", "fp8 e5m2 is not supported" },
+  { "e4m3", fp8_values },
+  { "float8", fp8_values },
+  { "fp8", fp8_values },
+  { "fp4", "fp4 is not supported yet" },
+  { "int8", "int8 is not supported yet" },
 };
 
 /* The last part of a path; *length gets the number of bytes before its dot. */

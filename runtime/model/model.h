@@ -27,7 +27,8 @@ typedef enum nsai_activation { NSAI_ACT_RELU, NSAI_ACT_SILU, NSAI_ACT_GELU } nsa
 #define NSAI_MAX_GROUP 64 /* query heads per KV head */
 #define NSAI_MAX_HEAD_DIM 256
 #define NSAI_MIN_HEAD_DIM 16
-#define NSAI_HEAD_DIM_STEP 8 /* 16 bytes of bf16: the granularity of cp.async */
+#define NSAI_HEAD_DIM_STEP 8   /* 16 bytes of bf16: the granularity of cp.async */
+#define NSAI_CODES_DIM_STEP 16 /* of a cache in NSA_E4M3: 16 bytes of codes */
 #define NSAI_MAX_SELECTED 256
 #define NSAI_MIN_PAGE_SIZE 16
 #define NSAI_MAX_PAGE_SIZE 128

@@ -89,6 +89,9 @@ void nsai_variant_reasons(const nsai_config *config, const nsai_problem *problem
                   config->variants.disable.items[i]);
   fusing_reasons(config, problem, variant, reasons);
   int before = reasons->count;
+  if (nsai_problem_has_codes(problem) && !variant->takes_codes)
+    nsai_refuse(reasons, "it has no kernel for a cache in e4m3, which problem.%s asks for",
+                problem->kv_dtype ? "kv_dtype" : "cmp_dtype");
   variant->legal(problem, target, reasons);
   if (reasons->count == before) check_shared(problem, target, variant, reasons);
 }

@@ -50,7 +50,9 @@ static nsa_status resolve_packed(const nsai_config *config, const nsa_problem *p
     int32_t value;
   } cache_only[] = { { "page_size", problem->page_size },
                      { "max_q_len", problem->max_q_len },
-                     { "window_ring", problem->window_ring } };
+                     { "window_ring", problem->window_ring },
+                     { "kv_dtype", problem->kv_dtype },
+                     { "cmp_dtype", problem->cmp_dtype } };
   for (size_t i = 0; i < sizeof cache_only / sizeof *cache_only; i++)
     if (cache_only[i].value)
       return nsai_fail(NSA_E_ARG, "problem.%s is %d, but %s has no cache: leave it 0",
@@ -117,6 +119,27 @@ static nsa_status resolve_ring(const nsai_config *config, const nsa_problem *pro
   return NSA_OK;
 }
 
+/* What a part of the cache is stored in: `asked` by problem.`name`, else by serving.`name`. */
+static nsa_status resolve_dtype(const char *name, int32_t asked, int32_t serving,
+                                const nsai_model *m, int32_t *out) {
+  const bool given = asked != 0;
+  if (given && asked != NSA_E4M3 && asked != NSA_NONE)
+    return nsai_fail(
+        NSA_E_ARG,
+        "problem.%s is %d: expected NSA_E4M3 (%d), NSA_NONE for the model's dtype, or 0 "
+        "for serving.%s",
+        name, asked, NSA_E4M3, name);
+  *out = asked == NSA_NONE ? 0 : given ? asked : serving;
+  const bool narrow = m->head_dim_qk % NSAI_CODES_DIM_STEP != 0;
+  if (!*out || (!narrow && m->head_dim_v % NSAI_CODES_DIM_STEP == 0)) return NSA_OK;
+  return nsai_fail(
+      NSA_E_ARG,
+      "%s.%s is e4m3, but model.head_dim_%s is %d: kernels copy rows of codes in units "
+      "of 16 bytes, so both head dims must be multiples of %d",
+      given ? "problem" : "serving", name, narrow ? "qk" : "v",
+      narrow ? m->head_dim_qk : m->head_dim_v, NSAI_CODES_DIM_STEP);
+}
+
 /* Capacities of a cache. */
 static nsa_status resolve_cached(const nsai_config *config, const nsa_problem *problem,
                                  nsai_problem *out) {
@@ -133,6 +156,10 @@ static nsa_status resolve_cached(const nsai_config *config, const nsa_problem *p
                      (long long)(given ? out->selection : problem->max_probe_rows));
   NSAI_TRY(resolve_page_size(config, problem, out));
   NSAI_TRY(resolve_new_tokens(config, problem, out));
+  NSAI_TRY(resolve_dtype("kv_dtype", problem->kv_dtype, config->serving.kv_dtype, &out->model,
+                         &out->kv_dtype));
+  NSAI_TRY(resolve_dtype("cmp_dtype", problem->cmp_dtype, config->serving.cmp_dtype, &out->model,
+                         &out->cmp_dtype));
   return resolve_ring(config, problem, out);
 }
 
@@ -217,6 +244,8 @@ void nsai_problem_add_model(nsai_writer *text, const nsai_problem *p) {
     nsai_write(text, ",%d,%d,%s", m->gate_channels, m->gate_hidden,
                activation_name(m->gate_activation));
   nsai_write(text, ":sel=%s", selections[p->selection - NSA_SELECT_TOPN]);
+  if (p->kv_dtype) nsai_write(text, ":raw=e4m3");
+  if (p->cmp_dtype) nsai_write(text, ":entries=e4m3");
 }
 
 void nsai_problem_add_string(nsai_writer *text, const nsai_problem *p) {

@@ -26,6 +26,8 @@ typedef struct nsai_problem {
   int32_t page_size;                             /* of the cache; 0: none, or without pages */
   int32_t max_q_len;                             /* with a cache */
   bool window_ring;
+  int32_t kv_dtype,
+      cmp_dtype; /* of the cache's raw pairs, of its entries: NSA_E4M3, or 0: the model's */
   int64_t select_dense_below; /* the selected branch is exact dense attention up to this kv_len */
   bool count_reads;           /* of a decode step: its kernels count what they read */
   int32_t recompute;          /* NSAI_RECOMPUTE_*; of NSA_OP_BACKWARD */
@@ -46,10 +48,15 @@ static inline bool nsai_problem_is_cached(const nsai_problem *problem) {
          problem->op == NSA_OP_APPEND;
 }
 
+/* Whether some of the cache is stored in codes, NSA_E4M3. */
+static inline bool nsai_problem_has_codes(const nsai_problem *problem) {
+  return problem->kv_dtype || problem->cmp_dtype;
+}
+
 /* Whether the tuner times the problem: it has inputs for it, and there is something to choose. The
  * others' plans follow the heuristics. */
 static inline bool nsai_problem_is_tunable(const nsai_problem *problem) {
-  if (problem->op == NSA_OP_APPEND) return false;
+  if (problem->op == NSA_OP_APPEND || nsai_problem_has_codes(problem)) return false;
   return problem->selection == NSA_SELECT_TOPN || !nsai_problem_is_cached(problem);
 }
 

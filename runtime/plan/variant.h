@@ -175,7 +175,10 @@ typedef struct nsai_variant {
   int kernels, buffers, numbers; /* of the enums in its own file */
   bool needs_gemm;               /* runs products through cuBLASLt */
   bool reads_no_lists; /* attend_selected: every block is chosen, so the run makes no selection */
-  bool stands_alone;   /* calls may ask for the stage by itself, even where another row fuses it */
+  /* A KV cache in NSA_E4M3 is fine for it: it reads codes, or nothing of the cache at all. Without it
+   * the row is not legal for such a cache, whatever `legal` says. */
+  bool takes_codes;
+  bool stands_alone; /* calls may ask for the stage by itself, even where another row fuses it */
   /* Adds a sentence for everything that forbids it here. No sentence: it is legal. */
   void (*legal)(const nsai_problem *, const nsai_target *, nsai_reasons *);
   /* Whether the heuristic may choose it. NULL: always. */

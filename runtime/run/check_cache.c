@@ -7,13 +7,12 @@
 #include "run/check_cache.h"
 
 #include "plan/context.h"
+#include "run/check_scales.h"
 #include "run/check_tensor.h"
 #include "run/check_values.h"
 
 #include <nsa/kv_cache.h>
 #include <stdio.h>
-
-#define ELEMENT_BYTES 2 /* of a cache on the GPU; 4 where the model is f32 */
 
 /* A batch over a cache, and what its arrays are held against. */
 typedef struct cached {
@@ -75,22 +74,40 @@ static nsa_status check_middle(const cached *c, const nsa_tensor *t, const nsai_
                    (long long)t->shape[1], (long long)rows, pages);
 }
 
-/* A tensor of the cache; an append writes it. */
+/* A tensor whose dtype is not what the plan says: codes for values, or values for codes. */
+static nsa_status check_codes(const nsa_tensor *t, const nsai_tensor_spec *e, const char *field) {
+  bool codes = e->types == NSAI_DTYPE_E4M3;
+  if (!nsai_present(t) || (t->dtype == NSA_E4M3) == codes) return NSA_OK;
+  return nsai_fail(
+      NSA_E_ARG,
+      "%s has %s, but the plan's problem.%s is %s: give such a tensor, or make the plan "
+      "for the other dtype",
+      e->name, codes ? "not dtype e4m3" : "dtype e4m3", field,
+      codes ? "NSA_E4M3" : "the model's dtype");
+}
+
+/* A tensor of the cache, raw or with entries; an append writes it. */
 static nsa_status check_cache_tensor(const cached *c, const nsa_tensor *t,
-                                     const nsai_tensor_spec *e, const char *pages) {
+                                     const nsai_tensor_spec *e, const char *pages, bool entries) {
+  NSAI_TRY(check_codes(t, e, entries ? "cmp_dtype" : "kv_dtype"));
   NSAI_TRY(check_middle(c, t, e, c->check->problem->page_size ? pages : NULL));
   NSAI_TRY(nsai_check_tensor(c->check, t, e));
   return c->check->problem->op == NSA_OP_APPEND ? nsai_check_tensor_memory(c->check, t, e->name)
                                                 : NSA_OK;
 }
 
+/* The type of a part of the cache. */
+static int types_of(int32_t dtype) {
+  return dtype == NSA_E4M3 ? NSAI_DTYPE_E4M3 : NSAI_DTYPE_MODEL;
+}
+
 /* K or V of a pair, in pages or rows. */
 static nsa_status check_raw(cached *c, const nsa_tensor *t, const char *name, int32_t dim) {
   const nsai_problem *p = c->check->problem;
   nsai_tensor_spec e = {
-    name, 4, { c->pages, c->page_size, p->model.kv_heads, dim }, NSAI_DTYPE_MODEL
+    name, 4, { c->pages, c->page_size, p->model.kv_heads, dim }, types_of(p->kv_dtype)
   };
-  NSAI_TRY(check_cache_tensor(c, t, &e, "the tokens of a page, problem.page_size"));
+  NSAI_TRY(check_cache_tensor(c, t, &e, "the tokens of a page, problem.page_size", false));
   c->pages = t->shape[0];
   c->page_size = t->shape[1];
   if (p->page_size) return NSA_OK;
@@ -101,9 +118,9 @@ static nsa_status check_raw(cached *c, const nsa_tensor *t, const char *name, in
 static nsa_status check_ring(cached *c, const nsa_tensor *t, const char *name, int32_t dim) {
   const nsai_problem *p = c->check->problem;
   nsai_tensor_spec e = {
-    name, 4, { c->rings, c->ring_size, p->model.kv_heads, dim }, NSAI_DTYPE_MODEL
+    name, 4, { c->rings, c->ring_size, p->model.kv_heads, dim }, types_of(p->kv_dtype)
   };
-  NSAI_TRY(check_cache_tensor(c, t, &e, NULL));
+  NSAI_TRY(check_cache_tensor(c, t, &e, NULL, false));
   c->rings = t->shape[0];
   c->ring_size = t->shape[1]; /* K and V turn at the same token */
   return check_rows_length(
@@ -117,9 +134,12 @@ static nsa_status check_entries(cached *c, const nsa_tensor *t, const char *side
   char name[24];
   snprintf(name, sizeof name, "io.kv.%s_cmp", side);
   int64_t entries = p->page_size ? p->page_size / p->model.stride : NSAI_ANY;
-  nsai_tensor_spec e = { name, 4, { c->pages, entries, p->model.kv_heads, dim }, NSAI_DTYPE_MODEL };
+  nsai_tensor_spec e = {
+    name, 4, { c->pages, entries, p->model.kv_heads, dim }, types_of(p->cmp_dtype)
+  };
   NSAI_TRY(check_cache_tensor(c, t, &e,
-                              "the entries of a page, problem.page_size / model.compress.stride"));
+                              "the entries of a page, problem.page_size / model.compress.stride",
+                              true));
   c->pages = t->shape[0];
   if (p->page_size) return NSA_OK;
   return check_rows_length(t, name, row_entries(p),
@@ -416,6 +436,7 @@ nsa_status nsai_check_append(const nsai_check *check, const nsa_batch *batch, co
   NSAI_TRY(check_cache(&c, &io->kv, m->phi != NSAI_PHI_EXTERNAL));
   NSAI_TRY(check_new_kv(&c, &io->new_kv));
   NSAI_TRY(nsai_check_phi(check, &io->phi));
+  NSAI_TRY(nsai_check_scales(check, io));
   NSAI_TRY(check_batch(&c));
   sizes->tokens = c.tokens;
   sizes->num_seqs = batch->num_seqs;
@@ -425,9 +446,11 @@ nsa_status nsai_check_append(const nsai_check *check, const nsa_batch *batch, co
 uint64_t nsai_cache_page_bytes(const nsai_problem *p) {
   const nsai_model *m = &p->model;
   int64_t tokens = p->page_size ? p->page_size : p->max_kv_len, rows = 0;
+  int64_t entries = p->page_size ? p->page_size / m->stride : row_entries(p);
   for (int pair = 0; pair < NSA_BRANCHES; pair++)
     if (nsai_reads_pair(m, pair) && !(p->window_ring && pair == NSA_WIN)) rows += tokens;
-  rows += p->page_size ? p->page_size / m->stride : row_entries(p);
-  int64_t elements = rows * m->kv_heads * (m->head_dim_qk + m->head_dim_v);
-  return (uint64_t)elements * (m->dtype == NSA_F32 ? 2 * ELEMENT_BYTES : ELEMENT_BYTES);
+  int64_t raw_bytes = nsai_dtype_bytes(p->kv_dtype ? p->kv_dtype : m->dtype);
+  int64_t entry_bytes = nsai_dtype_bytes(p->cmp_dtype ? p->cmp_dtype : m->dtype);
+  int64_t elements = (int64_t)m->kv_heads * (m->head_dim_qk + m->head_dim_v); /* of a row */
+  return (uint64_t)(elements * (rows * raw_bytes + entries * entry_bytes));
 }

@@ -4,6 +4,7 @@
 #include "run/check_run.h"
 
 #include "run/check_cache.h"
+#include "run/check_scales.h"
 #include "run/check_tensor.h"
 #include "run/check_values.h"
 
@@ -410,6 +411,7 @@ nsa_status nsai_check_run(const nsai_check *check, const nsa_batch *batch, const
   };
   NSAI_TRY(nsai_check_tensor(check, &io->q, &q));
   sizes->tokens = io->q.shape[0];
+  NSAI_TRY(nsai_check_scales(check, io));
   if (nsai_problem_is_cached(p)) {
     NSAI_TRY(nsai_check_cached(check, batch, &io->kv, sizes));
     NSAI_TRY(check_outputs(check, io, sizes->tokens));

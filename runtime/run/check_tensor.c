@@ -4,12 +4,18 @@
 #include "run/check_tensor.h"
 
 static const char *dtype_name(int32_t dtype) {
-  static const char *const names[] = { "none", "f16", "bf16", "f32", "i32", "i64" };
-  return dtype >= 0 && dtype <= NSA_I64 ? names[dtype] : "unknown";
+  static const char *const names[] = { "none", "f16", "bf16", "f32", "i32", "i64", "e4m3" };
+  return dtype >= 0 && dtype <= NSA_E4M3 ? names[dtype] : "unknown";
 }
 
 int64_t nsai_dtype_bytes(int32_t dtype) {
-  return dtype == NSA_F32 || dtype == NSA_I32 ? 4 : dtype == NSA_I64 ? 8 : 2;
+  switch (dtype) {
+  case NSA_E4M3: return 1;
+  case NSA_F32:
+  case NSA_I32: return 4;
+  case NSA_I64: return 8;
+  default: return 2;
+  }
 }
 
 static nsa_status check_dtype(const nsai_check *check, const nsa_tensor *t,
@@ -18,10 +24,12 @@ static nsa_status check_dtype(const nsai_check *check, const nsa_tensor *t,
   bool fits = ((e->types & NSAI_DTYPE_MODEL) && t->dtype == model) ||
               ((e->types & NSAI_DTYPE_F32) && t->dtype == NSA_F32) ||
               ((e->types & NSAI_DTYPE_I32) && t->dtype == NSA_I32) ||
-              ((e->types & NSAI_DTYPE_I64) && t->dtype == NSA_I64);
+              ((e->types & NSAI_DTYPE_I64) && t->dtype == NSA_I64) ||
+              ((e->types & NSAI_DTYPE_E4M3) && t->dtype == NSA_E4M3);
   if (fits) return NSA_OK;
   const char *wanted = e->types & NSAI_DTYPE_I32     ? "i32"
                        : e->types & NSAI_DTYPE_I64   ? "i64"
+                       : e->types & NSAI_DTYPE_E4M3  ? "e4m3"
                        : e->types & NSAI_DTYPE_MODEL ? dtype_name(model)
                                                      : "f32";
   return nsai_fail(NSA_E_ARG, "%s has dtype %s, expected %s%s", e->name, dtype_name(t->dtype),
@@ -63,7 +71,7 @@ static nsa_status check_shape(const nsa_tensor *t, const nsai_tensor_spec *e) {
   return NSA_OK;
 }
 
-/* The last stride is 1. Kernels copy 16-bit tensors of rows in units of 16 bytes; the CPU device
+/* The last stride is 1. Kernels copy tensors of rows in 16 bits or in codes in units of 16 bytes; the CPU device
  * could do without, but what it accepts must run on a GPU as well. Its f32 has no such kernels. */
 static nsa_status check_strides(const nsa_tensor *t, const nsai_tensor_spec *e) {
   int last = e->ndim - 1;
@@ -71,16 +79,18 @@ static nsa_status check_strides(const nsa_tensor *t, const nsai_tensor_spec *e) 
     return nsai_fail(NSA_E_ARG,
                      "%s has stride[%d] = %lld, expected 1: make the last dimension contiguous",
                      e->name, last, (long long)t->stride[last]);
-  bool rows = e->types == NSAI_DTYPE_MODEL || e->types == NSAI_DTYPE_ROWS;
+  bool rows =
+      e->types == NSAI_DTYPE_MODEL || e->types == NSAI_DTYPE_ROWS || e->types == NSAI_DTYPE_E4M3;
   bool chunks = rows && t->dtype != NSA_F32;
   uintptr_t unit = chunks ? 16 : (uintptr_t)nsai_dtype_bytes(t->dtype);
   if ((uintptr_t)t->data % unit)
     return nsai_fail(NSA_E_ARG, "%s.data is not aligned to %u bytes", e->name, (unsigned)unit);
+  const int unit_elements = 16 / (int)nsai_dtype_bytes(t->dtype);
   for (int i = 0; chunks && i < last; i++)
-    if (t->shape[i] > 1 && t->stride[i] % 8)
+    if (t->shape[i] > 1 && t->stride[i] % unit_elements)
       return nsai_fail(NSA_E_ARG,
-                       "%s has stride[%d] = %lld, expected a multiple of 8 elements (16 bytes)",
-                       e->name, i, (long long)t->stride[i]);
+                       "%s has stride[%d] = %lld, expected a multiple of %d elements (16 bytes)",
+                       e->name, i, (long long)t->stride[i], unit_elements);
   return NSA_OK;
 }
 

@@ -12,7 +12,13 @@
 #define NSAI_ANY ((int64_t)-1) /* a free dimension */
 
 /* dtypes a tensor may have. */
-enum { NSAI_DTYPE_MODEL = 1, NSAI_DTYPE_F32 = 2, NSAI_DTYPE_I32 = 4, NSAI_DTYPE_I64 = 16 };
+enum {
+  NSAI_DTYPE_MODEL = 1,
+  NSAI_DTYPE_F32 = 2,
+  NSAI_DTYPE_I32 = 4,
+  NSAI_DTYPE_I64 = 16,
+  NSAI_DTYPE_E4M3 = 64 /* rows of codes, subject to what NSAI_DTYPE_MODEL is */
+};
 
 /* Operands of products and biases: of the model's dtype, with any strides, which cuBLASLt takes. */
 enum { NSAI_DTYPE_WEIGHT = NSAI_DTYPE_MODEL | 8 };

@@ -171,7 +171,7 @@ del(.num_attention_heads)|3|num_attention_heads: missing
 .num_attention_heads = [32]|3|num_attention_heads: expected a whole number from 1
 .hidden_size = 4095|3|head_dim: missing, and hidden_size is no multiple
 del(.hidden_size)|3|head_dim: missing
-.torch_dtype = "float8_e4m3fn"|1|fp8 is not supported yet
+.torch_dtype = "float8_e4m3fn"|1|fp8 is for a KV cache alone
 .torch_dtype = "complex64"|1|no dtype of the library
 FILES
   echo '{"num_attention_heads": 32,' >config.json

@@ -70,7 +70,7 @@ static const char full[] =
     "  causal: true\n"
     "  dtype: f32\n"
     "serving: {max_tokens: 64Ki, max_kv_tokens: 1M, max_kv_len: \"128k\", max_seqs: 256, "
-    "max_q_len: 4, page_size: 32}\n"
+    "max_q_len: 4, page_size: 32, kv_dtype: e4m3, cmp_dtype: e4m3}\n"
     "runtime:\n"
     "  device: cpu\n"
     "  jit: prepare_only\n"
@@ -134,6 +134,8 @@ static void test_every_key(void **state) {
   assert_int_equal(c->serving.max_seqs, 256);
   assert_int_equal(c->serving.max_q_len, 4);
   assert_int_equal(c->serving.page_size, 32);
+  assert_int_equal(c->serving.kv_dtype, NSA_E4M3);
+  assert_int_equal(c->serving.cmp_dtype, NSA_E4M3);
   assert_string_equal(c->runtime.device, "cpu");
   assert_int_equal(c->runtime.jit, NSAI_JIT_PREPARE_ONLY);
   assert_string_equal(c->runtime.cache_dir, "/c \xC3\xBC\"\\\x1B\xE2\x80\xA8");

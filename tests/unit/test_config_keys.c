@@ -90,13 +90,13 @@ static const diag_case key_cases[] = {
     "serving: {colour: blue}\n"
     "weather: fine\n",
     "2:11: error: serving.colour: unknown key; serving has max_tokens, max_kv_tokens, max_kv_len, "
-    "max_seqs, max_q_len, page_size\n"
+    "max_seqs, max_q_len, page_size, kv_dtype, cmp_dtype\n"
     "3:1: error: weather: unknown key; the configuration has model, serving, runtime, tuning, "
     "variants, thresholds, device, profiles, and x-* for your own" },
   { "what no kernel does",
     "serving: {kv_cache_dtype: fp8, tree_mask: true, tokens_per_block: 64}\n",
-    "2:11: error: serving.kv_cache_dtype: unknown key; a KV cache has model.dtype: fp8 and other "
-    "dtypes are not supported yet\n"
+    "2:11: error: serving.kv_cache_dtype: unknown key; what others call 'kv_cache_dtype' is "
+    "serving.kv_dtype here\n"
     "2:32: error: serving.tree_mask: unknown key; masks other than causal, as of trees of drafts, "
     "are not supported yet\n"
     "2:49: error: serving.tokens_per_block: unknown key; what others call 'tokens_per_block' is "
@@ -105,8 +105,16 @@ static const diag_case key_cases[] = {
     "2:11: error: runtime.attention_sinks: unknown key; attention sinks are not supported yet\n"
     "2:31: error: runtime.logits_soft_cap: unknown key; soft-capped logits are not supported yet" },
   { "what no kernel stores", "model: {heads: 4, kv_heads: 2, head_dim: 64, dtype: fp8_e4m3}\n",
-    "2:53: error: model.dtype: expected bf16 | fp16 | f32; found 'fp8_e4m3': fp8 is not supported "
-    "yet" },
+    "2:53: error: model.dtype: expected bf16 | fp16 | f32; found 'fp8_e4m3': fp8 is for a KV "
+    "cache alone, by serving.kv_dtype: e4m3" },
+  { "words for a cache in FP8",
+    "serving: {kv_dtype: fp8, cmp_dtype: bf16, fp8_kv_cache: 1, v_scale: 1.0}\n",
+    "2:21: error: serving.kv_dtype: expected model | e4m3; found 'fp8': did you mean 'e4m3'?\n"
+    "2:37: error: serving.cmp_dtype: expected model | e4m3; found 'bf16': did you mean 'model'?\n"
+    "2:43: error: serving.fp8_kv_cache: unknown key; serving.kv_dtype: e4m3 stores raw keys and "
+    "values of the KV cache in FP8\n"
+    "2:60: error: serving.v_scale: unknown key; the scales of a KV cache in e4m3 come with each "
+    "call, in nsa_io.k_scale, v_scale, k_cmp_scale and v_cmp_scale" },
   { "what engines say",
     "serving: {block_size: 16, max_seq_len: 4096, num_speculative_tokens: 3}\n"
     "model: {heads: 4, kv_heads: 2, head_dim: 64, block_size: 64}\n",

@@ -86,6 +86,7 @@ const nsai_variant nsai_gate_gemm = {
   .kernels = KERNELS,
   .buffers = NSAI_GATE_BUFFERS,
   .needs_gemm = true,
+  .takes_codes = true,
   .legal = legal,
   .specify = specify,
   .workspace = workspace,

@@ -104,6 +104,7 @@ const nsai_variant nsai_select_topn = {
   .stage = NSAI_STAGE_SELECT,
   .why = "one warp a row, running best in registers",
   .kernels = KERNELS,
+  .takes_codes = true,
   .stands_alone = true,
   .legal = nsai_topn_legal,
   .space = &space,

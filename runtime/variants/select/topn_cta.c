@@ -69,6 +69,7 @@ const nsai_variant nsai_select_topn_cta = {
   .stage = NSAI_STAGE_SELECT,
   .why = "a CTA a row: few rows of long sequences",
   .kernels = KERNELS,
+  .takes_codes = true,
   .stands_alone = true,
   .legal = nsai_topn_legal,
   .sensible = sensible,

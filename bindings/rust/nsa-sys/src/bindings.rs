@@ -59,6 +59,7 @@ pub const NSA_BF16: i32 = 2;
 pub const NSA_F32: i32 = 3;
 pub const NSA_I32: i32 = 4;
 pub const NSA_I64: i32 = 5;
+pub const NSA_E4M3: i32 = 6;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct nsa_tensor {
@@ -202,6 +203,8 @@ pub struct nsa_problem {
     pub selection: i32,
     pub overlap: i32,
     pub max_probe_rows: i64,
+    pub kv_dtype: i32,
+    pub cmp_dtype: i32,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -342,6 +345,10 @@ pub struct nsa_io {
     pub probe_rows: nsa_tensor,
     pub probe_importance: nsa_tensor,
     pub kv_reads: nsa_tensor,
+    pub k_scale: [nsa_tensor; 3usize],
+    pub v_scale: [nsa_tensor; 3usize],
+    pub k_cmp_scale: nsa_tensor,
+    pub v_cmp_scale: nsa_tensor,
 }
 extern "C" {
     pub fn nsa_forward(
