@@ -212,7 +212,7 @@ static nsa_status fill_cache(nsai_verify_cache_setup *w, const nsai_verify_input
   nsai_model g = *model_of(w);
   const nsai_reference_cache layout = { .page_size = w->c.problem.page_size };
   nsa_batch batch = batch_of(w, false);
-  nsa_kv cache = cache_of(w, false), new_kv = { 0 };
+  nsa_io io = NSA_IO_INIT;
   int32_t ends[NSAI_VERIFY_CACHE_SEQS + 1] = { 0 };
   nsa_status status;
   for (int32_t s = 0; s < w->c.seqs; s++) ends[s + 1] = ends[s] + w->c.len[s];
@@ -222,12 +222,13 @@ static nsa_status fill_cache(nsai_verify_cache_setup *w, const nsai_verify_input
     g.phi = NSAI_PHI_EXTERNAL;
     fill_entries(w, in);
   }
-  NSAI_TRY_TO(done, make_new_kv(w, in, ends[w->c.seqs], &new_kv));
-  NSAI_TRY_TO(done, nsai_reference_append(&g, &layout, &batch, &cache, &new_kv, NULL, w->threads));
+  io.kv = cache_of(w, false);
+  NSAI_TRY_TO(done, make_new_kv(w, in, ends[w->c.seqs], &io.new_kv));
+  NSAI_TRY_TO(done, nsai_reference_append(&g, &layout, &batch, &io, w->threads));
 done:
   for (int b = 0; b < NSA_BRANCHES; b++) {
-    free(new_kv.k[b].data);
-    free(new_kv.v[b].data);
+    free(io.new_kv.k[b].data);
+    free(io.new_kv.v[b].data);
   }
   return status;
 }

@@ -154,12 +154,11 @@ static nsa_status cached(nsai_run *run) {
 }
 
 static nsa_status append(nsai_run *run) {
-  const nsa_io *io = run->io;
   nsai_reference_cache cache = cache_of(run);
   NSAI_TRY(check_call(run, nsai_check_append));
   if (run->driver) return nsai_enqueue_append(run);
-  return nsai_reference_append(&run->plan->problem.model, &cache, run->batch, &io->kv, &io->new_kv,
-                               &io->phi, ALL_PROCESSORS);
+  return nsai_reference_append(&run->plan->problem.model, &cache, run->batch, run->io,
+                               ALL_PROCESSORS);
 }
 
 /* Kernels round a d_o in f32 to the model's type, behind the plan's workspace. The CPU device does not,

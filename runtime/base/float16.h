@@ -1,8 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Conversions of bf16 and fp16 to and from float and double. They round to nearest, ties to
- * even, and keep subnormals; values that are too large become inf; NaN stays a (quiet) NaN.
+ * Conversions of bf16, fp16 and e4m3 to and from float and double. They round to nearest, ties to
+ * even, and keep subnormals; values that are too large become inf, in e4m3 448; NaN stays a (quiet)
+ * NaN.
  * Conversions to and from float use integer arithmetic, so a rounding mode or flush-to-zero set
  * by the host has no effect.
  */
@@ -64,6 +65,35 @@ static inline uint16_t nsai_f16_from_float(float value) {
   return (uint16_t)(sign | kept);
 }
 
+/* A code of e4m3: a sign, 4 bits of exponent (bias 7), 3 bits of mantissa. 0x7f and 0xff are NaN, and
+ * there is no inf. */
+static inline float nsai_float_from_e4m3(uint8_t code) {
+  uint32_t sign = (uint32_t)(code & 0x80u) << 24, magnitude = code & 0x7fu;
+  if (magnitude == 0x7fu) return nsai_float_from_bits(sign | 0x7fc00000u);
+  if (magnitude >= 8u) return nsai_float_from_bits(sign | ((magnitude << 20) + (120u << 23)));
+  float subnormal = (float)magnitude * 0x1p-9f;
+  return sign ? -subnormal : subnormal;
+}
+
+/* Saturates at 448, inf too. Every NaN becomes 0x7f, as the GPUs' instruction has it. */
+static inline uint8_t nsai_e4m3_from_float(float value) {
+  uint32_t bits = nsai_bits_from_float(value);
+  uint32_t sign = (bits >> 24) & 0x80u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return 0x7f;
+  if (magnitude >= 0x43e00000u) return (uint8_t)(sign | 0x7eu); /* 448 */
+  if (magnitude >= 0x3c800000u) {                               /* 2^-6: a normal e4m3 */
+    uint32_t rebased = magnitude - (120u << 23);
+    return (uint8_t)(sign | (rebased + 0x7ffffu + (rebased >> 20 & 1u)) >> 20);
+  }
+  uint32_t exponent = magnitude >> 23;
+  if (exponent < 117u) return (uint8_t)sign; /* below 2^-10, half the smallest subnormal */
+  uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u, shift = 141u - exponent;
+  uint32_t kept = mantissa >> shift, rest = mantissa & ((1u << shift) - 1u);
+  uint32_t half = 1u << (shift - 1u);
+  kept += rest > half || (rest == half && (kept & 1u));
+  return (uint8_t)(sign | kept);
+}
+
 /* The float next to `value` towards zero, with its last bit set when anything was cut off
  * ("round to odd"). Rounding it again to a format at least two bits shorter gives the same as
  * rounding `value` directly; rounding to nearest twice would not. */
@@ -82,6 +112,10 @@ static inline uint16_t nsai_bf16_from_double(double value) {
 
 static inline uint16_t nsai_f16_from_double(double value) {
   return nsai_f16_from_float(nsai_float_from_double_odd(value));
+}
+
+static inline uint8_t nsai_e4m3_from_double(double value) {
+  return nsai_e4m3_from_float(nsai_float_from_double_odd(value));
 }
 
 #endif /* NSAI_BASE_FLOAT16_H */

@@ -174,9 +174,6 @@ nsa_status nsai_workspace_make(const nsai_problem *p, const nsai_choice *choice,
 
 nsa_status nsai_workspace_make_cpu(const nsai_problem *p, nsai_workspace *out) {
   memset(out, 0, sizeof *out);
-  if (nsai_problem_has_codes(p))
-    return nsai_fail(NSA_E_UNSUPPORTED, "problem.%s is e4m3, which the CPU device does not compute",
-                     p->kv_dtype ? "kv_dtype" : "cmp_dtype");
   out->lse = take(out, "lse", NSAI_PRODUCT(nsai_larger(p->max_tokens, 1), p->model.heads, 4));
   return check_total(p, out);
 }

@@ -3,7 +3,8 @@
  *
  * Appends new tokens to a cache: first the raw rows, then every compressed block whose last
  * token is among them, computed from the cache's contents at that point. A block is written
- * again whenever its last token is, so rejecting a draft needs no call of its own.
+ * again whenever its last token is, so rejecting a draft needs no call of its own. In a cache of
+ * codes the rows are codes before any entry is computed, so that entries depend on codes alone.
  */
 #include "reference/internal.h"
 #include "reference/tensor.h"
@@ -13,15 +14,20 @@
 /* State of one call. */
 typedef struct append {
   nsai_ref_problem problem;
-  /* the cache's tensors and phi, in the form that the other files of the CPU device expect */
-  nsa_io io;
-  const nsa_kv *new_kv;
 } append;
 
 /* Whether the caller wants a new token to be written. */
 static bool is_kept(const append *self, int64_t token) {
   const nsa_tensor *slots = &self->problem.batch->slot_mapping;
   return !slots->data || ((const int64_t *)slots->data)[token] >= 0;
+}
+
+/* The codes of `dim` values. */
+static void store_codes(const append *self, const nsa_tensor *source, int64_t from,
+                        const nsa_tensor *target, int64_t to, int64_t head) {
+  const double scale = nsai_ref_scale(&self->problem, target, head);
+  for (int64_t e = 0; e < source->shape[2]; e++)
+    ((uint8_t *)target->data)[to + e] = nsai_ref_code(nsai_ref_load(source, from + e), scale);
 }
 
 /* Copies one row of every head from `source` [T, Hkv, D] to `target`, K or V of pair `pair` in
@@ -32,14 +38,17 @@ static void copy_row(const append *self, const nsa_tensor *source, const nsa_ten
   for (int64_t head = 0; head < self->problem.model->kv_heads; head++) {
     int64_t to =
         nsai_ref_token_at(&self->problem, target, pair, position.sequence, position.t, head);
-    memcpy((char *)target->data + to * nsai_ref_size(target),
-           nsai_ref_at(source, nsai_ref_offset2(source, token, head)), bytes);
+    int64_t from = nsai_ref_offset2(source, token, head);
+    if (target->dtype == NSA_E4M3)
+      store_codes(self, source, from, target, to, head);
+    else
+      memcpy((char *)target->data + to * nsai_ref_size(target), nsai_ref_at(source, from), bytes);
   }
 }
 
 static void copy_tokens(const append *self) {
   const nsai_ref_sequences *sequences = &self->problem.sequences;
-  const nsa_kv *new_kv = self->new_kv, *kv = &self->io.kv;
+  const nsa_kv *new_kv = &self->problem.io->new_kv, *kv = &self->problem.io->kv;
   for (int64_t token = 0; token < sequences->q[sequences->count]; token++) {
     nsai_ref_position position = nsai_ref_sequences_find(sequences, token);
     if (position.t < 0 || !is_kept(self, token)) continue;
@@ -51,9 +60,12 @@ static void copy_tokens(const append *self) {
   }
 }
 
-/* Rounds `values` [Hkv, blocks, dim] into `target`, K or V of the cache. */
-static void store_entries(const append *self, const nsa_tensor *target, int64_t dim,
-                          const double *values) {
+/* Rounds `values` [Hkv, blocks, dim] into `target`, K or V of the cache. Means of codes, from the pair
+ * `source`, have been divided by the scale of the entries. */
+static void store_entries(const append *self, const nsa_tensor *source, const nsa_tensor *target,
+                          int64_t dim, const double *values) {
+  const bool divide = target->dtype == NSA_E4M3 &&
+                      (self->problem.model->phi != NSAI_PHI_MEAN || source->dtype != NSA_E4M3);
   const nsai_model *g = self->problem.model;
   const nsai_ref_sequences *sequences = &self->problem.sequences;
   int64_t total = sequences->blocks[sequences->count];
@@ -64,8 +76,13 @@ static void store_entries(const append *self, const nsa_tensor *target, int64_t 
     if (!is_kept(self, sequences->q[s + 1] - behind)) continue;
     for (int64_t head = 0; head < g->kv_heads; head++) {
       int64_t to = nsai_ref_entry_at(&self->problem, target, s, block, head);
+      const double *row = values + (head * total + at) * dim;
+      const double scale = nsai_ref_scale(&self->problem, target, head);
       for (int64_t e = 0; e < dim; e++)
-        nsai_ref_store(target, to + e, values[(head * total + at) * dim + e]);
+        if (divide)
+          ((uint8_t *)target->data)[to + e] = nsai_ref_code(row[e], scale);
+        else
+          nsai_ref_store(target, to + e, row[e]);
     }
   }
 }
@@ -81,24 +98,21 @@ static nsa_status run(append *self) {
   nsai_ref_problem *problem = &self->problem;
   const nsai_model *g = problem->model;
   NSAI_TRY(nsai_ref_sequences_init_cached(&problem->sequences, g, problem->batch,
-                                          count_tokens(g, self->new_kv), true));
+                                          count_tokens(g, &problem->io->new_kv), true));
   copy_tokens(self);
   if (g->phi == NSAI_PHI_EXTERNAL) return NSA_OK; /* the caller writes the compressed entries */
   NSAI_TRY(nsai_ref_compress(problem, true));
-  store_entries(self, &self->io.kv.k_cmp, g->head_dim_qk, problem->k_cmp);
-  store_entries(self, &self->io.kv.v_cmp, g->head_dim_v, problem->v_cmp);
+  const nsa_kv *kv = &problem->io->kv;
+  store_entries(self, &kv->k[0], &kv->k_cmp, g->head_dim_qk, problem->k_cmp);
+  store_entries(self, &kv->v[0], &kv->v_cmp, g->head_dim_v, problem->v_cmp);
   return NSA_OK;
 }
 
 nsa_status nsai_reference_append(const nsai_model *model, const nsai_reference_cache *cache,
-                                 const nsa_batch *batch, const nsa_kv *kv, const nsa_kv *new_kv,
-                                 const nsa_phi *phi, int threads) {
-  append self = { .problem = { .cache = cache }, .new_kv = new_kv };
+                                 const nsa_batch *batch, const nsa_io *io, int threads) {
+  append self = { .problem = { .cache = cache } };
   nsa_status status;
-  self.io = (nsa_io)NSA_IO_INIT;
-  self.io.kv = *kv;
-  if (phi) self.io.phi = *phi;
-  nsai_ref_problem_begin(&self.problem, model, batch, &self.io, threads);
+  nsai_ref_problem_begin(&self.problem, model, batch, io, threads);
   NSAI_TRY_TO(done, run(&self));
 done:
   nsai_ref_problem_fini(&self.problem);

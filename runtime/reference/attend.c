@@ -32,8 +32,8 @@ const double *nsai_ref_widen_rows(const nsai_ref_problem *problem, nsai_ref_scra
                                   nsai_ref_range rows) {
   for (int64_t i = rows.begin; i < rows.end; i++) {
     int64_t at = nsai_ref_token_at(problem, source, keys->pair, keys->sequence, i, keys->head);
-    problem->ops->widen(source->dtype, nsai_ref_at(source, at), dim,
-                        scratch->tile + (i - rows.begin) * dim);
+    nsai_ref_widen_scaled(problem, source, at, keys->head, dim,
+                          scratch->tile + (i - rows.begin) * dim);
   }
   nsai_ref_count_reads(problem, &(nsai_ref_reads){ .source = source,
                                                    .is_k = source == keys->k,

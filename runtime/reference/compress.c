@@ -73,8 +73,7 @@ static void load_stored(const side *self, const chunk *c) {
     int64_t at = problem->cache ? nsai_ref_entry_at(problem, self->stored, block.sequence,
                                                     block.index, c->head)
                                 : nsai_ref_offset2(self->stored, row, c->head);
-    problem->ops->widen(self->stored->dtype, nsai_ref_at(self->stored, at), self->dim,
-                        c->out + i * self->dim);
+    nsai_ref_widen_scaled(problem, self->stored, at, c->head, self->dim, c->out + i * self->dim);
     nsai_ref_count_reads(problem, &(nsai_ref_reads){ .source = self->stored,
                                                      .is_k = self->stored == &problem->io->kv.k_cmp,
                                                      .branch = NSA_CMP,
@@ -82,6 +81,24 @@ static void load_stored(const side *self, const chunk *c) {
                                                      .head = c->head,
                                                      .rows = 1,
                                                      .dim = self->dim });
+  }
+}
+
+/* The mean of codes, by the formula that every implementation has in float32: a sum, exact up to 73
+ * tokens, times one factor. For entries in codes the result is in units of their scale. */
+static void run_mean_of_codes(const side *self, const chunk *c) {
+  const nsai_ref_problem *problem = self->problem;
+  const int64_t length = problem->model->block;
+  float factor = (float)nsai_ref_scale(problem, self->source, c->head);
+  factor /= (float)length * (float)nsai_ref_scale(problem, self->stored, c->head);
+  for (int64_t i = 0; i < c->count; i++) {
+    nsai_ref_block block = nsai_ref_find_block(problem, c->first + i);
+    for (int64_t e = 0; e < self->dim; e++) {
+      float sum = 0;
+      for (int64_t r = 0; r < length; r++)
+        sum += (float)nsai_ref_load(self->source, token_at(self, block, r, c->head) + e);
+      c->out[i * self->dim + e] = sum * factor;
+    }
   }
 }
 
@@ -99,6 +116,15 @@ static void run_mean(const side *self, const chunk *c) {
   }
 }
 
+/* Codes become values of the model's dtype, in which phi's products are: a product in float32, rounded
+ * once more. */
+static void round_values(const nsai_ref_problem *problem, const nsa_tensor *source, int64_t head,
+                         int64_t dim, double *x) {
+  const float scale = (float)nsai_ref_scale(problem, source, head);
+  for (int64_t e = 0; e < dim; e++) x[e] = (float)x[e] * scale;
+  nsai_ref_round((nsai_ref_rounding){ .dtype = problem->model->dtype }, dim, x);
+}
+
 void nsai_ref_gather_block(const nsai_ref_problem *problem, const nsai_ref_phi_input *input,
                            nsai_ref_block block, int64_t head, double *x, double *pe) {
   const nsai_ref_ops *ops = problem->ops;
@@ -108,6 +134,7 @@ void nsai_ref_gather_block(const nsai_ref_problem *problem, const nsai_ref_phi_i
     int64_t position = block.index * problem->model->stride + r;
     int64_t at = nsai_ref_token_at(problem, source, NSA_CMP, block.sequence, position, head);
     ops->widen(source->dtype, nsai_ref_at(source, at), dim, x);
+    if (source->dtype == NSA_E4M3) round_values(problem, source, head, dim, x);
     if (!added->data) continue;
     ops->widen(added->dtype, nsai_ref_at(added, nsai_ref_offset2(added, head, r)), dim, pe);
     for (int64_t e = 0; e < dim; e++) x[e] += pe[e];
@@ -166,7 +193,7 @@ static void run_item(void *context, int worker, int64_t item) {
     return;
   }
   if (problem->model->phi == NSAI_PHI_MEAN) {
-    run_mean(self, &c);
+    (self->source->dtype == NSA_E4M3 ? run_mean_of_codes : run_mean)(self, &c);
     return;
   }
   buffers b;

@@ -49,7 +49,7 @@ typedef struct nsai_ref_product {
 
 typedef struct nsai_ref_ops {
   void (*multiply)(const nsai_ref_product *product);
-  /* Widens `count` values of f32, bf16 or fp16 to double, exactly. */
+  /* Widens `count` values of f32, bf16, fp16 or e4m3 (without its scale) to double, exactly. */
   void (*widen)(int32_t dtype, const void *source, int64_t count, double *target);
 } nsai_ref_ops;
 
@@ -141,6 +141,19 @@ int64_t nsai_ref_token_at(const nsai_ref_problem *problem, const nsa_tensor *x, 
 /* The same for compressed block `block` in `x`, K or V of a cache. */
 int64_t nsai_ref_entry_at(const nsai_ref_problem *problem, const nsa_tensor *x, int64_t sequence,
                           int64_t block, int64_t head);
+
+/* ---- codes.c: a cache in NSA_E4M3 ---- */
+
+/* The scale of KV head `head` in `x`, a tensor of io.kv; 1 where it has no codes. */
+double nsai_ref_scale(const nsai_ref_problem *problem, const nsa_tensor *x, int64_t head);
+
+/* Widens a row of `x`, a tensor of io.kv, from offset `at`: the values, with their scale. */
+void nsai_ref_widen_scaled(const nsai_ref_problem *problem, const nsa_tensor *x, int64_t at,
+                           int64_t head, int64_t count, double *out);
+
+/* The code of a value, as the contract in nsa/kv_cache.h has it: a division in float32, then one
+ * rounding. */
+uint8_t nsai_ref_code(double value, double scale);
 
 /* ---- scratch.c: a thread's memory ---- */
 

@@ -6,8 +6,8 @@
  * shares no code with the kernels.
  *
  * Rules for all functions:
- * - Tensors and the batch's arrays are in host memory; float tensors may be f32, bf16 or fp16
- *   with any outer strides. Values are widened exactly, everything is computed in float64, and a
+ * - Tensors and the batch's arrays are in host memory; float tensors may be f32, bf16 or fp16, those
+ *   of a cache e4m3 with io's scales, with any outer strides. Values are widened exactly, everything is computed in float64, and a
  *   stored result is rounded once.
  * - Shapes are assumed valid: the API layer checks them.
  * - `threads` < 1 means one per processor. Results do not depend on it, bit for bit.
@@ -67,11 +67,10 @@ nsa_status nsai_reference_cached(const nsai_model *model, const nsai_reference_c
                                  int32_t selection, uint32_t branches, const nsa_batch *batch,
                                  const nsa_io *io, int threads);
 
-/* nsa_kv_append: writes `new_kv` into `kv`, and every compressed block that these tokens
+/* nsa_kv_append: writes io->new_kv into io->kv, and every compressed block that these tokens
  * complete. Where batch->slot_mapping is not -1, it must agree with the page lists. */
 nsa_status nsai_reference_append(const nsai_model *model, const nsai_reference_cache *cache,
-                                 const nsa_batch *batch, const nsa_kv *kv, const nsa_kv *new_kv,
-                                 const nsa_phi *phi, int threads);
+                                 const nsa_batch *batch, const nsa_io *io, int threads);
 
 /* nsa_backward. With NSA_SELECT_TOPN io->block_idx holds what the forward chose. Other memory than
  * the forward's: the gradients of K and V in float64, and per thread of phi its weights and their

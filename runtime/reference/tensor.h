@@ -19,17 +19,25 @@ static inline int64_t nsai_ref_offset2(const nsa_tensor *x, int64_t i, int64_t j
 
 /* Bytes of an element. */
 static inline int64_t nsai_ref_size(const nsa_tensor *x) {
-  return x->dtype == NSA_I64 ? 8 : x->dtype == NSA_F32 || x->dtype == NSA_I32 ? 4 : 2;
+  switch (x->dtype) {
+  case NSA_E4M3: return 1;
+  case NSA_F32:
+  case NSA_I32: return 4;
+  case NSA_I64: return 8;
+  default: return 2;
+  }
 }
 
 static inline const void *nsai_ref_at(const nsa_tensor *x, int64_t offset) {
   return (const char *)x->data + offset * nsai_ref_size(x);
 }
 
+/* Of a code without its scale: nsai_ref_scale. */
 static inline double nsai_ref_load(const nsa_tensor *x, int64_t offset) {
   switch (x->dtype) {
   case NSA_BF16: return nsai_float_from_bf16(((const uint16_t *)x->data)[offset]);
   case NSA_F16: return nsai_float_from_f16(((const uint16_t *)x->data)[offset]);
+  case NSA_E4M3: return nsai_float_from_e4m3(((const uint8_t *)x->data)[offset]);
   default: return ((const float *)x->data)[offset];
   }
 }
@@ -43,6 +51,7 @@ static inline void nsai_ref_store(const nsa_tensor *x, int64_t offset, double va
   switch (x->dtype) {
   case NSA_BF16: ((uint16_t *)x->data)[offset] = nsai_bf16_from_double(value); return;
   case NSA_F16: ((uint16_t *)x->data)[offset] = nsai_f16_from_double(value); return;
+  case NSA_E4M3: ((uint8_t *)x->data)[offset] = nsai_e4m3_from_double(value); return;
   default: ((float *)x->data)[offset] = (float)value;
   }
 }

@@ -14,7 +14,9 @@
 
 /* Bytes of `count` elements. */
 static size_t bytes_of(const nsa_tensor *t, int64_t count) {
-  return (size_t)count * (t->dtype == NSA_F32 || t->dtype == NSA_I32 ? 4 : 2);
+  return (size_t)count * (t->dtype == NSA_F32 || t->dtype == NSA_I32 ? 4
+                          : t->dtype == NSA_E4M3                     ? 1
+                                                                     : 2);
 }
 
 static char *element(const nsa_tensor *t, int64_t at) { return (char *)t->data + bytes_of(t, at); }
@@ -22,9 +24,11 @@ static char *element(const nsa_tensor *t, int64_t at) { return (char *)t->data +
 /* ---- the cache ---- */
 
 /* [rows, tokens, heads, dim], NaN; with `hnd` in memory [rows, heads, tokens, dim]. */
-static nsa_tensor cache_tensor(kv_fixture *w, int64_t rows, int64_t tokens, int64_t dim) {
+static nsa_tensor cache_tensor(kv_fixture *w, bool codes, int64_t rows, int64_t tokens,
+                               int64_t dim) {
   int64_t heads = w->model.kv_heads;
-  nsa_tensor t = toy_tensor(&w->memory, w->model.dtype, 3, rows, tokens * heads, dim);
+  nsa_tensor t =
+      toy_tensor(&w->memory, codes ? NSA_E4M3 : w->model.dtype, 3, rows, tokens * heads, dim);
   t.ndim = 4;
   t.shape[0] = rows;
   t.shape[1] = tokens;
@@ -45,11 +49,33 @@ static void make_cache(kv_fixture *w) {
     if (!nsai_reads_pair(g, pair)) continue;
     bool ring = w->options.ring && pair == NSA_WIN;
     int64_t n = ring ? KV_SEQS + 1 : rows, p = ring ? KV_RING : tokens;
-    w->cache.k[pair] = cache_tensor(w, n, p, g->head_dim_qk);
-    w->cache.v[pair] = cache_tensor(w, n, p, g->head_dim_v);
+    w->cache.k[pair] = cache_tensor(w, w->options.kv_codes, n, p, g->head_dim_qk);
+    w->cache.v[pair] = cache_tensor(w, w->options.kv_codes, n, p, g->head_dim_v);
   }
-  w->cache.k_cmp = cache_tensor(w, rows, tokens / g->stride, g->head_dim_qk);
-  w->cache.v_cmp = cache_tensor(w, rows, tokens / g->stride, g->head_dim_v);
+  const bool codes = w->options.cmp_codes;
+  w->cache.k_cmp = cache_tensor(w, codes, rows, tokens / g->stride, g->head_dim_qk);
+  w->cache.v_cmp = cache_tensor(w, codes, rows, tokens / g->stride, g->head_dim_v);
+}
+
+/* A scale that is no power of two: rounding by it, and by its reciprocal, shows. */
+static nsa_tensor make_scale(kv_fixture *w, int number) {
+  nsa_tensor t =
+      toy_tensor(&w->memory, NSA_F32, 1, w->options.head_scales ? w->model.kv_heads : 1, 0, 0);
+  for (int64_t i = 0; i < t.shape[0]; i++)
+    toy_floats(&t)[i] = 0.0123f * (float)(1 + number) + 0.0037f * (float)i;
+  return t;
+}
+
+static void make_scales(kv_fixture *w) {
+  w->scales = (nsa_io)NSA_IO_INIT;
+  for (int pair = 0; pair < NSA_BRANCHES && w->options.kv_codes; pair++) {
+    if (!nsai_reads_pair(&w->model, pair)) continue;
+    w->scales.k_scale[pair] = make_scale(w, pair);
+    w->scales.v_scale[pair] = make_scale(w, pair + NSA_BRANCHES);
+  }
+  if (!w->options.cmp_codes) return;
+  w->scales.k_cmp_scale = make_scale(w, 2 * NSA_BRANCHES);
+  w->scales.v_cmp_scale = make_scale(w, 2 * NSA_BRANCHES + 1);
 }
 
 int32_t kv_new_page(kv_fixture *w) {
@@ -69,9 +95,11 @@ void kv_copy_page(kv_fixture *w, int32_t from, int32_t to) {
 /* ---- the fixture ---- */
 
 static nsa_plan *make_plan(const kv_fixture *w, int32_t op, int32_t max_q_len) {
-  nsa_problem p = INIT(nsa_problem, .op = op, .page_size = w->options.page_size,
-                       .max_seqs = KV_SEQS, .max_tokens = KV_MAX_TOKENS, .max_kv_len = KV_MAX_LEN,
-                       .max_q_len = max_q_len, .window_ring = w->options.ring);
+  nsa_problem p =
+      INIT(nsa_problem, .op = op, .page_size = w->options.page_size, .max_seqs = KV_SEQS,
+           .max_tokens = KV_MAX_TOKENS, .max_kv_len = KV_MAX_LEN, .max_q_len = max_q_len,
+           .window_ring = w->options.ring, .kv_dtype = w->options.kv_codes ? NSA_E4M3 : 0,
+           .cmp_dtype = w->options.cmp_codes ? NSA_E4M3 : 0);
   nsa_plan *plan = machine_plan(w->ctx, &p);
   return plan;
 }
@@ -109,6 +137,7 @@ void kv_init(kv_fixture *w, const machine_request *model, const kv_options *opti
   for (int s = 0; s < KV_SEQS; s++)
     for (int i = 0; i < KV_MAX_LIST; i++) w->page[s][i] = NOWHERE;
   make_cache(w);
+  make_scales(w);
 }
 
 void kv_oracle(kv_fixture *w) {
@@ -216,7 +245,7 @@ void kv_call_init(kv_call *c, kv_fixture *w, const int32_t *q_len, const int32_t
   }
   c->memory.model = w->model;
   make_batch(c);
-  c->io = (nsa_io)NSA_IO_INIT;
+  c->io = w->scales;
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
     if (!nsai_reads_pair(&w->model, pair)) continue;
     c->io.new_kv.k[pair] = gather(c, &w->toy.io.kv.k[pair]);

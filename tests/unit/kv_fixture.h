@@ -27,6 +27,9 @@ typedef struct kv_options {
   bool lists;           /* page_indptr and page_indices, not a table */
   bool ring;            /* with per_branch */
   bool slots;           /* rows are assigned from the last one on; else sequence s has row s */
+  bool kv_codes;        /* raw pairs in e4m3 */
+  bool cmp_codes;       /* entries in e4m3 */
+  bool head_scales;     /* a scale for each KV head, not one for all */
   const char *model[4]; /* overrides of the configuration, NULL-terminated */
 } kv_options;
 
@@ -40,6 +43,9 @@ typedef struct kv_fixture {
   nsa_io want;
   toy memory; /* owns the cache's tensors */
   nsa_kv cache;
+  /* The scales of a cache in e4m3, and what else of nsa_io is absent. Different ones for each tensor,
+   * so that none can be taken for another; kv_init leaves out what the options have no codes for. */
+  nsa_io scales;
   int32_t seqs;
   int32_t len[KV_SEQS]; /* tokens that the cache holds */
   int32_t page[KV_SEQS][KV_MAX_LIST];

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * bf16 and fp16: every pattern there and back, every midpoint between neighbours, and the vector
+ * bf16, fp16 and e4m3: every pattern there and back, every midpoint between neighbours, and the vector
  * forms of the CPU device against the scalar ones.
  */
 #include "support/cmocka_all.h"
@@ -111,6 +111,51 @@ static void test_widen(void **state) {
   free(target);
 }
 
+/* Every code of e4m3, the midpoints of neighbours and what is a hair beside, saturation, NaN. */
+static void test_e4m3(void **state) {
+  double wide[256];
+  uint8_t codes[256];
+  for (int i = 0; i < 256; i++) {
+    uint8_t code = codes[i] = (uint8_t)i;
+    int exponent = code >> 3 & 15, mantissa = code & 7;
+    double value = exponent ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
+    float got = nsai_float_from_e4m3(code);
+    if ((code & 0x7f) == 0x7f) {
+      assert_true(isnan(got));
+      assert_int_equal(nsai_e4m3_from_float(got), 0x7f);
+      continue;
+    }
+    assert_true(got == (float)(code & 0x80 ? -value : value) && !signbit(got) == !(code & 0x80));
+    assert_int_equal(nsai_e4m3_from_float(got), code);
+    assert_int_equal(nsai_e4m3_from_double((double)got), code);
+    if (code >= 0x7e) continue;
+    float next = nsai_float_from_e4m3((uint8_t)(code + 1)), middle = (got + next) / 2; /* exact */
+    uint8_t even = code & 1 ? code + 1 : code, above = (uint8_t)(code + 1);
+    for (int sign = 0; sign < 2; sign++) {
+      float s = sign ? -1.0f : 1.0f;
+      uint8_t bit = sign ? 0x80 : 0;
+      assert_int_equal(nsai_e4m3_from_float(s * middle), even | bit);
+      assert_int_equal(nsai_e4m3_from_float(s * nextafterf(middle, 0)), code | bit);
+      assert_int_equal(nsai_e4m3_from_float(s * nextafterf(middle, INFINITY)), above | bit);
+      assert_int_equal(nsai_e4m3_from_double((double)s * ((double)middle * (1 + 0x1p-40))),
+                       above | bit);
+    }
+  }
+  assert_int_equal(nsai_e4m3_from_float(464.0f), 0x7e);
+  assert_int_equal(nsai_e4m3_from_float(1e30f), 0x7e);
+  assert_int_equal(nsai_e4m3_from_float(-INFINITY), 0xfe);
+  assert_int_equal(nsai_e4m3_from_float(-NAN), 0x7f);
+  assert_int_equal(nsai_e4m3_from_double(1e300), 0x7e);
+  const nsai_ref_ops *ops;
+  for (int rank = 0; (ops = nsai_ref_ops_get(rank)); rank++) {
+    ops->widen(NSA_E4M3, codes, 253, wide);
+    for (int i = 0; i < 253; i++) {
+      double want = (double)nsai_float_from_e4m3((uint8_t)i);
+      assert_true(isnan(want) ? isnan(wide[i]) : wide[i] == want);
+    }
+  }
+}
+
 /* Every shape around the block sizes, with strides, against the sum as it is written. */
 static void test_multiply(void **state) {
   enum { M = 9, K = 13, N = 24 };
@@ -149,6 +194,7 @@ int main(void) {
     { "bf16 widen", test_widen, NULL, NULL, bf16 },
     { "f16 widen", test_widen, NULL, NULL, f16 },
     cmocka_unit_test(test_extremes),
+    cmocka_unit_test(test_e4m3),
     cmocka_unit_test(test_multiply),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -175,8 +175,8 @@ static void check_cached(vector_case *c) {
   }
   io.kv.k_cmp = pages_for(c, pages, cache.page_size / g->stride, g->head_dim_qk);
   io.kv.v_cmp = pages_for(c, pages, cache.page_size / g->stride, g->head_dim_v);
-  assert_int_equal(nsai_reference_append(g, &cache, &batch, &io.kv, &c->io.kv, &c->io.phi, 2),
-                   NSA_OK);
+  io.new_kv = c->io.kv;
+  assert_int_equal(nsai_reference_append(g, &cache, &batch, &io, 2), NSA_OK);
   io.o = output_like(c, "o");
   io.lse[0] = output_like(c, "lse_cmp");
   io.block_idx = output_like(c, "idx");
