@@ -471,6 +471,8 @@ static void test_extremes(void **state) {
   kv_init(&w, &(machine_request){ 0 }, &options, 1, &length);
   toy_floats(&w.scales.k_scale[0])[0] = 0.5f;
   toy_floats(&w.scales.k_cmp_scale)[0] = 0.25f;
+  toy_floats(&w.scales.v_scale[0])[0] = 7;
+  toy_floats(&w.toy.io.kv.v[0])[0] = 10.9375f; /* 7 * 1.5625, a tie; but not times float(1 / 7) */
   static const struct {
     float x;
     uint8_t code;
@@ -489,6 +491,7 @@ static void test_extremes(void **state) {
   kv_append(&c);
   w.len[0] = length;
   expect_raw(&w, &w.cache.k[0], &w.toy.io.kv.k[0], 0, 0);
+  assert_int_equal(((uint8_t *)w.cache.v[0].data)[find(&w, &w.cache.v[0], RAW, 0, 0, 0, 0)], 0x3c);
   int64_t token = find(&w, &w.cache.k[0], RAW, 0, 0, 3, 0);
   int64_t entry = find(&w, &w.cache.k_cmp, ENTRY, 0, 0, 7, 0); /* the block of tokens 0 to 7 */
   const uint8_t *codes = w.cache.k[0].data, *entries = w.cache.k_cmp.data;
