@@ -27,6 +27,7 @@ enum {
   OPT_SPREAD,
   OPT_SOAK,
   OPT_EVERY,
+  OPT_CODES,
   OPT_STEPS,
   OPT_REPEATS
 };
@@ -74,6 +75,10 @@ static const struct argp_option options[] = {
     "Models that search up to 32 blocks, in contexts of some thousands of tokens", 1 },
   { "spread", OPT_SPREAD, 0, 0,
     "Pages far apart, up to 2^31 elements and more: 4.3 GB a tensor, up to eight tensors", 1 },
+  { "codes", OPT_CODES, "WHAT", 0,
+    "Store kv (raw K and V), cmp (compressed entries) or both in e4m3; any: each scenario draws "
+    "(none)",
+    1 },
   { "steps", OPT_STEPS, "N", 0, "Steps of a scenario; 1 for compute-sanitizer (6, large ones 3)",
     1 },
   { "repeats", OPT_REPEATS, "N", 0,
@@ -132,6 +137,9 @@ static error_t parse_cache(int key, const char *value, struct argp_state *state)
       argp_error(state, "--soak has an --op of its own and says its --steps");
     c->kind = CHK_CACHE_SOAK;
     c->steps = chk_option_number("soak", value, 1, INT64_MAX, state);
+    break;
+  case OPT_CODES:
+    c->codes = (chk_cache_codes)nsai_program_word("--codes", value, chk_cache_codes_names, state);
     break;
   case OPT_EVERY: c->every = chk_option_number("every", value, 1, INT32_MAX, state); break;
   default: return ARGP_ERR_UNKNOWN;

@@ -20,6 +20,8 @@ static void check_options(const chk_cache_case *c) {
   FUZZ_REQUIRE(o.seqs >= 1 && o.seqs <= CHK_CACHE_MOST_SEQS && o.max_q_len >= 1);
   FUZZ_REQUIRE(o.max_kv_len >= 1 && o.least_kv_len <= o.max_kv_len);
   FUZZ_REQUIRE(o.page_size == NSA_NONE || (o.page_size >= 16 && o.page_size % m->stride == 0));
+  const bool codes = o.kv_codes || o.cmp_codes;
+  FUZZ_REQUIRE(!codes || (m->head_dim_qk % 16 == 0 && m->head_dim_v % 16 == 0));
   FUZZ_REQUIRE(o.chunk >= 0 && o.steps >= 0 && o.repeats >= 0);
   FILE *out = fmemopen(line, sizeof line, "w");
   FUZZ_REQUIRE(out != NULL);

@@ -27,8 +27,18 @@ static int parse_flag(const char *field, chk_cache_case *c) {
   return flag ? 0 : -1;
 }
 
+const char *const chk_cache_codes_names[] = { "none", "kv", "cmp", "both", "any", NULL };
+
+static int parse_codes(const char *value, chk_cache_case *c) {
+  int i = 0;
+  while (chk_cache_codes_names[i] && strcmp(chk_cache_codes_names[i], value) != 0) i++;
+  c->codes = (chk_cache_codes)i;
+  return chk_cache_codes_names[i] ? 0 : -1;
+}
+
 static int parse_named(const char *name, const char *value, chk_cache_case *c) {
   int64_t number = 0;
+  if (!strcmp(name, "codes")) return parse_codes(value, c);
   if (!strcmp(name, "force")) return (c->force = nsai_variant_find(value)) ? 0 : -1;
   if (!nsai_parse_integer(value, 0, INT64_MAX, &number)) return -1;
   if (!strcmp(name, "seed")) return c->seed = (uint64_t)number, 0;
@@ -93,6 +103,7 @@ void chk_cache_case_print(const chk_cache_case *c, char *text, size_t size) {
   if (c->steps >= 0) fprintf(out, ":steps=%lld", (long long)c->steps);
   if (c->kind == CHK_CACHE_SOAK) fprintf(out, ":every=%lld", (long long)c->every);
   if (c->repeats >= 0) fprintf(out, ":repeats=%d", c->repeats);
+  if (c->codes) fprintf(out, ":codes=%s", chk_cache_codes_names[c->codes]);
   if (c->force) fprintf(out, ":force=%s", c->force->name);
   fclose(out);
 }

@@ -66,36 +66,30 @@ void chk_cache_check_guards(chk_scenario *sc, const nsai_verify_buffer *b, const
 /* ---- caches ---- */
 
 static void compare_raw(chk_scenario *sc, int what) {
-  chk_cache_tensor *t = &sc->tensor[what];
-  const uint8_t *got = chk_cache_fetched(t);
+  const chk_cache_tensor *t = &sc->tensor[what];
   chk_cache_check_guards(sc, &t->gpu, "cache");
-  if (!memcmp(got, t->host, t->bytes)) return;
-  for (size_t i = 0; i < t->bytes; i++)
-    if (got[i] != t->host[i]) {
-      FAIL(sc, "cache tensor %d differs at byte %zu (row %lld): %02x, expected %02x", what, i,
-           (long long)(i / 2 / (size_t)t->view.stride[0]), got[i], t->host[i]);
-      return;
-    }
+  int64_t at;
+  if (chk_cache_same(sc, what, 0, (int64_t)(t->bytes / 2), &at)) return;
+  FAIL(sc, "cache tensor %d differs at element %lld (row %lld): %g, expected %g", what,
+       (long long)at, (long long)(at / t->view.stride[0]), chk_cache_stored(sc, what, at),
+       value(&t->view, t->host, at));
 }
 
 /* Sums in fp32 and in float64 may round to neighbouring values. */
 void chk_cache_compare_entries(chk_scenario *sc, int what, int64_t first, int64_t count) {
   chk_cache_tensor *t = &sc->tensor[what];
-  uint8_t *got = chk_cache_fetched(t);
-  double unit = t->view.dtype == NSA_F16 ? 0x1p-10 : 0x1p-7;
   double least = sc->options.model.phi == NSAI_PHI_MEAN ? 1e-5 : 2e-4; /* for sums that cancel */
   for (int64_t i = first; i < first + count; i++) {
-    double x = value(&t->view, got, i), want = value(&t->view, t->host, i);
-    if (isnan(want) && isnan(x)) continue;
-    double error = fabs(x - want) / (unit * fabs(want) + least);
+    double error = chk_cache_entry_error(sc, what, i, least);
     if (error > sc->result->entry) sc->result->entry = error;
     if (!(error <= 1)) {
       FAIL(sc, "entry tensor %d differs at element %lld (row %lld): %g, expected %g", what,
-           (long long)i, (long long)(i / t->view.stride[0]), x, want);
+           (long long)i, (long long)(i / t->view.stride[0]), chk_cache_stored(sc, what, i),
+           value(&t->view, t->host, i));
       return;
     }
   }
-  memcpy(t->host + 2 * first, got + 2 * first, 2 * (size_t)count);
+  for (int64_t i = first; i < first + count; i++) chk_cache_take(sc, what, i);
 }
 
 static void compare_all_entries(chk_scenario *sc, int what) {

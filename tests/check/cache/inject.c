@@ -97,7 +97,7 @@ void chk_cache_inject_cache(chk_scenario *sc) {
   for (int what = entry ? CHK_CACHE_K_CMP : CHK_CACHE_K; what <= CHK_CACHE_V_CMP; what++) {
     chk_cache_tensor *t = &sc->tensor[what];
     if (!t->host) continue;
-    chk_cache_fetched(t)[t->bytes - 1] ^= 0x40;
+    chk_cache_fetched(t)[t->gpu.bytes - 1] ^= 0x40;
     *sc->inject = CHK_CACHE_INJECTED;
     return;
   }

@@ -3,6 +3,7 @@
  */
 #include "options.h"
 
+#include "base/math.h"
 #include "models.h"
 #include "verify/parallel.h"
 
@@ -265,6 +266,20 @@ static void make_large(int32_t op, chk_cache_options *out) {
   out->steps = 3;
 }
 
+/* Draws nothing that other scenarios draw: without codes a seed's scenario stays what it is. */
+static void make_codes(chk_cache_codes codes, chk_cache_options *out) {
+  uint64_t random = out->seed * 0xbf58476d1ce4e5b9ull + 1;
+  nsai_model *g = &out->model;
+  if (codes == CHK_CACHE_CODES_ANY) codes = (chk_cache_codes)(next(&random) % CHK_CACHE_CODES_ANY);
+  if (codes == CHK_CACHE_CODES_NONE) return;
+  out->kv_codes = codes != CHK_CACHE_CODES_CMP;
+  out->cmp_codes = codes != CHK_CACHE_CODES_KV;
+  out->head_scales = next(&random) % 2;
+  out->scales = (chk_cache_scales)(next(&random) % 3);
+  g->head_dim_qk = (int32_t)nsai_round_up(g->head_dim_qk, NSAI_CODES_DIM_STEP);
+  g->head_dim_v = (int32_t)nsai_round_up(g->head_dim_v, NSAI_CODES_DIM_STEP);
+}
+
 void chk_cache_options_make(const chk_cache_case *c, chk_cache_options *out) {
   const int32_t op = c->kind == CHK_CACHE_PREFILL ? NSA_OP_PREFILL : NSA_OP_DECODE;
   make_random(c->seed, c->model, c->longest, out);
@@ -277,6 +292,7 @@ void chk_cache_options_make(const chk_cache_case *c, chk_cache_options *out) {
     make_split(c->model > 0, out);
   else if (c->kind == CHK_CACHE_PREFILL)
     make_prefill(out);
+  make_codes(c->codes, out);
   out->spread = c->spread;
   out->force = c->force;
   if (c->force && c->force->stage == NSAI_STAGE_DECODE) make_plain(out);
@@ -293,13 +309,14 @@ chk_cache_kind chk_cache_case_kind(const chk_cache_case *c) {
   return c->seed % 2 == 0 ? CHK_CACHE_PREFILL : CHK_CACHE_DECODE;
 }
 
+static const char *const scales_names[] = { "", " raw scales", " no scales" };
 static const char *const phi_names[] = { "", " linear", " mlp", " external" };
 
 void chk_cache_options_print(const chk_cache_options *o, FILE *out) {
   const nsai_model *g = &o->model;
   fprintf(out,
-          "h%d/%d d%d/%d l%d/%d s%dx%d+%d+%d w%d %s%s%s%s page%d%s%s%s%s%s%s%s%s%s%s%s "
-          "scale %.2f seq%d q%d len%d",
+          "h%d/%d d%d/%d l%d/%d s%dx%d+%d+%d w%d %s%s%s%s page%d%s%s%s%s%s%s%s%s%s%s%s"
+          "%s%s%s%s scale %.2f seq%d q%d len%d",
           g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block, g->stride,
           g->select_block, g->select_count, g->select_init, g->select_local, g->window,
           g->dtype == NSA_F16 ? "fp16" : "bf16", g->per_branch ? " branch" : "",
@@ -311,5 +328,7 @@ void chk_cache_options_print(const chk_cache_options *o, FILE *out) {
           : o->selection == NSA_SELECT_BLOCKS ? " blocks"
                                               : " ranges",
           o->probed ? " probed" : "", o->masks ? " masks" : "", o->counted ? " counted" : "",
-          (double)o->softmax_scale, o->seqs, o->max_q_len, o->max_kv_len);
+          o->kv_codes ? " e4m3" : "", o->cmp_codes ? " entries e4m3" : "",
+          o->head_scales ? " head scales" : "", scales_names[o->scales], (double)o->softmax_scale,
+          o->seqs, o->max_q_len, o->max_kv_len);
 }

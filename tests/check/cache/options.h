@@ -8,7 +8,7 @@
  *
  * The kind is decode or prefill (steps of that attention), split (one prefill compared with
  * arbitrary pieces of it) or soak. Further fields: searched, large, spread, steps=N, repeats=N,
- * force=NAME; arguments.c explains them. model=N: the scenario has the model that chk_model_random
+ * codes=NAME, force=NAME; arguments.c explains them. model=N: the scenario has the model that chk_model_random
  * draws from N, unchanged (but a split, which compares bits, has phi mean).
  */
 #ifndef CHK_CACHE_OPTIONS_H
@@ -28,6 +28,18 @@ typedef enum chk_cache_kind {
   CHK_CACHE_KINDS /* none of the above; any kind */
 } chk_cache_kind;
 
+/* What of the cache is in e4m3. */
+typedef enum chk_cache_codes {
+  CHK_CACHE_CODES_NONE,
+  CHK_CACHE_CODES_KV,
+  CHK_CACHE_CODES_CMP,
+  CHK_CACHE_CODES_BOTH,
+  CHK_CACHE_CODES_ANY /* each scenario draws one of these */
+} chk_cache_codes;
+
+/* "none", "kv" ...; NULL behind the last. */
+extern const char *const chk_cache_codes_names[];
+
 typedef struct chk_cache_case {
   chk_cache_kind kind;
   uint64_t seed;
@@ -39,6 +51,7 @@ typedef struct chk_cache_case {
   bool searched;             /* many blocks to select from, with some thousands of tokens */
   bool large;                /* hundreds of sequences, or up to 2^20 tokens */
   bool spread;               /* pages far apart in memory */
+  chk_cache_codes codes;     /* with any, head dims are rounded up to multiples of 16 */
   const nsai_variant *force; /* a row of the table that must run; NULL: the library chooses */
 } chk_cache_case;
 
@@ -65,6 +78,13 @@ chk_cache_kind chk_cache_case_kind(const chk_cache_case *c);
 #define CHK_CACHE_MOST_SEQS 1024 /* of a large one */
 #define CHK_CACHE_PROBES 7       /* rows whose importance the GPU is asked for */
 
+/* Which scales a cache in e4m3 has. */
+typedef enum chk_cache_scales {
+  CHK_CACHE_SCALES_ALL,
+  CHK_CACHE_SCALES_RAW, /* none of the entries: those of the first pair, if it has some */
+  CHK_CACHE_SCALES_NONE /* all are 1 */
+} chk_cache_scales;
+
 /* The properties of a scenario. */
 typedef struct chk_cache_options {
   uint64_t seed;
@@ -87,6 +107,9 @@ typedef struct chk_cache_options {
   bool masks;                /* steps run only some of the branches */
   bool counted;              /* decode steps count what they read */
   const nsai_variant *force; /* on the GPU; NULL: the library chooses */
+  bool kv_codes, cmp_codes;  /* raw pairs and entries in e4m3 */
+  bool head_scales;          /* a scale for each KV head */
+  chk_cache_scales scales;
   /* the GPU's pages are more than 2^31 elements apart: 4.3 GB per tensor, up to eight tensors */
   bool spread;
 } chk_cache_options;

@@ -11,8 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ELEMENT 2 /* bytes */
-
 static bool runs(const chk_scenario *sc, int branch) { return sc->branches >> branch & 1; }
 
 /* Initial value of counter i: all are different. */
@@ -127,7 +125,9 @@ static int64_t tokens_read(const chk_scenario *sc, int s, int64_t first, int32_t
 static int64_t row_bytes(const chk_scenario *sc, int branch) {
   const nsai_model *g = &sc->options.model;
   bool k_alone = !sc->device->driver && branch == NSA_CMP && !runs(sc, NSA_CMP);
-  return ELEMENT * (int64_t)(g->head_dim_qk + (k_alone ? 0 : g->head_dim_v));
+  const int part = branch == NSA_CMP ? CHK_CACHE_K_CMP : CHK_CACHE_K;
+  const int64_t element = chk_cache_dtype(&sc->options, part) == NSA_E4M3 ? 1 : 2;
+  return element * (int64_t)(g->head_dim_qk + (k_alone ? 0 : g->head_dim_v));
 }
 
 void chk_cache_compare_reads(chk_scenario *sc) {

@@ -24,9 +24,9 @@ static nsa_status keep(chk_scenario *sc, uint8_t *kept[]) {
   for (int what = 0; what < CHK_CACHE_PROBE_ROWS; what++) {
     const chk_cache_tensor *t = &sc->tensor[what];
     if (!is_written(what) || !t->host) continue;
-    kept[what] = malloc(t->bytes + 1);
-    if (!kept[what]) return nsai_fail_nomem("what a step wrote", t->bytes);
-    memcpy(kept[what], chk_cache_fetched(t), t->bytes);
+    kept[what] = malloc(t->gpu.bytes + 1);
+    if (!kept[what]) return nsai_fail_nomem("what a step wrote", t->gpu.bytes);
+    memcpy(kept[what], chk_cache_fetched(t), t->gpu.bytes);
   }
   return NSA_OK;
 }
@@ -43,11 +43,11 @@ static void compare(chk_scenario *sc, int repeat, int what, const uint8_t *kept)
   const chk_cache_tensor *t = &sc->tensor[what];
   const uint8_t *got = chk_cache_fetched(t);
   size_t at = 0;
-  if (sc->result->failure[0] || !memcmp(got, kept, t->bytes)) return;
+  if (sc->result->failure[0] || !memcmp(got, kept, t->gpu.bytes)) return;
   while (got[at] == kept[at]) at++;
   snprintf(sc->result->failure, sizeof sc->result->failure,
            "repeat %d: tensor %d differs from the first run at byte %zu (row %zu): %02x, was %02x",
-           repeat, what, at, at / (t->bytes / (size_t)t->view.shape[0]), got[at], kept[at]);
+           repeat, what, at, at / (t->gpu.bytes / (size_t)t->view.shape[0]), got[at], kept[at]);
 }
 
 nsa_status chk_cache_repeat(chk_scenario *sc) {

@@ -27,8 +27,9 @@ static size_t element_bytes(int32_t dtype) {
   return dtype == NSA_I64 ? 8 : dtype == NSA_F32 || dtype == NSA_I32 ? 4 : 2;
 }
 
-nsa_status chk_cache_make(chk_scenario *sc, int what, int32_t dtype, int32_t ndim,
-                          const int64_t *shape) {
+/* A tensor whose elements have `gpu_bytes` bytes on the GPU. */
+static nsa_status make_tensor(chk_scenario *sc, int what, int32_t dtype, size_t gpu_bytes,
+                              int32_t ndim, const int64_t *shape) {
   chk_cache_tensor *t = &sc->tensor[what];
   int64_t count = 1;
   t->view = (nsa_tensor){ .dtype = dtype, .ndim = ndim };
@@ -41,20 +42,28 @@ nsa_status chk_cache_make(chk_scenario *sc, int what, int32_t dtype, int32_t ndi
   t->host = malloc(t->bytes + 1);
   if (!t->host) return nsai_fail_nomem("a tensor", t->bytes);
   memset(t->host, 0xff, t->bytes);
-  NSAI_TRY(nsai_verify_buffer_create(sc->device, t->bytes, 0xff, &t->gpu));
+  NSAI_TRY(nsai_verify_buffer_create(sc->device, (size_t)count * gpu_bytes, 0xff, &t->gpu));
   return nsai_verify_buffer_image(&t->gpu) ? NSA_OK : nsai_fail_nomem("an image", t->bytes);
+}
+
+nsa_status chk_cache_make(chk_scenario *sc, int what, int32_t dtype, int32_t ndim,
+                          const int64_t *shape) {
+  return make_tensor(sc, what, dtype, element_bytes(dtype), ndim, shape);
 }
 
 uint8_t *chk_cache_fetched(const chk_cache_tensor *t) {
   return t->gpu.image ? t->gpu.image + NSAI_VERIFY_GUARD : NULL;
 }
 
+/* Of a tensor of the cache. */
+static int64_t gpu_element(const chk_cache_tensor *t) { return t->codes ? 1 : 2; }
+
 /* Moves pages between `gpu` and memory where they are far apart, in either direction. */
 static nsa_status move_pages(const chk_scenario *sc, const chk_cache_tensor *t, bool out) {
-  size_t bytes = (size_t)t->view.stride[0] * 2;
+  size_t bytes = (size_t)(t->view.stride[0] * gpu_element(t));
   for (int64_t page = 0; t->far && page < t->view.shape[0]; page++) {
     uint8_t *near = t->gpu.device + NSAI_VERIFY_GUARD + (size_t)page * bytes;
-    uint8_t *far = t->far + page * t->page_stride * 2;
+    uint8_t *far = t->far + page * t->page_stride * gpu_element(t);
     NSAI_TRY(nsai_verify_device_copy(sc->device, out ? far : near, out ? near : far, bytes));
   }
   return NSA_OK;
@@ -62,7 +71,10 @@ static nsa_status move_pages(const chk_scenario *sc, const chk_cache_tensor *t, 
 
 nsa_status chk_cache_upload(chk_scenario *sc, int what) {
   chk_cache_tensor *t = &sc->tensor[what];
-  memcpy(chk_cache_fetched(t), t->host, t->bytes);
+  if (t->codes)
+    chk_cache_encode(sc, what);
+  else
+    memcpy(chk_cache_fetched(t), t->host, t->bytes);
   NSAI_TRY(nsai_verify_buffer_upload(sc->device, &t->gpu));
   return move_pages(sc, t, true);
 }
@@ -76,6 +88,7 @@ nsa_tensor chk_cache_view(const chk_scenario *sc, int what, bool gpu) {
   const chk_cache_tensor *t = &sc->tensor[what];
   nsa_tensor view = t->view;
   if (!t->host) return (nsa_tensor){ 0 };
+  if (gpu && t->codes) view.dtype = NSA_E4M3;
   view.data = gpu ? (void *)(t->gpu.device + NSAI_VERIFY_GUARD) : (void *)t->host;
   if (gpu && t->far) {
     view.data = t->far;
@@ -91,15 +104,17 @@ static nsa_status spread_pages(chk_scenario *sc, int what) {
   void *far;
   t->page_stride = (((int64_t)1 << 31) / last / 64 + 1) * 64;
   if (t->page_stride < t->view.stride[0]) t->page_stride = t->view.stride[0];
-  NSAI_TRY(nsai_verify_device_alloc(sc->device,
-                                    (size_t)(last * t->page_stride + t->view.stride[0]) * 2, &far));
+  NSAI_TRY(nsai_verify_device_alloc(
+      sc->device, (size_t)((last * t->page_stride + t->view.stride[0]) * gpu_element(t)), &far));
   t->far = far;
   return move_pages(sc, t, true);
 }
 
 /* [rows, tokens, heads, dim]; with `hnd` in memory [rows, heads, tokens, dim]. */
 static nsa_status make_cache(chk_scenario *sc, int what, const nsa_tensor *t) {
-  NSAI_TRY(chk_cache_make(sc, what, t->dtype, 4, t->shape));
+  const bool codes = chk_cache_dtype(&sc->options, what) == NSA_E4M3;
+  NSAI_TRY(make_tensor(sc, what, t->dtype, codes ? 1 : 2, 4, t->shape));
+  sc->tensor[what].codes = codes;
   if (sc->options.hnd) {
     sc->tensor[what].view.stride[1] = t->shape[3];
     sc->tensor[what].view.stride[2] = t->shape[1] * t->shape[3];
@@ -242,6 +257,11 @@ static nsa_status make_context(chk_scenario *sc, const chk_plans_options *given,
   return status;
 }
 
+void chk_cache_set_dtypes(const chk_cache_options *o, bool gpu, nsa_problem *p) {
+  p->kv_dtype = gpu && o->kv_codes ? NSA_E4M3 : NSA_NONE;
+  p->cmp_dtype = gpu && o->cmp_codes ? NSA_E4M3 : NSA_NONE;
+}
+
 static nsa_problem problem_of(const chk_scenario *sc, int32_t op, int32_t selection,
                               int32_t probes) {
   nsa_problem p = NSA_PROBLEM_INIT;
@@ -264,6 +284,7 @@ static int32_t probes_of(const chk_scenario *sc) {
 static nsa_status make_plan(chk_scenario *sc, nsa_ctx *ctx, int32_t op, int32_t selection,
                             int32_t probes, nsa_plan **out) {
   nsa_problem p = problem_of(sc, op, selection, probes);
+  chk_cache_set_dtypes(&sc->options, ctx == sc->gpu, &p);
   return nsa_plan_create(ctx, &p, NULL, NULL, out);
 }
 
@@ -392,6 +413,7 @@ nsa_status chk_cache_prepare_append(chk_scenario *sc) {
   for (int what = CHK_CACHE_CU_Q; what < CHK_CACHE_SELECTION; what++)
     if (sc->tensor[what].host && what != CHK_CACHE_Q && what != CHK_CACHE_GATE)
       NSAI_TRY(chk_cache_upload(sc, what));
+  chk_cache_round_new(sc);
   return NSA_OK;
 }
 
@@ -403,6 +425,7 @@ nsa_status chk_cache_prepare_call(chk_scenario *sc) {
   chk_cache_start_reads(sc);
   for (int what = CHK_CACHE_CU_Q; what < CHK_CACHE_FIRST_OUTPUT; what++)
     if (sc->tensor[what].host) NSAI_TRY(chk_cache_upload(sc, what));
+  chk_cache_round_new(sc);
   return chk_cache_poison_outputs(sc);
 }
 
@@ -459,6 +482,7 @@ nsa_io chk_cache_io(const chk_scenario *sc, bool gpu) {
     io.probe_importance = chk_cache_view(sc, CHK_CACHE_SOME, true);
   }
   if (gpu && sc->options.counted) io.kv_reads = chk_cache_view(sc, CHK_CACHE_READS, true);
+  if (gpu) chk_cache_add_scales(sc, &io);
   return io;
 }
 
@@ -467,6 +491,7 @@ nsa_status chk_cache_append(chk_scenario *sc, bool gpu) {
   nsa_batch batch = chk_cache_batch(sc, gpu, true);
   io.kv = cache_of(sc, gpu);
   io.phi = chk_cache_phi(sc, gpu);
+  if (gpu) chk_cache_add_scales(sc, &io);
   for (int i = 0; i < NSA_BRANCHES; i++) {
     io.new_kv.k[i] = rows_of(sc, CHK_CACHE_FRESH_K + i, gpu);
     io.new_kv.v[i] = rows_of(sc, CHK_CACHE_FRESH_V + i, gpu);
@@ -629,8 +654,10 @@ static void size_scenario(chk_scenario *sc) {
 nsa_problem chk_cache_problem(const chk_cache_options *options, int32_t op) {
   chk_scenario sc = { .options = *options };
   size_scenario(&sc);
-  return problem_of(&sc, op, op == NSA_OP_APPEND ? 0 : options->selection,
-                    op == NSA_OP_APPEND ? 0 : probes_of(&sc));
+  nsa_problem p = problem_of(&sc, op, op == NSA_OP_APPEND ? 0 : options->selection,
+                             op == NSA_OP_APPEND ? 0 : probes_of(&sc));
+  chk_cache_set_dtypes(options, true, &p);
+  return p;
 }
 
 nsa_status chk_cache_create(chk_scenario *sc, const chk_plans_options *given) {
@@ -654,6 +681,7 @@ nsa_status chk_cache_create(chk_scenario *sc, const chk_plans_options *given) {
   }
   NSAI_TRY(make_caches(sc));
   NSAI_TRY(make_rest(sc));
+  NSAI_TRY(chk_cache_make_scales(sc));
   NSAI_TRY(chk_cache_make_weights(sc));
   if (sc->options.model.phi == NSAI_PHI_EXTERNAL)
     for (int what = CHK_CACHE_K_CMP; what <= CHK_CACHE_V_CMP; what++) {

@@ -124,7 +124,9 @@ enum {
   CHK_CACHE_PHI_V = CHK_CACHE_PHI_K + 6,
   CHK_CACHE_GATE_W1 = CHK_CACHE_PHI_V + 6, /* each is followed by its bias */
   CHK_CACHE_GATE_W2 = CHK_CACHE_GATE_W1 + 2,
-  CHK_CACHE_TENSORS = CHK_CACHE_GATE_W2 + 2
+  /* Of tensors CHK_CACHE_K to CHK_CACHE_V_CMP in e4m3, in their order. */
+  CHK_CACHE_SCALES = CHK_CACHE_GATE_W2 + 2,
+  CHK_CACHE_TENSORS = CHK_CACHE_SCALES + CHK_CACHE_V_CMP + 1
 };
 
 /* The weights of K or V. */
@@ -133,8 +135,9 @@ enum { CHK_CACHE_PE, CHK_CACHE_W, CHK_CACHE_W1, CHK_CACHE_B1, CHK_CACHE_W2, CHK_
 /* The CPU device's memory, and the GPU's memory with guards and a host image. */
 typedef struct chk_cache_tensor {
   nsa_tensor view; /* data NULL */
-  size_t bytes;
+  size_t bytes;    /* of `host` */
   uint8_t *host;
+  bool codes; /* `gpu` has e4m3, and `host` the values (codes.c) */
   nsai_verify_buffer gpu;
   uint8_t *far; /* memory of the GPU's pages, page_stride elements apart; NULL: they are in `gpu` */
   int64_t page_stride;
@@ -185,6 +188,28 @@ nsa_problem chk_cache_problem(const chk_cache_options *options, int32_t op);
  * result are set. */
 nsa_status chk_cache_create(chk_scenario *sc, const chk_plans_options *given);
 void chk_cache_destroy(chk_scenario *sc);
+/* codes.c: the dtype that a tensor of the cache has on the GPU. */
+int32_t chk_cache_dtype(const chk_cache_options *options, int what);
+/* Makes, fills and uploads the scales of what is in codes; adds them to an io of the GPU. */
+nsa_status chk_cache_make_scales(chk_scenario *sc);
+void chk_cache_add_scales(const chk_scenario *sc, nsa_io *io);
+/* Writes the codes of the host's tensor into the image of the GPU's, and their values back to the
+ * host. */
+void chk_cache_encode(const chk_scenario *sc, int what);
+/* The value of an element of a fetched tensor of the cache; and that value taken over by the host. */
+double chk_cache_stored(const chk_scenario *sc, int what, int64_t at);
+void chk_cache_take(chk_scenario *sc, int what, int64_t at);
+/* Whether fetched elements [first, first + count) have the host's values, bit by bit; else where not.
+ */
+bool chk_cache_same(const chk_scenario *sc, int what, int64_t first, int64_t count, int64_t *where);
+/* The error of a fetched entry divided by its limit; `least`: an absolute error that is allowed. */
+double chk_cache_entry_error(const chk_scenario *sc, int what, int64_t at, double least);
+/* With codes: replaces new tokens of K or V, already sent to the GPU, by what their codes will be
+ * worth; `rows` of the call's tensors, or all of them. */
+void chk_cache_round_rows(const chk_scenario *sc, int what, uint8_t *rows, int64_t count);
+void chk_cache_round_new(const chk_scenario *sc);
+/* The dtypes of a plan's cache: on the CPU device the model's. */
+void chk_cache_set_dtypes(const chk_cache_options *options, bool gpu, nsa_problem *problem);
 /* Makes a tensor filled with NaN on both sides. */
 nsa_status chk_cache_make(chk_scenario *sc, int what, int32_t dtype, int32_t ndim,
                           const int64_t *shape);

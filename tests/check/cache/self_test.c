@@ -25,13 +25,17 @@ static const char *const damage_names[CHK_CACHE_INJECT_KINDS] = {
   [CHK_CACHE_INJECT_CACHE_AGAIN] = "cache: repeated append"
 };
 
-/* Every kind of damage, in the first scenario that allows it. */
-static int damaged_steps(const chk_plans *plans, int32_t longest, FILE *out) {
+/* Every kind of damage, in the first scenario that allows it; what lies in the cache also as codes. */
+static int damaged_steps(const chk_plans *plans, int32_t longest, bool codes, FILE *out) {
   int unnoticed = 0;
   for (int kind = CHK_CACHE_INJECT_NOTHING + 1; kind < CHK_CACHE_INJECT_KINDS; kind++) {
     int inject = kind;
     chk_cache_case c = CHK_CACHE_CASE_INIT;
     chk_cache_result found = { 0 };
+    if (codes && kind != CHK_CACHE_INJECT_CACHE && kind != CHK_CACHE_INJECT_ENTRY &&
+        kind != CHK_CACHE_INJECT_CACHE_AGAIN)
+      continue;
+    c.codes = codes ? CHK_CACHE_CODES_BOTH : CHK_CACHE_CODES_NONE;
     c.longest = longest;
     for (c.seed = 1; inject != CHK_CACHE_INJECTED && c.seed <= 400; c.seed++) {
       chk_cache_options options;
@@ -108,6 +112,6 @@ static int damaged_soaks(const chk_plans *plans, int32_t longest, FILE *out) {
 }
 
 int chk_cache_self_test(const chk_plans *plans, int32_t longest, FILE *out) {
-  return damaged_steps(plans, longest, out) + damaged_wholes(plans, out) +
-         damaged_soaks(plans, longest, out);
+  return damaged_steps(plans, longest, false, out) + damaged_steps(plans, longest, true, out) +
+         damaged_wholes(plans, out) + damaged_soaks(plans, longest, out);
 }

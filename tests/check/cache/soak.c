@@ -53,7 +53,10 @@ static void fail(soak *k, const char *what, int64_t at) {
 
 /* ---- pages ---- */
 
-static size_t page_bytes(const chk_cache_tensor *t) { return (size_t)t->view.stride[0] * 2; }
+/* On the GPU. */
+static size_t page_bytes(const chk_cache_tensor *t) {
+  return (size_t)t->view.stride[0] * (t->codes ? 1 : 2);
+}
 
 static void *page_at(const chk_cache_tensor *t, int32_t page) {
   return t->gpu.device + NSAI_VERIFY_GUARD + (size_t)page * page_bytes(t);
@@ -271,13 +274,13 @@ static nsa_status rebuild(soak *k) {
 static void compare_page(soak *k, int what, int32_t page, int32_t begin, int32_t count) {
   chk_scenario *sc = &k->sc;
   const chk_cache_tensor *t = &sc->tensor[what];
-  int64_t dim = t->view.shape[3];
+  int64_t dim = t->view.shape[3], where;
   for (int32_t row = begin; row < count; row++)
     for (int32_t head = 0; head < sc->options.model.kv_heads; head++) {
       int64_t at = page * t->view.stride[0] + row * t->view.stride[1] + head * t->view.stride[2];
       if (what >= CHK_CACHE_K_CMP)
         chk_cache_compare_entries(sc, what, at, dim);
-      else if (memcmp(chk_cache_fetched(t) + 2 * at, t->host + 2 * at, 2 * (size_t)dim))
+      else if (!chk_cache_same(sc, what, at, dim, &where))
         fail(k, "a token differs in page", page);
     }
 }
@@ -372,7 +375,9 @@ static nsa_status make_pool(soak *k, int what) {
     memcpy(p->host + (size_t)row * p->row, t->host, (size_t)some * p->row);
   }
   NSAI_TRY(nsai_verify_device_alloc(sc->device, p->bytes, &p->device));
-  return nsai_verify_device_upload(sc->device, p->device, p->host, p->bytes);
+  NSAI_TRY(nsai_verify_device_upload(sc->device, p->device, p->host, p->bytes));
+  if (what >= CHK_CACHE_FRESH_K) chk_cache_round_rows(sc, what, p->host, rows);
+  return NSA_OK;
 }
 
 static nsa_status create(soak *k) {

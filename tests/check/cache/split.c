@@ -237,6 +237,7 @@ static nsa_status make_decode(split *k) {
   p.max_tokens = (int64_t)f->seqs * p.max_q_len;
   p.page_size = f->page_size;
   p.window_ring = f->ring;
+  chk_cache_set_dtypes(f, true, &p);
   NSAI_TRY(nsa_plan_create(k->parts.gpu, &p, NULL, NULL, &k->decode));
   NSAI_TRY(nsa_plan_caps(k->decode, &caps));
   NSAI_TRY(nsai_verify_buffer_create(k->parts.device, caps.workspace_bytes, 0xff, &k->workspace));
