@@ -5,6 +5,18 @@
 
 #include "base/error.h"
 
+const char *bench_cached_dtype_name(int32_t dtype) { return dtype == NSA_E4M3 ? "e4m3" : "model"; }
+
+void bench_cached_set(const bench_cached_dtypes *dtypes, nsa_problem *problem) {
+  problem->kv_dtype = dtypes->kv == NSA_E4M3 ? NSA_E4M3 : NSA_NONE;
+  problem->cmp_dtype = dtypes->cmp == NSA_E4M3 ? NSA_E4M3 : NSA_NONE;
+}
+
+void bench_cached_describe(const bench_cached_dtypes *dtypes, FILE *out) {
+  if (dtypes->kv == NSA_E4M3) fputs(", raw K and V in e4m3", out);
+  if (dtypes->cmp == NSA_E4M3) fputs(", compressed entries in e4m3", out);
+}
+
 nsa_status bench_cached_check(const char *command, const nsai_model *g) {
   if (g->phi != NSAI_PHI_MEAN)
     return nsai_fail(NSA_E_ARG, "%s is timed with phi=mean: the caches are filled by nsa_kv_append",

@@ -4,6 +4,7 @@
  * nsa-bench: times the library, reports the times in several formats, and plots them.
  */
 #include "base/text.h"
+#include "cache_error.h"
 #include "csv.h"
 #include "decode/decode.h"
 #include "measure.h"
@@ -74,9 +75,10 @@ typedef struct arguments {
   const char *csv, *json, *markdown, *svg;
   int64_t from, to; /* 0: the default */
   sizes contexts, batches, chunks;
-  int32_t q_len, page_size; /* 0: the default */
-  int64_t rows;             /* below 0: the default */
-  int fill;                 /* NSAI_VERIFY_FILLS: the problem's own */
+  int32_t q_len, page_size;   /* 0: the default */
+  int64_t rows;               /* below 0: the default */
+  int fill;                   /* NSAI_VERIFY_FILLS: the problem's own */
+  bench_cached_dtypes dtypes; /* of a cache; 0: not given */
   int branches, list, check;
 } arguments;
 
@@ -98,6 +100,8 @@ enum {
   OPT_ROWS,
   OPT_PAGE_SIZE,
   OPT_FILL,
+  OPT_KV,
+  OPT_CMP,
   OPT_CHECK
 };
 
@@ -119,6 +123,11 @@ static const struct argp_option options[] = {
   { "page-size", OPT_PAGE_SIZE, "N", 0, "Tokens of a page, 0: no pages (decode, prefill; 64)", 0 },
   { "fill", OPT_FILL, "NAME", 0, "Inputs: random, correlated, ... (decode, prefill; the problem's)",
     0 },
+  { "kv", OPT_KV, "DTYPE", 0,
+    "Raw K and V of the cache in fp8 (e4m3) or in the model's dtype; with fp8 also what the "
+    "quantisation costs in accuracy (decode, prefill; model)",
+    0 },
+  { "cmp", OPT_CMP, "DTYPE", 0, "The same of compressed entries (decode, prefill; model)", 0 },
   { "device", 'd', "DEVICE", 0, "auto, cpu, or an ordinal, as 1 or cuda:1", 1 },
   { "config", 'c', "FILE", 0, "A configuration below each problem's own", 1 },
   { "set", 'S', "KEY=VALUE", 0, "Override a key: variants.force.select=NAME", 1 },
@@ -162,6 +171,11 @@ static int parse_fill(const char *value, struct argp_state *state) {
   return nsai_program_word("--fill", value, fills, state);
 }
 
+static int32_t parse_dtype(const char *option, const char *value, struct argp_state *state) {
+  static const char *const words[] = { "model", "fp8", "e4m3", NULL };
+  return nsai_program_word(option, value, words, state) ? NSA_E4M3 : NSA_NONE;
+}
+
 static int over_cache(command c) { return c == DECODE || c == PREFILL; }
 static int reads_csv(command c) { return c == PLOT || c == CHART || c == TABLE; }
 
@@ -186,6 +200,8 @@ static void check_cached(const arguments *a, struct argp_state *state) {
     argp_error(state, "%s takes no --contexts or --page-size", name);
   if (!cached && a->fill != NSAI_VERIFY_FILLS)
     argp_error(state, "%s takes no --fill: --problem and --filter say it", name);
+  if (!cached && (a->dtypes.kv || a->dtypes.cmp))
+    argp_error(state, "%s takes no --kv or --cmp: it has no cache", name);
   if (a->command != DECODE && (a->batches.count || a->q_len))
     argp_error(state, "%s takes no --batches or --q-len", name);
   if (a->command != PREFILL && (a->chunks.count || a->rows >= 0))
@@ -236,6 +252,8 @@ static error_t parse(int key, char *value, struct argp_state *state) {
                        : NSA_NONE;
     break;
   case OPT_FILL: a->fill = parse_fill(value, state); break;
+  case OPT_KV: a->dtypes.kv = parse_dtype("--kv", value, state); break;
+  case OPT_CMP: a->dtypes.cmp = parse_dtype("--cmp", value, state); break;
   case 'd': a->plans.device = chk_option_device(value, state); break;
   case 'c': a->plans.config = value; break;
   case 'S':
@@ -487,11 +505,26 @@ static nsa_status write_decode(const arguments *a, const bench_decode_sheet *she
   return a->svg ? bench_decode_draw(sheet, a->svg, "decode") : NSA_OK;
 }
 
+#define MOST_ERROR_CONTEXT 65536 /* tokens: longer prompts only take longer */
+
+/* What codes cost in accuracy, over the longest context. Without codes: nothing. */
+static nsa_status report_error(const nsai_verify_case *c, chk_plans *plans,
+                               const bench_cached_dtypes *dtypes, const int64_t *contexts,
+                               int count, int32_t page_size) {
+  bench_cache_error_request request = { .c = c, .page_size = page_size, .dtypes = *dtypes };
+  if (dtypes->kv != NSA_E4M3 && dtypes->cmp != NSA_E4M3) return NSA_OK;
+  for (int i = 0; i < count; i++)
+    if (contexts[i] > request.context) request.context = contexts[i];
+  if (request.context > MOST_ERROR_CONTEXT) request.context = MOST_ERROR_CONTEXT;
+  return bench_cache_error(plans, &request, stdout);
+}
+
 static nsa_status decode(const arguments *a, const nsai_verify_case *c, chk_plans *plans, FILE *csv,
                          int is_new) {
   static const sizes contexts = { { 4096, 16384, 65536 }, 3 };
   static const sizes batches = { { 1, 4, 16, 32, 64, 256 }, 6 };
   bench_decode_options o = { .c = *c,
+                             .dtypes = a->dtypes,
                              .q_len = a->q_len ? a->q_len : 1,
                              .page_size = a->page_size ? a->page_size : DEFAULT_PAGE };
   bench_decode_sheet sheet = { 0 };
@@ -500,6 +533,7 @@ static nsa_status decode(const arguments *a, const nsai_verify_case *c, chk_plan
   nsa_status status =
       bench_decode(plans, &o, a->commit ? a->commit : "", stdout, csv, is_new, &sheet);
   if (!status) status = write_decode(a, &sheet, chk_plans_device(plans)->name);
+  if (!status) status = report_error(c, plans, &o.dtypes, o.contexts, o.context_count, o.page_size);
   free(sheet.cells);
   return status;
 }
@@ -522,6 +556,7 @@ static nsa_status prefill(const arguments *a, const nsai_verify_case *c, chk_pla
                           FILE *csv, int is_new) {
   static const sizes contexts = { { 8192, 65536 }, 2 }, chunks = { { 8192, 2048 }, 2 };
   bench_prefill_options o = { .c = *c,
+                              .dtypes = a->dtypes,
                               .rows = a->rows < 0 ? 32 : (int32_t)a->rows,
                               .page_size = a->page_size ? a->page_size : DEFAULT_PAGE };
   bench_prefill_sheet sheet = { 0 };
@@ -530,6 +565,7 @@ static nsa_status prefill(const arguments *a, const nsai_verify_case *c, chk_pla
   nsa_status status =
       bench_prefill(plans, &o, a->commit ? a->commit : "", stdout, csv, is_new, &sheet);
   if (!status) status = write_prefill(a, &sheet);
+  if (!status) status = report_error(c, plans, &o.dtypes, o.contexts, o.context_count, o.page_size);
   free(sheet.cells);
   return status;
 }

@@ -19,14 +19,14 @@
 
 /* ---- caches ---- */
 
-/* Lower bound of the bytes that a step reads: all new tokens of a sequence select the same
- * blocks. */
+/* About the bytes that a step reads at least: all new tokens of a sequence select the same blocks. */
 static double step_bytes(const nsai_problem *p) {
   const nsai_model *m = &p->model;
   double rows = (double)nsai_block_count(m, p->max_kv_len) +
                 (double)nsai_smaller((int64_t)m->select_count * m->select_block, p->max_kv_len) +
                 (double)nsai_smaller(m->window, p->max_kv_len);
-  return 2.0 * rows * p->max_seqs * m->kv_heads * (m->head_dim_qk + m->head_dim_v);
+  const double bytes = p->kv_dtype == NSA_E4M3 && p->cmp_dtype == NSA_E4M3 ? 1 : 2;
+  return bytes * rows * p->max_seqs * m->kv_heads * (m->head_dim_qk + m->head_dim_v);
 }
 
 static bool kv_serves(const tuner *t, const tune_task *task) {
@@ -34,6 +34,7 @@ static bool kv_serves(const tuner *t, const tune_task *task) {
   const nsai_problem *p = &task->problem;
   return t->has_kv && t->kv_op == p->op && f->context == task->tokens && f->batch == p->max_seqs &&
          f->q_len == p->max_q_len && f->page_size == p->page_size && f->fill == task->fill &&
+         f->kv_dtype == p->kv_dtype && f->cmp_dtype == p->cmp_dtype &&
          !memcmp(&t->kv_model, &p->model, sizeof p->model);
 }
 
@@ -74,6 +75,8 @@ nsa_status nsai_tune_kv_data(tuner *t, const tune_task *task) {
     .batch = p->max_seqs,
     .q_len = p->max_q_len,
     .page_size = p->page_size,
+    .kv_dtype = p->kv_dtype,
+    .cmp_dtype = p->cmp_dtype,
     .copies = p->op == NSA_OP_DECODE ? nsai_verify_cache_copies(step_bytes(p)) : 1
   };
   NSAI_TRY(plan_append(t, p, &append));

@@ -71,7 +71,8 @@ static void declare_gate(nsai_verify_cache_setup *w) {
 
 static void declare_cache(nsai_verify_cache_setup *w) {
   nsa_kv cache;
-  nsai_verify_cache_declare(model_of(w), all_pages(w), page_tokens(w), &cache);
+  const nsai_verify_cache_dtypes dtypes = { w->c.problem.kv_dtype, w->c.problem.cmp_dtype };
+  nsai_verify_cache_declare(model_of(w), dtypes, all_pages(w), page_tokens(w), &cache);
   for (int i = 0; i < NSAI_VERIFY_CACHE_TENSORS; i++)
     w->view[NSAI_VERIFY_CACHE_K + i] = *nsai_verify_cache_tensor(&cache, i);
   if (w->c.problem.page_size)

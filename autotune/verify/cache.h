@@ -22,7 +22,8 @@
 #define NSAI_VERIFY_CACHE_SEQS 64
 
 typedef struct nsai_verify_cache_case {
-  nsai_problem problem; /* of NSA_OP_DECODE or NSA_OP_PREFILL: model, page_size, max_q_len */
+  nsai_problem
+      problem; /* of NSA_OP_DECODE or NSA_OP_PREFILL: model, page_size, max_q_len, dtypes */
   nsai_verify_fill fill;
   uint64_t seed;
   int32_t seqs; /* 1 to NSAI_VERIFY_CACHE_SEQS */

@@ -54,20 +54,23 @@ nsa_tensor *nsai_verify_cache_tensor(nsa_kv *cache, int index) {
   return index == 2 * NSA_BRANCHES ? &cache->k_cmp : &cache->v_cmp;
 }
 
-void nsai_verify_cache_declare(const nsai_model *g, int64_t pages, int64_t tokens, nsa_kv *out) {
+void nsai_verify_cache_declare(const nsai_model *g, nsai_verify_cache_dtypes dtypes, int64_t pages,
+                               int64_t tokens, nsa_kv *out) {
+  const int32_t raw = dtypes.kv == NSA_E4M3 ? NSA_E4M3 : g->dtype;
+  const int32_t compressed = dtypes.cmp == NSA_E4M3 ? NSA_E4M3 : g->dtype;
   const int64_t entries = (tokens + g->stride - 1) / g->stride;
   const int64_t raw_k[] = { pages, tokens, g->kv_heads, g->head_dim_qk };
   const int64_t raw_v[] = { pages, tokens, g->kv_heads, g->head_dim_v };
   *out = (nsa_kv){ 0 };
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
     if (!nsai_reads_pair(g, pair)) continue;
-    out->k[pair] = nsai_verify_tensor(g->dtype, 4, raw_k);
-    out->v[pair] = nsai_verify_tensor(g->dtype, 4, raw_v);
+    out->k[pair] = nsai_verify_tensor(raw, 4, raw_k);
+    out->v[pair] = nsai_verify_tensor(raw, 4, raw_v);
   }
   out->k_cmp =
-      nsai_verify_tensor(g->dtype, 4, (int64_t[]){ pages, entries, g->kv_heads, g->head_dim_qk });
+      nsai_verify_tensor(compressed, 4, (int64_t[]){ pages, entries, g->kv_heads, g->head_dim_qk });
   out->v_cmp =
-      nsai_verify_tensor(g->dtype, 4, (int64_t[]){ pages, entries, g->kv_heads, g->head_dim_v });
+      nsai_verify_tensor(compressed, 4, (int64_t[]){ pages, entries, g->kv_heads, g->head_dim_v });
 }
 
 static nsa_status alloc_tensor(nsai_verify_cache *w, int32_t dtype, int32_t ndim,
@@ -131,8 +134,10 @@ static int64_t page_tokens(const nsai_verify_cache *w) {
 }
 
 static nsa_status alloc_cache(nsai_verify_cache *w) {
-  nsai_verify_cache_declare(w->options.model, w->options.copies * w->options.batch * w->pages,
-                            page_tokens(w), &w->cache);
+  const nsai_verify_cache_dtypes dtypes = { w->options.kv_dtype, w->options.cmp_dtype };
+  nsai_verify_cache_declare(w->options.model, dtypes,
+                            w->options.copies * w->options.batch * w->pages, page_tokens(w),
+                            &w->cache);
   for (int i = 0; i < NSAI_VERIFY_CACHE_TENSORS; i++) {
     nsa_tensor *t = nsai_verify_cache_tensor(&w->cache, i);
     if (t->ndim) NSAI_TRY(nsai_verify_cache_alloc(w, nsai_verify_tensor_bytes(t), &t->data));
@@ -238,8 +243,10 @@ static nsa_status fill_cache(nsai_verify_cache *w, const nsa_plan *plan, const n
 static nsa_status limit_copies(nsai_verify_cache *w) {
   const nsai_model *g = w->options.model;
   const double dims = g->head_dim_qk + g->head_dim_v, pairs = g->per_branch ? NSA_BRANCHES : 1;
+  const double raw = w->options.kv_dtype == NSA_E4M3 ? 1 : 2,
+               entry = w->options.cmp_dtype == NSA_E4M3 ? 1 : 2;
   const double rows = (double)w->options.batch * (double)w->pages * (double)page_tokens(w);
-  const double bytes = 2 * dims * g->kv_heads * rows * (pairs + 1.0 / g->stride);
+  const double bytes = dims * g->kv_heads * rows * (raw * pairs + entry / g->stride);
   double memory = CPU_MEMORY;
   if (w->device->driver) {
     size_t all;

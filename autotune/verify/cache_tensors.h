@@ -19,6 +19,8 @@ typedef struct nsai_verify_cache_options {
   int64_t context, batch; /* tokens of a sequence, including the new ones; number of sequences */
   int32_t q_len;          /* new tokens of a sequence in a step */
   int32_t page_size;      /* below 1: one row per sequence */
+  /* Of the cache: NSA_E4M3 with scales of 1, or anything else for the model's. The plans must agree. */
+  int32_t kv_dtype, cmp_dtype;
   int64_t copies; /* desired number of copies of the caches; fewer are made if memory is short */
 } nsai_verify_cache_options;
 
@@ -66,9 +68,15 @@ nsa_status nsai_verify_cache_workspace(nsai_verify_cache *kv, uint64_t bytes);
 #define NSAI_VERIFY_CACHE_TENSORS (2 * NSA_BRANCHES + 2)
 nsa_tensor *nsai_verify_cache_tensor(nsa_kv *cache, int index);
 
+/* What a cache is stored in: NSA_E4M3, or anything else for the model's dtype. */
+typedef struct nsai_verify_cache_dtypes {
+  int32_t kv, cmp;
+} nsai_verify_cache_dtypes;
+
 /* Declares a cache of this many pages (or rows) of this many tokens, without memory: the pairs
  * that the model reads, and compressed entries. */
-void nsai_verify_cache_declare(const nsai_model *model, int64_t pages, int64_t tokens, nsa_kv *out);
+void nsai_verify_cache_declare(const nsai_model *model, nsai_verify_cache_dtypes dtypes,
+                               int64_t pages, int64_t tokens, nsa_kv *out);
 
 /* Number of copies after whose steps, each reading this many bytes, nothing of the first copy is
  * in L2. */

@@ -57,6 +57,7 @@ nsa_status nsai_verify_tensor_alloc(int32_t dtype, int32_t ndim, const int64_t *
 
 float nsai_verify_load(const nsa_tensor *t, int64_t offset) {
   if (t->dtype == NSA_F32) return ((const float *)t->data)[offset];
+  if (t->dtype == NSA_E4M3) return nsai_float_from_e4m3(((const uint8_t *)t->data)[offset]);
   uint16_t bits = ((const uint16_t *)t->data)[offset];
   return t->dtype == NSA_BF16 ? nsai_float_from_bf16(bits) : nsai_float_from_f16(bits);
 }
@@ -68,6 +69,8 @@ double nsai_verify_at(const nsa_tensor *t, int64_t row, int64_t head, int64_t i)
 void nsai_verify_store(const nsa_tensor *t, int64_t offset, float value) {
   if (t->dtype == NSA_F32)
     ((float *)t->data)[offset] = value;
+  else if (t->dtype == NSA_E4M3)
+    ((uint8_t *)t->data)[offset] = nsai_e4m3_from_float(value);
   else
     ((uint16_t *)t->data)[offset] =
         t->dtype == NSA_BF16 ? nsai_bf16_from_float(value) : nsai_f16_from_float(value);

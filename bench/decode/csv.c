@@ -24,6 +24,8 @@
  *   bandwidth_gbps  at which the device reads memory, as measured before the first cell
  *   share           gbps of it
  *   dense_gbps, dense_share   K and V of all tokens over ms_dense
+ *   kv_dtype, cmp_dtype   of raw K and V, and of compressed entries: model (also where a file of an
+ *                   earlier version lacks the column) or e4m3
  *   note            why there is no time
  */
 #include "csv.h"
@@ -36,11 +38,13 @@
 /* ---- writing --------------------------------------------------------------------------------- */
 
 void bench_decode_csv_header(FILE *out) {
-  fprintf(out, "date,commit,device,problem,batch,q_len,page_size,copies,S,ms_total,ms_cmp,ms_sel,"
-               "ms_win,reads_actual,reads_expected,reads_actual_decode,reads_expected_decode,"
-               "reads_actual_cmp,reads_actual_sel,reads_actual_win,reads_expected_cmp,"
-               "reads_expected_sel,reads_expected_win,bytes_actual,bytes_expected,gbps,"
-               "bandwidth_gbps,share,ms_append,ms_dense,dense_gbps,dense_share,note\n");
+  fprintf(
+      out,
+      "date,commit,device,problem,batch,q_len,page_size,copies,S,ms_total,ms_cmp,ms_sel,"
+      "ms_win,reads_actual,reads_expected,reads_actual_decode,reads_expected_decode,"
+      "reads_actual_cmp,reads_actual_sel,reads_actual_win,reads_expected_cmp,"
+      "reads_expected_sel,reads_expected_win,bytes_actual,bytes_expected,gbps,"
+      "bandwidth_gbps,share,ms_append,ms_dense,dense_gbps,dense_share,kv_dtype,cmp_dtype,note\n");
 }
 
 static void put_number(FILE *out, double value) { bench_csv_known(out, 5, value); }
@@ -75,7 +79,8 @@ void bench_decode_csv_line(FILE *out, const bench_decode_table *t, const bench_d
   put_number(out, c->us[BENCH_DECODE_DENSE] * 1e-3);
   put_number(out, dense);
   put_number(out, t->bandwidth > 0 ? dense / t->bandwidth : 0);
-  fputc(',', out);
+  fprintf(out, ",%s,%s,", bench_cached_dtype_name(o->dtypes.kv),
+          bench_cached_dtype_name(o->dtypes.cmp));
   if (c->note[0]) bench_csv_quoted(out, c->note);
   fputc('\n', out);
 }
@@ -95,11 +100,13 @@ enum {
   DATE,
   COMMIT,
   DEVICE,
+  KV_DTYPE,
+  CMP_DTYPE,
   COLUMNS
 };
 static const char *const names[COLUMNS] = {
-  "problem",  "batch",          "q_len",          "page_size", "S",      "ms_total",
-  "ms_dense", "bytes_expected", "bandwidth_gbps", "date",      "commit", "device"
+  "problem",        "batch",          "q_len", "page_size", "S",      "ms_total", "ms_dense",
+  "bytes_expected", "bandwidth_gbps", "date",  "commit",    "device", "kv_dtype", "cmp_dtype"
 };
 
 #define MOST 1e18 /* a larger figure of any column is a mistake; int64_t holds it */
@@ -137,6 +144,13 @@ static nsa_status read_problem(const char *text, nsai_verify_case *out) {
   return NSA_OK;
 }
 
+static nsa_status read_dtype(int column, char *const *value, int32_t *out) {
+  const char *text = value[column];
+  *out = strcmp(text, "e4m3") ? NSA_NONE : NSA_E4M3;
+  if (!*text || !strcmp(text, bench_cached_dtype_name(*out))) return NSA_OK;
+  return nsai_fail(NSA_E_ARG, "%s is '%s', expected model or e4m3", names[column], text);
+}
+
 static nsa_status read_cell(char *const *value, bench_decode_line *out) {
   bench_decode_cell *cell = &out->cell;
   int64_t q_len;
@@ -152,6 +166,8 @@ static nsa_status read_cell(char *const *value, bench_decode_line *out) {
   NSAI_TRY(read_known(DENSE, value, MOST, &ms[1]));
   NSAI_TRY(read_known(BYTES, value, MOST, &bytes));
   NSAI_TRY(read_known(BANDWIDTH, value, MOST, &cell->bandwidth));
+  NSAI_TRY(read_dtype(KV_DTYPE, value, &cell->dtypes.kv));
+  NSAI_TRY(read_dtype(CMP_DTYPE, value, &cell->dtypes.cmp));
   cell->q_len = (int32_t)q_len;
   cell->us[BENCH_DECODE_TOTAL] = 1e3 * ms[0];
   cell->us[BENCH_DECODE_DENSE] = 1e3 * ms[1];
@@ -189,12 +205,14 @@ static int takes(bench_decode_sheet *s, const bench_decode_line *line) {
     o->c = line->c;
     o->q_len = line->cell.q_len;
     o->page_size = (int32_t)line->page_size;
+    o->dtypes = line->cell.dtypes;
     snprintf(s->date, sizeof s->date, "%s", line->date);
     snprintf(s->device, sizeof s->device, "%s", line->device);
   }
   nsai_verify_case_print(&o->c, known, sizeof known);
   nsai_verify_case_print(&line->c, text, sizeof text);
-  return !strcmp(known, text) && o->q_len == line->cell.q_len && o->page_size == line->page_size;
+  return !strcmp(known, text) && o->q_len == line->cell.q_len && o->page_size == line->page_size &&
+         o->dtypes.kv == line->cell.dtypes.kv && o->dtypes.cmp == line->cell.dtypes.cmp;
 }
 
 static nsa_status take_cell(void *user, const bench_decode_line *line) {

@@ -27,6 +27,7 @@ static nsa_status make_plan(nsa_ctx *ctx, int32_t op, const bench_decode_options
   p.max_q_len = whole ? 0 : cell->q_len;
   p.max_tokens = whole ? cell->context : cell->batch * cell->q_len;
   p.overlap = options->c.overlap ? NSA_OVERLAP_HIGH : NSA_OVERLAP_LOW;
+  bench_cached_set(&options->dtypes, &p);
   return nsa_plan_create(ctx, &p, NULL, NULL, out);
 }
 
@@ -149,8 +150,9 @@ nsa_status bench_decode_measure(chk_plans *plans, const bench_decode_contexts *c
   nsai_verify_cache caches = { 0 };
   nsa_status status;
   bench_decode_expect(g, cell, NULL, &cell->expected);
-  cell->dense_bytes =
-      2.0 * (double)(cell->batch * cell->context * g->kv_heads) * (g->head_dim_qk + g->head_dim_v);
+  const double element = options->dtypes.kv == NSA_E4M3 ? 1 : 2;
+  cell->dense_bytes = element * (double)(cell->batch * cell->context * g->kv_heads) *
+                      (g->head_dim_qk + g->head_dim_v);
   const nsai_verify_device *device = chk_plans_device(plans);
   NSAI_TRY_TO(done, make_plans(contexts, options, cell, &p));
   NSAI_TRY_TO(done, nsa_plan_caps(p.decode, &caps));
@@ -164,6 +166,8 @@ nsa_status bench_decode_measure(chk_plans *plans, const bench_decode_contexts *c
     .batch = cell->batch,
     .q_len = cell->q_len,
     .page_size = options->page_size,
+    .kv_dtype = options->dtypes.kv,
+    .cmp_dtype = options->dtypes.cmp,
     .copies = device->driver ? nsai_verify_cache_copies((double)cell->expected.bytes) : 1
   };
   NSAI_TRY_TO(done, nsai_verify_cache_create(device, &cache_options, p.fill, &caches));

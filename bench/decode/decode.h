@@ -20,6 +20,7 @@ typedef struct bench_decode_options {
   int context_count, batch_count;
   int32_t q_len;     /* new tokens of a sequence in a step */
   int32_t page_size; /* P; NSA_NONE: one row per sequence */
+  bench_cached_dtypes dtypes;
 } bench_decode_options;
 
 /* The parts of a step that are timed, in the order of columns. */
@@ -46,6 +47,7 @@ typedef struct bench_decode_cell {
   int64_t context;
   int64_t batch;
   int32_t q_len;
+  bench_cached_dtypes dtypes;
   int64_t copies;                /* copies of the cache, and steps of one graph */
   double us[BENCH_DECODE_PARTS]; /* of a step; 0: no time, and `note` has the reason */
   bench_decode_reads actual;     /* as counted by the device */

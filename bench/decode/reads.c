@@ -51,7 +51,10 @@ static int64_t chosen(const nsai_model *g, const bench_decode_cell *cell, const 
   return sum;
 }
 
-static int64_t row_bytes(const nsai_model *g) { return 2 * (g->head_dim_qk + g->head_dim_v); }
+static int64_t row_bytes(const nsai_model *g, const bench_decode_cell *cell, int branch) {
+  const int32_t dtype = branch == NSA_CMP ? cell->dtypes.cmp : cell->dtypes.kv;
+  return (dtype == NSA_E4M3 ? 1 : 2) * (g->head_dim_qk + g->head_dim_v);
+}
 
 void bench_decode_expect(const nsai_model *g, const bench_decode_cell *cell, const int32_t *blocks,
                          bench_decode_reads *out) {
@@ -61,7 +64,7 @@ void bench_decode_expect(const nsai_model *g, const bench_decode_cell *cell, con
   if (g->select_count) out->tokens[NSA_SEL] = chosen(g, cell, blocks);
   if (g->window)
     out->tokens[NSA_WIN] = rows * nsai_smaller(g->window + cell->q_len - 1, cell->context);
-  for (int b = 0; b < NSA_BRANCHES; b++) out->bytes += out->tokens[b] * row_bytes(g);
+  for (int b = 0; b < NSA_BRANCHES; b++) out->bytes += out->tokens[b] * row_bytes(g, cell, b);
 }
 
 /* ---- actual ---------------------------------------------------------------------------------- */

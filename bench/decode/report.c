@@ -37,6 +37,7 @@ static void put_head(FILE *out, const bench_decode_table *t) {
     fprintf(out, "pages of %d", o->page_size);
   else
     fprintf(out, "without pages");
+  bench_cached_describe(&o->dtypes, out);
   if (t->bandwidth > 0)
     fprintf(out, "; memory is read at %.0f GB/s, which shares are of", t->bandwidth);
   fprintf(out, "\n%8s %6s", "context", "batch");
@@ -174,8 +175,11 @@ void bench_decode_json(FILE *out, const bench_decode_sheet *s, const char *devic
   bench_json_string(out, "{\"problem\": ", problem);
   bench_json_string(out, ", \"commit\": ", commit);
   bench_json_string(out, ", \"device\": ", device);
-  fprintf(out, ", \"q_len\": %d, \"page_size\": %d, \"bandwidth_gbps\": ", o->q_len,
-          o->page_size > 0 ? o->page_size : 0);
+  fprintf(out,
+          ", \"q_len\": %d, \"page_size\": %d, \"kv_dtype\": \"%s\", \"cmp_dtype\": \"%s\", "
+          "\"bandwidth_gbps\": ",
+          o->q_len, o->page_size > 0 ? o->page_size : 0, bench_cached_dtype_name(o->dtypes.kv),
+          bench_cached_dtype_name(o->dtypes.cmp));
   nsai_verify_json_number(out, s->cells->bandwidth); /* all are from one run */
   fputs(",\n\"cells\": [", out);
   for (int i = 0; i < s->count; i++) {
@@ -264,6 +268,7 @@ nsa_status bench_decode(chk_plans *plans, const bench_decode_options *o, const c
       row[b] = (bench_decode_cell){ .context = o->contexts[i],
                                     .batch = o->batches[b],
                                     .q_len = o->q_len,
+                                    .dtypes = o->dtypes,
                                     .bandwidth = table.bandwidth };
     NSAI_TRY_TO(done, measure_context(plans, &contexts, &table, row, out, csv));
   }

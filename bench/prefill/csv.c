@@ -17,6 +17,7 @@
  *   ms_forward, ms_dense   nsa_forward and nsa_dense of the packed prompt
  *   prompt_over_forward    ms_prompt over ms_forward
  *   dense_over_prompt      ms_dense over ms_prompt
+ *   kv_dtype, cmp_dtype    of raw K and V, and of compressed entries, in the cache: model or e4m3
  *   note            why there is no time
  */
 #include "csv.h"
@@ -34,7 +35,7 @@ const char *const bench_prefill_value_names[BENCH_PREFILL_VALUES] = {
 void bench_prefill_csv_header(FILE *out) {
   fputs("date,commit,device,problem,page_size,rows,S,chunk", out);
   for (int i = 0; i < BENCH_PREFILL_VALUES; i++) fprintf(out, ",%s", bench_prefill_value_names[i]);
-  fputs(",note\n", out);
+  fputs(",kv_dtype,cmp_dtype,note\n", out);
 }
 
 void bench_prefill_csv_line(FILE *out, const bench_prefill_sheet *s, const bench_prefill_cell *c) {
@@ -49,7 +50,8 @@ void bench_prefill_csv_line(FILE *out, const bench_prefill_sheet *s, const bench
       fputc(',', out);
     else
       fprintf(out, ",%.5g", value[i]);
-  fputc(',', out);
+  fprintf(out, ",%s,%s,", bench_cached_dtype_name(o->dtypes.kv),
+          bench_cached_dtype_name(o->dtypes.cmp));
   if (c->note[0]) bench_csv_quoted(out, c->note);
   fputc('\n', out);
 }

@@ -175,6 +175,7 @@ static nsa_status make_plan(const prompt *p, int32_t op, int32_t seqs, int64_t q
   problem.max_q_len = (int32_t)q_len;
   problem.max_tokens = tokens;
   problem.overlap = p->c.overlap ? NSA_OVERLAP_HIGH : NSA_OVERLAP_LOW;
+  bench_cached_set(&p->options->dtypes, &problem);
   return nsa_plan_create(p->ctx, &problem, NULL, NULL, out);
 }
 
@@ -330,6 +331,8 @@ static nsa_status make_caches(prompt *p) {
     .batch = p->options->rows + 1,
     .q_len = 1,
     .page_size = p->options->page_size,
+    .kv_dtype = p->options->dtypes.kv,
+    .cmp_dtype = p->options->dtypes.cmp,
     .copies = 1, /* time_calls empties the L2 */
   };
   nsa_plan *fill = NULL;

@@ -20,6 +20,7 @@ typedef struct bench_prefill_options {
   int context_count, chunk_count;
   int32_t rows;      /* sequences that decode beside the last chunk; 0: none */
   int32_t page_size; /* P; NSA_NONE: one row per sequence */
+  bench_cached_dtypes dtypes;
 } bench_prefill_options;
 
 /* The parts that are timed. Those over the cache include nsa_kv_append of their new tokens. */

@@ -46,6 +46,7 @@ static void put_head(FILE *out, const bench_prefill_options *o) {
     fprintf(out, "pages of %d", o->page_size);
   else
     fputs("without pages", out);
+  bench_cached_describe(&o->dtypes, out);
   if (o->rows) fprintf(out, "; mixed: the last chunk beside %d rows that decode", o->rows);
   fprintf(out, "\n%8s %8s", "context", "chunk");
   for (int i = 0; i < BENCH_PREFILL_VALUES; i++)
@@ -107,8 +108,11 @@ void bench_prefill_json(FILE *out, const bench_prefill_sheet *s) {
   const bench_prefill_options *o = &s->options;
   bench_json_string(out, "{\"commit\": ", s->commit);
   bench_json_string(out, ", \"device\": ", s->device);
-  fprintf(out, ", \"page_size\": %d, \"rows\": %d,\n\"cells\": [",
-          o->page_size > 0 ? o->page_size : 0, o->rows);
+  fprintf(out,
+          ", \"page_size\": %d, \"rows\": %d, \"kv_dtype\": \"%s\", \"cmp_dtype\": "
+          "\"%s\",\n\"cells\": [",
+          o->page_size > 0 ? o->page_size : 0, o->rows, bench_cached_dtype_name(o->dtypes.kv),
+          bench_cached_dtype_name(o->dtypes.cmp));
   for (int i = 0; i < s->count; i++) {
     fputs(i ? ",\n " : "\n ", out);
     json_cell(out, &s->cells[i]);

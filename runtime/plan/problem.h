@@ -56,7 +56,7 @@ static inline bool nsai_problem_has_codes(const nsai_problem *problem) {
 /* Whether the tuner times the problem: it has inputs for it, and there is something to choose. The
  * others' plans follow the heuristics. */
 static inline bool nsai_problem_is_tunable(const nsai_problem *problem) {
-  if (problem->op == NSA_OP_APPEND || nsai_problem_has_codes(problem)) return false;
+  if (problem->op == NSA_OP_APPEND) return false;
   return problem->selection == NSA_SELECT_TOPN || !nsai_problem_is_cached(problem);
 }
 

@@ -263,7 +263,7 @@ rows = list(csv.DictReader(open("cells.csv")))
 cells = json.load(open("cells.json"))["cells"]
 assert list(rows[0]) == ["date", "commit", "device", "problem", "page_size", "rows", "S", "chunk", "ms_prompt",
                          "ms_last", "ms_mixed", "ms_added", "ms_rows", "ms_decode", "ms_forward", "ms_dense",
-                         "prompt_over_forward", "dense_over_prompt", "note"]
+                         "prompt_over_forward", "dense_over_prompt", "kv_dtype", "cmp_dtype", "note"]
 assert all(None not in r and None not in r.values() for r in rows)
 assert [(r["S"], r["chunk"], r["rows"], r["page_size"]) for r in rows] == \
     [("64", "64", "3", "16"), ("64", "60", "3", "16"), ("200", "200", "3", "16"), ("200", "128", "3", "16"),
@@ -286,6 +286,46 @@ for name in "ms_forward", "ms_dense", "ms_decode":
 assert not any(rows[5][k] for k in ("ms_mixed", "ms_added", "ms_rows", "ms_decode")) and rows[5]["ms_prompt"]
 assert "fill=correlated" in rows[5]["problem"]
 PY
+}
+
+@test "decode, prefill: a cache in FP8, its bytes, and its errors by inputs" {
+  model='fwd:h4/2:d64/64:w64'
+  run -0 --separate-stderr bench decode --device cpu --problem "$model" --contexts 300,2048 --batches 2 --kv fp8 \
+    --csv cells.csv --json cells.json
+  [[ ${lines[1]} == *', pages of 64, raw K and V in e4m3' ]]
+  printf '%s\n' "$output" >both
+  bench decode --device cpu --problem "$model" --contexts 300 --batches 2 --kv e4m3 --cmp fp8 --csv cells.csv >>both
+  bench decode --device cpu --problem "$model" --contexts 300 --batches 2 --kv model --csv cells.csv >model
+  [[ $(grep -c 'error in %' both) == 2 && $(grep -c 'error in %' model) == 0 ]]
+  grep -q '^error in % of a cache of 2048 tokens, raw K and V in e4m3, against' both
+  jq -e '.kv_dtype == "e4m3" and .cmp_dtype == "model"' cells.json
+  python3 - <<'PY'
+import csv
+rows = list(csv.DictReader(open("cells.csv")))
+assert [(r["S"], r["kv_dtype"], r["cmp_dtype"]) for r in rows] == \
+    [("300", "e4m3", "model"), ("2048", "e4m3", "model"), ("300", "e4m3", "e4m3"), ("300", "model", "model")]
+for r, raw, entry in (rows[0], 1, 2), (rows[2], 1, 1), (rows[3], 2, 2):
+    size = (17 * entry + (3 * 64 + 44 + 64) * raw) * 2 * 2 * (64 + 64)
+    assert int(r["bytes_actual"]) == int(r["bytes_expected"]) == size, r
+# Of e4m3 a value has 4 bits: about 3.7 % of a sum of many; a selection that changes adds to it.
+lines = [l.split() for l in open("both") if l.split()[:1] and l.split()[0] in ("random", "correlated", "outliers")]
+assert [l[0] for l in lines] == ["random", "correlated", "outliers"] * 2
+for name, same, cmp, own, changed, lost in lines:
+    assert 1 < float(same) < 30 and 1 < float(cmp) < 10 and float(own) < 60, lines
+    assert float(changed) < 40 and abs(float(lost)) < 5, lines
+assert float(lines[0][1]) < 6 and float(lines[3][1]) < 6
+PY
+  # Lines of another dtype are other cells.
+  [[ $(bench table cells.csv | wc -l) == 4 ]]
+  sed 's/,e4m3,model,/,e5m2,model,/' cells.csv >bad.csv
+  run -1 bench table bad.csv
+  [[ $output == *"bad.csv:2: kv_dtype is 'e5m2', expected model or e4m3"* ]]
+  run -0 --separate-stderr bench prefill --device cpu --problem "$model" --contexts 128 --chunks 64 --rows 1 \
+    --kv fp8 --cmp fp8
+  [[ ${lines[0]} == *', raw K and V in e4m3, compressed entries in e4m3; mixed: '* && $output == *'own lists'* ]]
+  run -2 bench forward --device cpu --kv fp8
+  [[ $output == *'forward takes no --kv or --cmp: it has no cache'* ]]
+  run -2 bench decode --device cpu --kv int8
 }
 
 @test "prefill: what is not timed says why; wrong usage is 2" {

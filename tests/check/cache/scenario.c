@@ -132,7 +132,7 @@ static nsa_status make_caches(chk_scenario *sc) {
   int64_t rows = o->page_size > 0 ? sc->pages : o->seqs + 1;
   int64_t tokens = o->page_size > 0 ? o->page_size : nsai_round_up(o->max_kv_len, stride);
   nsa_kv cache;
-  nsai_verify_cache_declare(&o->model, rows, tokens, &cache);
+  nsai_verify_cache_declare(&o->model, (nsai_verify_cache_dtypes){ 0 }, rows, tokens, &cache);
   for (int i = 0; i < NSAI_VERIFY_CACHE_TENSORS; i++) {
     nsa_tensor *t = nsai_verify_cache_tensor(&cache, i);
     if (is_ring(sc, CHK_CACHE_K + i)) t->shape[0] = o->seqs + 1, t->shape[1] = sc->ring;
