@@ -220,6 +220,52 @@ func TestCache(t *testing.T) {
 	}
 }
 
+// An append rounds to codes, and attention is that of code * scale.
+func TestCacheOfCodes(t *testing.T) {
+	const page = 16
+	ctx := newContext(t, Options{})
+	problem := Problem{Op: OpAppend, MaxTokens: page, MaxKVLen: page, PageSize: page, MaxSeqs: 1, KVDType: TypeE4M3}
+	appendPlan, appendExec := newTestPlan(t, ctx, problem)
+	problem.Op = OpPrefill
+	prefill, prefillExec := newTestPlan(t, ctx, problem)
+	codes := must(NewBuffer[E4M3](2 * page * dim))(t)
+	defer codes.Free()
+	scale, length := must(BufferOf[float32](0.5))(t), must(BufferOf[int32](page))(t)
+	defer scale.Free()
+	defer length.Free()
+	table := must(BufferOf[int32](0))(t)
+	defer table.Free()
+	var io IO
+	cache := func(at int) Tensor {
+		return must(codes.Strided(at, []int{1, page, 1, dim}, []int{page * dim, dim, dim, 1}))(t)
+	}
+	io.KV.K[0], io.KV.V[0] = cache(0), cache(page*dim)
+	_, io.KV.KCmp = filled(t, zero, 1, page/8, 1, dim)
+	_, io.KV.VCmp = filled(t, zero, 1, page/8, 1, dim)
+	_, io.NewKV.K[0] = filled(t, zero, page, 1, dim)
+	_, io.NewKV.V[0] = filled(t, func(int) float32 { return 3.2 }, page, 1, dim)
+	io.KScale[0] = must(scale.Tensor(1))(t)
+	io.VScale[0] = io.KScale[0]
+	_, io.Q = filled(t, zero, page, heads, dim)
+	_, io.Gate.Value = filled(t, func(i int) float32 { return float32(i % 3 / 2) }, page, heads, 3) // the window alone
+	o, out := filled(t, zero, page, heads, dim)
+	io.O = out
+	batch := Batch{NumSeqs: 1, KVLen: must(length.Tensor(1))(t), BlockTable: must(table.Tensor(1, 1))(t)}
+	if err := appendPlan.Append(appendExec, &batch, &io); err != nil {
+		t.Fatal(err)
+	}
+	if err := prefill.Prefill(prefillExec, &batch, &io); err != nil {
+		t.Fatal(err)
+	}
+	near(t, last(codes.Data()).Float32(), 6.5) // 3.2 / 0.5 lies between 6 and 6.5
+	for _, x := range o.Data() {
+		near(t, x, 3.25)
+	}
+	if f := E4M3(0x7f).Float32(); f == f || E4M3(0xfe).Float32() != -448 || E4M3(1).Float32() != 1.0/512 {
+		t.Error(f)
+	}
+}
+
 // Each goroutine reads the sentence of its own failure, whatever threads they move over.
 func TestErrorsOfGoroutines(t *testing.T) {
 	var wait sync.WaitGroup

@@ -44,6 +44,7 @@ type Problem struct {
 	WindowRing             bool
 	Selection, Overlap     int32
 	MaxProbeRows           int64
+	KVDType, CmpDType      DType // of a cache: TypeE4M3, or 0
 }
 
 func (p *Problem) c() C.nsa_problem {
@@ -54,6 +55,7 @@ func (p *Problem) c() C.nsa_problem {
 		max_seqs: C.int32_t(p.MaxSeqs), max_q_len: C.int32_t(p.MaxQLen), page_size: C.int32_t(p.PageSize),
 		selection: C.int32_t(p.Selection), overlap: C.int32_t(p.Overlap),
 		max_probe_rows: C.int64_t(p.MaxProbeRows),
+		kv_dtype:       C.int32_t(p.KVDType), cmp_dtype: C.int32_t(p.CmpDType),
 	}
 	if p.WindowRing {
 		c.window_ring = 1
@@ -206,6 +208,8 @@ type IO struct {
 	OBranch, LSE               [Branches]Tensor
 	ProbeRows, ProbeImportance Tensor
 	KVReads                    Tensor
+	KScale, VScale             [Branches]Tensor // of a cache in E4M3
+	KCmpScale, VCmpScale       Tensor
 }
 
 func (io *IO) c() *C.nsa_io {
@@ -214,9 +218,11 @@ func (io *IO) c() *C.nsa_io {
 		kv: io.KV.c(), new_kv: io.NewKV.c(), phi: io.Phi.c(), gate: io.Gate.c(),
 		block_idx: io.BlockIdx.raw, ranges: io.Ranges.raw, importance: io.Importance.raw,
 		probe_rows: io.ProbeRows.raw, probe_importance: io.ProbeImportance.raw, kv_reads: io.KVReads.raw,
+		k_cmp_scale: io.KCmpScale.raw, v_cmp_scale: io.VCmpScale.raw,
 	}
 	for b := range io.OBranch {
 		c.o_branch[b], c.lse[b] = io.OBranch[b].raw, io.LSE[b].raw
+		c.k_scale[b], c.v_scale[b] = io.KScale[b].raw, io.VScale[b].raw
 	}
 	return c
 }

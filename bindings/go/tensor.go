@@ -25,6 +25,7 @@ const (
 	TypeF32  DType = C.NSA_F32
 	TypeI32  DType = C.NSA_I32
 	TypeI64  DType = C.NSA_I64
+	TypeE4M3 DType = C.NSA_E4M3
 )
 
 // F16 is an IEEE half, by its bits.
@@ -32,6 +33,25 @@ type F16 uint16
 
 // BF16 is a bfloat16, by its bits: the upper half of a float32.
 type BF16 uint16
+
+// E4M3 is a code of FP8, by its bits: an element of a KV cache, whose scales are in IO.
+type E4M3 uint8
+
+// Float32 is the value of a code, without its scale.
+func (e E4M3) Float32() float32 {
+	exponent, mantissa := int(e>>3&15), float64(e&7)
+	magnitude := math.Ldexp(8+mantissa, exponent-10)
+	switch {
+	case e&0x7f == 0x7f:
+		magnitude = math.NaN()
+	case exponent == 0:
+		magnitude = math.Ldexp(mantissa, -9)
+	}
+	if e&0x80 != 0 {
+		magnitude = -magnitude
+	}
+	return float32(magnitude)
+}
 
 // ToBF16 rounds to the nearest, ties to even.
 func ToBF16(f float32) BF16 {
@@ -47,7 +67,7 @@ func (b BF16) Float32() float32 { return math.Float32frombits(uint32(b) << 16) }
 
 // Element is what a Buffer may consist of.
 type Element interface {
-	F16 | BF16 | float32 | int32 | int64
+	F16 | BF16 | E4M3 | float32 | int32 | int64
 }
 
 func dtypeOf[T Element]() DType {
@@ -57,6 +77,8 @@ func dtypeOf[T Element]() DType {
 		return TypeF16
 	case BF16:
 		return TypeBF16
+	case E4M3:
+		return TypeE4M3
 	case float32:
 		return TypeF32
 	case int32:

@@ -19,7 +19,7 @@ pub use error::{Error, Result};
 pub use nsa_sys as sys;
 pub use plan::{Caps, Plan, Workspace};
 pub use run::{Batch, Branch, Exec, Io};
-pub use tensor::{Bf16, DType, Element, Tensor, TensorMut, F16};
+pub use tensor::{Bf16, DType, E4m3, Element, Tensor, TensorMut, F16};
 
 /// The version of the library that is loaded: major, minor, patch.
 pub fn version() -> (u8, u8, u8) {

@@ -219,6 +219,15 @@ impl<'a> Io<'a> {
         self
     }
 
+    /// The scales of a branch's K and V in a cache of `E4m3`, f32 [1] or [Hkv]; absent, they are 1.
+    pub fn scales(mut self, branch: Branch, k: Tensor<'a>, v: Tensor<'a>) -> Self {
+        self.places.add(k.place);
+        self.places.add(v.place);
+        self.raw.k_scale[branch as usize] = k.raw;
+        self.raw.v_scale[branch as usize] = v.raw;
+        self
+    }
+
     setters! {
         q: Tensor => q;
         o: TensorMut => o;
@@ -226,6 +235,10 @@ impl<'a> Io<'a> {
         k_cmp: TensorMut => kv.k_cmp;
         /// Compressed values, likewise.
         v_cmp: TensorMut => kv.v_cmp;
+        /// The scale of compressed keys in `E4m3`, f32 [1] or [Hkv]; absent: that of the first K.
+        k_cmp_scale: Tensor => k_cmp_scale;
+        /// The scale of compressed values, likewise.
+        v_cmp_scale: Tensor => v_cmp_scale;
         /// Gates or their logits.
         gates: Tensor => gate.value;
         /// The features of a gate MLP.

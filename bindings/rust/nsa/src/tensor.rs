@@ -15,6 +15,7 @@ pub enum DType {
     F32 = sys::NSA_F32,
     I32 = sys::NSA_I32,
     I64 = sys::NSA_I64,
+    E4M3 = sys::NSA_E4M3,
 }
 
 /// An IEEE half, by its bits.
@@ -26,6 +27,28 @@ pub struct F16(pub u16);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Bf16(pub u16);
+
+/// A code of FP8 E4M3, by its bits: an element of a KV cache, see `Io::scales`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct E4m3(pub u8);
+
+impl From<E4m3> for f32 {
+    /// The value of a code, without its scale.
+    fn from(code: E4m3) -> f32 {
+        let (exponent, mantissa) = (i32::from(code.0 >> 3 & 15), f32::from(code.0 & 7));
+        let magnitude = match (exponent, code.0 & 0x7f) {
+            (_, 0x7f) => f32::NAN,
+            (0, _) => mantissa * 2f32.powi(-9),
+            _ => (8.0 + mantissa) * 2f32.powi(exponent - 10),
+        };
+        if code.0 & 0x80 != 0 {
+            -magnitude
+        } else {
+            magnitude
+        }
+    }
+}
 
 impl From<f32> for Bf16 {
     /// Rounds to the nearest, ties to even.
@@ -56,6 +79,9 @@ unsafe impl Element for F16 {
 }
 unsafe impl Element for Bf16 {
     const DTYPE: DType = DType::Bf16;
+}
+unsafe impl Element for E4m3 {
+    const DTYPE: DType = DType::E4M3;
 }
 unsafe impl Element for f32 {
     const DTYPE: DType = DType::F32;

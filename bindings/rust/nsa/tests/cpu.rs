@@ -3,7 +3,9 @@
 
 //! What the crate adds to the C library, on the CPU device.
 
-use nsa::{sys, Batch, Bf16, Branch, Context, DType, Exec, Io, Model, Options, Problem, Tensor, TensorMut};
+use nsa::{
+    sys, Batch, Bf16, Branch, Context, DType, E4m3, Exec, Io, Model, Options, Problem, Tensor, TensorMut,
+};
 use std::sync::{Arc, Mutex};
 
 const T: usize = 40;
@@ -191,6 +193,66 @@ fn cache_equals_forward() {
     let worst = whole.iter().zip(&o).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(worst < 1e-5, "{worst}");
     assert!(whole.iter().any(|x| x.abs() > 0.01), "the forward is not zero");
+}
+
+/// An append rounds to codes, and attention is that of code * scale.
+#[test]
+fn a_cache_of_codes() {
+    const P: usize = 16;
+    let ctx = context(&[]).unwrap();
+    let problem = Problem {
+        op: sys::NSA_OP_APPEND,
+        max_kv_len: P as i64,
+        page_size: P as i32,
+        max_seqs: 1,
+        max_tokens: P as i64,
+        kv_dtype: sys::NSA_E4M3,
+        ..Default::default()
+    };
+    let append = ctx.plan(&problem).unwrap();
+    let prefill = ctx.plan(&Problem { op: sys::NSA_OP_PREFILL, ..problem }).unwrap();
+    let (new_k, new_v) = (vec![0f32; P * D], vec![3.2f32; P * D]);
+    let (mut k, mut v) = (vec![E4m3(0); P * D], vec![E4m3(0); P * D]);
+    let (mut k_cmp, mut v_cmp) = (vec![0f32; P / 8 * D], vec![0f32; P / 8 * D]);
+    let (q, window) = (vec![1f32; P * HQ * D], Branch::Window as usize);
+    let gates: Vec<f32> = (0..P * HQ * 3).map(|i| (i % 3 == window) as u8 as f32).collect();
+    let (scale, kv_len, table) = ([0.5f32], [P as i32], [0i32]);
+    let mut o = vec![0f32; P * HQ * D];
+    let (raw, cmp) = ([1, P, 1, D], [1, P / 8, 1, D]);
+    let batch = Batch::new(1)
+        .kv_len(Tensor::new(&kv_len, &[1]).unwrap())
+        .block_table(Tensor::new(&table, &[1, 1]).unwrap());
+    let mut io = Io::new()
+        .new_kv(
+            Branch::Compressed,
+            Tensor::new(&new_k, &[P, 1, D]).unwrap(),
+            Tensor::new(&new_v, &[P, 1, D]).unwrap(),
+        )
+        .cache(
+            Branch::Compressed,
+            TensorMut::new(&mut k, &raw).unwrap(),
+            TensorMut::new(&mut v, &raw).unwrap(),
+        )
+        .scales(Branch::Compressed, Tensor::new(&scale, &[1]).unwrap(), Tensor::new(&scale, &[1]).unwrap())
+        .k_cmp(TensorMut::new(&mut k_cmp, &cmp).unwrap())
+        .v_cmp(TensorMut::new(&mut v_cmp, &cmp).unwrap())
+        .q(Tensor::new(&q, &[P, HQ, D]).unwrap())
+        .gates(Tensor::new(&gates, &[P, HQ, 3]).unwrap())
+        .o(TensorMut::new(&mut o, &[P, HQ, D]).unwrap());
+    let mut workspace = append.host_workspace().unwrap();
+    append.append(&mut Exec::host(&mut workspace), &batch, &mut io).unwrap();
+    let mut workspace = prefill.host_workspace().unwrap();
+    prefill.prefill(&mut Exec::host(&mut workspace), &batch, &mut io).unwrap();
+    drop(io);
+    // 3.2 / 0.5 lies between the codes of 6 and 6.5.
+    assert!(v.iter().all(|&code| f32::from(code) == 6.5), "{:?}", v[0]);
+    assert!((v_cmp[v_cmp.len() - 1] - 3.25).abs() < 1e-6);
+    assert!(o.iter().all(|x| (x - 3.25).abs() < 1e-6), "{}", o[0]);
+    assert!(
+        f32::from(E4m3(0x7f)).is_nan()
+            && f32::from(E4m3(0xfe)) == -448.0
+            && f32::from(E4m3(1)) == 2f32.powi(-9)
+    );
 }
 
 #[test]
