@@ -25,7 +25,7 @@ WEAK extern void PyEval_RestoreThread(void *state);
 /* ---- DLPack 1.x (https://dmlc.github.io/dlpack): what of its tables is read here */
 
 enum { DL_CPU = 1, DL_CUDA = 2, DL_CUDA_HOST = 3, DL_CUDA_MANAGED = 13 };
-enum { DL_INT = 0, DL_FLOAT = 2, DL_BFLOAT = 4 };
+enum { DL_INT = 0, DL_FLOAT = 2, DL_BFLOAT = 4, DL_FLOAT8_E4M3FN = 10 };
 
 typedef struct dl_tensor {
   void *data;
@@ -67,6 +67,7 @@ static int32_t dtype_of(const dl_tensor *t) {
   case DL_FLOAT << 8 | 32: return NSA_F32;
   case DL_INT << 8 | 32: return NSA_I32;
   case DL_INT << 8 | 64: return NSA_I64;
+  case DL_FLOAT8_E4M3FN << 8 | 8: return NSA_E4M3;
   default: return 0; /* the library refuses it by name */
   }
 }

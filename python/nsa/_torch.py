@@ -27,17 +27,21 @@ PHI = [f"phi.{side}.{part}" for side in "kv" for part in ("pe", "w", "w1", "b1",
 GATE = ["gate.x", "gate.w1", "gate.b1", "gate.w2", "gate.b2"]
 EXTRA = PHI + GATE + ["k_cmp", "v_cmp"]  # names of `weights`
 CACHE = ["k0", "v0", "k1", "v1", "k2", "v2", "k_cmp", "v_cmp"]
+NONE = -1  # NSA_NONE, a macro: not what the configuration's serving section says
+CODES = getattr(torch, "float8_e4m3fn", None)  # of a cache in FP8
 
 # The place of every tensor in a run's structs.
 PLACES = {"q": "io.q", "o": "io.o", "gates": "io.gate.value", "block_idx": "io.block_idx", "ranges": "io.ranges",
           "cu_q": "batch.cu_q", "cu_kv": "batch.cu_kv", "cu_cmp": "batch.cu_cmp", "kv_len": "batch.kv_len",
           "block_table": "batch.block_table", "slots": "batch.slots", "slot_mapping": "batch.slot_mapping",
           "page_indptr": "batch.page_indptr", "page_indices": "batch.page_indices",
-          "k_cmp": "io.kv.k_cmp", "v_cmp": "io.kv.v_cmp", "d_o": "grads.d_o", "d_q": "grads.d_q",
+          "k_cmp": "io.kv.k_cmp", "v_cmp": "io.kv.v_cmp",
+          "k_cmp_scale": "io.k_cmp_scale", "v_cmp_scale": "io.v_cmp_scale", "d_o": "grads.d_o", "d_q": "grads.d_q",
           "d_gates": "grads.d_gate.value", "d_k_cmp": "grads.d_kv.k_cmp", "d_v_cmp": "grads.d_kv.v_cmp"}
 for _b in range(3):
     for _x in "kv":
         PLACES[f"{_x}{_b}"] = f"io.kv.{_x}[{_b}]"
+        PLACES[f"{_x}{_b}_scale"] = f"io.{_x}_scale[{_b}]"
         PLACES[f"new_{_x}{_b}"] = f"io.new_kv.{_x}[{_b}]"
         PLACES[f"d_{_x}{_b}"] = f"grads.d_kv.{_x}[{_b}]"
     PLACES[f"o_branch{_b}"], PLACES[f"lse{_b}"] = f"io.o_branch[{_b}]", f"io.lse[{_b}]"
@@ -61,6 +65,8 @@ EXCHANGE = _exchange()
 _nsapy_run, _empty, _empty_like, _empty_strided = shim.nsapy_run, torch.empty, torch.empty_like, torch.empty_strided
 NUMBERS = {torch.float16: _abi.NSA_F16, torch.bfloat16: _abi.NSA_BF16, torch.float32: _abi.NSA_F32,
            torch.int32: _abi.NSA_I32, torch.int64: _abi.NSA_I64}
+if CODES is not None:
+    NUMBERS[CODES] = _abi.NSA_E4M3
 
 
 class Run:
@@ -513,15 +519,27 @@ def _given(batch):
     return tuple(name for name, x in zip(_BATCH, batch) if x is not None)
 
 
+def _is_code(x: Tensor) -> bool:
+    return CODES is not None and x.dtype == CODES
+
+
+def _dtypes(cache):
+    """Of its tensors, which say what the plan is for."""
+    return tuple([x.dtype for x in cache])
+
+
 def _cache_problem(cache, names, kv_len, paged, max_kv, tokens, op, text, x, max_q):
     first = cache[names.index("k0")]
     _need(first, "k of the cache", 4)
-    page = first.shape[1] if paged else _abi.NSA_NONE
+    page = first.shape[1] if paged else NONE
     seqs = kv_len.shape[0]
     longest = round_up(max_kv)
     if not paged:
         longest = min(longest, first.shape[1])
-    problem = dict(op=op, max_seqs=round_up_few(seqs), page_size=page, max_kv_len=longest, max_tokens=round_up(tokens))
+    # What the tensors hold decides, not the configuration's serving section.
+    stored = lambda name: _abi.NSA_E4M3 if name in names and _is_code(cache[names.index(name)]) else NONE
+    problem = dict(op=op, max_seqs=round_up_few(seqs), page_size=page, max_kv_len=longest, max_tokens=round_up(tokens),
+                   kv_dtype=stored("k0"), cmp_dtype=stored("k_cmp"))
     if op == _abi.NSA_OP_DECODE:
         problem["max_q_len"] = max_q
         problem["max_tokens"] = min(problem["max_tokens"], problem["max_seqs"] * max_q)
@@ -535,7 +553,7 @@ def _append_op(cache, cache_names, new_kv, extra, names, cu_q, kv_len, block_tab
     first = new_kv[0]
     batch = cu_q, kv_len, block_table, page_indptr, page_indices, slots, slot_mapping
     given = _given(batch)
-    key = (APPEND, config, first.device, first.dtype, first.shape, cache[0].shape, cache_names, len(new_kv), names, given,
+    key = (APPEND, config, first.device, first.dtype, first.shape, cache[0].shape, _dtypes(cache), cache_names, len(new_kv), names, given,
            kv_len.shape, max_kv)
     run = _entries.get(key)
     if run is None:
@@ -559,8 +577,8 @@ def _attend_op(call, op):
                max_kv, scale, config):
         batch = cu_q, kv_len, block_table, page_indptr, page_indices, slots
         given = _given(batch)
-        key = (call, config, q.device, q.dtype, q.shape, cache[0].shape, cache_names, None if gates is None else gates.dtype,
-               names, given, kv_len.shape, max_q, max_kv, scale)
+        key = (call, config, q.device, q.dtype, q.shape, cache[0].shape, _dtypes(cache), cache_names,
+               None if gates is None else gates.dtype, names, given, kv_len.shape, max_q, max_kv, scale)
         run = _entries.get(key)
         if run is None:
             _need(q, "q", 3)
@@ -744,7 +762,9 @@ def append(cache: Dict[str, Tensor], k: KV, v: KV, *, config: Config, kv_len: Te
     """Writes K and V of new tokens into a cache, and every compressed entry that they complete.
 
     cache         {"k0": [N, P, Hkv, Dk], "v0": [N, P, Hkv, Dv], "k_cmp": [N, P/d, Hkv, Dk], "v_cmp": ...}:
-                  N pages of P tokens, or without pages N rows. Per branch also k1, v1, k2, v2
+                  N pages of P tokens, or without pages N rows. Per branch also k1, v1, k2, v2. In FP8
+                  (torch.float8_e4m3fn) k0, v0 ..., or k_cmp and v_cmp, or all, with their scales, float32 [1] or
+                  [Hkv]: k0_scale, v0_scale, ... [1], k_cmp_scale [k0_scale], v_cmp_scale [v0_scale]
     k, v          [T, Hkv, Dk], [T, Hkv, Dv] of the new tokens
     kv_len        int32 [sequences]: the length of each, the new tokens included; 0: a padded row
     max_kv        the longest that any of them can be in this plan

@@ -3,13 +3,16 @@
 """A paged KV cache for all layers of a model, with sequences that fork, shrink and end."""
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from . import _torch
 from ._config import Config
+
+
+Scales = Dict[str, Union[float, Tensor]]
 
 
 class Batch:
@@ -58,6 +61,12 @@ class KVCache:
                   tokens wants n + 1. A step with more of them is a prefill, in which sequences that decode may
                   stand beside prompts
     dtype, device of the tensors
+    kv_dtype, cmp_dtype
+                  of raw K and V, and of the compressed entries: torch.float8_e4m3fn stores them in FP8 [dtype]. Both
+                  head dims are then multiples of 16
+    scales        of a cache in FP8: {"k0": ..., "v0": ..., "k_cmp": ..., "v_cmp": ...}, and k1, v1, k2, v2 per branch,
+                  for all layers or a list with one such dict a layer. Numbers, or float32 tensors [1] or [Hkv]. A value
+                  is code * scale [1; of the entries those of k0 and v0]
 
         batch = cache.begin([id], [len(prompt)])     # new tokens of each sequence; reserves pages
         for layer, block in enumerate(model):
@@ -68,7 +77,8 @@ class KVCache:
 
     def __init__(self, config: Config, layers: int, pages: int, page_size: int = 64, *, max_len: Optional[int] = None,
                  max_q: int = 1, dtype: torch.dtype = torch.bfloat16, device="cuda",
-                 weights: Optional[Sequence[Dict[str, Tensor]]] = None):
+                 weights: Optional[Sequence[Dict[str, Tensor]]] = None, kv_dtype: Optional[torch.dtype] = None,
+                 cmp_dtype: Optional[torch.dtype] = None, scales: Union[None, Scales, Sequence[Scales]] = None):
         stride = config.compress["stride"]
         if page_size not in (16, 32, 64, 128) or page_size % stride:
             raise ValueError(f"page_size is {page_size}; it is 16, 32, 64 or 128, and a multiple of compress.stride, {stride}")
@@ -77,21 +87,39 @@ class KVCache:
         self.config, self.page_size, self.max_q, self.device = config, page_size, max_q, torch.device(device)
         self.max_len = min(max_len or pages * page_size, pages * page_size)
         self.weights = weights
-        make = lambda rows, dim: torch.zeros(pages, rows, config.kv_heads, dim, dtype=dtype, device=device)
+        for name, given in (("kv_dtype", kv_dtype), ("cmp_dtype", cmp_dtype)):
+            if given not in (None, dtype, _torch.CODES):
+                raise TypeError(f"{name} is {given}; it is torch.float8_e4m3fn, or the cache's dtype, {dtype}")
+        kv_dtype, cmp_dtype = kv_dtype or dtype, cmp_dtype or dtype
+        make = lambda rows, dim, of: torch.zeros(pages, rows, config.kv_heads, dim, dtype=of, device=device)
         names = (0,) if config.kv_sharing == "shared" else (0, 1, 2)
         self.layers: List[Dict[str, Tensor]] = []
-        for _ in range(layers):
+        for layer in range(layers):
             tensors = {}
             for b in names:
-                tensors[f"k{b}"], tensors[f"v{b}"] = make(page_size, config.head_dim), make(page_size, config.head_dim_v)
-            tensors["k_cmp"] = make(page_size // stride, config.head_dim)
-            tensors["v_cmp"] = make(page_size // stride, config.head_dim_v)
+                tensors[f"k{b}"] = make(page_size, config.head_dim, kv_dtype)
+                tensors[f"v{b}"] = make(page_size, config.head_dim_v, kv_dtype)
+            tensors["k_cmp"] = make(page_size // stride, config.head_dim, cmp_dtype)
+            tensors["v_cmp"] = make(page_size // stride, config.head_dim_v, cmp_dtype)
+            self._add_scales(tensors, scales[layer] if isinstance(scales, (list, tuple)) else scales or {})
             self.layers.append(tensors)
         self._free = list(range(pages - 1, -1, -1))
         self._users = [0] * pages
         self._tables: Dict[object, List[int]] = {}
         self._lengths: Dict[object, int] = {}
         self._batches: Dict[int, Batch] = {}
+
+    def _add_scales(self, tensors: Dict[str, Tensor], scales: Scales) -> None:
+        for name, scale in scales.items():
+            if name not in tensors or tensors[name].dtype != _torch.CODES:
+                codes = [name for name, x in tensors.items() if x.dtype == _torch.CODES]
+                raise ValueError(f"scales has {name!r}; of this cache {', '.join(codes) or 'nothing'} has codes "
+                                 "(kv_dtype, cmp_dtype)")
+            scale = torch.as_tensor(scale, dtype=torch.float32, device=self.device).reshape(-1)
+            if scale.numel() not in (1, self.config.kv_heads):
+                raise ValueError(f"the scale of {name!r} has {scale.numel()} elements; it has 1, or one for each of "
+                                 f"{self.config.kv_heads} KV heads")
+            tensors[name + "_scale"] = scale.clone()
 
     @property
     def free_pages(self) -> int:
@@ -176,8 +204,9 @@ class KVCache:
     def _copy_page(self, table: List[int], index: int) -> None:
         old, new = table[index], self._take()
         for tensors in self.layers:
-            for x in tensors.values():
-                x[new] = x[old]
+            for name, x in tensors.items():
+                if not name.endswith("_scale"):
+                    x[new] = x[old]
         self._give(old)
         table[index] = new
 

@@ -452,6 +452,90 @@ def test_cache_equals_forward(changes, device):
     assert cache.free_pages == 40
 
 
+def test_cache_without_pages(device):
+    """A row of each sequence, which slots name."""
+    config = config_of()
+    data = [inputs_of(config, 40, device, seed=s) for s in range(2)]
+    rows = lambda count: torch.zeros(3, count, 2, 32, device=device, dtype=dtype_of(device))
+    cache = dict(k0=rows(64), v0=rows(64), k_cmp=rows(8), v_cmp=rows(8))
+    ints = lambda *x: torch.tensor(x, dtype=torch.int32, device=device)
+    where = dict(config=config, kv_len=ints(40, 40), max_kv=64, slots=ints(2, 0))
+    q, k, v, gates = (torch.cat([d[i] for d in data]) for i in range(4))
+    nsa.append(cache, k, v, **where)
+    o = nsa.prefill(q, cache, gates, max_q=40, **where)
+    for i, one in enumerate(data):
+        close(o[40 * i:40 * i + 40], nsa.attention(*one, config=config).double().cpu(), device, 1.2e-2)
+
+
+def fp8(x, scale):
+    """What a cache in FP8 makes of x [T, H, D]; scale: a number, or one a head."""
+    scale = torch.as_tensor(scale, dtype=torch.float32, device=x.device).reshape(-1, 1)
+    codes = (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return (codes.float() * scale).to(x.dtype)
+
+
+@pytest.mark.parametrize("sharing", ["shared", "per_branch"])
+@pytest.mark.parametrize("cmp", [False, True])
+def test_cache_in_fp8(sharing, cmp, device):
+    """Chunks, forks and rejected drafts over codes: the rows of a forward over what the codes are worth; with entries in
+    codes, too, the bits of one prefill."""
+    many = sharing == "per_branch"
+    config = config_of(kv_sharing=sharing, gate="weights")
+    scales = {f"{x}{b}": torch.tensor([0.0625, 0.03125]) if x == "k" else 0.05 for x in "kv" for b in range(3 if many else 1)}
+    codes = torch.float8_e4m3fn
+    make = lambda: nsa.KVCache(config, 1, 40, 16, max_len=200, dtype=dtype_of(device), device=device, kv_dtype=codes,
+                               cmp_dtype=codes if cmp else None, scales={**scales, "k_cmp": 0.02} if cmp else scales)
+    cache, whole = make(), make()
+    assert {name: x.dtype for name, x in cache.layers[0].items()}["v_cmp"] == (codes if cmp else dtype_of(device))
+    q, k, v, gates = inputs_of(config, 90, device)
+    gates = gates.abs()
+    rows = lambda x, a, b: [y[a:b] for y in x] if many and isinstance(x, list) else x[a:b]
+    batch = whole.begin(["a"], [90])
+    whole.append(0, batch, k, v)
+    want = whole.attend(0, batch, q, gates)
+    if not cmp:
+        listed = lambda x: x if many else [x]
+        of = lambda side, x: [fp8(y, scales[f"{side}{b}"]) for b, y in enumerate(listed(x))]
+        kq, vq = (of("k", k), of("v", v)) if many else (of("k", k)[0], of("v", v)[0])
+        close(want, nsa.attention(q, kq, vq, gates, config=config).double().cpu(), device, 1.2e-2)
+
+    def step(name, a, b):
+        batch = cache.begin([name], [b - a])
+        cache.append(0, batch, rows(k, a, b), rows(v, a, b))
+        o = cache.attend(0, batch, q[a:b], gates[a:b])
+        if device == "cpu":
+            assert torch.equal(o, want[a:b])
+        else:
+            close(o, want[a:b].double().cpu(), device, 1.2e-2)
+
+    step("a", 0, 37)
+    step("a", 37, 60)
+    cache.fork("a", "b")
+    for t in range(60, 64):
+        step("a", t, t + 1)
+    step("b", 60, 90)
+    cache.truncate("a", 50)
+    step("a", 50, 90)
+
+
+def test_cache_in_fp8_refuses(device):
+    config, codes = config_of(), torch.float8_e4m3fn
+    make = lambda **more: nsa.KVCache(config, 1, 4, 16, dtype=dtype_of(device), device=device, **more)
+    with pytest.raises(TypeError, match="kv_dtype is torch.float8_e5m2"):
+        make(kv_dtype=torch.float8_e5m2)
+    with pytest.raises(ValueError, match="'k_cmp'; of this cache k0, v0 has codes"):
+        make(kv_dtype=codes, scales={"k_cmp": 1.0})
+    with pytest.raises(ValueError, match="'k0'; of this cache nothing has codes"):
+        make(scales={"k0": 1.0})
+    with pytest.raises(ValueError, match="'v0' has 3 elements; it has 1, or one for each of 2 KV heads"):
+        make(kv_dtype=codes, scales={"v0": torch.ones(3)})
+    if device == "cpu":
+        cache = make(kv_dtype=codes, scales=[{"k0": -1.0}])
+        q, k, v, gates = inputs_of(config, 4, device)
+        with pytest.raises(nsa.Error, match=r"io.k_scale\[0\]\[0\] is -1, expected a positive, finite number"):
+            cache.append(0, cache.begin(["a"], [4]), k, v)
+
+
 @pytest.mark.parametrize("length", ["short", "long"])
 @pytest.mark.parametrize("branch", [0, 1])
 def test_prefill_has_the_bits_of_forward(branch, length, device):
