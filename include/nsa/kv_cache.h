@@ -96,7 +96,8 @@
  *   the same bits whatever the chunks were. phi mean takes the sum of l codes, which is exact in fp32
  *   for l <= 73 (ascending order beyond), times fp32(k_scale / (l * k_cmp_scale)) to e4m3 entries,
  *   fp32(k_scale / l) to others, and rounds once. phi linear and mlp get rows of code * scale, rounded
- *   to the model's dtype.
+ *   to the model's dtype, and what they give becomes e4m3 as a token does. So do the means of raw
+ *   pairs in the model's dtype.
  * - Queries, outputs and new_kv have the model's dtype. Attention and selection are those of the
  *   values code * scale, also for the tokens of the same call.
  *

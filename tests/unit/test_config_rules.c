@@ -78,6 +78,11 @@ static const diag_case rule_cases[] = {
     "least as much" },
   { "no size of pages", "serving: {page_size: 48}\n",
     "2:22: error: serving.page_size: 48 tokens: pages have 16, 32, 64 or 128; 0: no pages" },
+  { "codes of an odd width",
+    "model: {heads: 8, kv_heads: 2, head_dim_qk: 64, head_dim_v: 72}\n"
+    "serving: {kv_dtype: e4m3}\n",
+    "3:21: error: serving.kv_dtype: e4m3 needs head dims that are multiples of 16: "
+    "model.head_dim_v is 72 (t.yaml:2); leave it out, or change the head dim" },
   { "strides across pages",
     "model: {heads: 8, kv_heads: 2, head_dim: 64, compress: {block: 32, stride: 32}}\n"
     "serving: {page_size: 16}\n",

@@ -252,6 +252,16 @@ static void test_strings(void **state) {
   expect_text(MODEL "}", decode,
               "decode:bf16:h8/2:d64/64:l32/16:s64x4+1+2:w128:phi=mean:kv=branch:gate=logits:"
               "sel=topn:ov=low:tok6:q2:page64:ring:len70000:seq3");
+  decode.window_ring = 0;
+  decode.kv_dtype = decode.cmp_dtype = NSA_E4M3;
+  expect_text(MODEL "}", decode,
+              "decode:bf16:h8/2:d64/64:l32/16:s64x4+1+2:w128:phi=mean:kv=branch:gate=logits:"
+              "sel=topn:raw=e4m3:entries=e4m3:ov=low:tok6:q2:page64:len70000:seq3");
+  decode.window_ring = 1;
+  decode.kv_dtype = decode.cmp_dtype = 0;
+  expect_text(MODEL "}\nserving: {cmp_dtype: e4m3}", decode,
+              "decode:bf16:h8/2:d64/64:l32/16:s64x4+1+2:w128:phi=mean:kv=branch:gate=logits:"
+              "sel=topn:entries=e4m3:ov=low:tok6:q2:page64:ring:len70000:seq3");
   expect_text(MODEL "}\nruntime: {count_reads: true}", decode,
               "decode:bf16:h8/2:d64/64:l32/16:s64x4+1+2:w128:phi=mean:kv=branch:gate=logits:"
               "sel=topn:ov=low:tok6:q2:page64:ring:len70000:seq3:reads");

@@ -284,6 +284,33 @@ static void test_shared_memory(void **state) {
   assert_int_equal(count_reasons(&large, "needs 232449 bytes of shared memory"), 1);
 }
 
+/* A cache in e4m3 needs a row that takes codes, whatever else it says. */
+static void test_codes(void **state) {
+  const nsai_problem raw = { .op = NSA_OP_DECODE, .kv_dtype = NSA_E4M3 },
+                     entries = { .op = NSA_OP_DECODE, .cmp_dtype = NSA_E4M3 };
+  assert_int_equal(count_reasons(&raw, "no kernel for a cache in e4m3, which problem.kv_dtype"), 1);
+  assert_int_equal(count_reasons(&entries,
+                                 "no kernel for a cache in e4m3, which problem.cmp_dtype"),
+                   1);
+  nsai_config *config =
+      load(&REQUEST(.text = "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64}\n"));
+  const nsai_problem p = { .model = config->model,
+                           .op = NSA_OP_PREFILL,
+                           .max_seqs = 1,
+                           .max_tokens = 64,
+                           .max_kv_len = 64,
+                           .page_size = 64,
+                           .max_q_len = 64,
+                           .kv_dtype = NSA_E4M3 };
+  for (const nsai_variant *const *row = nsai_variants; *row; row++) {
+    char text[4096] = "";
+    nsai_reasons reasons = { nsai_writer_open(text, sizeof text), 0 };
+    nsai_variant_reasons(config, &p, &hopper, *row, &reasons);
+    assert_true(!strstr(text, "it has no kernel for a cache in e4m3") == (*row)->takes_codes);
+  }
+  nsai_config_destroy(config);
+}
+
 /* Every reason is listed, however many there are. */
 static void test_all_reasons(void **state) {
   char more[4096];
@@ -446,6 +473,7 @@ int main(void) {
     cmocka_unit_test(test_all_reasons),
     cmocka_unit_test(test_same_code),
     cmocka_unit_test(test_shared_memory),
+    cmocka_unit_test(test_codes),
     cmocka_unit_test(test_fuses),
     cmocka_unit_test(test_topn_legal),
     cmocka_unit_test(test_topn_scratch),
