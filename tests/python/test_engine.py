@@ -52,7 +52,13 @@ def test_serving_equals_the_forward(make, device):
     dtype = dtype_of(device)
     pages = lambda rows: torch.full((40, rows, 2, 32), 7.0, device=device, dtype=dtype)  # as another sequence left them
     cache = dict(k0=pages(PAGE), v0=pages(PAGE), k_cmp=pages(PAGE // 8), v_cmp=pages(PAGE // 8))
-    assert engine.block_bytes(config, PAGE) == 4 * sum(x[0].numel() for x in cache.values())
+    raw = sum(x[0].numel() for name, x in cache.items() if not name.endswith("_cmp"))
+    entries = sum(x[0].numel() for name, x in cache.items() if name.endswith("_cmp"))
+    assert engine.block_bytes(config, PAGE) == 4 * (raw + entries)
+    assert engine.block_bytes(config, PAGE, kv_dtype="e4m3") == raw + 4 * entries
+    assert engine.block_bytes(config, PAGE, kv_dtype="e4m3", cmp_dtype="e4m3") == raw + entries
+    with pytest.raises(ValueError, match="cmp_dtype is 'fp8'"):
+        engine.block_bytes(config, PAGE, cmp_dtype="fp8")
     data = [inputs_of(config, 120, device, seed=s) for s in range(3)]
     want = [nsa.attention(*x, config=config).double().cpu() for x in data]
     free = list(range(40))

@@ -103,10 +103,18 @@ def batch(metadata: Any, *, out_cache_loc: Optional[Tensor] = None, page_indptr:
                        int(max_kv or _first(metadata, "max_seq_len", "max_seq_len_k")))
 
 
-def block_bytes(config: Config, page_size: int, *, device: str = "cpu", dtype: str = "f32") -> int:
-    """Bytes of one page in one layer, the compressed entries included, for an engine's memory planner."""
+def block_bytes(config: Config, page_size: int, *, device: str = "cpu", dtype: str = "f32", kv_dtype: str = "model",
+                cmp_dtype: str = "model") -> int:
+    """Bytes of one page in one layer, the compressed entries included, for an engine's memory planner.
+
+    kv_dtype, cmp_dtype   "e4m3": raw K and V, or the compressed entries, in FP8; "model": in `dtype`
+    """
     bytes_ = C.c_uint64()
+    stored = {"model": _torch.NONE, "e4m3": _abi.NSA_E4M3}
+    for name, given in (("kv_dtype", kv_dtype), ("cmp_dtype", cmp_dtype)):
+        if given not in stored:
+            raise ValueError(f"{name} is {given!r}; it is \"model\" or \"e4m3\"")
     problem = _abi.nsa_problem(struct_size=C.sizeof(_abi.nsa_problem), op=_abi.NSA_OP_DECODE, max_seqs=1, max_kv_len=page_size,
-                               page_size=page_size)
+                               page_size=page_size, kv_dtype=stored[kv_dtype], cmp_dtype=stored[cmp_dtype])
     check(lib.nsa_kv_page_bytes(config.context(device, dtype).handle, C.byref(problem), C.byref(bytes_)))
     return bytes_.value
