@@ -30,6 +30,10 @@
 // (data/source.cuh). Alignment of base and strides: 16 bytes for q, k, v; 8 bytes for o and
 // o_branch.
 //
+// Of a cache of codes (core/e4m3.cuh) a thread loads its part of a tile to registers where it would
+// start the copies. It converts the codes to elements, which are exact, and stores them where the
+// buffer must be complete next. The scale of K becomes part of the softmax scale, that of V of O.
+//
 // The host chooses kRows, kKeys and kWarps so that they fit the registers
 // (runtime/variants/attend).
 //
@@ -37,6 +41,7 @@
 // kMinBlocks, kSharedBytes, kGate; also those of data/source.cuh (attend_dense_sm80 takes packed
 // tensors only).
 #pragma once
+#include "core/code_fragments.cuh"
 #include "core/copy.cuh"
 #include "core/copy_rows.cuh"
 #include "core/epilogue.cuh"
@@ -143,6 +148,56 @@ template <int kPageRows, int kFirstIndex> struct CachedSide {
   int group;
 };
 
+// A thread's codes of a tile [kKeys, kDim], eight for each of its 16-byte chunks.
+template <class Config, class T> struct LoadedCodes {
+  using Lanes = CopyLanes<T, Config::kThreads>;
+  static constexpr int kRows = ceil_div(Config::kKeys, Lanes::kPass),
+                       kChunks = ceil_div(T::kChunks, Lanes::kLanes);
+  uint2 of[kRows][kChunks];
+
+  // Loads those of the keys from first + ahead on. Keys from `end` on, and columns beyond kDim,
+  // become zero.
+  template <int kDim, int kPageRows, int kFirstIndex>
+  NSAI_DEVICE void load(const CachedSide<kPageRows, kFirstIndex> &side, int first, int end,
+                        int ahead) {
+    const int left = end - first - ahead, thread = recomputed(threadIdx.x);
+    const CachedRun<kPageRows, Config::kKeys, Lanes::kPass> run(side.rows,
+                                                                first + ahead + kFirstIndex,
+                                                                Lanes::row(thread), left);
+    const u16 *gHead = (const u16 *)side.x.data + side.group * side.x.head_stride +
+                       Lanes::chunk(thread) * 4; // [rows, kDim / 2 words]
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const u16 *from = gHead + run.offset(side.x, i);
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c)
+        of[i][c] = Lanes::row(thread) + i * Lanes::kPass < left &&
+                           (Lanes::chunk(thread) + c * Lanes::kLanes) * 8 < kDim
+                       ? *(const uint2 *)(from + c * Lanes::kLanes * 4)
+                       : make_uint2(0, 0);
+    }
+  }
+
+  // Stores them to a tile as elements.
+  NSAI_DEVICE void store(u32 tile) const {
+    const int thread = recomputed(threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        const int row = Lanes::row(thread) + i * Lanes::kPass,
+                  chunk = Lanes::chunk(thread) + c * Lanes::kLanes;
+        if ((Config::kKeys % Lanes::kPass == 0 || row < Config::kKeys) &&
+            (T::kChunks % Lanes::kLanes == 0 || chunk < T::kChunks))
+          store_shared(tile + T::offset(row, chunk),
+                       expand_eight<typename Config::Element>(of[i][c]));
+      }
+  }
+};
+struct NoCodes {
+  NSAI_DEVICE void store(u32) const {}
+};
+
 template <class Config, class T, int kDim, int kPageRows, int kFirstIndex>
 NSAI_DEVICE void load_keys(u32 tile, const CachedSide<kPageRows, kFirstIndex> &side, int first,
                            int end, int ahead) {
@@ -163,6 +218,19 @@ NSAI_DEVICE void load_keys(u32 tile, const CachedSide<kPageRows, kFirstIndex> &s
   }
 }
 
+// Starts the copy of a tile by load_keys() or, of codes, loads it to be stored later.
+template <class Config, class T, int kDim, class Side>
+NSAI_DEVICE auto fetch_keys(u32 tile, Side &side, int first, int end, int ahead) {
+  if constexpr (kReadsCodes<Config>) {
+    LoadedCodes<Config, T> codes;
+    codes.template load<kDim>(side, first, end, ahead);
+    return codes;
+  } else {
+    load_keys<Config, T, kDim>(tile, side, first, end, ahead);
+    return NoCodes();
+  }
+}
+
 template <class Config, class Keys>
 NSAI_DEVICE Sides<PackedSide> find_sides(const NsaiAttend &p, const QueryTile &tile, int begin,
                                          int group) {
@@ -179,9 +247,21 @@ find_sides(const NsaiCachedAttend &p, const QueryTile &tile, int, int group) {
   return { { p.pair.k, rows, group }, { p.pair.v, rows, group } };
 }
 
+template <class Config, class Keys>
+NSAI_DEVICE auto find_sides(const NsaiCodedAttend &p, const QueryTile &tile, int begin, int group) {
+  return find_sides<Config, Keys>(p.cached, tile, begin, group);
+}
+
 // Parameters of a kernel that works on packed tensors or on a KV cache.
 template <class Config>
-using AttendParams = typename ParamsOf<Config::kCached, NsaiAttend, NsaiCachedAttend>::Type;
+using AttendParams = CodedParamsOf<Config, NsaiAttend, NsaiCachedAttend, NsaiCodedAttend>;
+
+template <class Config, class Params>
+NSAI_DEVICE float find_scale_log2(const Params &p, int group) {
+  const float scale_log2 = packed_of(p).scale_log2;
+  if constexpr (kReadsCodes<Config>) return scale_log2 * scale_of(p.scales.k, group);
+  return scale_log2;
+}
 
 // S = Q K^T: s[m] [16, kKeys] for each m16 tile of the warp.
 template <class Config>
@@ -285,8 +365,9 @@ NSAI_DEVICE void flash_attend(const Params &params) {
   SoftmaxRows rows[F::kM];
 
   // ---- key tiles
+  const float scale_log2 = find_scale_log2<Config>(params, group);
   load_queries<Config>(sQ, p.q, tile, group);
-  if (begin < end) load_keys<Config, K, Config::kHeadDimQk>(sK, sides.k, begin, end, 0);
+  if (begin < end) fetch_keys<Config, K, Config::kHeadDimQk>(sK, sides.k, begin, end, 0).store(sK);
   copy_async_commit();
   for (int first = begin; first < end; first += kKeys) {
     // Whether any row of this warp sees one of these keys. The vote tells the compiler that the
@@ -298,17 +379,22 @@ NSAI_DEVICE void flash_attend(const Params &params) {
     copy_async_wait<0>();
     // K of this tile (and Q) has arrived, and all warps have finished with V of the previous tile.
     __syncthreads();
-    load_keys<Config, V, Config::kHeadDimV>(sV, sides.v, first, end, 0);
+    const auto v = fetch_keys<Config, V, Config::kHeadDimV>(sV, sides.v, first, end, 0);
     copy_async_commit();
     if (seen) multiply_qk<Config>(s, sQ, sK);
+    v.store(sV);
 
     copy_async_wait<0>();
     // V of this tile has arrived, and all warps have finished with K.
     __syncthreads();
+    decltype(fetch_keys<Config, K, Config::kHeadDimQk>(sK, sides.k, first, end, kKeys)) next;
     if (first + kKeys < end)
-      load_keys<Config, K, Config::kHeadDimQk>(sK, sides.k, first, end, kKeys);
+      next = fetch_keys<Config, K, Config::kHeadDimQk>(sK, sides.k, first, end, kKeys);
     copy_async_commit();
-    if (!seen) continue;
+    if (!seen) {
+      if (first + kKeys < end) next.store(sK);
+      continue;
+    }
     bool partly = __any_sync(~0u, first < Keys::visible(position_of(F::kWarpRows - 1)).begin ||
                                       first + kKeys > Keys::visible(position_of(0)).end);
 #pragma unroll
@@ -319,15 +405,21 @@ NSAI_DEVICE void flash_attend(const Params &params) {
           mask_row(s[m], r, Keys::visible(position_of(m * 16 + r * 8 + threadIdx.x % 32 / 4)),
                    first);
       }
-      softmax_raise(rows[m], s[m], o[m], p.scale_log2);
+      softmax_raise(rows[m], s[m], o[m], scale_log2);
     }
-    multiply_pv<Config>(o, s, rows, sV, p.scale_log2);
+    multiply_pv<Config>(o, s, rows, sV, scale_log2);
+    if (first + kKeys < end) next.store(sK);
   }
 
   // Drains the copy of Q when no key was visible: a CTA must not exit with cp.async in flight.
   copy_async_wait<0>();
 
   // ---- epilogue
+  if constexpr (kReadsCodes<Config>) {
+    const float scale = scale_of(params.scales.v, group);
+#pragma unroll
+    for (int m = 0; m < F::kM; ++m) scale_columns(o[m], scale);
+  }
 #pragma unroll
   for (int m = 0; m < F::kM; ++m) {
     OutputRow output_row[2];

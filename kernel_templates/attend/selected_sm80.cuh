@@ -28,6 +28,8 @@
 //
 // Stages s = 0 .. kStages - 1 are used in turn; a stage whose `more` flag is 0 ends the consumers.
 //
+// Of a cache of codes the stages hold codes, which the consumers convert (core/code_fragments.cuh).
+//
 // Bound by L2 reads if the lists of adjacent tokens differ (8 tokens of 16 blocks: up to 128 tiles
 // of 32 KB), otherwise by ldmatrix, because every warp reads the whole key tile for its 16 rows.
 // Registers: the compiler has 168 for 9 warps, and up to 255 for 8 warps (kWarps 7) or fewer.
@@ -40,6 +42,7 @@
 // Shared memory: nsai_smem_selected_sm80() of params/smem.h.
 #pragma once
 #include "core/barrier.cuh"
+#include "core/code_fragments.cuh"
 #include "core/copy.cuh"
 #include "core/epilogue.cuh"
 #include "core/launch.cuh"
@@ -80,8 +83,13 @@ template <class Config> struct KernelTraits {
   static constexpr int kParts = kKeys / kStepKeys; // steps per key tile
   static constexpr u32 kAllBits = ~0u >> (32 - kStepKeys);
 
-  using KTile = Tile<kKeys, kColsQk>;
-  using VTile = Tile<kKeys, kColsV>;
+  static constexpr bool kCoded = kReadsCodes<Config>;
+  static constexpr int kWordsK = nsai_row_words(kCoded, Config::kHeadDimQk),
+                       kWordsV = nsai_row_words(kCoded, Config::kHeadDimV);
+  static_assert(!kCoded || (Config::kHeadDimQk % 16 == 0 && Config::kHeadDimV % 16 == 0),
+                "a chunk of 16 bytes holds 16 codes");
+  using KTile = Tile<kKeys, padded_dim(kWordsK)>;
+  using VTile = Tile<kKeys, padded_dim(kWordsV)>;
   using QTile = Tile<16, kColsQk>; // of one warp
 
   // Shared memory layout: offsets in bytes. The buffers of the pipeline are [kStages].
@@ -182,6 +190,12 @@ NSAI_DEVICE Sides<CachedTileRows<C>> find_sides(const NsaiCachedAttendSelected &
   return { { p.pair.k, rows, at.group }, { p.pair.v, rows, at.group } };
 }
 
+template <class C>
+NSAI_DEVICE Sides<CachedTileRows<C>> find_sides(const NsaiCodedAttendSelected &p,
+                                                const TilePosition &at) {
+  return find_sides<C>(p.cached, at);
+}
+
 template <class Config, class Params>
 NSAI_DEVICE void produce(const Params &params, const TilePosition &at, unsigned char *shared) {
   using S = KernelTraits<Config>;
@@ -212,12 +226,10 @@ NSAI_DEVICE void produce(const Params &params, const TilePosition &at, unsigned 
     barriers.producer_acquire(step);
     if (more) {
       const int first = begin / S::kKeys * S::kKeys;
-      sides.k.template copy<Config, Config::kHeadDimQk>(base + S::kSK +
-                                                            step.stage * S::KTile::kBytes,
-                                                        first, at.seq.kv_len);
-      sides.v.template copy<Config, Config::kHeadDimV>(base + S::kSV +
-                                                           step.stage * S::VTile::kBytes,
-                                                       first, at.seq.kv_len);
+      sides.k.template copy<Config, S::kWordsK>(base + S::kSK + step.stage * S::KTile::kBytes,
+                                                first, at.seq.kv_len);
+      sides.v.template copy<Config, S::kWordsV>(base + S::kSV + step.stage * S::VTile::kBytes,
+                                                first, at.seq.kv_len);
       // sBits [kTokens, kParts]
       u32 *sBits = (u32 *)(shared + S::kSBits) + step.stage * S::kTokens * S::kParts;
 #pragma unroll
@@ -268,6 +280,31 @@ NSAI_DEVICE void score(float (&rS)[KernelTraits<Config>::kStepKeys / 8][4],
   const u32 k_at = sK + S::KTile::offset((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
 #pragma unroll
   for (int j = 0; j < S::kStepKeys / 8; ++j) rS[j][0] = rS[j][1] = rS[j][2] = rS[j][3] = 0.0f;
+  if constexpr (S::kCoded) {
+#pragma unroll
+    for (int first = 0; first < S::kColsQk / 16; first += 2) { // a chunk is a product
+      u32 a[2][4];                                             // Q [16, 32]
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (first + i < S::kColsQk / 16) {
+          if constexpr (S::kQueryInRegisters) {
+#pragma unroll
+            for (int c = 0; c < 4; ++c) a[i][c] = rQ[first + i][c];
+          } else {
+            ldmatrix_x4(a[i], S::QTile::along(q_at, 2 * (first + i)));
+          }
+        }
+#pragma unroll
+      for (int j = 0; j < S::kStepKeys / 8; j += 2) {
+        u32 b[2][4]; // K [16 keys, 32]
+        load_code_keys(b, S::KTile::along(k_at, first) + 8 * j * S::KTile::kPitch);
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          if (first + i < S::kColsQk / 16) mma_m16n16k16(Fp16{}, rS[j], rS[j + 1], a[i], b[i]);
+      }
+    }
+    return;
+  }
 #pragma unroll
   for (int k = 0; k < S::kColsQk / 16; ++k) {
     u32 a[4]; // [16, 16]
@@ -309,6 +346,23 @@ NSAI_DEVICE void accumulate(float (&rO)[kM][4],
   using T = typename S::VTile;
   const int lane = threadIdx.x & 31;
   const u32 v_at = sV + T::offset(lane & 15, lane >> 4);
+  if constexpr (S::kCoded) {
+#pragma unroll
+    for (int k = 0; k < S::kStepKeys / 16; ++k) {
+      u32 a[4]; // P [16, 16]
+      softmax_pack<Fp16>(a, rP[2 * k], rP[2 * k + 1]);
+#pragma unroll
+      for (int first = 0; first < kM; first += 4) {
+        u32 b[2][4]; // V [16 keys, 32]
+        load_code_values(b, T::along(v_at, first / 2) + 16 * k * T::kPitch);
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          if (first + 2 * i < kM)
+            mma_m16n16k16(Fp16{}, rO[first + 2 * i], rO[first + 2 * i + 1], a, b[i]);
+      }
+    }
+    return;
+  }
 #pragma unroll
   for (int k = 0; k < S::kStepKeys / 16; ++k) {
     u32 a[4], rest[4]; // P [16, 16]
@@ -329,10 +383,36 @@ NSAI_DEVICE void accumulate(float (&rO)[kM][4],
   }
 }
 
-template <class Config>
-NSAI_DEVICE void consume(const NsaiAttendSelected &p, const TilePosition &at, int warp,
+// Loads the warp's rows of Q for products with codes, and returns their unit.
+template <class Config, int kSteps>
+NSAI_DEVICE float load_coded_query(u32 (&rQ)[kSteps][4], u32 sQ, const NsaiView &q,
+                                   const TilePosition &at, int row) {
+  using S = KernelTraits<Config>;
+  auto row_of = [&](int half) {
+    const OutputRow output_row = find_output_row<Config>(at, row + 8 * half);
+    const u16 *gRow = (const u16 *)q.data + output_row.token * q.token_stride +
+                      output_row.head * q.head_stride; // [Dk]
+    return output_row.present ? gRow : nullptr;
+  };
+  if constexpr (S::kQueryInRegisters) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      load_code_query(rQ, row_of(half), row_of(half) != nullptr, half);
+    return convert_queries<typename Config::Element>(rQ);
+  } else {
+    const float unit =
+        copy_code_query<typename Config::Element, typename S::QTile, S::kColsQk / 16>(sQ, 0, true,
+                                                                                      row_of);
+    __syncwarp(); // Q is written
+    return unit;
+  }
+}
+
+template <class Config, class Params>
+NSAI_DEVICE void consume(const Params &params, const TilePosition &at, int warp,
                          const unsigned char *shared) {
   using S = KernelTraits<Config>;
+  const NsaiAttendSelected &p = packed_of(params);
   const int lane = threadIdx.x & 31;
   const u32 base = shared_address(shared);
   const u32 sQ = base + S::kSQ + warp * S::QTile::kBytes; // [16, Dk]
@@ -342,7 +422,11 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const TilePosition &at, in
   const int token = (Config::kGroupPadded < 16 ? row : 16 * warp) / Config::kGroupPadded;
 
   u32 rQ[S::kQueryInRegisters ? S::kColsQk / 16 : 1][4]; // [16, Dk]
-  if constexpr (S::kQueryInRegisters)
+  float scale_log2 = p.scale_log2;
+  if constexpr (S::kCoded)
+    scale_log2 *=
+        scale_of(params.scales.k, at.group) * load_coded_query<Config>(rQ, sQ, p.q, at, row);
+  else if constexpr (S::kQueryInRegisters)
     load_query<Config>(rQ, p.q, at, row);
   else
     copy_query<Config>(sQ, p.q, at, warp);
@@ -365,12 +449,16 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const TilePosition &at, in
       float rS[S::kStepKeys / 8][4];                     // [16, kStepKeys]
       score<Config>(rS, rQ, sQ, sK + part * S::kStepKeys * S::KTile::kPitch);
       if (__any_sync(~0u, (bits[0] & bits[1]) != S::kAllBits)) mask_scores(rS, bits);
-      softmax_step(rows, rS, rO, p.scale_log2);
+      softmax_step(rows, rS, rO, scale_log2);
       accumulate<Config>(rO, rS, sV + part * S::kStepKeys * S::VTile::kPitch);
     }
     // Each lane arrives for its own reads. One lane after __syncwarp would also be correct and is
     // no faster (H200), but racecheck does not follow that.
     barriers.consumer_release(step.stage);
+  }
+  if constexpr (S::kCoded) {
+    scale_columns(rO, scale_of(params.scales.v, at.group));
+    restore_columns(rO);
   }
   const OutputRow output_row[2] = { find_output_row<Config>(at, row),
                                     find_output_row<Config>(at, row + 8) };
@@ -398,12 +486,14 @@ template <class Config, class Params> NSAI_DEVICE void attend_selected(const Par
   if (warp == S::kWarps)
     produce<Config>(params, at, shared);
   else
-    consume<Config>(p, at, warp, shared);
+    consume<Config>(params, at, warp, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    attend_selected_sm80(const __grid_constant__ ParamsOf<Config::kCached, NsaiAttendSelected,
-                                                          NsaiCachedAttendSelected>::Type p) {
+    attend_selected_sm80(
+        const __grid_constant__ CodedParamsOf<Config, NsaiAttendSelected, NsaiCachedAttendSelected,
+                                              NsaiCodedAttendSelected>
+            p) {
   begin_kernel();
   attend_selected<Config>(p);
 }

@@ -74,6 +74,13 @@ NSAI_DEVICE void store_shared_word(u32 to_shared, u32 x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(to_shared), "r"(x) : "memory");
 }
 
+// Stores 16 bytes into shared memory.
+NSAI_DEVICE void store_shared(u32 to_shared, const Chunk &x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to_shared), "r"(x.w[0]),
+               "r"(x.w[1]), "r"(x.w[2]), "r"(x.w[3])
+               : "memory");
+}
+
 // Stores 8 bytes into shared memory.
 NSAI_DEVICE void store_shared_pair(u32 to_shared, uint2 x) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to_shared), "r"(x.x), "r"(x.y) : "memory");

@@ -7,7 +7,8 @@
 // functions below, which are overloaded for both.
 //
 // Config: kCached; with kCached also kPageRows: rows of a page of the tensors that the kernel reads
-// (tokens or compressed entries), or 0 if these lie in rows or ring buffers.
+// (tokens or compressed entries), or 0 if these lie in rows or ring buffers. Kernels that read codes
+// (core/e4m3.cuh), too, have kCodes, and then take an NsaiCodedX that contains an NsaiCachedX.
 #pragma once
 #include "core/types.cuh"
 #include "data/cache_rows.cuh"
@@ -20,11 +21,30 @@ template <class Packed, class Cached> struct ParamsOf<true, Packed, Cached> {
   using Type = Cached;
 };
 
+// Whether the kernel reads codes; kernels that never do have no Config::kCodes.
+template <class C, class = void> struct CodesOf { static constexpr bool kValue = false; };
+template <class C> struct CodesOf<C, decltype((void)C::kCodes)> {
+  static constexpr bool kValue = C::kCodes;
+};
+template <class C> constexpr bool kReadsCodes = CodesOf<C>::kValue;
+
+// The parameters of a kernel that may read codes.
+template <class C, class Packed, class Cached, class Coded>
+using CodedParamsOf =
+    typename ParamsOf<kReadsCodes<C>, typename ParamsOf<C::kCached, Packed, Cached>::Type,
+                      Coded>::Type;
+
 // packed_of: X itself, which has a member `seq`, or the X inside an NsaiCachedX, which has a member
 // `batch`. sequences_of: the member that says how tokens belong to sequences.
 template <class P> NSAI_DEVICE auto packed_of(const P &p) -> decltype(p.seq, (p)) { return p; }
 template <class P> NSAI_DEVICE auto packed_of(const P &p) -> decltype((p.packed)) {
   return p.packed;
+}
+template <class P> NSAI_DEVICE auto packed_of(const P &p) -> decltype((p.cached.packed)) {
+  return p.cached.packed;
+}
+template <class P> NSAI_DEVICE auto sequences_of(const P &p) -> decltype((p.cached.batch)) {
+  return p.cached.batch;
 }
 NSAI_DEVICE const NsaiAttendTma &packed_of(const NsaiAttendTma &p) { return p; }
 NSAI_DEVICE const NsaiCompressedTopn &packed_of(const NsaiCompressedTopn &p) { return p; }

@@ -57,7 +57,7 @@ static_assert(Config::kCluster % 2 == 0, "find_lse() splits the CTAs between two
 static_assert(Config::kScanRows == 16 && Config::kGroupPadded <= 16,
               "a token's heads are one m16 tile");
 
-using Stream = KeyStream<Config, 1>;
+using Stream = ClusterStream<Config>;
 static_assert(!Stream::kQShared, "Q must fit into registers");
 
 // Barriers. Fed by other CTAs: statistics of each branch; candidates; slices of the early branches,
@@ -291,7 +291,7 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
     clear_best(shared.search.best, lane);
   }
   cluster_arrive(); // this CTA has started
-  if (warp < C::kWarps)
+  if (!Stream::kCoded && warp < C::kWarps)
     copy_queries<C>(shared_address(shared.q), QueryRows<C>{ p.q, row, 1, group });
   const DecodeToken token =
       find_token(load_cached_sequence(p.batch, s, recomputed(kv_len)), row, s);
@@ -338,9 +338,13 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   pool.begin(&shared.pool[warp][0][0], find_run_pooled<C>(pooled, block_range));
   const SliceOutput output = find_output<C>(p, row, group);
   const ColumnTargets<C> targets(shared.received, barriers, rank, warp, lane);
-  copy_async_wait<0>();
-  sync_consumers<C>(); // Q has arrived
-  read_queries(queries, shared_address(shared.q), lane);
+  if constexpr (Stream::kCoded) {
+    load_register_queries<C>(queries, QueryRows<C>{ p.q, row, 1, group }, 0, lane);
+  } else {
+    copy_async_wait<0>();
+    sync_consumers<C>(); // Q has arrived
+    read_queries(queries, shared_address(shared.q), lane);
+  }
   int done = 0; // steps
 #pragma unroll 1
   for (int phase = 0; phase < 3; ++phase) {
@@ -354,7 +358,8 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
       }
     sums.clear();
     run_cta_steps<C>(schedule, shared.exchange_buffer, stage_barriers, sums, b, done, end, stages,
-                     barriers + 8 * (kSummed + b), queries, p.scale_log2, warp, lane,
+                     barriers + 8 * (kSummed + b), queries,
+                     queries.scaled(branch_scale_log2<Stream::kCoded>(p, b, group)), warp, lane,
                      [&](int i, const float(&x)[2][4]) {
                        if (phase != 0 || !searches) return;
                        if (i < pooled_steps) pool.pool(x, sums.rows);
@@ -365,6 +370,11 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
                        barrier_arrive(barriers + 8 * kPooled);
                      });
     done = end;
+    if constexpr (Stream::kCoded) {
+      const float scale = p.branches >> b & 1 ? value_scale(p, b, group) : 0.0f;
+#pragma unroll
+      for (int j = 0; j < BranchAccumulator<C>::kEach; ++j) scale_columns(sums.o[j], scale);
+    }
     if (p.branches >> b & 1)
       send_columns<C>(targets, shared.received, barriers, b == kSelected ? kSlices : kEarlySlices,
                       b, rank, sums, warp, lane);
@@ -374,7 +384,7 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
 
 extern "C" __global__ void __cluster_dims__(Config::kCluster, 1, 1)
     __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-        decode_cluster(const __grid_constant__ NsaiDecode p) {
+        decode_cluster(const __grid_constant__ DecodeParamsOf<Config::kRawCodes>::Type p) {
   begin_kernel();
-  decode<Config>(p);
+  decode<Config>((const NsaiDecode &)p);
 }

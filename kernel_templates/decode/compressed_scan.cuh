@@ -7,7 +7,7 @@
 // decode_cluster pool by ScanKeys as well.
 //
 // Config: those of decode/mainloop.cuh and decode/work.cuh, kSelectCount (n of the library's own
-// selection; 0: no pooling), kPageSize (P; 0: no pages).
+// selection; 0: no pooling), kPageSize (P; 0: no pages), kEntryCodes (entries are codes).
 #pragma once
 #include "data/cache_rows.cuh"
 #include "decode/mainloop.cuh"
@@ -15,7 +15,7 @@
 #include "decode/work.cuh"
 #include "params/kv_cache.h"
 
-template <class C> using ScanStream = KeyStream<C, C::kScanRows / 16>;
+template <class C> using ScanStream = KeyStream<C, C::kScanRows / 16, (bool)C::kEntryCodes>;
 
 // Passes a stage's probabilities from C fragments to rows: the keys of a row, and then its
 // reference. The pitch is in floats; 16-byte reads of 8 rows touch all banks.
@@ -229,13 +229,15 @@ NSAI_DEVICE void scan_run(const NsaiDecode &p, typename ScanStream<C>::Shared &s
   const int begin = min(run * runs.each, runs.granules),
             end = min(begin + runs.each, runs.granules); // granules
   const QueryRows<C> query_rows = { p.q, tile.seq.q_begin + tile.first_query, tokens, group };
-  const auto queries = load_row_queries<C, C::kScanRows / 16>(shared, at, query_rows); // [16, Dk]
+  const auto queries = load_row_queries<C>(shared, at, query_rows); // [16, Dk]
   ScanKeys<C> keys =
       scan_keys<C>(p, pool, at, tile, tokens, work_item, begin * Decode<C>::kGranuleBlocks);
-  stream_keys<C, C::kScanRows / 16>(
-      shared, at, p.entries, group, find_rows<C::kPageSize / C::kStride>(p.batch, tile.s, 0), keys,
-      begin * kGranuleSteps, end * kGranuleSteps, queries, o, rows, p.scale_log2,
-      find_kv_reads<C>(p.kv_reads, tile.s, group, NSAI_BRANCH_COMPRESSED), true);
+  stream_keys<C>(shared, at, p.entries, group,
+                 find_rows<C::kPageSize / C::kStride>(p.batch, tile.s, 0), keys,
+                 begin * kGranuleSteps, end * kGranuleSteps, queries, o, rows,
+                 branch_scale_log2<C::kEntryCodes>(p, kCompressed, group),
+                 find_kv_reads<C>(p.kv_reads, tile.s, group, NSAI_BRANCH_COMPRESSED), true);
+  if constexpr (C::kEntryCodes) scale_columns(o, value_scale(p, kCompressed, group));
 
   // ---- the carry: what the run's last keys contribute to the block behind it
   if (!keys.pools || begin == end) return;

@@ -3,6 +3,9 @@
 //
 // The layout of decode/mainloop.cuh: tile types, shared memory, and the barriers of consumer
 // groups.
+//
+// The tiles of a stage hold elements or, with kCoded, codes (core/code_fragments.cuh), which are
+// copied as words of two.
 #pragma once
 #include "core/barrier.cuh"
 #include "core/panel_tile.cuh"
@@ -15,7 +18,14 @@
 template <class C>
 constexpr bool kSharedQ = padded_dim(C::kHeadDimV) / 2 + padded_dim(C::kHeadDimQk) / 4 > 144;
 
-template <class C, int kRowTiles> struct KeyStream {
+// Config::Element, or the element of products with codes.
+template <class C, bool kCoded> struct ProductElement { using Type = typename C::Element; };
+template <class C> struct ProductElement<C, true> { using Type = Fp16; };
+
+template <class C, int kRowTilesOf, bool kHoldsCodes = false> struct KeyStream {
+  static constexpr int kRowTiles = kRowTilesOf;
+  static constexpr bool kCoded = kHoldsCodes;
+  using Product = typename ProductElement<C, kCoded>::Type;
   static constexpr int kRows = 16 * kRowTiles;
   static constexpr int kConsumerGroups = C::kWarps / kRowTiles;
   static constexpr int kConsumerGroupThreads = 32 * kRowTiles;
@@ -26,8 +36,10 @@ template <class C, int kRowTiles> struct KeyStream {
       kDrafts && kRowTiles % 4 == 0 && C::kWgmma; // a group is one or more warpgroups
   static constexpr int kAtOnce = kDrafts ? 2 : 1; // steps per stage
   static constexpr int kStageKeys = kAtOnce * kStepKeys;
-  using K = ProductTile<kPanels, kStageKeys, padded_dim(C::kHeadDimQk)>;
-  using V = ProductTile<kPanels, kStageKeys, padded_dim(C::kHeadDimV)>;
+  static constexpr int kWordsK = nsai_row_words(kCoded, C::kHeadDimQk),
+                       kWordsV = nsai_row_words(kCoded, C::kHeadDimV);
+  using K = ProductTile<kPanels, kStageKeys, padded_dim(kWordsK)>;
+  using V = ProductTile<kPanels, kStageKeys, padded_dim(kWordsV)>;
   using Q = ProductTile<kPanels, kRows, padded_dim(C::kHeadDimQk)>;
   static constexpr bool kQShared = kSharedQ<C> || kDrafts;
   static constexpr int kQBytes = kQShared ? Q::kBytes : 0;
@@ -38,6 +50,9 @@ template <class C, int kRowTiles> struct KeyStream {
   static_assert(kConsumerGroups >= 1 && kConsumerGroups * kRowTiles == C::kWarps,
                 "consumer groups are complete");
   static_assert(C::kStages >= 2, "one stage is filled while another is computed");
+  static_assert(!kCoded || !kPanels, "wgmma reads elements from shared memory");
+  static_assert(!kCoded || (C::kHeadDimQk % 16 == 0 && C::kHeadDimV % 16 == 0),
+                "a chunk of 16 bytes holds 16 codes");
 
   struct Results {
     float o[kConsumerGroups][kRows][kPitch];

@@ -179,13 +179,12 @@ struct DoNothing {
 // runs after the first keys were requested. `once`: no other CTA reads these keys soon, so L2
 // should not keep them. Otherwise they would evict what the step has left in L2 for later: pooled
 // values, partial results, code.
-template <class C, int kRowTiles, class Keys, class Rows, int kO, class Meanwhile = DoNothing>
-NSAI_DEVICE void
-stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStream<C, kRowTiles> &at,
-            const NsaiCachePair &pair, int group, const Rows &lists, Keys &keys, int begin, int end,
-            const Queries<KeyStream<C, kRowTiles>> &queries, float (&o)[kO][4], SoftmaxRows &rows,
-            float scale_log2, u64 *gKvReads, bool once, Meanwhile meanwhile = {}) {
-  using S = KeyStream<C, kRowTiles>;
+template <class C, class S, class Keys, class Rows, int kO, class Meanwhile = DoNothing>
+NSAI_DEVICE void stream_keys(typename S::Shared &shared, const S &at, const NsaiCachePair &pair,
+                             int group, const Rows &lists, Keys &keys, int begin, int end,
+                             const Queries<S> &queries, float (&o)[kO][4], SoftmaxRows &rows,
+                             float scale_log2, u64 *gKvReads, bool once, Meanwhile meanwhile = {}) {
+  constexpr int kRowTiles = S::kRowTiles;
   constexpr int kAhead = C::kStages - 1; // stages in flight during computation
   // Whether a warp may skip a stage. A wgmma needs all its warps, and pooling needs every stage of
   // a run.
@@ -205,9 +204,9 @@ stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStream<C,
     if (step < end) {
       using From = KeyRows<Rows, kWideHeads<C>>;
       const int present = limit - step * kStepKeys;
-      copy_keys<typename S::K, S::kStageKeys, C::kHeadDimQk, S::kConsumerGroupThreads, true>(
+      copy_keys<typename S::K, S::kStageKeys, S::kWordsK, S::kConsumerGroupThreads, true>(
           stage, From(pair.k, gK, lists, location), present, thread, policy, counter);
-      copy_keys<typename S::V, S::kStageKeys, C::kHeadDimV, S::kConsumerGroupThreads, false>(
+      copy_keys<typename S::V, S::kStageKeys, S::kWordsV, S::kConsumerGroupThreads, false>(
           stage + S::K::kBytes, From(pair.v, gV, lists, location), present, thread, policy,
           counter);
     }
@@ -270,7 +269,7 @@ stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStream<C,
 #pragma unroll
         for (int r = 0; r < 2; ++r)
           mask_row(s, r, KeyRange{ keys.begin(r), min(keys.end(r), limit) }, step * kStepKeys);
-      softmax_step(rows, s, o, scale_log2);
+      softmax_step(rows, s, o, queries.scaled(scale_log2));
     } else {
       clear(s);
     }

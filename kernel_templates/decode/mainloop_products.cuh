@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: MIT
 //
 // The products of decode/mainloop.cuh: loading Q, and multiplying it with a stage by mma.sync or,
-// for panels, by wgmma.
+// for panels, by wgmma. Codes are converted to fp16 where they are used, and then Q and P are fp16 as
+// well (core/code_fragments.cuh).
 #pragma once
+#include "core/code_fragments.cuh"
 #include "core/mma.cuh"
 #include "core/softmax.cuh"
 #include "decode/consumer_groups.cuh"
@@ -11,9 +13,16 @@
 
 // 16 rows of Q of a warp: A fragments, or the address for ldmatrix. For panels: the address of all
 // of the warpgroup's rows.
-template <class S> struct Queries {
+template <class S, bool kCoded = S::kCoded> struct Queries {
   u32 fragment[S::kQShared ? 1 : S::kSteps][4];
   u32 address;
+  NSAI_DEVICE float scaled(float scale_log2) const { return scale_log2; }
+};
+template <class S> struct Queries<S, true> {
+  u32 fragment[S::kQShared ? 1 : S::kSteps][4];
+  u32 address;
+  float unit; // of the warp's rows
+  NSAI_DEVICE float scaled(float scale_log2) const { return scale_log2 * unit; }
 };
 
 // The CTA's rows of Q: row r is head r % kGroupPadded of token r / kGroupPadded, for `tokens`
@@ -47,6 +56,23 @@ NSAI_DEVICE void load_row_fragments(u32 (&rQ)[kSteps][4], const QueryRows<C> &ro
   }
 }
 
+// Loads 16 rows of Q to registers; with codes in their order, in fp16.
+template <class C, class S>
+NSAI_DEVICE void load_register_queries(Queries<S> &queries, const QueryRows<C> &rows, int first,
+                                       int lane) {
+  if constexpr (S::kCoded) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first + 8 * half + lane / 4;
+      const bool present = rows.present(row);
+      load_code_query(queries.fragment, present ? rows.at(row) : nullptr, present, half);
+    }
+    queries.unit = convert_queries<typename C::Element>(queries.fragment);
+  } else {
+    load_row_fragments<C>(queries.fragment, rows, first, lane);
+  }
+}
+
 // Starts the copy of chunk `i` of the rows of Q into tile Q.
 template <class C, class Q> NSAI_DEVICE void copy_query(u32 sQ, const QueryRows<C> &rows, int i) {
   const int row = i / Q::kChunks, chunk = i % Q::kChunks;
@@ -57,14 +83,22 @@ template <class C, class Q> NSAI_DEVICE void copy_query(u32 sQ, const QueryRows<
 
 // Loads the warp's rows of Q. Copies to shared memory are still in flight on return: stream_keys()
 // waits for them after it has requested the first keys. All threads take part.
-template <class C, int kRowTiles>
-NSAI_DEVICE Queries<KeyStream<C, kRowTiles>>
-load_row_queries(typename KeyStream<C, kRowTiles>::Shared &shared,
-                 const KeyStream<C, kRowTiles> &at, const QueryRows<C> &rows) {
-  using S = KeyStream<C, kRowTiles>;
+template <class C, class S>
+NSAI_DEVICE Queries<S> load_row_queries(typename S::Shared &shared, const S &at,
+                                        const QueryRows<C> &rows) {
   using Q = typename S::Q;
   Queries<S> queries = {};
-  if constexpr (S::kQShared) {
+  if constexpr (S::kQShared && S::kCoded) {
+    const u32 sQ = shared_address(shared.keys);
+    const int first = 16 * at.row_tile;
+    queries.unit = copy_code_query<typename C::Element, Q, S::kSteps>(
+        sQ, first, at.consumer_group == 0, [&](int half) {
+          const int row = first + 8 * half + at.lane / 4;
+          return rows.present(row) ? rows.at(row) : nullptr;
+        });
+    queries.address = sQ + Q::offset(16 * at.row_tile + at.lane % 16, at.lane / 16);
+    copy_async_commit(); // stream_keys() counts a group
+  } else if constexpr (S::kQShared) {
     const u32 sQ = shared_address(shared.keys);
     for (int i = threadIdx.x; i < S::kRows * Q::kChunks; i += C::kThreads)
       copy_query<C, Q>(sQ, rows, i);
@@ -72,7 +106,7 @@ load_row_queries(typename KeyStream<C, kRowTiles>::Shared &shared,
     queries.address = S::kPanels ? sQ + at.row_tile / 4 * 64 * kPanelPitch // the warpgroup's rows
                                  : sQ + Q::offset(16 * at.row_tile + at.lane % 16, at.lane / 16);
   } else {
-    load_row_fragments<C>(queries.fragment, rows, 16 * at.row_tile, at.lane);
+    load_register_queries<C>(queries, rows, 16 * at.row_tile, at.lane);
   }
   return queries;
 }
@@ -82,10 +116,29 @@ template <class C, class S>
 NSAI_DEVICE void multiply_step_qk(float (&s0)[4], float (&s1)[4], const Queries<S> &q, u32 sK,
                                   int lane) {
   using T = typename S::K;
-  // Matrices: columns 0, 8 | keys 0, 8.
+  // Matrices: chunks 0, 1 | keys 0, 8.
   const u32 k = sK + T::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
   for (int c = 0; c < 4; ++c) s0[c] = s1[c] = 0.0f;
+  if constexpr (S::kCoded) {
+#pragma unroll
+    for (int first = 0; first < S::kSteps; first += 2) { // a chunk is a step
+      u32 a[4], b[2][4];                                 // Q [16, 16], K [16 keys, 32]
+      load_code_keys(b, T::along(k, first));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (first + i >= S::kSteps) break;
+        if constexpr (S::kQShared) {
+          ldmatrix_x4(a, S::Q::along(q.address, 2 * (first + i)));
+        } else {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) a[j] = q.fragment[first + i][j];
+        }
+        mma_m16n16k16(Fp16(), s0, s1, a, b[i]);
+      }
+    }
+    return;
+  }
 #pragma unroll
   for (int step = 0; step < S::kSteps; ++step) {
     u32 a[4], b[4]; // Q [16, 16], K [16 keys, 16]
@@ -96,7 +149,7 @@ NSAI_DEVICE void multiply_step_qk(float (&s0)[4], float (&s1)[4], const Queries<
 #pragma unroll
       for (int i = 0; i < 4; ++i) a[i] = q.fragment[step][i];
     }
-    mma_m16n16k16(typename C::Element(), s0, s1, a, b);
+    mma_m16n16k16(typename S::Product(), s0, s1, a, b);
   }
 }
 
@@ -105,9 +158,23 @@ NSAI_DEVICE void multiply_step_qk(float (&s0)[4], float (&s1)[4], const Queries<
 template <class C, class S, int kAtOnce>
 NSAI_DEVICE void multiply_chains_qk(float (&s)[2][4], const Queries<S> &q, u32 sK, int lane) {
   using T = typename S::K;
-  // Matrices: columns 0, 8 | keys 0, 8.
+  // Matrices: chunks 0, 1 | keys 0, 8.
   const u32 k = sK + T::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
   float x[2][2][4] = {};
+  if constexpr (S::kCoded) {
+#pragma unroll
+    for (int first = 0; first < S::kSteps; first += 2) { // a chunk is a step
+      u32 b[2][4];                                       // K [16 keys, 32]
+      load_code_keys(b, T::along(k, first));
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (first + i < S::kSteps)
+          mma_m16n16k16(Fp16(), x[i][0], x[i][1], q.fragment[first + i], b[i]);
+    }
+#pragma unroll
+    for (int c = 0; c < 8; ++c) s[c / 4][c % 4] = x[0][c / 4][c % 4] + x[1][c / 4][c % 4];
+    return;
+  }
 #pragma unroll
   for (int first = 0; first < S::kSteps; first += kAtOnce) {
     u32 b[kAtOnce][4]; // K [16 keys, 16]
@@ -119,7 +186,7 @@ NSAI_DEVICE void multiply_chains_qk(float (&s)[2][4], const Queries<S> &q, u32 s
 #pragma unroll
       for (int n = 0; n < 2; ++n)
         if (first + i < S::kSteps)
-          mma_m16n8k16(typename C::Element(), x[(first + i) % 2][n], q.fragment[first + i],
+          mma_m16n8k16(typename S::Product(), x[(first + i) % 2][n], q.fragment[first + i],
                        b[i][2 * n], b[i][2 * n + 1]);
   }
 #pragma unroll
@@ -127,9 +194,24 @@ NSAI_DEVICE void multiply_chains_qk(float (&s)[2][4], const Queries<S> &q, u32 s
 }
 
 // O += P V with P [16, 16 keys]; kAtOnce fragments of V are in flight together.
-template <class C, class T, int kAtOnce, int kO>
+template <class C, class S, int kAtOnce, int kO>
 NSAI_DEVICE void multiply_step_pv(float (&o)[kO][4], const float (&p)[2][4], u32 sV, int lane) {
-  const u32 v = sV + T::offset(lane % 16, lane / 16); // matrices: keys 0, 8 | columns 0, 8
+  using T = typename S::V;
+  const u32 v = sV + T::offset(lane % 16, lane / 16); // matrices: keys 0, 8 | chunks 0, 1
+  if constexpr (S::kCoded) {
+    u32 a[4]; // P
+    softmax_pack<Fp16>(a, p[0], p[1]);
+#pragma unroll
+    for (int first = 0; first < kO; first += 4) {
+      u32 b[2][4]; // V [16 keys, 32]
+      load_code_values(b, T::along(v, first / 2));
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (first + 2 * i < kO)
+          mma_m16n16k16(Fp16(), o[first + 2 * i], o[first + 2 * i + 1], a, b[i]);
+    }
+    return;
+  }
   constexpr int kTerms = kSplitP<C> ? 2 : 1;
   u32 a[2][4]; // P, and its rounding error
   softmax_pack<typename C::Element>(a[0], p[0], p[1]);
@@ -177,7 +259,7 @@ NSAI_DEVICE void multiply_stage_pv(float (&o)[kO][4], const float (&s)[2 * S::kA
       float p[2][4]; // [16, 16 keys]
 #pragma unroll
       for (int c = 0; c < 4; ++c) p[0][c] = s[2 * i][c], p[1][c] = s[2 * i + 1][c];
-      multiply_step_pv<C, typename S::V, 1>(o, p, sV + i * kStepKeys * S::V::kPitch, lane);
+      multiply_step_pv<C, S, 1>(o, p, sV + i * kStepKeys * S::V::kPitch, lane);
       if constexpr (S::kAtOnce == 1) keys.pool_stage(p, rows, 1); // while the products run
     }
     if constexpr (S::kAtOnce > 1) keys.pool_stage(s, rows, steps);

@@ -4,14 +4,14 @@
 // The end of decode/mainloop.cuh: the consumer groups' results pass through shared memory, are
 // added up, and are stored as one split of a work item in global memory.
 #pragma once
+#include "core/code_fragments.cuh"
 #include "core/softmax.cuh"
 #include "decode/consumer_groups.cuh"
 
 // Writes the consumer groups' results to shared memory. All threads take part.
-template <class C, int kRowTiles, int kO>
-NSAI_DEVICE void share_consumer_groups(typename KeyStream<C, kRowTiles>::Shared &shared,
-                                       const KeyStream<C, kRowTiles> &at, const float (&o)[kO][4],
-                                       const SoftmaxRows &rows) {
+template <class C, class S, int kO>
+NSAI_DEVICE void share_consumer_groups(typename S::Shared &shared, const S &at,
+                                       const float (&o)[kO][4], const SoftmaxRows &rows) {
   __syncthreads(); // all groups have finished with the pipeline
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -19,6 +19,12 @@ NSAI_DEVICE void share_consumer_groups(typename KeyStream<C, kRowTiles>::Shared 
     const float sum = lanes_sum<4>(rows.sum[r]);
     if (at.lane % 4 == 0)
       shared.results.stats[at.consumer_group][row] = make_float2(rows.reference[r], sum);
+    if constexpr (S::kCoded) {
+      float *to = &shared.results.o[at.consumer_group][row][at.lane % 4 * 4];
+#pragma unroll
+      for (int j = 0; j < kO; j += 2) *(float4 *)(to + 8 * j) = code_columns(o[j], o[j + 1], r);
+      continue;
+    }
     float *to = &shared.results.o[at.consumer_group][row][at.lane % 4 * 2];
 #pragma unroll
     for (int j = 0; j < kO; ++j)
@@ -33,10 +39,10 @@ struct ConsumerGroupSum {
   float4 o; // relative to `reference`
 };
 
-template <class C, int kRowTiles>
-NSAI_DEVICE ConsumerGroupSum
-add_consumer_groups(const typename KeyStream<C, kRowTiles>::Shared &shared, int row, int column) {
-  constexpr int kConsumerGroups = KeyStream<C, kRowTiles>::kConsumerGroups;
+template <class C, class S>
+NSAI_DEVICE ConsumerGroupSum add_consumer_groups(const typename S::Shared &shared, int row,
+                                                 int column) {
+  constexpr int kConsumerGroups = S::kConsumerGroups;
   ConsumerGroupSum x = { kNoReference, 0.0f, make_float4(0, 0, 0, 0) };
 #pragma unroll
   for (int consumer_group = 0; consumer_group < kConsumerGroups; ++consumer_group)
@@ -53,17 +59,16 @@ add_consumer_groups(const typename KeyStream<C, kRowTiles>::Shared &shared, int 
 
 // Adds up the consumer groups' results and stores rows [0, stored) of the CTA's split. Row r goes
 // to row row_of(r) of the splits, or nowhere if that is negative. All threads take part.
-template <class C, int kRowTiles, int kO, class RowOf>
-NSAI_DEVICE void store_split(typename KeyStream<C, kRowTiles>::Shared &shared,
-                             const KeyStream<C, kRowTiles> &at, const float (&o)[kO][4],
+template <class C, class S, int kO, class RowOf>
+NSAI_DEVICE void store_split(typename S::Shared &shared, const S &at, const float (&o)[kO][4],
                              const SoftmaxRows &rows, const NsaiDecodeSplits &to, int stored,
                              RowOf row_of) {
-  share_consumer_groups<C, kRowTiles>(shared, at, o, rows);
+  share_consumer_groups<C>(shared, at, o, rows);
   for (int i = threadIdx.x; i < stored * (C::kHeadDimV / 4); i += C::kThreads) {
     const int row = i / (C::kHeadDimV / 4), column = i % (C::kHeadDimV / 4) * 4;
     const long long at_row = row_of(row);
     if (at_row < 0) continue;
-    const ConsumerGroupSum x = add_consumer_groups<C, kRowTiles>(shared, row, column);
+    const ConsumerGroupSum x = add_consumer_groups<C, S>(shared, row, column);
     *(float4 *)(to.o + at_row * C::kHeadDimV + column) = x.o;
     if (column == 0) *(float2 *)(to.stats + 2 * at_row) = make_float2(x.reference, x.total);
   }

@@ -255,7 +255,7 @@ NSAI_DEVICE void consume(const NsaiDecode &p, SharedStorage &shared, const Pipel
   __syncwarp(); // the segments are written
   const u32 gate = load_gate_of<C>(p, at.row, at.group);
   Queries<Tiles> queries; // [16, Dk]
-  load_row_fragments<C>(queries.fragment, QueryRows<C>{ p.q, at.row, 1, at.group }, 0, at.lane);
+  load_register_queries<C>(queries, QueryRows<C>{ p.q, at.row, 1, at.group }, 0, at.lane);
   keep_gate(shared.gates, gate);
   float *kept = &shared.pooled[0][0];
   ScanKeys<C> keys = find_scan_keys<C>(shared, at, block_range, steps.visible,
@@ -276,9 +276,10 @@ NSAI_DEVICE void consume(const NsaiDecode &p, SharedStorage &shared, const Pipel
     }
     keys.ends[0] = keys.ends[1] = segment.keys;
     const int before = done;
+    const int b = round == kScan ? kCompressed : round <= kRestOfWindow ? kWindow : kSelected;
     run_steps<C>(segment.mask, keys, pipeline, done, segment.end,
                  round == kUntilScanned ? barriers + 8 * kScanned : 0, queries, o, rows,
-                 p.scale_log2, at.lane);
+                 queries.scaled(branch_scale_log2<Tiles::kCoded>(p, b, at.group)), at.lane);
     if (round == kUntilScanned) {
       barrier_wait(barriers + 8 * kScanned, 0);
       const ClusterBlockRange again =
@@ -293,11 +294,11 @@ NSAI_DEVICE void consume(const NsaiDecode &p, SharedStorage &shared, const Pipel
     }
     if (round == kRestOfWindow && at.scans) barrier_wait(barriers + 8 * kAdded, 0);
     if (round == kWindowSelected) {
-      if (done > before) add_to_window<C>(shared, at, o, rows);
+      if (done > before) add_to_window<C>(p, shared, at, o, rows);
       barrier_arrive(barriers + 8 * kAttended);
       continue;
     }
-    leave_branch<C>(shared, at,
+    leave_branch<C>(p, shared, at,
                     round == kScan           ? kCompressed
                     : round == kRestOfWindow ? kWindow
                                              : kSelected,
@@ -357,6 +358,6 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
 
 extern "C" __global__ void __cluster_dims__(Config::kCluster, 1, 1)
     __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-        decode_pipelined(const __grid_constant__ NsaiDecode p) {
-  decode<Config>(p);
+        decode_pipelined(const __grid_constant__ DecodeParamsOf<Config::kRawCodes>::Type p) {
+  decode<Config>((const NsaiDecode &)p);
 }

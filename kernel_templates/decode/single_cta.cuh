@@ -23,7 +23,8 @@
 // Bound by memory: 2 (Dk + Dv) bytes per key.
 //
 // Config: those of decode/compressed_scan.cuh and decode/topn_token.cuh, kWindow (w), kRing (the
-// window's K and V lie in a ring buffer), kGate, kMinBlocks, kSharedBytes.
+// window's K and V lie in a ring buffer), kRawCodes (raw K and V are codes), kGate, kMinBlocks,
+// kSharedBytes.
 #pragma once
 #include "core/epilogue.cuh"
 #include "core/launch.cuh"
@@ -39,7 +40,8 @@
 
 constexpr int kTokenTiles = (Config::kGroupPadded + 15) / 16;
 constexpr int kListed = Config::kSelectCount > 0 ? Config::kSelectCount : 1;
-template <class C> using TokenStream = KeyStream<C, kTokenTiles>;
+template <class C> using WindowStream = KeyStream<C, C::kScanRows / 16, (bool)C::kRawCodes>;
+template <class C> using TokenStream = KeyStream<C, kTokenTiles, (bool)C::kRawCodes>;
 
 struct NoSearch {};
 template <class C, bool kSearches> struct SearchShared { using type = SelectShared<C>; };
@@ -48,6 +50,7 @@ template <class C> struct SearchShared<C, false> { using type = NoSearch; };
 struct SharedStorage {
   union { // used one after the other
     ScanStream<Config>::Shared scan;
+    WindowStream<Config>::Shared window;
     TokenStream<Config>::Shared token;
     SearchShared<Config, (Config::kSelectCount > 0)>::type search;
   };
@@ -92,14 +95,13 @@ NSAI_DEVICE void begin_sum(const NsaiDecode &p, SharedStorage &shared, const Wor
 // Finishes a branch for rows [first, first + rows) of the work item, whose O and statistics lie in
 // the consumer groups' shared memory: stores lse and o_branch if wanted and adds the gated O to the
 // sum. All threads take part.
-template <class C, int kRowTiles>
+template <class C, class S>
 NSAI_DEVICE void add_branch(const NsaiDecode &p, SharedStorage &shared, const WorkItem &work_item,
-                            int b, int first, int rows,
-                            const typename KeyStream<C, kRowTiles>::Shared &stream) {
+                            int b, int first, int rows, const typename S::Shared &stream) {
   const NsaiEpilogue &out = p.out[b];
   for (int i = threadIdx.x; i < rows * (C::kHeadDimV / 4); i += C::kThreads) {
     const int row = i / (C::kHeadDimV / 4), column = i % (C::kHeadDimV / 4) * 4;
-    const ConsumerGroupSum x = add_consumer_groups<C, kRowTiles>(stream, row, column);
+    const ConsumerGroupSum x = add_consumer_groups<C, S>(stream, row, column);
     const int token = (first + row) / C::kGroupPadded, head = (first + row) % C::kGroupPadded;
     if (b == kCompressed && column == 0) shared.lse[row] = x.reference + log2_approx(x.total);
     if (!(p.branches >> b & 1) || head >= C::kGroup || token >= work_item.tokens) continue;
@@ -130,42 +132,41 @@ NSAI_DEVICE void scan_work_item(const NsaiDecode &p, SharedStorage &shared,
                           last_position<C>(work_item.tile.seq, work_item.tile.first_query)));
   scan_run<C>(p, shared.scan, shared.pool, at, work_item.tile, work_item.tokens, work_item.index,
               work_item.group, at.consumer_group, runs, o, rows);
-  share_consumer_groups<C, C::kScanRows / 16>(shared.scan, at, o, rows);
-  add_branch<C, C::kScanRows / 16>(p, shared, work_item, kCompressed, 0, C::kScanRows, shared.scan);
+  share_consumer_groups<C>(shared.scan, at, o, rows);
+  add_branch<C, ScanStream<C>>(p, shared, work_item, kCompressed, 0, C::kScanRows, shared.scan);
 }
 
 // Attends to raw keys of a branch for `tokens` tokens from token `token` of the work item on.
-template <class C, int kRowTiles, class Keys, class Rows>
-NSAI_DEVICE void attend_rows(const NsaiDecode &p, SharedStorage &shared,
-                             typename KeyStream<C, kRowTiles>::Shared &stream,
+template <class C, class S, class Keys, class Rows>
+NSAI_DEVICE void attend_rows(const NsaiDecode &p, SharedStorage &shared, typename S::Shared &stream,
                              const WorkItem &work_item, int token, int tokens, int b,
                              const NsaiCachePair &pair, const Rows &lists, Keys &keys) {
-  const KeyStream<C, kRowTiles> at;
+  const S at;
   const QueryRows<C> query_rows = { p.q, work_item.first_row() + token, tokens, work_item.group };
-  const auto queries = load_row_queries<C, kRowTiles>(stream, at, query_rows); // [16, Dk]
-  const int steps = ceil_div(keys.limit, kStepKeys),
-            each = ceil_div(steps, KeyStream<C, kRowTiles>::kConsumerGroups);
+  const auto queries = load_row_queries<C>(stream, at, query_rows); // [16, Dk]
+  const int steps = ceil_div(keys.limit, kStepKeys), each = ceil_div(steps, S::kConsumerGroups);
   const int begin = min(at.consumer_group * each, steps), end = min(begin + each, steps);
-  float o[KeyStream<C, kRowTiles>::kO][4] = {}; // [16, Dv]
+  float o[S::kO][4] = {}; // [16, Dv]
   SoftmaxRows rows;
-  stream_keys<C, kRowTiles>(stream, at, pair, work_item.group, lists, keys, begin, end, queries, o,
-                            rows, p.scale_log2,
-                            find_kv_reads<C>(p.kv_reads, work_item.tile.s, work_item.group, b),
-                            tokens == work_item.tile.seq.q_len);
-  share_consumer_groups<C, kRowTiles>(stream, at, o, rows);
-  add_branch<C, kRowTiles>(p, shared, work_item, b, token * C::kGroupPadded,
-                           tokens * C::kGroupPadded, stream);
+  stream_keys<C>(stream, at, pair, work_item.group, lists, keys, begin, end, queries, o, rows,
+                 branch_scale_log2<S::kCoded>(p, b, work_item.group),
+                 find_kv_reads<C>(p.kv_reads, work_item.tile.s, work_item.group, b),
+                 tokens == work_item.tile.seq.q_len);
+  if constexpr (S::kCoded) scale_columns(o, value_scale(p, b, work_item.group));
+  share_consumer_groups<C>(stream, at, o, rows);
+  add_branch<C, S>(p, shared, work_item, b, token * C::kGroupPadded, tokens * C::kGroupPadded,
+                   stream);
 }
 
 template <class C>
 NSAI_DEVICE void attend_window_work_item(const NsaiDecode &p, SharedStorage &shared,
                                          const WorkItem &work_item) {
-  const ScanStream<C> at;
+  const WindowStream<C> at;
   const auto lists =
       find_rows<(C::kRing ? 0 : C::kPageSize)>(p.batch, work_item.tile.s, p.window.ring);
   WindowsOfTile<C> keys(work_item.tile, work_item.tokens, at.row_tile, at.lane);
-  attend_rows<C, C::kScanRows / 16>(p, shared, shared.scan, work_item, 0, work_item.tokens, kWindow,
-                                    p.window, lists, keys);
+  attend_rows<C, WindowStream<C>>(p, shared, shared.window, work_item, 0, work_item.tokens, kWindow,
+                                  p.window, lists, keys);
 }
 
 // Selects the token's blocks into shared.list and idx and returns their number.
@@ -209,8 +210,8 @@ NSAI_DEVICE void attend_selected_work_item(const NsaiDecode &p, SharedStorage &s
   if constexpr (MergedListStorage<C>::kTokens == 1) {
     BlocksOfToken keys =
         find_blocks(shared.list, count, work_item.tile.seq.position(work_item.tile.first_query));
-    attend_rows<C, kTokenTiles>(p, shared, shared.token, work_item, 0, 1, kSelected, p.selected,
-                                lists, keys);
+    attend_rows<C, TokenStream<C>>(p, shared, shared.token, work_item, 0, 1, kSelected, p.selected,
+                                   lists, keys);
   } else {
     const TokenStream<C> at;
     const int *gLists = list_of(p, work_item.first_row(), work_item.group);
@@ -218,8 +219,8 @@ NSAI_DEVICE void attend_selected_work_item(const NsaiDecode &p, SharedStorage &s
     BlocksOfTile<C> keys =
         merge_blocks<C>(work_item.tile, work_item.tokens, gLists, p.idx_token_stride, shared.merged,
                         (int *)&shared.token, at.row_tile, at.lane);
-    attend_rows<C, kTokenTiles>(p, shared, shared.token, work_item, 0, work_item.tokens, kSelected,
-                                p.selected, lists, keys);
+    attend_rows<C, TokenStream<C>>(p, shared, shared.token, work_item, 0, work_item.tokens,
+                                   kSelected, p.selected, lists, keys);
   }
 }
 
@@ -265,7 +266,8 @@ template <class C> NSAI_DEVICE void attend_work_item(const NsaiDecode &p) {
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    decode_single_cta(const __grid_constant__ NsaiDecode p) {
+    decode_single_cta(
+        const __grid_constant__ DecodeParamsOf<Config::kEntryCodes || Config::kRawCodes>::Type p) {
   begin_kernel();
-  attend_work_item<Config>(p);
+  attend_work_item<Config>((const NsaiDecode &)p);
 }

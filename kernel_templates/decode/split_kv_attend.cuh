@@ -25,7 +25,7 @@
 //
 // Config: those of decode/mainloop.cuh, kSelectBlock (l'), kSelectCount (n), kRanges, kWindow (w),
 // kPooled (the lists come from decode_split_kv_select), kPageSize (P; 0: no pages), kRing (the
-// window's K and V lie in a ring buffer), kMinBlocks, kSharedBytes.
+// window's K and V lie in a ring buffer), kRawCodes (K and V are codes), kMinBlocks, kSharedBytes.
 #pragma once
 #include "core/launch.cuh"
 #include "data/cache_rows.cuh"
@@ -38,6 +38,8 @@
 
 constexpr int kTileTiles = Config::kScanRows / 16;
 constexpr int kListTiles = Config::kRanges ? (Config::kGroupPadded + 15) / 16 : kTileTiles;
+template <class C> using TileStream = KeyStream<C, kTileTiles, (bool)C::kRawCodes>;
+template <class C> using ListStream = KeyStream<C, kListTiles, (bool)C::kRawCodes>;
 
 // One range of a token's selection: its first key's index among all selected keys, and the offset
 // from that index to the key's position in the sequence.
@@ -54,8 +56,8 @@ template <class C> struct ListsShared<C, true> { using Type = RunsShared; };
 
 struct SharedStorage {
   union {
-    KeyStream<Config, kTileTiles>::Shared tile;
-    KeyStream<Config, kListTiles>::Shared listed;
+    TileStream<Config>::Shared tile;
+    ListStream<Config>::Shared listed;
     int lists[Config::kRanges ? 1 : MergedListStorage<Config>::kEntries]; // free when Q is loaded
   };
   ListsShared<Config, Config::kRanges>::Type of;
@@ -126,15 +128,13 @@ NSAI_DEVICE Share share_beside_window(int stages, int split, int splits, int win
   return Share{ window_splits * with_window + (split - window_splits) * each, each };
 }
 
-// Attends to a CTA's share of a branch for the rows `query_rows` and stores it as split `stored` of
+// Attends to a CTA's share of branch kBranch for the rows `query_rows` and stores it as split `stored` of
 // p.attend. `meanwhile` runs exactly once.
-template <class C, int kRowTiles, class Keys, class Rows, class Meanwhile = DoNothing>
-NSAI_DEVICE void attend_share(const NsaiDecode &p, typename KeyStream<C, kRowTiles>::Shared &shared,
-                              const KeyStream<C, kRowTiles> &at, const QueryRows<C> &query_rows,
-                              const NsaiCachePair &pair, const Rows &lists, Keys &keys,
-                              const Share &share, int stored, bool once, u64 *gKvReads,
-                              Meanwhile meanwhile = {}) {
-  using S = KeyStream<C, kRowTiles>;
+template <class C, int kBranch, class S, class Keys, class Rows, class Meanwhile = DoNothing>
+NSAI_DEVICE void attend_share(const NsaiDecode &p, typename S::Shared &shared, const S &at,
+                              const QueryRows<C> &query_rows, const NsaiCachePair &pair,
+                              const Rows &lists, Keys &keys, const Share &share, int stored,
+                              bool once, u64 *gKvReads, Meanwhile meanwhile = {}) {
   auto row_of = [&](int row) -> long long {
     const int token = row / C::kGroupPadded, head = row % C::kGroupPadded;
     if (!query_rows.present(row)) return -1;
@@ -151,13 +151,15 @@ NSAI_DEVICE void attend_share(const NsaiDecode &p, typename KeyStream<C, kRowTil
   }
   const int each = ceil_div(last - first, S::kConsumerGroups);
   const int begin = min(first + at.consumer_group * each, last), end = min(begin + each, last);
-  const auto queries = load_row_queries<C, kRowTiles>(shared, at, query_rows); // [rows, Dk]
-  float o[S::kO][4] = {};                                                      // [16, Dv]
+  const auto queries = load_row_queries<C>(shared, at, query_rows); // [rows, Dk]
+  float o[S::kO][4] = {};                                           // [16, Dv]
   SoftmaxRows rows;
-  stream_keys<C, kRowTiles>(shared, at, pair, query_rows.group, lists, keys, begin * S::kAtOnce,
-                            end * S::kAtOnce, queries, o, rows, p.scale_log2, gKvReads, once,
-                            meanwhile);
-  store_split<C, kRowTiles>(shared, at, o, rows, p.attend, S::kRows, row_of);
+  stream_keys<C>(shared, at, pair, query_rows.group, lists, keys, begin * S::kAtOnce,
+                 end * S::kAtOnce, queries, o, rows,
+                 branch_scale_log2<S::kCoded>(p, kBranch, query_rows.group), gKvReads, once,
+                 meanwhile);
+  if constexpr (S::kCoded) scale_columns(o, value_scale(p, kBranch, query_rows.group));
+  store_split<C>(shared, at, o, rows, p.attend, S::kRows, row_of);
 }
 
 // A tile of tokens and a KV head.
@@ -182,7 +184,7 @@ template <class C> struct WorkItem {
 template <class C>
 NSAI_DEVICE int attend_window(const NsaiDecode &p, SharedStorage &shared,
                               const WorkItem<C> &work_item) {
-  using S = KeyStream<C, kTileTiles>;
+  using S = TileStream<C>;
   const S at;
   WindowsOfTile<C> keys(work_item.tile, work_item.tokens, at.row_tile, at.lane);
   const int stages = count_stages<S>(keys.limit);
@@ -190,11 +192,11 @@ NSAI_DEVICE int attend_window(const NsaiDecode &p, SharedStorage &shared,
   const QueryRows<C> query_rows = { p.q, work_item.row(), work_item.tokens, work_item.group };
   const auto lists =
       find_rows<(C::kRing ? 0 : C::kPageSize)>(p.batch, work_item.tile.s, p.window.ring);
-  attend_share<C, kTileTiles>(p, shared.tile, at, query_rows, p.window, lists, keys,
-                              even_share(stages, work_item.split, p.window_splits), work_item.split,
-                              work_item.alone(),
-                              find_kv_reads<C>(p.kv_reads, work_item.tile.s, work_item.group,
-                                               NSAI_BRANCH_WINDOW));
+  attend_share<C, kWindow>(p, shared.tile, at, query_rows, p.window, lists, keys,
+                           even_share(stages, work_item.split, p.window_splits), work_item.split,
+                           work_item.alone(),
+                           find_kv_reads<C>(p.kv_reads, work_item.tile.s, work_item.group,
+                                            NSAI_BRANCH_WINDOW));
   return stages;
 }
 
@@ -220,7 +222,7 @@ NSAI_DEVICE void discard_tile(const NsaiDecode &p, const WorkItem<C> &work_item)
 template <class C>
 NSAI_DEVICE void attend_blocks(const NsaiDecode &p, SharedStorage &shared,
                                const WorkItem<C> &work_item, int window_stages, int window_splits) {
-  using S = KeyStream<C, kTileTiles>;
+  using S = TileStream<C>;
   const S at;
   const auto lists = find_rows<C::kPageSize>(p.batch, work_item.tile.s, 0);
   const int *gLists = list_of(p, work_item.row(), work_item.group); // [tokens, n]
@@ -232,19 +234,19 @@ NSAI_DEVICE void attend_blocks(const NsaiDecode &p, SharedStorage &shared,
   const Share share =
       share_beside_window(count_stages<S>(keys.limit), work_item.split,
                           p.attend.splits - p.window_splits, window_stages, window_splits);
-  attend_share<C, kTileTiles>(p, shared.listed, at, query_rows, p.selected, lists, keys, share,
-                              p.window_splits + work_item.split, work_item.alone(),
-                              find_kv_reads<C>(p.kv_reads, work_item.tile.s, work_item.group,
-                                               NSAI_BRANCH_SELECTED),
-                              [&] {
-                                if constexpr (kDiscardsLate<C>) discard_tile<C>(p, work_item);
-                              });
+  attend_share<C, kSelected>(p, shared.listed, at, query_rows, p.selected, lists, keys, share,
+                             p.window_splits + work_item.split, work_item.alone(),
+                             find_kv_reads<C>(p.kv_reads, work_item.tile.s, work_item.group,
+                                              NSAI_BRANCH_SELECTED),
+                             [&] {
+                               if constexpr (kDiscardsLate<C>) discard_tile<C>(p, work_item);
+                             });
 }
 
 // Attends to the ranges of one token.
 template <class C>
 NSAI_DEVICE void attend_ranges(const NsaiDecode &p, SharedStorage &shared, int block) {
-  const KeyStream<C, kListTiles> at;
+  const ListStream<C> at;
   const int work_items = p.batch.q_tokens * p.kv_heads, split = block / work_items,
             work_item = block % work_items;
   const int row = work_item / p.kv_heads, group = work_item % p.kv_heads;
@@ -259,11 +261,11 @@ NSAI_DEVICE void attend_ranges(const NsaiDecode &p, SharedStorage &shared, int b
   keys.count = load_ranges<C>(gList, shared.of.runs);
   keys.limit = shared.of.runs[C::kSelectCount].first;
   const QueryRows<C> query_rows = { p.q, row, 1, group };
-  attend_share<C, kListTiles>(p, shared.listed, at, query_rows, p.selected, lists, keys,
-                              even_share(count_stages<KeyStream<C, kListTiles>>(keys.limit), split,
-                                         p.attend.splits - p.window_splits),
-                              p.window_splits + split, token.alone,
-                              find_kv_reads<C>(p.kv_reads, token.s, group, NSAI_BRANCH_SELECTED));
+  attend_share<C, kSelected>(p, shared.listed, at, query_rows, p.selected, lists, keys,
+                             even_share(count_stages<ListStream<C>>(keys.limit), split,
+                                        p.attend.splits - p.window_splits),
+                             p.window_splits + split, token.alone,
+                             find_kv_reads<C>(p.kv_reads, token.s, group, NSAI_BRANCH_SELECTED));
 }
 
 // One CTA takes a split of a window or a split of a list.
@@ -312,6 +314,6 @@ template <class C> NSAI_DEVICE void attend(const NsaiDecode &p) {
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    decode_split_kv_attend(const __grid_constant__ NsaiDecode p) {
-  attend<Config>(p);
+    decode_split_kv_attend(const __grid_constant__ DecodeParamsOf<Config::kRawCodes>::Type p) {
+  attend<Config>((const NsaiDecode &)p);
 }

@@ -71,11 +71,12 @@ template <class C> NSAI_DEVICE void scan(const NsaiDecode &p) {
   SoftmaxRows rows;
   scan_run<C>(p, shared.stream, shared.pool, at, tile, tokens, work_item, group,
               split * Decode<C>::kConsumerGroups + at.consumer_group, runs, o, rows);
-  store_split<C, C::kScanRows / 16>(shared.stream, at, o, rows, p.scan, C::kScanRows, row_of);
+  store_split<C>(shared.stream, at, o, rows, p.scan, C::kScanRows, row_of);
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    decode_split_kv_compressed(const __grid_constant__ NsaiDecode p) {
+    decode_split_kv_compressed(
+        const __grid_constant__ DecodeParamsOf<Config::kEntryCodes>::Type p) {
   begin_kernel();
-  scan<Config>(p);
+  scan<Config>((const NsaiDecode &)p);
 }

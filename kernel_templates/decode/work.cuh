@@ -31,6 +31,7 @@
 // Config: kGroup, kGroupPadded, kBlock (l), kStride (d), kSelectBlock (l'), kScanRows, kWarps.
 #pragma once
 #include "core/copy.cuh"
+#include "core/e4m3.cuh"
 #include "core/types.cuh"
 #include "data/cache_rows.cuh"
 #include "params/kv_cache.h"
@@ -70,6 +71,27 @@ template <class C> struct Decode {
 
 // O of such heads leaves a thread few registers.
 template <class C> constexpr bool kWideHeads = C::kHeadDimQk + C::kHeadDimV > 256;
+
+// ---- scales of a cache in codes
+
+// The parameters of a kernel. A kernel with codes takes an NsaiCodedDecode, which begins with an
+// NsaiDecode.
+template <bool kCoded> struct DecodeParamsOf { using Type = NsaiDecode; };
+template <> struct DecodeParamsOf<true> { using Type = NsaiCodedDecode; };
+
+// The scales of branch `b`. Scores are scaled with the softmax, values when O is complete.
+NSAI_DEVICE float key_scale(const NsaiDecode &p, int b, int group) {
+  return scale_of(((const NsaiCodedDecode &)p).scales[b].k, group);
+}
+NSAI_DEVICE float value_scale(const NsaiDecode &p, int b, int group) {
+  return scale_of(((const NsaiCodedDecode &)p).scales[b].v, group);
+}
+
+// The softmax scale of branch `b`; kCoded: its keys are codes.
+template <bool kCoded> NSAI_DEVICE float branch_scale_log2(const NsaiDecode &p, int b, int group) {
+  if constexpr (kCoded) return p.scale_log2 * key_scale(p, b, group);
+  return p.scale_log2;
+}
 
 // ---- tiles
 

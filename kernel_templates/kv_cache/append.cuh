@@ -11,13 +11,22 @@
 // because another CTA writes them to the cache at the same time; all others are read from the
 // cache. The sum runs as in compress_mean, so both give the same bits.
 //
+// In a cache of codes (core/e4m3.cuh) a new token is stored as code(x / scale), and entries are made
+// of codes alone: of the call's own tokens, too, whose codes are computed again. The sum of codes is
+// exact up to l = 73, so that every split of a sequence into calls gives the same bits:
+//
+//   entries[i] = sum of codes * f,  f = scale / (l * scale of the entries), or scale / l if these
+//                                   are no codes; rounded once
+//
 // Grid: x = T, one CTA per token; a thread moves 16 bytes of a head's row at a time. Tokens with t
 // < 0 or t >= max_kv_len, tokens behind all sequences and tokens with slot_mapping -1 write
 // nothing. Bound by memory or latency.
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kPageSize (P; 0: no pages),
-// kRing (pair 2 lies in ring buffers), kMean (entries are written), kThreads, kMinBlocks.
+// kRing (pair 2 lies in ring buffers), kMean (entries are written), kRawCodes (the pairs hold
+// codes), kEntryCodes, kThreads, kMinBlocks.
 #pragma once
+#include "core/e4m3.cuh"
 #include "core/launch.cuh"
 #include "core/types.cuh"
 #include "data/cache_rows.cuh"
@@ -35,7 +44,13 @@ struct NewToken {
   int position;
 };
 
-// 16 bytes of K or V within a head's row.
+// The parameters of kernels that write codes or read them.
+template <class C> NSAI_DEVICE const NsaiCodedAppend &coded(const NsaiAppend &p) {
+  static_assert(C::kRawCodes || C::kEntryCodes, "the kernel takes an NsaiCodedAppend");
+  return (const NsaiCodedAppend &)p;
+}
+
+// Eight columns of K or V within a head's row.
 template <class C> struct Piece {
   bool is_k;
   int head, column;
@@ -51,11 +66,15 @@ template <class C> struct Piece {
     const NsaiView &x = is_k ? p.k[pair] : p.v[pair];
     return (const u16 *)x.data + token * x.token_stride + head * x.head_stride + column;
   }
-  template <class Rows>
+  // kCodes: the tensor holds codes.
+  template <bool kCodes = false, class Rows>
   NSAI_DEVICE u16 *cached(const NsaiCachePair &pair, const Rows &rows, int index) const {
     const NsaiCacheTensor &x = is_k ? pair.k : pair.v;
     return (u16 *)x.data + row_offset(x, rows.page(index), rows.slot(index)) +
-           head * x.head_stride + column;
+           head * x.head_stride + (kCodes ? column / 2 : column);
+  }
+  NSAI_DEVICE float scale(const NsaiPairScales &scales) const {
+    return scale_of(is_k ? scales.k : scales.v, head);
   }
 };
 
@@ -64,9 +83,47 @@ NSAI_DEVICE void copy_token(const NsaiAppend &p, const Rows &rows, int pair, int
                             int position) {
   for (int i = threadIdx.x; i < p.kv_heads * Piece<C>::kPerHead; i += C::kThreads) {
     const Piece<C> piece(i);
-    *(Chunk *)piece.cached(p.cache[pair], rows, position) =
-        *(const Chunk *)piece.new_kv(p, pair, token);
+    const Chunk &x = *(const Chunk *)piece.new_kv(p, pair, token);
+    if constexpr (C::kRawCodes)
+      *(uint2 *)piece.template cached<true>(p.cache[pair], rows, position) =
+          pack_eight<typename C::Element>(x, piece.scale(coded<C>(p).scales[pair]));
+    else
+      *(Chunk *)piece.cached(p.cache[pair], rows, position) = x;
   }
+}
+
+// The sum of a piece over the tokens of an entry, in codes. codes_of(i): the piece of token i < l.
+template <class C, class CodesOf> NSAI_DEVICE void sum_codes(float (&sum)[8], CodesOf codes_of) {
+  for (int begin = 0; begin < C::kBlock; begin += kLoads) {
+    uint2 codes[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      codes[i] = make_uint2(0, 0);
+      if (C::kBlock % kLoads == 0 || begin + i < C::kBlock) codes[i] = codes_of(begin + i);
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const Chunk x = expand_eight<Fp16>(codes[i]); // exact
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        sum[2 * w] += Fp16::low(x.w[w]);
+        sum[2 * w + 1] += Fp16::high(x.w[w]);
+      }
+    }
+  }
+}
+
+// Stores a piece of an entry.
+template <class C> NSAI_DEVICE void store_piece(u16 *to, const float (&x)[8]) {
+  u32 pairs[4];
+#pragma unroll
+  for (int w = 0; w < 4; ++w)
+    pairs[w] = C::kEntryCodes ? pack_codes(x[2 * w], x[2 * w + 1])
+                              : C::Element::pack(x[2 * w], x[2 * w + 1]);
+  if constexpr (C::kEntryCodes)
+    *(uint2 *)to = make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
+  else
+    *(Chunk *)to = Chunk{ { pairs[0], pairs[1], pairs[2], pairs[3] } };
 }
 
 // Writes the entry whose last token is at `position`; all of its tokens exist.
@@ -75,9 +132,26 @@ NSAI_DEVICE void write_entry(const NsaiAppend &p, const Rows &rows, const NewTok
   const int first = at.position - (C::kBlock - 1);
   const int old = at.seq.kv_len - at.seq.q_len; // tokens before the new ones
   const auto entries = find_rows<C::kPageSize / C::kStride>(p.batch, at.s, 0);
+  const int index = at.position / C::kStride; // of the entry
   for (int i = threadIdx.x; i < p.kv_heads * Piece<C>::kPerHead; i += C::kThreads) {
     const Piece<C> piece(i);
     float sum[8] = {};
+    if constexpr (C::kRawCodes) {
+      const float scale = piece.scale(coded<C>(p).scales[0]);
+      sum_codes<C>(sum, [&](int x) {
+        const int position = first + x, token = at.seq.q_begin + position - old;
+        if (position < old || !is_kept(p.slot_mapping, token))
+          return *(const uint2 *)piece.template cached<true>(p.cache[0], rows, position);
+        return pack_eight<typename C::Element>(*(const Chunk *)piece.new_kv(p, 0, token), scale);
+      });
+      float unit = C::kBlock;
+      if constexpr (C::kEntryCodes) unit *= piece.scale(coded<C>(p).entry_scales);
+      const float factor = __fdiv_rn(scale, unit);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum[i] = __fmul_rn(sum[i], factor);
+      store_piece<C>(piece.template cached<C::kEntryCodes>(p.entries, entries, index), sum);
+      continue;
+    }
     for (int begin = 0; begin < C::kBlock; begin += kLoads) {
       Chunk chunk[kLoads];
 #pragma unroll
@@ -99,11 +173,18 @@ NSAI_DEVICE void write_entry(const NsaiAppend &p, const Rows &rows, const NewTok
         }
     }
     constexpr float kInverse = 1.0f / C::kBlock;
+    if constexpr (C::kEntryCodes) {
+      const float scale = piece.scale(coded<C>(p).entry_scales);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum[i] = __fdiv_rn(__fmul_rn(sum[i], kInverse), scale);
+      store_piece<C>(piece.template cached<true>(p.entries, entries, index), sum);
+      continue;
+    }
     Chunk mean;
 #pragma unroll
     for (int w = 0; w < 4; ++w)
       mean.w[w] = C::Element::pack(sum[2 * w] * kInverse, sum[2 * w + 1] * kInverse);
-    *(Chunk *)piece.cached(p.entries, entries, at.position / C::kStride) = mean;
+    *(Chunk *)piece.cached(p.entries, entries, index) = mean;
   }
 }
 
@@ -136,8 +217,14 @@ template <class C> NSAI_DEVICE void append(const NsaiAppend &p) {
   }
 }
 
+// An NsaiCodedAppend begins with an NsaiAppend.
+template <class C, bool kCoded = C::kRawCodes || C::kEntryCodes> struct AppendParams {
+  using Type = NsaiAppend;
+};
+template <class C> struct AppendParams<C, true> { using Type = NsaiCodedAppend; };
+
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    kv_cache_append(const __grid_constant__ NsaiAppend p) {
+    kv_cache_append(const __grid_constant__ AppendParams<Config>::Type p) {
   begin_kernel();
-  append<Config>(p);
+  append<Config>((const NsaiAppend &)p);
 }

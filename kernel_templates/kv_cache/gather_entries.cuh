@@ -7,15 +7,18 @@
 //   out[g, row, x*D + c]  = x[first token of the row's entry + x, g, c], zero if the row holds none
 //   out[g, rows, x*D + c] = pe[g, x, c]
 //
+// Of a cache of codes (core/e4m3.cuh): x = code * scale, rounded.
+//
 //   x [pages, P, Hkv, D], pe [Hkv, l, D] or NULL (zeros) -> out [Hkv, rows + 1, l*D] contiguous
 //   (read by cuBLASLt)
 //
 // Grid: x = (rows + 1) * kv_heads, heads outermost; a CTA writes one row, 16 bytes per thread and
 // step. Bound by HBM.
 //
-// Config: Element, kHeadDim, kBlock (l), kStride (d), kPageSize (P; 0: no pages), kThreads,
-// kMinBlocks.
+// Config: Element, kHeadDim, kBlock (l), kStride (d), kPageSize (P; 0: no pages), kRawCodes (x holds
+// codes), kThreads, kMinBlocks.
 #pragma once
+#include "core/e4m3.cuh"
 #include "core/launch.cuh"
 #include "core/types.cuh"
 #include "data/cache_rows.cuh"
@@ -23,6 +26,16 @@
 #include "params/kv_cache.h"
 
 static_assert(Config::kHeadDim % 8 == 0, "rows are copied 16 bytes at a time");
+
+// Eight columns of a row of codes, from `column` on, as elements.
+template <class C> NSAI_DEVICE Chunk load_scaled(const u16 *row, int column, float scale) {
+  Chunk x = expand_eight<Fp16>(*(const uint2 *)(row + column / 2)); // exact
+#pragma unroll
+  for (int w = 0; w < 4; ++w)
+    x.w[w] =
+        C::Element::pack(__fmul_rn(Fp16::low(x.w[w]), scale), __fmul_rn(Fp16::high(x.w[w]), scale));
+  return x;
+}
 
 template <class C> NSAI_DEVICE void gather(const NsaiGatherEntries &p) {
   constexpr int kChunks = C::kHeadDim / 8; // per token
@@ -38,12 +51,17 @@ template <class C> NSAI_DEVICE void gather(const NsaiGatherEntries &p) {
   Chunk *gOut =
       (Chunk *)p.out + ((long long)head * rows + row) * (C::kBlock * kChunks); // [l * D / 8]
 
-  // ---- copy
+  float scale = 1.0f;
+  if constexpr (C::kRawCodes) scale = scale_of(((const NsaiCodedGatherEntries &)p).scale, head);
+
+    // ---- copy
 #pragma unroll kUnroll
   for (int i = threadIdx.x; i < C::kBlock * kChunks; i += C::kThreads) {
     const int x = i / kChunks, column = i % kChunks * 8, at = entry.first + x;
     Chunk chunk = {};
-    if (present)
+    if (C::kRawCodes && present && !is_pe)
+      chunk = load_scaled<C>(gX + row_offset(p.x, lists.page(at), lists.slot(at)), column, scale);
+    else if (present)
       chunk = *(const Chunk *)((is_pe ? gPe + x * p.pe_token_stride
                                       : gX + row_offset(p.x, lists.page(at), lists.slot(at))) +
                                column);
@@ -51,8 +69,12 @@ template <class C> NSAI_DEVICE void gather(const NsaiGatherEntries &p) {
   }
 }
 
+// An NsaiCodedGatherEntries begins with an NsaiGatherEntries.
+template <bool kCodes> struct GatherParams { using Type = NsaiGatherEntries; };
+template <> struct GatherParams<true> { using Type = NsaiCodedGatherEntries; };
+
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    kv_cache_gather_entries(const __grid_constant__ NsaiGatherEntries p) {
+    kv_cache_gather_entries(const __grid_constant__ GatherParams<Config::kRawCodes>::Type p) {
   begin_kernel();
-  gather<Config>(p);
+  gather<Config>((const NsaiGatherEntries &)p);
 }

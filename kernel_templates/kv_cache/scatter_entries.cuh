@@ -7,11 +7,12 @@
 //   k [rows, Hkv, Dk], v [rows, Hkv, Dv] contiguous -> entries [pages, P/d, Hkv, D]
 //
 // Grid: x = rows, one CTA each; rows that hold no entry write nothing. A thread moves 16 bytes at a
-// time.
+// time. To a cache of codes (core/e4m3.cuh) it writes code(x / scale).
 //
-// Config: kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kPageSize (P; 0: no pages), kThreads,
-// kMinBlocks.
+// Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kPageSize (P; 0: no pages),
+// kEntryCodes (entries are codes), kThreads, kMinBlocks.
 #pragma once
+#include "core/e4m3.cuh"
 #include "core/launch.cuh"
 #include "core/types.cuh"
 #include "data/cache_rows.cuh"
@@ -33,13 +34,24 @@ template <class C> NSAI_DEVICE void scatter(const NsaiScatterEntries &p) {
     const u16 *from =
         (const u16 *)(is_k ? p.k : p.v) + ((long long)row * p.kv_heads + head) * dim + column;
     const NsaiCacheTensor &x = is_k ? p.entries.k : p.entries.v;
-    *(Chunk *)((u16 *)x.data + row_offset(x, page, slot) + head * x.head_stride + column) =
-        *(const Chunk *)from;
+    if constexpr (C::kEntryCodes) {
+      const NsaiPairScales &scales = ((const NsaiCodedScatterEntries &)p).scales;
+      u16 *to = (u16 *)x.data + row_offset(x, page, slot) + head * x.head_stride + column / 2;
+      *(uint2 *)to = pack_eight<typename C::Element>(*(const Chunk *)from,
+                                                     scale_of(is_k ? scales.k : scales.v, head));
+    } else {
+      *(Chunk *)((u16 *)x.data + row_offset(x, page, slot) + head * x.head_stride + column) =
+          *(const Chunk *)from;
+    }
   }
 }
 
+// An NsaiCodedScatterEntries begins with an NsaiScatterEntries.
+template <bool kCodes> struct ScatterParams { using Type = NsaiScatterEntries; };
+template <> struct ScatterParams<true> { using Type = NsaiCodedScatterEntries; };
+
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    kv_cache_scatter_entries(const __grid_constant__ NsaiScatterEntries p) {
+    kv_cache_scatter_entries(const __grid_constant__ ScatterParams<Config::kEntryCodes>::Type p) {
   begin_kernel();
-  scatter<Config>(p);
+  scatter<Config>((const NsaiScatterEntries &)p);
 }

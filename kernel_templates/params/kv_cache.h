@@ -11,7 +11,8 @@
 #include "params/smem.h"
 
 /* K, V or compressed entries of a cache: [pages, rows of a page, Hkv, dim]. Ring buffers and caches
- * without pages: [rows, tokens, Hkv, dim]. The last stride is 1. */
+ * without pages: [rows, tokens, Hkv, dim]. The last stride is 1. Strides count 16-bit elements or, in
+ * E4M3, words of two codes. */
 typedef struct NsaiCacheTensor {
   void *data;
   long long page_stride;
@@ -185,6 +186,52 @@ typedef struct NsaiScatterEntries {
   int reserved;
 } NsaiScatterEntries;
 
+/* A scale of a cache in E4M3: value = code * scale. */
+typedef struct NsaiScale {
+  const float *data;     /* f32 [1] or [Hkv]; NULL: 1 */
+  long long head_stride; /* 0: one for all KV heads */
+} NsaiScale;
+typedef struct NsaiPairScales {
+  NsaiScale k, v;
+} NsaiPairScales;
+
+/* Structs of the kernels that read or write codes. */
+typedef struct NsaiCodedAttend {
+  NsaiCachedAttend cached;
+  NsaiPairScales scales;
+} NsaiCodedAttend;
+
+typedef struct NsaiCodedAttendSelected {
+  NsaiCachedAttendSelected cached;
+  NsaiPairScales scales;
+} NsaiCodedAttendSelected;
+
+typedef struct NsaiCodedImportance {
+  NsaiCachedImportance cached;
+  NsaiScale k_scale;
+} NsaiCodedImportance;
+
+typedef struct NsaiCodedDecode {
+  NsaiDecode decode;
+  NsaiPairScales scales[NSAI_BRANCH_COUNT]; /* of entries, selected and window */
+} NsaiCodedDecode;
+
+typedef struct NsaiCodedAppend {
+  NsaiAppend append;
+  NsaiPairScales scales[3]; /* as in `cache` */
+  NsaiPairScales entry_scales;
+} NsaiCodedAppend;
+
+typedef struct NsaiCodedGatherEntries {
+  NsaiGatherEntries gather;
+  NsaiScale scale; /* of x */
+} NsaiCodedGatherEntries;
+
+typedef struct NsaiCodedScatterEntries {
+  NsaiScatterEntries scatter;
+  NsaiPairScales scales;
+} NsaiCodedScatterEntries;
+
 typedef struct NsaiCachedSelect {
   NsaiCacheBatch batch;
   NsaiSelect packed;
@@ -211,6 +258,14 @@ NSAI_SIZE_IS(NsaiDecode, 856);
 NSAI_SIZE_IS(NsaiAppend, 520);
 NSAI_SIZE_IS(NsaiGatherEntries, 152);
 NSAI_SIZE_IS(NsaiScatterEntries, 176);
+NSAI_SIZE_IS(NsaiPairScales, 32);
+NSAI_SIZE_IS(NsaiCodedAttend, 432);
+NSAI_SIZE_IS(NsaiCodedAttendSelected, 456);
+NSAI_SIZE_IS(NsaiCodedImportance, 288);
+NSAI_SIZE_IS(NsaiCodedDecode, 952);
+NSAI_SIZE_IS(NsaiCodedAppend, 648);
+NSAI_SIZE_IS(NsaiCodedGatherEntries, 168);
+NSAI_SIZE_IS(NsaiCodedScatterEntries, 208);
 NSAI_SIZE_IS(NsaiCachedSelect, 176);
 NSAI_SIZE_IS(NsaiCachedSortSelection, 160);
 

@@ -27,6 +27,10 @@ NSAI_SIZE nsai_tile_pitch(int dim) {
 }
 NSAI_SIZE nsai_tile_bytes(int rows, int dim) { return rows * nsai_tile_pitch(dim); }
 
+/* 16-bit elements in which a row of a head dim is copied: the row itself or, of codes
+ * (core/e4m3.cuh), words of two, 16 bytes at a time; a Tile has a multiple of 32 codes. */
+NSAI_SIZE nsai_row_words(int codes, int dim) { return codes ? dim / 2 : dim; }
+
 /* Panels of 64 columns that a head dim takes, and bytes of a panel's row (core/tma.cuh). */
 #define NSAI_PANEL_PITCH 128
 NSAI_SIZE nsai_panels(int dim) { return (dim + 63) / 64; }
@@ -85,14 +89,16 @@ NSAI_SIZE nsai_smem_compressed_topn(int queries, int depth, int blocks, int grou
 }
 
 /* attend/selected_sm80.cuh: Q [warps, 16, Dk], unless registers hold it |
- * K [stages, keys, Dk] | V [stages, keys, Dv] | barriers |
+ * K [stages, keys, Dk] | V [stages, keys, Dv], elements or codes | barriers |
  * u32 [stages, tokens, max(1, keys / 32)]: keys that each token sees | int [stages] |
  * TilePosition of 24 bytes. */
 #define NSAI_SELECTED_REGISTER_COLUMNS 320 /* padded Dk + Dv up to which they do; more spill */
-NSAI_SIZE nsai_smem_selected_sm80(int warps, int keys, int stages, int tokens, int dk, int dv) {
+NSAI_SIZE nsai_smem_selected_sm80(int warps, int keys, int stages, int tokens, int dk, int dv,
+                                  int codes) {
   const int columns = nsai_padded_dim(dk) + nsai_padded_dim(dv);
   const int q = columns <= NSAI_SELECTED_REGISTER_COLUMNS ? 0 : nsai_tile_bytes(16 * warps, dk);
-  const int stage = nsai_tile_pair(keys, dk, dv) + 4 * tokens * nsai_smem_larger(1, keys / 32) + 4;
+  const int pair = nsai_tile_pair(keys, nsai_row_words(codes, dk), nsai_row_words(codes, dv));
+  const int stage = pair + 4 * tokens * nsai_smem_larger(1, keys / 32) + 4;
   return nsai_smem_aligned(q + stages * stage + nsai_barrier_bytes(stages) + 24, 16);
 }
 
@@ -130,12 +136,14 @@ NSAI_SIZE nsai_smem_importance(int keys, int warps, int tokens, int history, int
 /* ---- decode ---- */
 
 /* decode/consumer_groups.cuh, KeyStream: Q [rows, Dk], unless registers hold it |
- * K [keys, Dk] and V [keys, Dv] [groups, stages]. At the end, in the same memory:
+ * K [keys, Dk] and V [keys, Dv] [groups, stages], elements or codes. At the end, in the same memory:
  * O f32 [groups, rows, padded Dv + 8] | statistics f32 [groups, rows, 2]. */
 NSAI_SIZE nsai_smem_key_stream(int panels, int shared_q, int rows, int groups, int stages, int keys,
-                               int dk, int dv) {
+                               int dk, int dv, int codes) {
   const int q = shared_q ? nsai_product_tile_bytes(panels, rows, dk) : 0;
-  const int pipelines = groups * stages * nsai_product_pair(panels, keys, dk, dv);
+  const int pipelines =
+      groups * stages *
+      nsai_product_pair(panels, keys, nsai_row_words(codes, dk), nsai_row_words(codes, dv));
   const int o = groups * rows * 4 * (nsai_padded_dim(dv) + 8 + 2);
   return nsai_smem_larger(q + pipelines, o);
 }
@@ -170,7 +178,7 @@ NSAI_SIZE nsai_smem_single_cta(int stream, int search, int pool, int list, int r
          nsai_smem_aligned(nsai_smem_larger(pool, list), 16) + 4 * rows * (dv + 4);
 }
 
-/* decode/cluster.cuh: K and V [stages, warps] of 16 keys | Q [16, Dk] |
+/* decode/cluster.cuh: K and V [stages, warps] of 16 keys, elements or codes | Q [16, Dk] |
  * ExchangeBuffer: P [terms, warps] of 512 bytes, f32 [4 * warps + 3, 16] | KvTensors of 160 bytes |
  * received O f32 [3, cluster, slice | 1, 4] and statistics f32 [3, cluster, 16, 2] |
  * weights and gates f32 [3, rows of a slice, cluster + 1] | ScanPool |
@@ -181,7 +189,7 @@ NSAI_SIZE nsai_smem_single_cta(int stream, int search, int pool, int list, int r
  * `most_blocks`: of a CTA; `terms`: of P (kSplitP). */
 NSAI_SIZE nsai_smem_decode_cluster(int dk, int dv, int group, int warps, int stages, int cluster,
                                    int free, int select_count, int kept_blocks, int most_blocks,
-                                   int terms, int pages) {
+                                   int terms, int pages, int codes) {
   const int row = dv / 4, slice = (group * row + cluster - 1) / cluster;
   const int rows = slice % row == 0 ? slice / row : (slice - 2) / row + 2;
   const int exchange = 512 * terms * warps + 64 * (4 * warps + 3);
@@ -191,7 +199,8 @@ NSAI_SIZE nsai_smem_decode_cluster(int dk, int dv, int group, int warps, int sta
   const int best = nsai_smem_aligned(8 * 256 + 4 * 32 + 8 * most + 4, 16);
   const int keys = 8 * (cluster * most + most_blocks + 2);
   const int search = 64 * (kept_blocks + warps + 1) + best + keys + 4 * (select_count + 1);
-  const int tiles = stages * warps * nsai_tile_pair(16, dk, dv) + nsai_tile_bytes(16, dk);
+  const int pair = nsai_tile_pair(16, nsai_row_words(codes, dk), nsai_row_words(codes, dv));
+  const int tiles = stages * warps * pair + nsai_tile_bytes(16, dk);
   const int barriers = 8 * (13 + 3 * stages);
   return nsai_smem_aligned(tiles + exchange + 160 + received + weights +
                                nsai_smem_scan_pool(warps, 16) + nsai_smem_aligned(search, 16) +
@@ -199,7 +208,8 @@ NSAI_SIZE nsai_smem_decode_cluster(int dk, int dv, int group, int warps, int sta
                            16);
 }
 
-/* decode/pipelined/shared.cuh: for each warp K and V [stages] of 16 keys | for each warp
+/* decode/pipelined/shared.cuh: for each warp K and V [stages] of 16 keys, elements or codes, or
+ * later O f32 [16, padded Dv + 8] | for each warp
  * O f32 [16, padded Dv + 8] | pooled f32 [kept_blocks, 16] | segments of 16 bytes [warps, 3] |
  * carries f32 [warps + 1, 16] | u64 [32] |
  * received O f32 [cluster - 1, 3, slice, 4] and statistics f32 [cluster - 1, 3, 16, 2] |
@@ -207,9 +217,12 @@ NSAI_SIZE nsai_smem_decode_cluster(int dk, int dv, int group, int warps, int sta
  * u64 [cluster, free] | barriers [warps, 4 * stages] | and [9] | int [n + 1] |
  * u32 [most_blocks]. */
 NSAI_SIZE nsai_smem_decode_pipelined(int dk, int dv, int group, int warps, int stages, int cluster,
-                                     int free, int select_count, int kept_blocks, int most_blocks) {
-  const int tiles = nsai_smem_aligned(stages * nsai_tile_pair(16, dk, dv), 128);
+                                     int free, int select_count, int kept_blocks, int most_blocks,
+                                     int codes) {
+  const int pair = nsai_tile_pair(16, nsai_row_words(codes, dk), nsai_row_words(codes, dv));
   const int o = 64 * (nsai_padded_dim(dv) + 8), segments = 48, carry = 64;
+  const int tiles =
+      nsai_smem_aligned(codes ? nsai_smem_larger(stages * pair, o) : stages * pair, 128);
   const int received = (cluster - 1) * 3 * (group * dv / 4 / cluster * 16 + 128);
   const int statistics = 128 * (3 * warps + cluster), gates = 192;
   const int best = 8 * cluster * nsai_smem_larger(free, 1);

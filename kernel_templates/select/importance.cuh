@@ -354,6 +354,8 @@ template <class C, class Params> NSAI_DEVICE void importance(const Params &param
   // touch it.
   const int tiles = visible_to_any ? ceil_div(visible_to_any + P::kOverlap - 1, C::kKeys) : 0;
 
+  float scale_log2 = p.scale_log2;
+  if constexpr (kReadsCodes<C>) scale_log2 *= scale_of(params.k_scale, group);
   const auto keys = find_keys<C>(params, tokens.s, group);     // [N, Dk]
   float *gI = p.importance + group * p.importance_head_stride; // [rows, blocks] of this group
   float *sums = &shared.sums[warp][0][0];                      // [kWarpTokens, kSumPitch]
@@ -385,7 +387,7 @@ template <class C, class Params> NSAI_DEVICE void importance(const Params &param
     for (int slice = 0; slice < C::kKeys; slice += 32) {
       float rS[2][P::kSliceTiles][4]; // [32 rows, 32 keys]
       scores<C>(rS, rQ, sK + slice * SharedStorage<C>::KeyTile::kPitch, lane);
-      exponentiate<C>(rS, bias, p.scale_log2);
+      exponentiate<C>(rS, bias, scale_log2);
       if (first + slice + 32 > visible_to_all) mask<C>(rS, tokens, first + slice, warp, lane);
       sum_heads<C>(rS, sums + P::kHistory + slice, lane);
     }
@@ -430,8 +432,10 @@ template <class C, class Params> NSAI_DEVICE void importance(const Params &param
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    select_importance(const __grid_constant__
-                          ParamsOf<Config::kCached, NsaiImportance, NsaiCachedImportance>::Type p) {
+    select_importance(
+        const __grid_constant__
+            CodedParamsOf<Config, NsaiImportance, NsaiCachedImportance, NsaiCodedImportance>
+                p) {
   begin_kernel();
   importance<Config>(p);
 }

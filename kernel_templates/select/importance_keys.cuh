@@ -4,9 +4,12 @@
 // Copies the compressed keys of one sequence and KV head from packed tensors or a KV cache into
 // select_importance's tiles.
 //
-// Config: kHeadDimQk, kKeys, kThreads, kBlock (l), kStride (d); those of data/source.cuh.
+// Codes of a cache (core/e4m3.cuh) are converted to elements on their way.
+//
+// Config: Element, kHeadDimQk, kKeys, kThreads, kBlock (l), kStride (d); those of data/source.cuh.
 #pragma once
 #include "core/copy.cuh"
+#include "core/e4m3.cuh"
 #include "core/tile.cuh"
 #include "core/types.cuh"
 #include "data/sequence.cuh"
@@ -72,11 +75,40 @@ template <class C> struct CachedKeys {
     if (chunk >= Copy::KeyTile::kChunks) return;
     const CachedRun<C::kPageRows, C::kKeys, Copy::kStep> run(
         rows, first + entry_index<C::kBlock, C::kStride>(0), key, end - first);
+    if constexpr (kReadsCodes<C>) {
+      load_codes(to, run, key, chunk, end - first);
+      return;
+    }
     const u16 *gHead = (const u16 *)k.data + group * k.head_stride + chunk * 8; // [entries, Dk]
 #pragma unroll
     for (int i = 0; i < run.kCount; ++i)
       Copy::copy(to, key + i * Copy::kStep, gHead + run.offset(k, i),
                  first + key + i * Copy::kStep < end);
+  }
+
+  // Copies the thread's codes of a tile of which `left` keys exist; four rows are in flight together.
+  template <class Run>
+  NSAI_DEVICE void load_codes(u32 to, const Run &run, int key, int chunk, int left) const {
+    constexpr int kAtOnce = 4;
+    const u16 *gHead = (const u16 *)k.data + group * k.head_stride + chunk * 4; // [entries, Dk / 2]
+#pragma unroll
+    for (int begin = 0; begin < run.kCount; begin += kAtOnce) {
+      uint2 codes[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        codes[i] = make_uint2(0, 0);
+        if (begin + i < run.kCount && key + (begin + i) * Copy::kStep < left &&
+            chunk * 8 < C::kHeadDimQk)
+          codes[i] = *(const uint2 *)(gHead + run.offset(k, begin + i));
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int row = key + (begin + i) * Copy::kStep;
+        if (begin + i < run.kCount && (C::kKeys % Copy::kStep == 0 || row < C::kKeys))
+          store_shared(to + Copy::KeyTile::offset(row, chunk),
+                       expand_eight<typename C::Element>(codes[i]));
+      }
+    }
   }
 };
 
@@ -88,4 +120,9 @@ template <class C> NSAI_DEVICE PackedKeys<C> find_keys(const NsaiImportance &p, 
 template <class C>
 NSAI_DEVICE CachedKeys<C> find_keys(const NsaiCachedImportance &p, int s, int group) {
   return CachedKeys<C>{ find_rows<C::kPageRows>(p.batch, s, 0), p.k, group };
+}
+
+template <class C>
+NSAI_DEVICE CachedKeys<C> find_keys(const NsaiCodedImportance &p, int s, int group) {
+  return find_keys<C>(p.cached, s, group);
 }

@@ -102,6 +102,10 @@ void nsai_source_add(nsai_kernel_spec *spec, const nsai_problem *p, int32_t stri
   if (cached) nsai_constant_add(spec, "kPageRows", p->page_size / stride);
 }
 
+void nsai_codes_add(nsai_kernel_spec *spec, int32_t dtype) {
+  nsai_constant_add(spec, "kCodes", dtype == NSA_E4M3);
+}
+
 int32_t nsai_window_page_rows(const nsai_problem *p) {
   return p->window_ring ? 0 : (int32_t)p->page_size;
 }

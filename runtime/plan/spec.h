@@ -70,6 +70,10 @@ void nsai_source_add(nsai_kernel_spec *spec, const nsai_problem *problem, int32_
 /* The same for the window's tokens, which may lie in rings. */
 void nsai_window_source_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 
+/* Appends Config::kCodes for a kernel that reads a part of a cache which may be in codes: `dtype` is
+ * the problem's kv_dtype or cmp_dtype. */
+void nsai_codes_add(nsai_kernel_spec *spec, int32_t dtype);
+
 /* Tokens of a page of the window's pair; 0: rows or rings. */
 int32_t nsai_window_page_rows(const nsai_problem *);
 

@@ -38,7 +38,7 @@ typedef struct nsai_target {
 #define NSAI_SMALLEST_TILES 2
 #define NSAI_LAST_RESORT 3
 
-#define NSAI_MAX_CONSTANTS 26
+#define NSAI_MAX_CONSTANTS 30
 typedef struct nsai_constant {
   const char *name; /* "kHeadDimQk" */
   int64_t value;

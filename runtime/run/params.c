@@ -287,7 +287,28 @@ NsaiCacheBatch nsai_cache_batch(const nsai_run *run) {
 }
 
 NsaiCacheTensor nsai_cache_tensor(const nsa_tensor *t) {
-  return (NsaiCacheTensor){ t->data, t->stride[0], t->stride[1], t->stride[2] };
+  const int codes = t->dtype == NSA_E4M3 ? 2 : 1; /* of a word */
+  return (NsaiCacheTensor){ t->data, t->stride[0] / codes, t->stride[1] / codes,
+                            t->stride[2] / codes };
+}
+
+static NsaiScale scale_of(const nsa_tensor *t) {
+  if (!nsai_present(t)) return (NsaiScale){ 0 };
+  return (NsaiScale){ t->data, t->shape[0] > 1 ? t->stride[0] : 0 };
+}
+
+NsaiPairScales nsai_pair_scales(const nsai_run *run, int branch) {
+  const int source = nsai_run_pair(run, branch);
+  return (NsaiPairScales){ scale_of(&run->io->k_scale[source]),
+                           scale_of(&run->io->v_scale[source]) };
+}
+
+NsaiPairScales nsai_entry_scales(const nsai_run *run) {
+  const nsa_io *io = run->io;
+  return (NsaiPairScales){
+    scale_of(nsai_present(&io->k_cmp_scale) ? &io->k_cmp_scale : &io->k_scale[0]),
+    scale_of(nsai_present(&io->v_cmp_scale) ? &io->v_cmp_scale : &io->v_scale[0])
+  };
 }
 
 NsaiCachePair nsai_cache_pair(const nsai_run *run, const nsa_kv *kv, int branch) {
@@ -350,6 +371,10 @@ nsa_status nsai_launch_cached_attend(const nsai_run *run, const nsai_kernel *ker
   const NsaiCachePair pair =
       branch == NSA_CMP ? nsai_cache_entries(kv) : nsai_cache_pair(run, kv, branch);
   if (kernel->tma_box_keys) return launch_cached_tma(run, kernel, &pair, p, branch);
-  NsaiCachedAttend cached = { .batch = nsai_cache_batch(run), .pair = pair, .packed = *p };
-  return nsai_launch(run->queue, kernel, nsai_grid_tiles(run, kernel), 1, &cached);
+  /* A kernel without codes takes the first member alone. */
+  NsaiCodedAttend coded = {
+    .cached = { .batch = nsai_cache_batch(run), .pair = pair, .packed = *p },
+    .scales = branch == NSA_CMP ? nsai_entry_scales(run) : nsai_pair_scales(run, branch)
+  };
+  return nsai_launch(run->queue, kernel, nsai_grid_tiles(run, kernel), 1, &coded);
 }

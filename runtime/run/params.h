@@ -116,7 +116,7 @@ nsa_status nsai_run_gemm(const nsai_run *run, const nsai_gemm *gemm, const void 
 /* The run's sequences and where they lie. */
 NsaiCacheBatch nsai_cache_batch(const nsai_run *run);
 
-/* A tensor of the cache: k, v, k_cmp or v_cmp. */
+/* A tensor of the cache: k, v, k_cmp or v_cmp. Strides of codes count words of two. */
 NsaiCacheTensor nsai_cache_tensor(const nsa_tensor *tensor);
 
 /* The pair of K and V that a branch reads: its own, or the one that all share. */
@@ -127,5 +127,10 @@ NsaiCachePair nsai_cache_pair(const nsai_run *run, const nsa_kv *kv, int branch)
 
 /* The compressed entries, under the same pages. */
 NsaiCachePair nsai_cache_entries(const nsa_kv *kv);
+
+/* The scales of the pair that a branch reads, and of the compressed entries. Where there are none the
+ * kernels do not look. */
+NsaiPairScales nsai_pair_scales(const nsai_run *run, int branch);
+NsaiPairScales nsai_entry_scales(const nsai_run *run);
 
 #endif /* NSAI_RUN_PARAMS_H */

@@ -27,9 +27,9 @@
 
 // What the warps of a CTA exchange in a step.
 template <class C> struct ExchangeBuffer {
-  static constexpr int kTerms = kSplitP<C> ? 2 : 1; // terms of P
-  Chunk p[kTerms][C::kWarps][32];                   // A fragments
-  float highest[16][C::kWarps];                     // scaled scores
+  static constexpr int kTerms = !C::kRawCodes && kSplitP<C> ? 2 : 1; // terms of P
+  Chunk p[kTerms][C::kWarps][32];                                    // A fragments
+  float highest[16][C::kWarps];                                      // scaled scores
   float sums[NSAI_BRANCH_COUNT][16][C::kWarps];
   float references[NSAI_BRANCH_COUNT][16];
 };
@@ -102,9 +102,9 @@ template <class C>
 NSAI_DEVICE void share_probabilities(ExchangeBuffer<C> &exchange_buffer, const float (&p)[2][4],
                                      int warp, int lane) {
   Chunk a, rest;
-  softmax_pack<typename C::Element>(a.w, p[0], p[1]);
+  softmax_pack<typename ClusterStream<C>::Product>(a.w, p[0], p[1]);
   exchange_buffer.p[0][warp][lane] = a;
-  if constexpr (kSplitP<C>) {
+  if constexpr (ExchangeBuffer<C>::kTerms > 1) {
     softmax_pack_rest<typename C::Element>(rest.w, a.w, p[0], p[1]);
     exchange_buffer.p[1][warp][lane] = rest;
   }
@@ -115,12 +115,13 @@ NSAI_DEVICE void share_probabilities(ExchangeBuffer<C> &exchange_buffer, const f
 template <class C>
 NSAI_DEVICE void add_values(const ExchangeBuffer<C> &exchange_buffer, BranchAccumulator<C> &sums,
                             u32 stage, int warps, int warp, int lane) {
-  using S = KeyStream<C, 1>;
+  using S = ClusterStream<C>;
   using T = typename S::V;
   constexpr int kAtOnce = 4; // warps whose P and V are in flight together
   static_assert(C::kWarps % kAtOnce == 0, "warps are loaded in groups");
-  // Matrices: keys 0, 8 | columns 0, 8.
-  u32 v = stage + S::K::kBytes + T::offset(lane % 16, lane / 16);
+  // Matrices: keys 0, 8 | columns 0, 8; of codes, whose chunk is a pair of n8 tiles: of two warps.
+  u32 v = stage + S::K::kBytes +
+          (S::kCoded ? lane / 16 * S::kStageBytes : T::offset(lane % 16, lane / 16));
 #pragma unroll 1
   for (int first = 0; first < warps; first += kAtOnce, v += kAtOnce * S::kStageBytes) {
 #pragma unroll
@@ -136,11 +137,21 @@ NSAI_DEVICE void add_values(const ExchangeBuffer<C> &exchange_buffer, BranchAccu
 #pragma unroll
         for (int term = 0; term < ExchangeBuffer<C>::kTerms; ++term)
           a[term][w] = exchange_buffer.p[term][first + w][lane];
-        ldmatrix_x4_trans(b[w], T::along(v + w * S::kStageBytes, 2 * pair));
+        if constexpr (!S::kCoded)
+          ldmatrix_x4_trans(b[w], T::along(v + w * S::kStageBytes, 2 * pair));
+        else if (w % 2 == 0)
+          ldmatrix_x4_trans(b[w / 2], v + w * S::kStageBytes + T::offset(lane % 16, pair));
       }
 #pragma unroll
       for (int w = 0; w < kAtOnce; ++w) {
         if (first + w >= warps) break; // its V is undefined
+        if constexpr (S::kCoded) {
+          u32 values[4];
+          expand_code_values(values, b[w / 2][w % 2 * 2], b[w / 2][w % 2 * 2 + 1]);
+          auto &o = w % 2 ? odd : sums.o[j];
+          mma_m16n16k16(Fp16(), o[0], o[1], a[0][w].w, values);
+          continue;
+        }
 #pragma unroll
         for (int term = 0; term < ExchangeBuffer<C>::kTerms; ++term) {
           auto &o = w % 2 ? odd : sums.o[j];
@@ -171,8 +182,8 @@ NSAI_DEVICE float2 block_stats(const ExchangeBuffer<C> &exchange_buffer, int b, 
 template <class C>
 NSAI_DEVICE int score_cta_step(const StepSchedule<C> &schedule, const StageBarriers<C> &barriers,
                                float (&s)[2][4], int i, u32 stages,
-                               const Queries<KeyStream<C, 1>> &queries, int warp, int lane) {
-  using S = KeyStream<C, 1>;
+                               const Queries<ClusterStream<C>> &queries, int warp, int lane) {
+  using S = ClusterStream<C>;
   const CtaStep cta_step = find_cta_step<C>(schedule, i);
 #pragma unroll
   for (int c = 0; c < 8; ++c) s[c / 4][c % 4] = kMinusInf;
@@ -196,9 +207,9 @@ template <class C, class Pool>
 NSAI_DEVICE void run_cta_steps(const StepSchedule<C> &schedule, ExchangeBuffer<C> &exchange_buffer,
                                const StageBarriers<C> &barriers, BranchAccumulator<C> &sums, int b,
                                int begin, int end, u32 stages, u32 summed,
-                               const Queries<KeyStream<C, 1>> &queries, float scale_log2, int warp,
+                               const Queries<ClusterStream<C>> &queries, float scale_log2, int warp,
                                int lane, Pool pool) {
-  using S = KeyStream<C, 1>;
+  using S = ClusterStream<C>;
   float s[2][4]; // scores, then probabilities
   int warps = 0; // warps that have keys
 #pragma unroll 1

@@ -5,13 +5,17 @@
 // stages. A stage holds one step's keys of all consumer warps. Address computation and copies of a
 // step take as many instructions as its attention.
 //
-// Config: those of decode/cluster/schedule.cuh and decode/mainloop.cuh.
+// Config: those of decode/cluster/schedule.cuh and decode/mainloop.cuh, kRawCodes and kEntryCodes (all
+// K and V are codes, or none).
 #pragma once
 #include "core/barrier.cuh"
 #include "core/copy.cuh"
 #include "core/tile.cuh"
 #include "decode/cluster/schedule.cuh"
 #include "decode/mainloop.cuh"
+
+static_assert(Config::kRawCodes == Config::kEntryCodes, "the stages of all branches are alike");
+template <class C> using ClusterStream = KeyStream<C, 1, (bool)C::kRawCodes>;
 
 // The first kWarps warps of a CTA are consumers. The producer warps behind them copy keys, search,
 // and communicate with other CTAs.
@@ -57,7 +61,7 @@ template <class C>
 NSAI_DEVICE void copy_cta_step(const StepSchedule<C> &schedule, const ScheduledRows<C> &rows,
                                const StageBarriers<C> &barriers, int i, u32 stages,
                                int producer_warp, int lane) {
-  using S = KeyStream<C, 1>;
+  using S = ClusterStream<C>;
   constexpr int kEach = C::kWarps / kProducerWarps<C>, kHalf = kProducerWarps<C> / 2;
   const CtaStep cta_step = find_cta_step<C>(schedule, i);
   // In a small step half of the warps copy K, and those behind copy V.
@@ -78,15 +82,15 @@ NSAI_DEVICE void copy_cta_step(const StepSchedule<C> &schedule, const ScheduledR
   for (int j = 0; j < kEach; ++j) {
     const int owner = first + j * kProducerWarps<C>;
     if (!behind && owner < cta_step.warps)
-      copy_rows<typename S::K, C::kHeadDimQk>(stage + owner * S::kStageBytes, row[j], 0, lane);
+      copy_rows<typename S::K, S::kWordsK>(stage + owner * S::kStageBytes, row[j], 0, lane);
   }
   barrier_arrive_after_copies(barriers.keys(at));
 #pragma unroll
   for (int j = 0; j < kEach; ++j) {
     const int owner = first + j * kProducerWarps<C>;
     if ((!halves || behind) && owner < cta_step.warps)
-      copy_rows<typename S::V, C::kHeadDimV>(stage + owner * S::kStageBytes + S::K::kBytes, row[j],
-                                             16, lane);
+      copy_rows<typename S::V, S::kWordsV>(stage + owner * S::kStageBytes + S::K::kBytes, row[j],
+                                           16, lane);
   }
   barrier_arrive_after_copies(barriers.values(at));
 }

@@ -7,7 +7,7 @@
 // computed: compressed, window, selected. An output vector is four columns of a row; slice c has
 // vectors [c * kSlice, (c + 1) * kSlice).
 //
-// Config: Element, kHeadDimV, kGroup, kGate, kWarps, kThreads, kCluster.
+// Config: Element, kHeadDimV, kGroup, kGate, kWarps, kThreads, kCluster, kRawCodes.
 #pragma once
 #include "core/cluster.cuh"
 #include "core/copy.cuh"
@@ -39,7 +39,9 @@ template <class C> struct ColumnTarget {
   NSAI_DEVICE void find(const typename Reduction<C>::Received &received, u32 base, int rank, int j,
                         int r, int warp, int lane) {
     using G = Reduction<C>;
-    const int row = 8 * r + lane / 4, column = (warp + j * C::kWarps) * 16 + column_of_lane();
+    const int row = 8 * r + lane / 4,
+              column = (warp + j * C::kWarps) * 16 +
+                       (ClusterStream<C>::kCoded ? lane % 4 * 4 : column_of_lane());
     const u32 i = row * G::kRowVectors + column / 4, owner = i / G::kSlice;
     offset = shared_address(&received.o[0][rank][i % G::kSlice]) - base;
     // Padding is not sent, but the address must be that of an existing CTA. (With wide heads a
@@ -75,8 +77,10 @@ NSAI_DEVICE void send_columns(const ColumnTargets<C> &targets,
   for (int j = 0; j < BranchAccumulator<C>::kEach; ++j)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float4 x = gather_four(sums.o[j][0][2 * r], sums.o[j][0][2 * r + 1],
-                                   sums.o[j][1][2 * r], sums.o[j][1][2 * r + 1]);
+      const float4 x = ClusterStream<C>::kCoded
+                           ? code_columns(sums.o[j][0], sums.o[j][1], r)
+                           : gather_four(sums.o[j][0][2 * r], sums.o[j][0][2 * r + 1],
+                                         sums.o[j][1][2 * r], sums.o[j][1][2 * r + 1]);
       ColumnTarget<C> to = targets.of[kAhead ? j : 0][kAhead ? r : 0];
       if constexpr (!kAhead) to.find(received, base, rank, j, r, warp, lane);
       if (to.exists)

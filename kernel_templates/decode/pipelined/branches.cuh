@@ -14,13 +14,18 @@
 // Stores O and statistics of a branch in shared memory (and after the compressed branch the carry
 // behind the warp's last key), and resets o and rows.
 template <class C, int kO>
-NSAI_DEVICE void leave_branch(SharedStorage &shared, const PipelinedWorkItem &at, int b,
-                              float (&o)[kO][4], SoftmaxRows &rows, ScanKeys<C> &keys) {
+NSAI_DEVICE void leave_branch(const NsaiDecode &p, SharedStorage &shared,
+                              const PipelinedWorkItem &at, int b, float (&o)[kO][4],
+                              SoftmaxRows &rows, ScanKeys<C> &keys) {
   __syncwarp(); // earlier contents were read
-  if (b != kWindow || at.has_window(at.warp))
-    share_o<C>(b == kSelected ? (float *)shared.kv_stages[at.warp]
-                              : &shared.exchange_buffer[at.warp].o[0][0],
-               o, at.lane);
+  if (b != kWindow || at.has_window(at.warp)) {
+    float *to = b == kSelected ? (float *)shared.kv_stages[at.warp]
+                               : &shared.exchange_buffer[at.warp].o[0][0];
+    if constexpr (C::kRawCodes)
+      share_code_o<C>(to, o, value_scale(p, b, at.group), at.lane);
+    else
+      share_o<C>(to, o, at.lane);
+  }
   share_stats(shared.stats[b][at.warp], rows, at.lane);
   if (b == kCompressed && at.lane < 16) shared.carries[at.warp + 1][at.lane] = keys.carry_out();
   clear(o);
@@ -31,8 +36,9 @@ NSAI_DEVICE void leave_branch(SharedStorage &shared, const PipelinedWorkItem &at
 // Adds O and statistics of the window-selected keys to those of the window. The caller's o and rows
 // remain valid for the selected branch.
 template <class C, int kO>
-NSAI_DEVICE void add_to_window(SharedStorage &shared, const PipelinedWorkItem &at,
-                               const float (&o)[kO][4], const SoftmaxRows &rows) {
+NSAI_DEVICE void add_to_window(const NsaiDecode &p, SharedStorage &shared,
+                               const PipelinedWorkItem &at, const float (&o)[kO][4],
+                               const SoftmaxRows &rows) {
   float *sO = &shared.exchange_buffer[at.warp].o[0][0];
   __syncwarp(); // the window's statistics are written
 #pragma unroll
@@ -43,6 +49,17 @@ NSAI_DEVICE void add_to_window(SharedStorage &shared, const PipelinedWorkItem &a
     const float before = exp2_approx(stats.x - sum.x), mine = exp2_approx(own.x - sum.x);
     __syncwarp(); // all lanes have read them
     if (at.lane % 4 == 0) stats = sum;
+    if constexpr (C::kRawCodes) {
+      const float scaled = mine * value_scale(p, kWindow, at.group);
+      float *to = sO + (8 * r + at.lane / 4) * OutputVectors::kPitch + at.lane % 4 * 4;
+#pragma unroll
+      for (int j = 0; j < kO; j += 2) {
+        float4 &x = *(float4 *)(to + 8 * j);
+        x = add_scaled(make_float4(before * x.x, before * x.y, before * x.z, before * x.w), scaled,
+                       code_columns(o[j], o[j + 1], r));
+      }
+      continue;
+    }
     float *to = sO + (8 * r + at.lane / 4) * OutputVectors::kPitch + at.lane % 4 * 2;
 #pragma unroll
     for (int j = 0; j < kO; ++j) {

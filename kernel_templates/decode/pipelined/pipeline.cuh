@@ -8,7 +8,8 @@
 // V.
 //
 // Config: those of decode/mainloop.cuh, kSelectBlock (l'), kPageSize (P; 0: no pages), kRing (the
-// window's K and V lie in a ring buffer), kCluster.
+// window's K and V lie in a ring buffer), kRawCodes and kEntryCodes (all K and V are codes, or none),
+// kCluster.
 #pragma once
 #include "core/barrier.cuh"
 #include "core/copy_rows.cuh"
@@ -19,13 +20,22 @@
 #include "params/kv_cache.h"
 
 template <class C> struct PipelinedTiles {
-  using K = Tile<kStepKeys, padded_dim(C::kHeadDimQk)>;
-  using V = Tile<kStepKeys, padded_dim(C::kHeadDimV)>;
+  static_assert(C::kRawCodes == C::kEntryCodes, "the stages of all branches are alike");
+  static constexpr bool kCoded = C::kRawCodes;
+  using Product = typename ProductElement<C, kCoded>::Type;
+  static constexpr int kWordsK = nsai_row_words(kCoded, C::kHeadDimQk),
+                       kWordsV = nsai_row_words(kCoded, C::kHeadDimV);
+  using K = Tile<kStepKeys, padded_dim(kWordsK)>;
+  using V = Tile<kStepKeys, padded_dim(kWordsV)>;
   static constexpr bool kQShared = false;
   static constexpr int kO = padded_dim(C::kHeadDimV) / 8;
   static constexpr int kSteps = padded_dim(C::kHeadDimQk) / 16;
   static constexpr int kStageBytes = K::kBytes + V::kBytes;
-  static constexpr int kBytes = (C::kStages * kStageBytes + 127) / 128 * 128; // per warp
+  // Per warp. At the end O [16, Dv] lies there, which may be larger than the codes.
+  static constexpr int kOBytes = kCoded ? 64 * (padded_dim(C::kHeadDimV) + 8) : 0;
+  static constexpr int kUsed =
+      C::kStages * kStageBytes > kOBytes ? C::kStages *kStageBytes : kOBytes;
+  static constexpr int kBytes = (kUsed + 127) / 128 * 128;
 };
 
 // ---- the steps of a warp
@@ -238,10 +248,10 @@ NSAI_DEVICE void fill_stages(PipelinedSteps<C> &steps, PipelinedRow ahead,
       const u32 phase = pipeline.phase(i) ^ 1; // phase of the stage's previous step
       ahead = steps.row(i + 1, lane);
       if (i >= C::kStages) barrier_wait(pipeline.k_empty(i), phase);
-      copy_step<typename R::K, C::kHeadDimQk>(stage, from, 0, policy, lane);
+      copy_step<typename R::K, R::kWordsK>(stage, from, 0, policy, lane);
       barrier_arrive_after_copies(pipeline.k_full(i));
       if (i >= C::kStages) barrier_wait(pipeline.v_empty(i), phase);
-      copy_step<typename R::V, C::kHeadDimV>(stage + R::K::kBytes, from, kStepKeys, policy, lane);
+      copy_step<typename R::V, R::kWordsV>(stage + R::K::kBytes, from, kStepKeys, policy, lane);
       barrier_arrive_after_copies(pipeline.v_full(i));
     }
   }
@@ -272,7 +282,7 @@ NSAI_DEVICE void run_steps(const PipelinedMask &mask, Keys &keys,
         mask_row(s, r, KeyRange{ 0, keys.end(0) }, (mask.number + done - mask.step) * kStepKeys);
     softmax_step(rows, s, o, scale_log2);
     barrier_wait(pipeline.v_full(done), phase);
-    multiply_step_pv<C, typename R::V, kAtOnce>(o, s, stage + R::K::kBytes, lane);
+    multiply_step_pv<C, R, kAtOnce>(o, s, stage + R::K::kBytes, lane);
     barrier_arrive(pipeline.v_empty(done));
     ++done;
     keys.pool(s, rows);

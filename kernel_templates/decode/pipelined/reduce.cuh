@@ -10,6 +10,7 @@
 // Config: Element, kHeadDimV, kGroup, kGate, kWarps, kThreads, kCluster.
 #pragma once
 #include "core/cluster.cuh"
+#include "core/code_fragments.cuh"
 #include "core/epilogue.cuh"
 #include "core/softmax.cuh"
 #include "core/tile.cuh"
@@ -35,6 +36,7 @@ template <class C> struct PipelinedVectors {
 // Stores O [16, Dv] of one warp, given as C fragments, for the other warps, and its statistics
 // [16].
 template <class C, int kO> NSAI_DEVICE void share_o(float *sO, const float (&o)[kO][4], int lane) {
+  static_assert(!C::kRawCodes, "share_code_o() is for codes");
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float *to = sO + (8 * r + lane / 4) * PipelinedVectors<C>::kPitch + lane % 4 * 2;
@@ -43,6 +45,20 @@ template <class C, int kO> NSAI_DEVICE void share_o(float *sO, const float (&o)[
       *(float2 *)(to + 8 * j) = make_float2(o[j][2 * r], o[j][2 * r + 1]);
   }
 }
+
+// The same from codes; `scale` is that of the values.
+template <class C, int kO>
+NSAI_DEVICE void share_code_o(float *sO, const float (&o)[kO][4], float scale, int lane) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float *to = sO + (8 * r + lane / 4) * PipelinedVectors<C>::kPitch + lane % 4 * 4;
+#pragma unroll
+    for (int j = 0; j < kO; j += 2)
+      *(float4 *)(to + 8 * j) =
+          add_scaled(make_float4(0, 0, 0, 0), scale, code_columns(o[j], o[j + 1], r));
+  }
+}
+
 NSAI_DEVICE void share_stats(float2 *sStats, const SoftmaxRows &rows, int lane) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

@@ -14,6 +14,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_flash_sm80_specify(r, "attend_compressed_sm80", &kernel[COMPRESSED]);
   nsai_source_add(&kernel[COMPRESSED], r->problem, r->problem->model.stride);
+  nsai_codes_add(&kernel[COMPRESSED], r->problem->cmp_dtype);
   nsai_compressed_specify(r->problem, &kernel[COMPRESSED]);
 }
 
@@ -22,6 +23,7 @@ const nsai_variant nsai_attend_compressed_sm80 = {
   .stage = NSAI_STAGE_ATTEND_COMPRESSED,
   .why = "flash attention over compressed tokens, mma.sync",
   .kernels = KERNELS,
+  .takes_codes = true,
   .legal = legal,
   .space = &nsai_flash_sm80_space,
   .specify = specify,

@@ -52,17 +52,18 @@ static nsai_tiles choose_selected_tiles(const nsai_model *m, const nsai_target *
   return selected_tiles(8, 64, 4, 1);
 }
 
-static uint32_t selected_shared(const nsai_model *m, const nsai_tiles *s) {
+static uint32_t selected_shared(const nsai_problem *p, const nsai_tiles *s) {
+  const nsai_model *m = &p->model;
   int32_t warps = s->of[NSAI_TILE_WARPS], tokens = 16 * warps / nsai_padded_group(m);
   return nsai_smem_selected_sm80(warps, s->of[NSAI_TILE_KEYS], s->of[NSAI_TILE_STAGES], tokens,
-                                 m->head_dim_qk, m->head_dim_v);
+                                 m->head_dim_qk, m->head_dim_v, p->kv_dtype == NSA_E4M3);
 }
 
 /* Rows of a tile lie in an odd number of 16-byte chunks where 64 columns do not divide them, so
  * that a few head dims (Dk 136, Dv 112) need more than three stages of 64 keys may have. */
 static nsai_tiles choose_selected(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   nsai_tiles s = choose_selected_tiles(&p->model, t, by);
-  if (selected_shared(&p->model, &s) <= NSAI_PORTABLE_SHARED_BYTES) return s;
+  if (selected_shared(p, &s) <= NSAI_PORTABLE_SHARED_BYTES) return s;
   return selected_tiles(s.of[NSAI_TILE_WARPS], 32, 4, s.of[NSAI_TILE_CTAS]);
 }
 
@@ -72,7 +73,7 @@ static void fit_selected(const nsai_problem *p, const nsai_target *t, const nsai
   if (rows % group)
     nsai_refuse(reasons, "the %d rows of %d warps hold no whole tokens of %d heads", rows,
                 s->of[NSAI_TILE_WARPS], group);
-  nsai_fit_shared(t, selected_shared(&p->model, s), reasons);
+  nsai_fit_shared(t, selected_shared(p, s), reasons);
 }
 
 /* O, the scores of a step, Q where it is held, and what else the loop holds. */
@@ -89,7 +90,7 @@ static int32_t selected_registers(const nsai_model *m, const nsai_tiles *s) {
 static double cost_selected(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   int32_t warps = s->of[NSAI_TILE_WARPS], ctas = s->of[NSAI_TILE_CTAS];
   if (selected_registers(&p->model, s) > nsai_register_limit(32 * (warps + 1) * ctas) ||
-      !nsai_holds_ctas(t, selected_shared(&p->model, s), ctas))
+      !nsai_holds_ctas(t, selected_shared(p, s), ctas))
     return INFINITY;
   double flying = (double)ctas * s->of[NSAI_TILE_STAGES] * s->of[NSAI_TILE_KEYS];
   return 1 + 200.0 / flying + 4.0 / (warps * ctas);
@@ -119,7 +120,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   *spec = (nsai_kernel_spec){ .entry = "attend_selected_sm80",
                               .dtype = p->model.dtype,
                               .threads = 32 * (warps + 1),
-                              .shared_bytes = selected_shared(&p->model, s),
+                              .shared_bytes = selected_shared(p, s),
                               .tile_tokens = 16 * warps / nsai_padded_group(&p->model),
                               .compile_cost = 400 };
   nsai_heads_add(spec, p);
@@ -130,6 +131,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_CTAS]);
   nsai_selected_add_lists(p, kernel);
   nsai_source_add(spec, p, 1);
+  nsai_codes_add(spec, p->kv_dtype);
 }
 
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
@@ -138,10 +140,12 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   (void)span;
   NSAI_TRY(nsai_selected_find_lists(run, form, &p));
   if (!nsai_problem_is_cached(&run->plan->problem)) return nsai_launch_tiles(run, kernel, &p);
-  NsaiCachedAttendSelected cached = { .batch = nsai_cache_batch(run),
-                                      .pair = nsai_cache_pair(run, &run->io->kv, NSA_SEL),
-                                      .packed = p };
-  return nsai_launch(run->queue, kernel, nsai_grid_tiles(run, kernel), 1, &cached);
+  /* A kernel without codes takes the first member alone. */
+  NsaiCodedAttendSelected coded = { .cached = { .batch = nsai_cache_batch(run),
+                                                .pair = nsai_cache_pair(run, &run->io->kv, NSA_SEL),
+                                                .packed = p },
+                                    .scales = nsai_pair_scales(run, NSA_SEL) };
+  return nsai_launch(run->queue, kernel, nsai_grid_tiles(run, kernel), 1, &coded);
 }
 
 const nsai_variant nsai_attend_selected_sm80 = {
@@ -149,6 +153,7 @@ const nsai_variant nsai_attend_selected_sm80 = {
   .stage = NSAI_STAGE_ATTEND_SELECTED,
   .why = "merged list of adjacent tokens' blocks, mma.sync",
   .kernels = NSAI_SELECTED_KERNELS,
+  .takes_codes = true,
   .legal = legal,
   .space = &space,
   .specify = specify,

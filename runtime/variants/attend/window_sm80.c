@@ -14,6 +14,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_flash_sm80_specify(r, "attend_window_sm80", &kernel[WINDOW]);
   nsai_window_source_add(&kernel[WINDOW], r->problem);
+  nsai_codes_add(&kernel[WINDOW], r->problem->kv_dtype);
   nsai_constant_add(&kernel[WINDOW], "kWindow", r->problem->model.window);
 }
 
@@ -32,6 +33,7 @@ const nsai_variant nsai_attend_window_sm80 = {
   .stage = NSAI_STAGE_ATTEND_WINDOW,
   .why = "flash attention over a sliding window, mma.sync",
   .kernels = KERNELS,
+  .takes_codes = true,
   .legal = legal,
   .space = &nsai_flash_sm80_space,
   .specify = specify,

@@ -50,15 +50,18 @@ static nsa_status gather(const nsai_run *run, const nsai_form *form, const nsai_
   const nsa_tensor *pe = &side->weights->pe;
   void *out = nsai_buffer_at(run, form->buffer[NSAI_PHI_ROWS]);
   if (side->append) {
-    NsaiGatherEntries p = { .batch = side->append->batch,
-                            .slot_mapping = side->append->slot_mapping,
-                            .x = nsai_cache_tensor(side->x),
-                            .pe = pe->data,
-                            .pe_head_stride = pe->stride[0],
-                            .pe_token_stride = pe->stride[1],
-                            .out = out,
-                            .rows = (int)side->rows,
-                            .kv_heads = heads };
+    const NsaiPairScales scales = nsai_pair_scales(run, 0);
+    /* A kernel without codes takes the first member alone. */
+    NsaiCodedGatherEntries p = { .gather = { .batch = side->append->batch,
+                                             .slot_mapping = side->append->slot_mapping,
+                                             .x = nsai_cache_tensor(side->x),
+                                             .pe = pe->data,
+                                             .pe_head_stride = pe->stride[0],
+                                             .pe_token_stride = pe->stride[1],
+                                             .out = out,
+                                             .rows = (int)side->rows,
+                                             .kv_heads = heads },
+                                 .scale = side->gather == NSAI_PHI_GATHER_K ? scales.k : scales.v };
     return nsai_launch(run->queue, kernel, grid, 1, &p);
   }
   NsaiGatherRows p = { .seq = nsai_compressed_sequences(run),

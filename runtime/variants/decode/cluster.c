@@ -6,6 +6,7 @@
 #include "base/math.h"
 #include "variants/decode/batch.h"
 #include "variants/decode/params.h"
+#include "variants/decode/stream.h"
 
 #include <math.h>
 
@@ -39,12 +40,15 @@ static int32_t most_blocks(const nsai_tiles *s) { return s->of[NSAI_TILE_CTAS] >
 /* Of warps that attend, and of half as many that copy. */
 static int32_t threads_of(const nsai_tiles *s) { return 48 * s->of[NSAI_TILE_WARPS]; }
 
-static uint32_t shared_bytes(const nsai_model *m, const nsai_tiles *s) {
-  const int32_t terms = m->dtype == NSA_BF16 && m->head_dim_v < 64 ? 2 : 1; /* kSplitP */
+static uint32_t shared_bytes(const nsai_problem *p, const nsai_tiles *s) {
+  const nsai_model *m = &p->model;
+  const bool codes = p->kv_dtype == NSA_E4M3;
+  /* kSplitP; products with codes are fp16. */
+  const int32_t terms = m->dtype == NSA_BF16 && m->head_dim_v < 64 && !codes ? 2 : 1;
   return nsai_smem_decode_cluster(m->head_dim_qk, m->head_dim_v, m->heads / m->kv_heads,
                                   s->of[NSAI_TILE_WARPS], s->of[NSAI_TILE_STAGES],
                                   s->of[NSAI_TILE_CLUSTER], nsai_free_blocks(m), m->select_count,
-                                  KEPT_BLOCKS, most_blocks(s), terms, LIST_PAGES);
+                                  KEPT_BLOCKS, most_blocks(s), terms, LIST_PAGES, codes);
 }
 
 /* Selection blocks that one CTA has, at most: ClusterBlockRange of decode/cluster/ranges.cuh. */
@@ -62,7 +66,7 @@ static nsai_tiles cluster_tiles(int32_t cluster, int32_t warps, int32_t stages, 
 }
 
 static bool fits(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  uint32_t bytes = shared_bytes(&p->model, s);
+  uint32_t bytes = shared_bytes(p, s);
   return bytes <= t->shared_bytes && nsai_holds_ctas(t, bytes, s->of[NSAI_TILE_CTAS]) &&
          longest_range(p, s) <= most_blocks(s);
 }
@@ -116,6 +120,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   nsai_decider by;
   int before = reasons->count;
   nsai_legal_common(p, reasons);
+  nsai_decode_legal_codes(p, reasons);
   if (nsai_target_major(t) < 9)
     nsai_refuse(reasons, "clusters of CTAs need sm_90 or later: take decode_split_kv");
   if (nsai_padded_group(m) > ROWS)
@@ -143,7 +148,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
                 "runtime.count_reads is true, and it does not count: take decode_split_kv");
   if (reasons->count != before) return;
   nsai_tiles tiles = choose_cluster(p, t, &by);
-  uint32_t bytes = shared_bytes(m, &tiles);
+  uint32_t bytes = shared_bytes(p, &tiles);
   if (bytes > t->shared_bytes)
     nsai_refuse(reasons, "needs %u bytes of shared memory, a CTA has %u here: take decode_split_kv",
                 bytes, t->shared_bytes);
@@ -190,7 +195,7 @@ static bool sensible(const nsai_problem *p, const nsai_target *t) {
 
 static void fit_cluster(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                         nsai_reasons *reasons) {
-  uint32_t bytes = shared_bytes(&p->model, s);
+  uint32_t bytes = shared_bytes(p, s);
   int64_t range = longest_range(p, s);
   nsai_fit_cta(t, bytes, reasons);
   if (range > most_blocks(s))
@@ -209,7 +214,7 @@ static void fit_cluster(const nsai_problem *p, const nsai_target *t, const nsai_
 /* Bound by waits: more CTAs at once are better, as long as there is room for all. */
 static double cost_cluster(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   int32_t ctas = s->of[NSAI_TILE_CTAS], cluster = s->of[NSAI_TILE_CLUSTER];
-  if (!nsai_holds_ctas(t, shared_bytes(&p->model, s), ctas) ||
+  if (!nsai_holds_ctas(t, shared_bytes(p, s), ctas) ||
       nsai_register_limit(ctas * threads_of(s)) < LEAST_REGISTERS)
     return INFINITY;
   int64_t all = nsai_larger(items_of(p), 1) * cluster, room = ctas * ctas_at_once(cluster);
@@ -238,7 +243,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   *spec = (nsai_kernel_spec){ .entry = "decode_cluster",
                               .dtype = m->dtype,
                               .threads = threads_of(s),
-                              .shared_bytes = shared_bytes(m, s),
+                              .shared_bytes = shared_bytes(p, s),
                               .cluster = s->of[NSAI_TILE_CLUSTER],
                               .compile_cost = 700 };
   nsai_heads_add(spec, p);
@@ -247,6 +252,8 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_constant_add(spec, "kWindow", m->window);
   nsai_constant_add(spec, "kRing", p->window_ring);
   nsai_constant_add(spec, "kPageSize", p->page_size);
+  nsai_decode_entry_codes_add(spec, p);
+  nsai_decode_raw_codes_add(spec, p);
   nsai_constant_add(spec, "kCountReads", 0);
   nsai_constant_add(spec, "kWgmma", 0);
   nsai_constant_add(spec, "kScanRows", ROWS);
@@ -270,11 +277,12 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   const nsai_decode_split split = { .tiles = run->sizes.tokens,
                                     .scan_splits = cluster,
                                     .scan_least = 1 };
-  NsaiDecode p = nsai_decode_params(run, &split);
+  NsaiCodedDecode coded = nsai_decode_params(run, &split);
+  NsaiDecode *p = &coded.decode;
   (void)span;
-  p.pooled = nsai_decode_at(run, form->buffer[POOLED]);
+  p->pooled = nsai_decode_at(run, form->buffer[POOLED]);
   return nsai_launch(run->queue, &form->kernel[CLUSTER], (uint64_t)(run->sizes.tokens * cluster),
-                     (uint32_t)p.kv_heads, &p);
+                     (uint32_t)p->kv_heads, p);
 }
 
 const nsai_variant nsai_decode_cluster = {
@@ -283,6 +291,7 @@ const nsai_variant nsai_decode_cluster = {
   .why = "one launch, a cluster of CTAs for each token and KV head, mma.sync",
   .kernels = KERNELS,
   .buffers = BUFFERS,
+  .takes_codes = true,
   .legal = legal,
   .sensible = sensible,
   .space = &space,

@@ -36,33 +36,38 @@ _Static_assert(offsetof(NsaiDecode, selected) == offsetof(NsaiDecode, entries) +
                        offsetof(NsaiDecode, entries) + NSAI_BRANCH_WINDOW * sizeof(NsaiCachePair),
                "pairs lie in the order of branches");
 
-NsaiDecode nsai_decode_params(const nsai_run *run, const nsai_decode_split *split) {
+NsaiCodedDecode nsai_decode_params(const nsai_run *run, const nsai_decode_split *split) {
   const nsai_problem *problem = &run->plan->problem;
-  NsaiDecode p = { .batch = nsai_cache_batch(run),
-                   .q = nsai_view(&run->io->q),
-                   .entries = nsai_cache_entries(&run->io->kv),
-                   .scan = { .splits = split->scan_splits, .min_granules = split->scan_least },
-                   .attend = { .splits = split->window_splits + split->selected_splits },
-                   .scale_log2 = nsai_run_scale_log2(run),
-                   .kv_heads = problem->model.kv_heads,
-                   .tiles = (int)split->tiles,
-                   .seq_tiles = (int)split->seq_tiles,
-                   .pooled_blocks = (int)nsai_decode_pooled_blocks(problem),
-                   .window_splits = split->window_splits,
-                   .branches = (int)run->branches,
-                   .probes = nsai_decode_probes(run),
-                   .row_warps = split->row_warps };
-  if (nsai_run_has(run, NSA_SEL)) p.selected = nsai_cache_pair(run, &run->io->kv, NSA_SEL);
-  if (nsai_run_has(run, NSA_WIN)) p.window = nsai_cache_pair(run, &run->io->kv, NSA_WIN);
+  NsaiCodedDecode coded = { 0 };
+  NsaiDecode *p = &coded.decode;
+  *p = (NsaiDecode){ .batch = nsai_cache_batch(run),
+                     .q = nsai_view(&run->io->q),
+                     .entries = nsai_cache_entries(&run->io->kv),
+                     .scan = { .splits = split->scan_splits, .min_granules = split->scan_least },
+                     .attend = { .splits = split->window_splits + split->selected_splits },
+                     .scale_log2 = nsai_run_scale_log2(run),
+                     .kv_heads = problem->model.kv_heads,
+                     .tiles = (int)split->tiles,
+                     .seq_tiles = (int)split->seq_tiles,
+                     .pooled_blocks = (int)nsai_decode_pooled_blocks(problem),
+                     .window_splits = split->window_splits,
+                     .branches = (int)run->branches,
+                     .probes = nsai_decode_probes(run),
+                     .row_warps = split->row_warps };
+  if (nsai_run_has(run, NSA_SEL)) p->selected = nsai_cache_pair(run, &run->io->kv, NSA_SEL);
+  if (nsai_run_has(run, NSA_WIN)) p->window = nsai_cache_pair(run, &run->io->kv, NSA_WIN);
   if (nsai_run_selects(run)) {
     nsa_tensor idx = nsai_index_tensor(run);
-    p.idx = idx.data;
-    p.idx_token_stride = idx.stride[0];
-    p.idx_head_stride = idx.stride[1];
+    p->idx = idx.data;
+    p->idx_token_stride = idx.stride[0];
+    p->idx_head_stride = idx.stride[1];
   }
-  if (problem->count_reads) p.kv_reads = reads_of(run);
-  set_outputs(run, &p);
-  return p;
+  if (problem->count_reads) p->kv_reads = reads_of(run);
+  set_outputs(run, p);
+  coded.scales[NSA_CMP] = nsai_entry_scales(run);
+  coded.scales[NSA_SEL] = nsai_pair_scales(run, NSA_SEL);
+  coded.scales[NSA_WIN] = nsai_pair_scales(run, NSA_WIN);
+  return coded;
 }
 
 void *nsai_decode_at(const nsai_run *run, nsai_buffer buffer) {

@@ -7,6 +7,7 @@
 #include "base/math.h"
 #include "variants/decode/batch.h"
 #include "variants/decode/params.h"
+#include "variants/decode/stream.h"
 
 #include <math.h>
 
@@ -51,7 +52,7 @@ static uint32_t shared_bytes(const nsai_problem *p, int32_t warps, int32_t clust
   const nsai_model *m = &p->model;
   return nsai_smem_decode_pipelined(m->head_dim_qk, m->head_dim_v, m->heads / m->kv_heads, warps,
                                     STAGES, cluster, nsai_free_blocks(m), m->select_count, kept,
-                                    most_blocks(p, warps, cluster));
+                                    most_blocks(p, warps, cluster), p->kv_dtype == NSA_E4M3);
 }
 
 /* The last selection blocks, which are always chosen, where they lie in the window: its keys are
@@ -100,6 +101,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   const nsai_model *m = &p->model;
   const nsai_tiles one = shape(ONE_PER_SM);
   nsai_legal_common(p, reasons);
+  nsai_decode_legal_codes(p, reasons);
   if (nsai_target_major(t) != 9)
     nsai_refuse(reasons, "it was made for sm_90: take decode_split_kv");
   if (p->max_q_len > 1)
@@ -228,6 +230,8 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_constant_add(spec, "kWindowSelectedBlocks", window_selected_blocks(p));
   nsai_constant_add(spec, "kKvHeads", m->kv_heads);
   nsai_constant_add(spec, "kPageSize", p->page_size);
+  nsai_decode_entry_codes_add(spec, p);
+  nsai_decode_raw_codes_add(spec, p);
   nsai_constant_add(spec, "kScanRows", ROWS);
   nsai_constant_add(spec, "kWarps", warps);
   nsai_constant_add(spec, "kStages", STAGES);
@@ -247,10 +251,11 @@ static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
   const nsai_kernel *kernel = &form->kernel[PIPELINED];
   const nsai_decode_split split = nsai_decode_unsplit(run, kernel);
-  NsaiDecode p = nsai_decode_params(run, &split);
+  NsaiCodedDecode coded = nsai_decode_params(run, &split);
+  NsaiDecode *p = &coded.decode;
   (void)span;
-  p.pooled = nsai_decode_at(run, form->buffer[POOLED]);
-  return nsai_decode_launch_items(run, kernel, &form->spec[PIPELINED], &p);
+  p->pooled = nsai_decode_at(run, form->buffer[POOLED]);
+  return nsai_decode_launch_items(run, kernel, &form->spec[PIPELINED], p);
 }
 
 const nsai_variant nsai_decode_pipelined = {
@@ -260,6 +265,7 @@ const nsai_variant nsai_decode_pipelined = {
          "head",
   .kernels = KERNELS,
   .buffers = BUFFERS,
+  .takes_codes = true,
   .legal = legal,
   .space = &space,
   .forms = forms,

@@ -25,14 +25,15 @@ static uint32_t shared_bytes(const nsai_problem *p, const nsai_target *t, const 
   const nsai_model *m = &p->model;
   const int32_t rows = nsai_decode_tile_rows(p, t);
   const int32_t warps = s->of[NSAI_TILE_WARPS];
-  const int32_t scan = nsai_decode_stream_bytes(m, t, rows, s);
-  const int32_t token = nsai_decode_stream_bytes(m, t, nsai_decode_token_rows(p), s);
+  const int32_t scan = nsai_decode_stream_bytes(p, t, rows, s, p->cmp_dtype);
+  const int32_t window = nsai_decode_stream_bytes(p, t, rows, s, p->kv_dtype);
+  const int32_t token = nsai_decode_stream_bytes(p, t, nsai_decode_token_rows(p), s, p->kv_dtype);
+  const int32_t stream = nsai_smem_larger(nsai_smem_larger(scan, window), token);
   const int32_t search = m->select_count ? nsai_smem_topn_token(warps, nsai_free_blocks(m)) : 0;
   const int32_t list =
       nsai_smem_merged_list(nsai_decode_tile_tokens(p, t), nsai_smem_larger(m->select_count, 1));
-  return nsai_smem_single_cta(nsai_smem_larger(scan, token), search,
-                              nsai_decode_pool_bytes(m, NSAI_DECODE_STEP, warps), list, rows,
-                              m->head_dim_v);
+  return nsai_smem_single_cta(stream, search, nsai_decode_pool_bytes(m, NSAI_DECODE_STEP, warps),
+                              list, rows, m->head_dim_v);
 }
 
 /* As many stages as the shared memory of so many CTAs holds; no CTA where it does not hold two. */
@@ -148,6 +149,8 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_constant_add(spec, "kWindow", p->model.window);
   nsai_constant_add(spec, "kMaxQLen", p->max_q_len);
   nsai_constant_add(spec, "kRing", p->window_ring);
+  nsai_decode_entry_codes_add(spec, p);
+  nsai_decode_raw_codes_add(spec, p);
   nsai_gate_add(spec, p);
 }
 
@@ -165,11 +168,12 @@ static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
   const nsai_kernel *kernel = &form->kernel[SINGLE_CTA];
   const nsai_decode_split split = nsai_decode_unsplit(run, kernel);
-  NsaiDecode p = nsai_decode_params(run, &split);
+  NsaiCodedDecode coded = nsai_decode_params(run, &split);
+  NsaiDecode *p = &coded.decode;
   (void)span;
-  p.pooled = nsai_decode_at(run, form->buffer[POOLED]);
-  p.carries = nsai_decode_at(run, form->buffer[CARRIES]);
-  return nsai_decode_launch_items(run, kernel, &form->spec[SINGLE_CTA], &p);
+  p->pooled = nsai_decode_at(run, form->buffer[POOLED]);
+  p->carries = nsai_decode_at(run, form->buffer[CARRIES]);
+  return nsai_decode_launch_items(run, kernel, &form->spec[SINGLE_CTA], p);
 }
 
 const nsai_variant nsai_decode_single_cta = {
@@ -178,6 +182,7 @@ const nsai_variant nsai_decode_single_cta = {
   .why = "a CTA for each token and KV head: for batches that leave split-KV without gain",
   .kernels = KERNELS,
   .buffers = BUFFERS,
+  .takes_codes = true,
   .legal = legal,
   .space = &space,
   .forms = forms,

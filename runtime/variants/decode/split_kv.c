@@ -31,17 +31,17 @@ enum {
 static uint32_t scan_shared(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   const int32_t rows = nsai_decode_tile_rows(p, t);
   const int32_t keys = NSAI_DECODE_STEP * nsai_decode_stage_steps(&p->model, rows);
-  return nsai_decode_stream_bytes(&p->model, t, rows, s) +
+  return nsai_decode_stream_bytes(p, t, rows, s, p->cmp_dtype) +
          nsai_decode_pool_bytes(&p->model, keys, s->of[NSAI_TILE_WARPS]);
 }
 
 static uint32_t attend_shared(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   const nsai_model *m = &p->model;
   const int32_t count = nsai_smem_larger(m->select_count, 1);
-  const int32_t tile = nsai_decode_stream_bytes(m, t, nsai_decode_tile_rows(p, t), s);
+  const int32_t tile = nsai_decode_stream_bytes(p, t, nsai_decode_tile_rows(p, t), s, p->kv_dtype);
   if (p->selection != NSA_SELECT_RANGES)
     return nsai_smem_split_kv_attend(tile, nsai_decode_tile_tokens(p, t), count);
-  const int32_t token = nsai_decode_stream_bytes(m, t, nsai_decode_token_rows(p), s);
+  const int32_t token = nsai_decode_stream_bytes(p, t, nsai_decode_token_rows(p), s, p->kv_dtype);
   return nsai_smem_split_kv_ranges(nsai_smem_larger(tile, token), count);
 }
 
@@ -72,8 +72,7 @@ static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decid
   int32_t wanted = t->register_fallback || row_registers(&p->model) > 224 ? 1 : 2;
   int32_t least = most_rows(p, t) / NSAI_DECODE_ROWS, warps = least > 4 ? 8 : 4;
   /* Registers: warps that do mma.sync, and those of a token's ranges, leave none for a third. */
-  if (wanted == 2 && warps == 4 &&
-      nsai_decode_has_panels(&p->model, t, nsai_decode_tile_rows(p, t)) &&
+  if (wanted == 2 && warps == 4 && nsai_decode_has_panels(p, t, nsai_decode_tile_rows(p, t)) &&
       p->selection != NSA_SELECT_RANGES)
     wanted = 3;
   for (int32_t ctas = wanted; ctas >= 1; ctas--)
@@ -133,7 +132,7 @@ static bool has_group_registers(const nsai_problem *p) {
  * 179.) */
 static nsai_tiles two_groups(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                              shared_fn *shared) {
-  if (!nsai_decode_has_panels(&p->model, t, nsai_decode_tile_rows(p, t)) ||
+  if (!nsai_decode_has_panels(p, t, nsai_decode_tile_rows(p, t)) ||
       nsai_decode_tile_rows(p, t) != NSAI_DECODE_PANEL_ROWS || s->of[NSAI_TILE_WARPS] != 4 ||
       s->of[NSAI_TILE_CTAS] != 3)
     return *s;
@@ -177,6 +176,7 @@ static void specify_compressed(const nsai_request *r, nsai_kernel_spec *spec) {
                               .tile_tokens = nsai_decode_tile_room(p, r->target),
                               .compile_cost = 500 };
   nsai_decode_stream_add(spec, r);
+  nsai_decode_entry_codes_add(spec, p);
   nsai_constant_add(spec, "kSelectCount", selects ? p->model.select_count : 0);
 }
 
@@ -208,15 +208,17 @@ static void specify_attend(const nsai_request *r, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kMaxQLen", p->max_q_len);
   nsai_constant_add(spec, "kWindow", p->model.window);
   nsai_constant_add(spec, "kRing", p->window_ring);
+  nsai_decode_raw_codes_add(spec, p);
 }
 
 /* CTAs of decode_split_kv_combine on a multiprocessor. Four leave 64 registers, which are too few
  * for O of 128 columns where a group is no power of two (NVRTC 13.0, sm_90a, bf16: groups of 9 to
  * 14, 20, 24, 28, 40, 48 and 56 spill 8 bytes; widths of 40 to 120, 192 and 256 do not). */
-static int32_t combine_ctas(const nsai_model *m, const nsai_target *t) {
+static int32_t combine_ctas(const nsai_problem *p, const nsai_target *t) {
+  const nsai_model *m = &p->model;
   if (t->register_fallback) return 2;
   const bool whole = m->heads / m->kv_heads == nsai_padded_group(m);
-  return nsai_decode_has_wgmma(t) && (whole || m->head_dim_v != 128) ? 4 : 3;
+  return nsai_decode_has_wgmma(p, t) && (whole || m->head_dim_v != 128) ? 4 : 3;
 }
 
 static void specify_combine(const nsai_request *r, nsai_kernel_spec *spec) {
@@ -228,7 +230,7 @@ static void specify_combine(const nsai_request *r, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kHeadDimV", m->head_dim_v);
   nsai_gate_add(spec, r->problem);
   nsai_constant_add(spec, "kRowLanes", 32 / nsai_decode_warp_rows(m));
-  nsai_constant_add(spec, "kMinBlocks", combine_ctas(m, r->target));
+  nsai_constant_add(spec, "kMinBlocks", combine_ctas(r->problem, r->target));
 }
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
@@ -285,6 +287,7 @@ static nsai_decode_split split_of(const nsai_run *run, const nsai_form *form) {
   return nsai_decode_split_make(&sizes);
 }
 
+/* `p` is the first member of an NsaiCodedDecode, which kernels with codes take. */
 static nsa_status launch(const nsai_run *run, const nsai_kernel *kernel, int64_t grid,
                          const NsaiDecode *p) {
   return nsai_launch(run->queue, kernel, (uint64_t)grid, 1, p);
@@ -306,16 +309,17 @@ static nsa_status combine(const nsai_run *run, const nsai_kernel *kernel, const 
   return launch(run, kernel, nsai_ceil_div(run->sizes.tokens * m->heads, rows), p);
 }
 
-static NsaiDecode params_of(const nsai_run *run, const nsai_form *form,
-                            const nsai_decode_split *split) {
-  NsaiDecode p = nsai_decode_params(run, split);
-  p.scan.o = nsai_decode_at(run, form->buffer[SCAN_O]);
-  p.scan.stats = nsai_decode_at(run, form->buffer[SCAN_STATS]);
-  p.attend.o = nsai_decode_at(run, form->buffer[ATTEND_O]);
-  p.attend.stats = nsai_decode_at(run, form->buffer[ATTEND_STATS]);
-  p.pooled = nsai_decode_at(run, form->buffer[POOLED]);
-  p.carries = nsai_decode_at(run, form->buffer[CARRIES]);
-  return p;
+static NsaiCodedDecode params_of(const nsai_run *run, const nsai_form *form,
+                                 const nsai_decode_split *split) {
+  NsaiCodedDecode coded = nsai_decode_params(run, split);
+  NsaiDecode *p = &coded.decode;
+  p->scan.o = nsai_decode_at(run, form->buffer[SCAN_O]);
+  p->scan.stats = nsai_decode_at(run, form->buffer[SCAN_STATS]);
+  p->attend.o = nsai_decode_at(run, form->buffer[ATTEND_O]);
+  p->attend.stats = nsai_decode_at(run, form->buffer[ATTEND_STATS]);
+  p->pooled = nsai_decode_at(run, form->buffer[POOLED]);
+  p->carries = nsai_decode_at(run, form->buffer[CARRIES]);
+  return coded;
 }
 
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
@@ -323,14 +327,15 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   const nsai_decode_split split = split_of(run, form);
   const bool selects = nsai_run_selects(run), probes = nsai_decode_probes(run);
   const bool brought = run->plan->problem.selection != NSA_SELECT_TOPN;
-  NsaiDecode p = params_of(run, form, &split);
+  NsaiCodedDecode coded = params_of(run, form, &split);
+  NsaiDecode *p = &coded.decode;
   (void)span;
   if (nsai_run_has(run, NSA_CMP) || selects || probes)
-    NSAI_TRY(launch(run, &kernel[COMPRESSED], split.tiles * p.kv_heads * split.scan_splits, &p));
-  if (selects) NSAI_TRY(launch(run, &kernel[SELECT], run->sizes.tokens * p.kv_heads, &p));
-  if (nsai_run_has(run, NSA_SEL) && brought) NSAI_TRY(sort_lists(run, &kernel[SORT], &p));
-  if (p.attend.splits) NSAI_TRY(launch(run, &kernel[ATTEND], split.attend_items * p.kv_heads, &p));
-  NSAI_TRY(combine(run, &kernel[COMBINE], &p));
+    NSAI_TRY(launch(run, &kernel[COMPRESSED], split.tiles * p->kv_heads * split.scan_splits, p));
+  if (selects) NSAI_TRY(launch(run, &kernel[SELECT], run->sizes.tokens * p->kv_heads, p));
+  if (nsai_run_has(run, NSA_SEL) && brought) NSAI_TRY(sort_lists(run, &kernel[SORT], p));
+  if (p->attend.splits) NSAI_TRY(launch(run, &kernel[ATTEND], split.attend_items * p->kv_heads, p));
+  NSAI_TRY(combine(run, &kernel[COMBINE], p));
   return probes ? nsai_probe_enqueue(run, &kernel[PROBE]) : NSA_OK;
 }
 
@@ -340,6 +345,7 @@ const nsai_variant nsai_decode_split_kv = {
   .why = "scan, select, attend, combine: split over keys, mma.sync",
   .kernels = KERNELS,
   .buffers = BUFFERS,
+  .takes_codes = true,
   .legal = legal,
   .space = &space,
   .specify = specify,

@@ -7,8 +7,9 @@
 
 #include <string.h>
 
-bool nsai_decode_has_wgmma(const nsai_target *t) {
-  return !strcmp(t->arch, "sm_90a") && t->register_fallback < NSAI_LAST_RESORT;
+bool nsai_decode_has_wgmma(const nsai_problem *p, const nsai_target *t) {
+  return !strcmp(t->arch, "sm_90a") && t->register_fallback < NSAI_LAST_RESORT &&
+         !nsai_problem_has_codes(p);
 }
 
 bool nsai_decode_is_plain(const nsai_problem *p) {
@@ -19,7 +20,7 @@ bool nsai_decode_is_plain(const nsai_problem *p) {
 
 bool nsai_decode_has_narrow_panels(const nsai_problem *p, const nsai_target *t) {
   const nsai_model *m = &p->model;
-  return nsai_decode_has_wgmma(t) && !t->register_fallback && m->head_dim_qk == 128 &&
+  return nsai_decode_has_wgmma(p, t) && !t->register_fallback && m->head_dim_qk == 128 &&
          m->head_dim_v == 128 && nsai_decode_is_plain(p) &&
          m->select_block % (2 * NSAI_DECODE_STEP) == 0;
 }
@@ -34,8 +35,9 @@ int32_t nsai_decode_tile_rows(const nsai_problem *p, const nsai_target *t) {
   int32_t rows = NSAI_DECODE_ROWS, group = nsai_padded_group(&p->model);
   int32_t most = (wide ? t->register_fallback ? 1 : 2 : pairs ? 8 : 4) * NSAI_DECODE_ROWS;
   while (rows < group || (rows < p->max_q_len * group && rows < most)) rows *= 2;
-  return rows == 2 * NSAI_DECODE_ROWS && nsai_decode_has_wgmma(t) && !wide ? NSAI_DECODE_PANEL_ROWS
-                                                                           : rows;
+  return rows == 2 * NSAI_DECODE_ROWS && nsai_decode_has_wgmma(p, t) && !wide
+             ? NSAI_DECODE_PANEL_ROWS
+             : rows;
 }
 
 int32_t nsai_decode_tile_room(const nsai_problem *p, const nsai_target *t) {
@@ -62,18 +64,20 @@ static bool has_drafts(const nsai_model *m, int32_t rows) {
   return nsai_decode_stage_steps(m, rows) > 1;
 }
 
-bool nsai_decode_has_panels(const nsai_model *m, const nsai_target *t, int32_t rows) {
-  return nsai_decode_has_wgmma(t) && has_drafts(m, rows) && rows % NSAI_DECODE_PANEL_ROWS == 0;
+bool nsai_decode_has_panels(const nsai_problem *p, const nsai_target *t, int32_t rows) {
+  return nsai_decode_has_wgmma(p, t) && has_drafts(&p->model, rows) &&
+         rows % NSAI_DECODE_PANEL_ROWS == 0;
 }
 
-int32_t nsai_decode_stream_bytes(const nsai_model *m, const nsai_target *t, int32_t rows,
-                                 const nsai_tiles *s) {
-  const bool panels = nsai_decode_has_panels(m, t, rows);
+int32_t nsai_decode_stream_bytes(const nsai_problem *p, const nsai_target *t, int32_t rows,
+                                 const nsai_tiles *s, int32_t dtype) {
+  const nsai_model *m = &p->model;
+  const bool panels = nsai_decode_has_panels(p, t, rows);
   int32_t groups = s->of[NSAI_TILE_WARPS] / (rows / NSAI_DECODE_ROWS);
   int32_t keys = NSAI_DECODE_STEP * nsai_decode_stage_steps(m, rows); /* of a stage */
   bool shared_q = nsai_decode_has_shared_q(m) || has_drafts(m, rows);
   return nsai_smem_key_stream(panels, shared_q, rows, groups, s->of[NSAI_TILE_STAGES], keys,
-                              m->head_dim_qk, m->head_dim_v);
+                              m->head_dim_qk, m->head_dim_v, dtype == NSA_E4M3);
 }
 
 int32_t nsai_decode_pool_bytes(const nsai_model *m, int32_t keys, int32_t warps) {
@@ -101,6 +105,22 @@ void nsai_decode_stream_add(nsai_kernel_spec *spec, const nsai_request *r) {
   nsai_constant_add(spec, "kPageSize", p->page_size);
   nsai_constant_add(spec, "kStages", r->tiles->of[NSAI_TILE_STAGES]);
   nsai_constant_add(spec, "kMinBlocks", r->tiles->of[NSAI_TILE_CTAS]);
-  nsai_constant_add(spec, "kWgmma", nsai_decode_has_wgmma(r->target));
+  nsai_constant_add(spec, "kWgmma", nsai_decode_has_wgmma(p, r->target));
   nsai_constant_add(spec, "kCountReads", p->count_reads);
+}
+
+void nsai_decode_entry_codes_add(nsai_kernel_spec *spec, const nsai_problem *p) {
+  nsai_constant_add(spec, "kEntryCodes", p->cmp_dtype == NSA_E4M3);
+}
+
+void nsai_decode_raw_codes_add(nsai_kernel_spec *spec, const nsai_problem *p) {
+  nsai_constant_add(spec, "kRawCodes", p->kv_dtype == NSA_E4M3);
+}
+
+void nsai_decode_legal_codes(const nsai_problem *p, nsai_reasons *reasons) {
+  if (p->kv_dtype != p->cmp_dtype)
+    nsai_refuse(
+        reasons,
+        "one of problem.kv_dtype and problem.cmp_dtype is e4m3, and its pipeline holds codes "
+        "or elements alone: take decode_split_kv");
 }

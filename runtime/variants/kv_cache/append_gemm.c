@@ -22,6 +22,7 @@ static void specify_gather(const nsai_problem *p, int32_t dim, nsai_kernel_spec 
                               .dtype = p->model.dtype,
                               .threads = NSAI_ELEMENTWISE_THREADS };
   nsai_constant_add(spec, "kHeadDim", dim);
+  nsai_constant_add(spec, "kRawCodes", p->kv_dtype == NSA_E4M3);
   nsai_append_add_cache(p, spec);
 }
 
@@ -36,6 +37,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
                                         .threads = NSAI_APPEND_THREADS };
   nsai_constant_add(&kernel[SCATTER], "kHeadDimQk", p->model.head_dim_qk);
   nsai_constant_add(&kernel[SCATTER], "kHeadDimV", p->model.head_dim_v);
+  nsai_constant_add(&kernel[SCATTER], "kEntryCodes", p->cmp_dtype == NSA_E4M3);
   nsai_append_add_cache(p, &kernel[SCATTER]);
 }
 
@@ -57,7 +59,8 @@ static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
   const nsai_model *m = &run->plan->problem.model;
   const nsa_io *io = run->io;
-  const NsaiAppend append = nsai_append_params(run);
+  const NsaiCodedAppend coded = nsai_append_params(run);
+  const NsaiAppend append = coded.append;
   const int64_t rows = product_rows(m, run->sizes.tokens, run->sizes.num_seqs);
   const NsaiView k_rows = nsai_buffer_view(run, form->buffer[K_CMP], m->kv_heads, m->head_dim_qk);
   const NsaiView v_rows = nsai_buffer_view(run, form->buffer[V_CMP], m->kv_heads, m->head_dim_v);
@@ -65,14 +68,15 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
                             m->head_dim_qk, rows,         NSAI_PHI_GATHER_K };
   const nsai_phi_pass v = { &io->phi.v,    &io->kv.v[0], &append,          v_rows,
                             m->head_dim_v, rows,         NSAI_PHI_GATHER_V };
-  const NsaiScatterEntries scatter = { .batch = append.batch,
-                                       .slot_mapping = append.slot_mapping,
-                                       .entries = nsai_cache_entries(&io->kv),
-                                       .k = k_rows.data,
-                                       .v = v_rows.data,
-                                       .kv_heads = m->kv_heads };
+  const NsaiCodedScatterEntries scatter = { .scatter = { .batch = append.batch,
+                                                         .slot_mapping = append.slot_mapping,
+                                                         .entries = nsai_cache_entries(&io->kv),
+                                                         .k = k_rows.data,
+                                                         .v = v_rows.data,
+                                                         .kv_heads = m->kv_heads },
+                                            .scales = nsai_entry_scales(run) };
   (void)span;
-  NSAI_TRY(nsai_launch(run->queue, &form->kernel[APPEND], (uint64_t)run->sizes.tokens, 1, &append));
+  NSAI_TRY(nsai_launch(run->queue, &form->kernel[APPEND], (uint64_t)run->sizes.tokens, 1, &coded));
   NSAI_TRY(nsai_phi_enqueue(run, form, &k));
   NSAI_TRY(nsai_phi_enqueue(run, form, &v));
   return nsai_launch(run->queue, &form->kernel[SCATTER], (uint64_t)rows, 1, &scatter);
@@ -83,6 +87,7 @@ const nsai_variant nsai_append_gemm = {
   .stage = NSAI_STAGE_APPEND,
   .why = "new tokens; linear and mlp of what they complete through cuBLASLt",
   .kernels = KERNELS,
+  .takes_codes = true,
   .buffers = BUFFERS,
   .needs_gemm = true,
   .legal = legal,

@@ -17,6 +17,7 @@ void nsai_append_specify(const nsai_problem *problem, nsai_kernel_spec *spec);
 /* Adds how entries and pages lie. */
 void nsai_append_add_cache(const nsai_problem *problem, nsai_kernel_spec *spec);
 
-NsaiAppend nsai_append_params(const nsai_run *run);
+/* A kernel without codes takes the first member alone. */
+NsaiCodedAppend nsai_append_params(const nsai_run *run);
 
 #endif /* NSAI_VARIANTS_KV_CACHE_APPEND_MEAN_H */

@@ -94,6 +94,7 @@ static void specify_importance(const nsai_problem *p, const nsai_tiles *s, bool 
   nsai_constant_add(spec, "kSelectBlock", m->select_block);
   nsai_constant_add(spec, "kProbe", probe);
   nsai_source_add(spec, p, m->stride);
+  nsai_codes_add(spec, p->cmp_dtype);
 }
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
@@ -127,10 +128,12 @@ static nsa_status launch(const nsai_run *run, const nsai_kernel *kernel, int64_t
   const uint64_t grid = (uint64_t)(tiles * p->kv_heads);
   if (!nsai_problem_is_cached(&run->plan->problem))
     return nsai_launch(run->queue, kernel, grid, 1, p);
-  NsaiCachedImportance cached = { .batch = nsai_cache_batch(run),
-                                  .k = nsai_cache_tensor(&run->io->kv.k_cmp),
-                                  .packed = *p };
-  return nsai_launch(run->queue, kernel, grid, 1, &cached);
+  /* A kernel without codes takes the first member alone. */
+  NsaiCodedImportance coded = { .cached = { .batch = nsai_cache_batch(run),
+                                            .k = nsai_cache_tensor(&run->io->kv.k_cmp),
+                                            .packed = *p },
+                                .k_scale = nsai_entry_scales(run).k };
+  return nsai_launch(run->queue, kernel, grid, 1, &coded);
 }
 
 nsa_status nsai_probe_enqueue(const nsai_run *run, const nsai_kernel *kernel) {
@@ -168,6 +171,7 @@ const nsai_variant nsai_importance_sm80 = {
   .stage = NSAI_STAGE_IMPORTANCE,
   .why = "second pass over q k^T with the known LSE, exact in fp32",
   .kernels = KERNELS,
+  .takes_codes = true,
   .stands_alone = true,
   .legal = legal,
   .space = &space,
