@@ -383,8 +383,8 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
 }
 
 extern "C" __global__ void __cluster_dims__(Config::kCluster, 1, 1)
-    __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-        decode_cluster(const __grid_constant__ DecodeParamsOf<Config::kRawCodes>::Type p) {
+    __launch_bounds__(Config::kThreads, Config::kMinBlocks) decode_cluster(
+        const __grid_constant__ ParamsOf<Config::kRawCodes, NsaiDecode, NsaiCodedDecode>::Type p) {
   begin_kernel();
   decode<Config>((const NsaiDecode &)p);
 }

@@ -19,13 +19,13 @@ template <class C>
 constexpr bool kSharedQ = padded_dim(C::kHeadDimV) / 2 + padded_dim(C::kHeadDimQk) / 4 > 144;
 
 // Config::Element, or the element of products with codes.
-template <class C, bool kCoded> struct ProductElement { using Type = typename C::Element; };
-template <class C> struct ProductElement<C, true> { using Type = Fp16; };
+template <class C, bool kCoded> struct ProductElement { using Tag = typename C::Element; };
+template <class C> struct ProductElement<C, true> { using Tag = Fp16; };
 
 template <class C, int kRowTilesOf, bool kHoldsCodes = false> struct KeyStream {
   static constexpr int kRowTiles = kRowTilesOf;
   static constexpr bool kCoded = kHoldsCodes;
-  using Product = typename ProductElement<C, kCoded>::Type;
+  using Product = typename ProductElement<C, kCoded>::Tag;
   static constexpr int kRows = 16 * kRowTiles;
   static constexpr int kConsumerGroups = C::kWarps / kRowTiles;
   static constexpr int kConsumerGroupThreads = 32 * kRowTiles;

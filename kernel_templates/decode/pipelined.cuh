@@ -357,7 +357,7 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
 }
 
 extern "C" __global__ void __cluster_dims__(Config::kCluster, 1, 1)
-    __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-        decode_pipelined(const __grid_constant__ DecodeParamsOf<Config::kRawCodes>::Type p) {
+    __launch_bounds__(Config::kThreads, Config::kMinBlocks) decode_pipelined(
+        const __grid_constant__ ParamsOf<Config::kRawCodes, NsaiDecode, NsaiCodedDecode>::Type p) {
   decode<Config>((const NsaiDecode &)p);
 }

@@ -266,8 +266,8 @@ template <class C> NSAI_DEVICE void attend_work_item(const NsaiDecode &p) {
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    decode_single_cta(
-        const __grid_constant__ DecodeParamsOf<Config::kEntryCodes || Config::kRawCodes>::Type p) {
+    decode_single_cta(const __grid_constant__ ParamsOf<Config::kEntryCodes || Config::kRawCodes,
+                                                       NsaiDecode, NsaiCodedDecode>::Type p) {
   begin_kernel();
   attend_work_item<Config>((const NsaiDecode &)p);
 }

@@ -314,6 +314,7 @@ template <class C> NSAI_DEVICE void attend(const NsaiDecode &p) {
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    decode_split_kv_attend(const __grid_constant__ DecodeParamsOf<Config::kRawCodes>::Type p) {
+    decode_split_kv_attend(
+        const __grid_constant__ ParamsOf<Config::kRawCodes, NsaiDecode, NsaiCodedDecode>::Type p) {
   attend<Config>((const NsaiDecode &)p);
 }

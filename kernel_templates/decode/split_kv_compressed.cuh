@@ -74,9 +74,9 @@ template <class C> NSAI_DEVICE void scan(const NsaiDecode &p) {
   store_split<C>(shared.stream, at, o, rows, p.scan, C::kScanRows, row_of);
 }
 
-extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    decode_split_kv_compressed(
-        const __grid_constant__ DecodeParamsOf<Config::kEntryCodes>::Type p) {
+extern "C" __global__ void
+__launch_bounds__(Config::kThreads, Config::kMinBlocks) decode_split_kv_compressed(
+    const __grid_constant__ ParamsOf<Config::kEntryCodes, NsaiDecode, NsaiCodedDecode>::Type p) {
   begin_kernel();
   scan<Config>((const NsaiDecode &)p);
 }

@@ -34,6 +34,7 @@
 #include "core/e4m3.cuh"
 #include "core/types.cuh"
 #include "data/cache_rows.cuh"
+#include "data/source.cuh"
 #include "params/kv_cache.h"
 
 // Bits of NsaiDecode::branches, and indices of its outputs. (C::kWindow is something else: the
@@ -74,10 +75,7 @@ template <class C> constexpr bool kWideHeads = C::kHeadDimQk + C::kHeadDimV > 25
 
 // ---- scales of a cache in codes
 
-// The parameters of a kernel. A kernel with codes takes an NsaiCodedDecode, which begins with an
-// NsaiDecode.
-template <bool kCoded> struct DecodeParamsOf { using Type = NsaiDecode; };
-template <> struct DecodeParamsOf<true> { using Type = NsaiCodedDecode; };
+// A kernel with codes takes an NsaiCodedDecode, which begins with an NsaiDecode.
 
 // The scales of branch `b`. Scores are scaled with the softmax, values when O is complete.
 NSAI_DEVICE float key_scale(const NsaiDecode &p, int b, int group) {

@@ -31,6 +31,7 @@
 #include "core/types.cuh"
 #include "data/cache_rows.cuh"
 #include "data/new_entries.cuh"
+#include "data/source.cuh"
 #include "params/attention.h"
 #include "params/kv_cache.h"
 
@@ -217,14 +218,9 @@ template <class C> NSAI_DEVICE void append(const NsaiAppend &p) {
   }
 }
 
-// An NsaiCodedAppend begins with an NsaiAppend.
-template <class C, bool kCoded = C::kRawCodes || C::kEntryCodes> struct AppendParams {
-  using Type = NsaiAppend;
-};
-template <class C> struct AppendParams<C, true> { using Type = NsaiCodedAppend; };
-
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    kv_cache_append(const __grid_constant__ AppendParams<Config>::Type p) {
+    kv_cache_append(const __grid_constant__ ParamsOf<Config::kRawCodes || Config::kEntryCodes,
+                                                     NsaiAppend, NsaiCodedAppend>::Type p) {
   begin_kernel();
   append<Config>((const NsaiAppend &)p);
 }

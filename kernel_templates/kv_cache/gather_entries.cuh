@@ -23,6 +23,7 @@
 #include "core/types.cuh"
 #include "data/cache_rows.cuh"
 #include "data/new_entries.cuh"
+#include "data/source.cuh"
 #include "params/kv_cache.h"
 
 static_assert(Config::kHeadDim % 8 == 0, "rows are copied 16 bytes at a time");
@@ -69,12 +70,9 @@ template <class C> NSAI_DEVICE void gather(const NsaiGatherEntries &p) {
   }
 }
 
-// An NsaiCodedGatherEntries begins with an NsaiGatherEntries.
-template <bool kCodes> struct GatherParams { using Type = NsaiGatherEntries; };
-template <> struct GatherParams<true> { using Type = NsaiCodedGatherEntries; };
-
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    kv_cache_gather_entries(const __grid_constant__ GatherParams<Config::kRawCodes>::Type p) {
+    kv_cache_gather_entries(const __grid_constant__ ParamsOf<Config::kRawCodes, NsaiGatherEntries,
+                                                             NsaiCodedGatherEntries>::Type p) {
   begin_kernel();
   gather<Config>((const NsaiGatherEntries &)p);
 }

@@ -17,6 +17,7 @@
 #include "core/types.cuh"
 #include "data/cache_rows.cuh"
 #include "data/new_entries.cuh"
+#include "data/source.cuh"
 #include "params/kv_cache.h"
 
 template <class C> NSAI_DEVICE void scatter(const NsaiScatterEntries &p) {
@@ -46,12 +47,10 @@ template <class C> NSAI_DEVICE void scatter(const NsaiScatterEntries &p) {
   }
 }
 
-// An NsaiCodedScatterEntries begins with an NsaiScatterEntries.
-template <bool kCodes> struct ScatterParams { using Type = NsaiScatterEntries; };
-template <> struct ScatterParams<true> { using Type = NsaiCodedScatterEntries; };
-
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    kv_cache_scatter_entries(const __grid_constant__ ScatterParams<Config::kEntryCodes>::Type p) {
+    kv_cache_scatter_entries(
+        const __grid_constant__
+            ParamsOf<Config::kEntryCodes, NsaiScatterEntries, NsaiCodedScatterEntries>::Type p) {
   begin_kernel();
   scatter<Config>((const NsaiScatterEntries &)p);
 }

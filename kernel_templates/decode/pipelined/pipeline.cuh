@@ -22,7 +22,7 @@
 template <class C> struct PipelinedTiles {
   static_assert(C::kRawCodes == C::kEntryCodes, "the stages of all branches are alike");
   static constexpr bool kCoded = C::kRawCodes;
-  using Product = typename ProductElement<C, kCoded>::Type;
+  using Product = typename ProductElement<C, kCoded>::Tag;
   static constexpr int kWordsK = nsai_row_words(kCoded, C::kHeadDimQk),
                        kWordsV = nsai_row_words(kCoded, C::kHeadDimV);
   using K = Tile<kStepKeys, padded_dim(kWordsK)>;

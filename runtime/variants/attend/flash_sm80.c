@@ -28,7 +28,8 @@ static nsai_tiles choose_flash(const nsai_problem *p, const nsai_target *t, nsai
   if (t->register_fallback > 1) return flash_tiles(64, 32, 4, 1);
   if (t->register_fallback) return flash_tiles(wide ? 64 : 128, 32, 4, 1);
   /* A thread holds its part of the next tile of codes in registers. */
-  if (nsai_problem_has_codes(p) && m->head_dim_v > 64) return flash_tiles(64, wide ? 32 : 64, 4, 2);
+  if (nsai_problem_has_codes(p) && m->head_dim_v > 64)
+    return flash_tiles(64, m->head_dim_qk > 128 || m->head_dim_v > 128 ? 32 : 64, 4, 2);
   if (wide) return flash_tiles(64, 64, 4, 2);
   if (m->head_dim_qk == 64 && m->head_dim_v == 64 && nsai_target_is(t, NSAI_H200)) {
     /* Tuned at 16k tokens, over the general choice: dense 6.34 against 7.14 ms, compressed 0.58

@@ -26,8 +26,9 @@ static int32_t selected_columns(const nsai_model *m) {
  * Nine warps get 168 registers from the compiler; where the key bits of 128 tokens (G 1) would not
  * fit beside three stages, or O needs more registers, there are five: also beside the longest Q in
  * registers where it ends within 16 columns (Dk 184, Dv 120 and 128; NVRTC 13.0). */
-static nsai_tiles choose_selected_tiles(const nsai_model *m, const nsai_target *t,
+static nsai_tiles choose_selected_tiles(const nsai_problem *p, const nsai_target *t,
                                         nsai_decider *by) {
+  const nsai_model *m = &p->model;
   int32_t columns = m->head_dim_qk + m->head_dim_v;
   *by = NSAI_BY_DEFAULT;
   bool single = m->heads == m->kv_heads;
@@ -35,6 +36,9 @@ static nsai_tiles choose_selected_tiles(const nsai_model *m, const nsai_target *
     return selected_tiles(4, t->register_fallback > 1 || columns > 320 ? 16 : 32, 3, 1);
   if (m->head_dim_qk > 192 || m->head_dim_v > 128) return selected_tiles(4, 16, 4, 1);
   bool most = selected_columns(m) == NSAI_SELECTED_REGISTER_COLUMNS && m->head_dim_qk % 16;
+  /* Consumers convert codes; 168 registers are too few for it there. (NVRTC 13.0.) */
+  if (p->kv_dtype && columns > 128 && nsai_target_major(t) >= 10)
+    return selected_tiles(4, columns > 256 ? 32 : 64, 3, 1);
   if (columns > 256) return selected_tiles(single || most ? 4 : 8, 32, 4, 1);
   /* Two CTAs of five consumer warps and a producer are three warps a scheduler, the most at 168
    * registers: 6 % (random) to 10 % (correlated) faster than four consumers (H200, 64k). */
@@ -62,7 +66,7 @@ static uint32_t selected_shared(const nsai_problem *p, const nsai_tiles *s) {
 /* Rows of a tile lie in an odd number of 16-byte chunks where 64 columns do not divide them, so
  * that a few head dims (Dk 136, Dv 112) need more than three stages of 64 keys may have. */
 static nsai_tiles choose_selected(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
-  nsai_tiles s = choose_selected_tiles(&p->model, t, by);
+  nsai_tiles s = choose_selected_tiles(p, t, by);
   if (selected_shared(p, &s) <= NSAI_PORTABLE_SHARED_BYTES) return s;
   return selected_tiles(s.of[NSAI_TILE_WARPS], 32, 4, s.of[NSAI_TILE_CTAS]);
 }
