@@ -101,8 +101,8 @@
  * - Queries, outputs and new_kv have the model's dtype. Attention and selection are those of the
  *   values code * scale, also for the tokens of the same call.
  *
- * A GPU serves a cache in the model's dtype with everything that nsa_forward takes: every phi, a
- * caller's selection, probes. Attention sinks, soft-capped logits and trees of drafts do not exist;
+ * A GPU serves a cache of either kind with everything that nsa_forward takes: every phi, a caller's
+ * selection, probes. Attention sinks, soft-capped logits and trees of drafts do not exist;
  * the configuration refuses the keys by which other projects ask for them, by name.
  */
 #ifndef NSA_KV_CACHE_H

@@ -11,6 +11,8 @@
 #define DECODE .op = NSA_OP_DECODE, .max_kv_len = 65536
 #define APPEND .op = NSA_OP_APPEND, .max_tokens = 2048, .max_kv_len = 32768, .max_seqs = 4
 #define MLP_GATE "model.gate=mlp", "model.gate_mlp.channels=1024"
+#define RAW_CODES "serving.kv_dtype=e4m3"
+#define CODES RAW_CODES, "serving.cmp_dtype=e4m3"
 #define CASE(title, ...)                                                                           \
   { .name = title, __VA_ARGS__ }
 
@@ -99,6 +101,19 @@ const scenario launch_cases[] = {
        .branches = 1 << NSA_CMP),
   CASE("decode counts", DECODE, .max_seqs = 8, .page_size = 64, .wants = OUTPUTS,
        .set = { "runtime.count_reads=true" }),
+  CASE("prefill codes", PREFILL, .page_size = 64, .wants = OUTPUTS, .set = { CODES }),
+  CASE("prefill codes ranges", PREFILL, .page_size = 16, .selection = NSA_SELECT_RANGES,
+       .probe_rows = 16, .set = { CODES }),
+  CASE("append codes", APPEND, .page_size = 64, .set = { CODES }),
+  CASE("append codes linear", APPEND, .page_size = NSA_NONE,
+       .set = { CODES, "model.compress.phi=linear" }),
+  CASE("decode codes 1", DECODE, .max_seqs = 1, .page_size = 64, .set = { CODES }),
+  CASE("decode codes 16 of 256", DECODE, .max_seqs = 256, .seqs = 16, .page_size = 64,
+       .set = { CODES }),
+  CASE("decode codes drafts", DECODE, .max_seqs = 8, .max_q_len = 4, .page_size = 64,
+       .set = { RAW_CODES }),
+  CASE("decode codes ring", DECODE, .max_seqs = 64, .page_size = 16, .window_ring = 1,
+       .set = { RAW_CODES, "model.kv_sharing=per_branch" }),
   { 0 },
 };
 

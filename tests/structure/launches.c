@@ -99,10 +99,15 @@ static void make_batch(subject *x) {
   if (x->s->op == NSA_OP_APPEND) b->slot_mapping = TENSOR("slot_mapping", NSA_I64, x->tokens);
 }
 
+/* What a cache's part is stored in: the configuration's dtype, or the model's. */
+static int32_t stored(const subject *x, int32_t dtype) { return dtype ? dtype : x->m->dtype; }
+
 /* K and V of every pair that the model reads: packed, in pages, in rows or in rings. */
 static void make_kv(subject *x, nsa_kv *kv, bool cached) {
   static const char *const names[2][NSA_BRANCHES] = { { "k0", "k1", "k2" }, { "v0", "v1", "v2" } };
   const nsai_model *m = x->m;
+  const int32_t raw = stored(x, x->ctx->config->serving.kv_dtype),
+                compressed = stored(x, x->ctx->config->serving.cmp_dtype);
   bool paged = x->page_size > 0;
   int64_t pages = x->seqs, rows = x->max_kv_len, entries = (rows + m->stride - 1) / m->stride;
   if (paged) {
@@ -119,13 +124,25 @@ static void make_kv(subject *x, nsa_kv *kv, bool cached) {
       if (!cached)
         *t = TENSOR(names[side][b], m->dtype, x->kv_tokens, m->kv_heads, dim);
       else
-        *t = TENSOR(names[side][b], m->dtype, ring ? x->seqs : pages,
+        *t = TENSOR(names[side][b], raw, ring ? x->seqs : pages,
                     ring ? m->window + x->max_q_len : rows, m->kv_heads, dim);
     }
   }
   if (!cached) return;
-  kv->k_cmp = TENSOR("k_cmp", m->dtype, pages, entries, m->kv_heads, m->head_dim_qk);
-  kv->v_cmp = TENSOR("v_cmp", m->dtype, pages, entries, m->kv_heads, m->head_dim_v);
+  kv->k_cmp = TENSOR("k_cmp", compressed, pages, entries, m->kv_heads, m->head_dim_qk);
+  kv->v_cmp = TENSOR("v_cmp", compressed, pages, entries, m->kv_heads, m->head_dim_v);
+}
+
+/* Scales of a cache in e4m3: of K one for each KV head, of V one for all. */
+static void make_scales(const subject *x, nsa_io *io) {
+  static const char *const names[NSA_BRANCHES] = { "k0_scale", "k1_scale", "k2_scale" };
+  for (int b = 0; b < NSA_BRANCHES && x->ctx->config->serving.kv_dtype; b++) {
+    if (!nsai_reads_pair(x->m, b)) continue;
+    io->k_scale[b] = TENSOR(names[b], NSA_F32, x->m->kv_heads);
+    io->v_scale[b] = TENSOR("v_scale", NSA_F32, 1);
+  }
+  if (!x->ctx->config->serving.cmp_dtype) return;
+  io->k_cmp_scale = TENSOR("k_cmp_scale", NSA_F32, x->m->kv_heads);
 }
 
 static void make_compressed(subject *x, nsa_kv *kv) {
@@ -210,6 +227,7 @@ static void make_io(subject *x) {
   *io = (nsa_io)NSA_IO_INIT;
   io->q = TENSOR("q", m->dtype, x->tokens, m->heads, m->head_dim_qk);
   make_kv(x, &io->kv, cached);
+  if (cached) make_scales(x, io);
   io->phi.k = make_phi_side(x, "k", m->head_dim_qk);
   io->phi.v = make_phi_side(x, "v", m->head_dim_v);
   io->gate = make_gate(x);

@@ -191,6 +191,7 @@ template <class C> struct PipelinedSteps {
 // have arrived, K and V have been read.
 template <class C> struct PipelinedStages {
   static constexpr int kBarriers = 4 * C::kStages; // of 32 arrivals each
+  static_assert(kBarriers <= 32, "a warp initialises them, one a lane");
   u32 base, barriers;
 
   NSAI_DEVICE PipelinedStages(const void *sStages, const u64 *sBarriers)

@@ -19,7 +19,9 @@ enum {
 
 #define ROWS NSAI_DECODE_ROWS
 #define MOST_FREE 32 /* core/topn_warp.cuh */
-#define STAGES 2
+
+/* Stages of a consumer's pipeline. Of codes they hold half as much, and so there are twice as many. */
+static int32_t stages_of(const nsai_problem *p) { return p->kv_dtype == NSA_E4M3 ? 4 : 2; }
 
 /* Selection blocks of a CTA whose pooled values lie in shared memory, where it has the room. */
 #define KEPT_BLOCKS 256
@@ -51,8 +53,8 @@ static int64_t output_vectors(const nsai_model *m) {
 static uint32_t shared_bytes(const nsai_problem *p, int32_t warps, int32_t cluster, int32_t kept) {
   const nsai_model *m = &p->model;
   return nsai_smem_decode_pipelined(m->head_dim_qk, m->head_dim_v, m->heads / m->kv_heads, warps,
-                                    STAGES, cluster, nsai_free_blocks(m), m->select_count, kept,
-                                    most_blocks(p, warps, cluster), p->kv_dtype == NSA_E4M3);
+                                    stages_of(p), cluster, nsai_free_blocks(m), m->select_count,
+                                    kept, most_blocks(p, warps, cluster), p->kv_dtype == NSA_E4M3);
 }
 
 /* The last selection blocks, which are always chosen, where they lie in the window: its keys are
@@ -234,7 +236,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_decode_raw_codes_add(spec, p);
   nsai_constant_add(spec, "kScanRows", ROWS);
   nsai_constant_add(spec, "kWarps", warps);
-  nsai_constant_add(spec, "kStages", STAGES);
+  nsai_constant_add(spec, "kStages", stages_of(p));
   nsai_constant_add(spec, "kWgmma", 0);
   nsai_constant_add(spec, "kCluster", cluster);
   nsai_constant_add(spec, "kKeptBlocks", kept);
