@@ -156,8 +156,8 @@ enum { NSA_F16 = 1, NSA_BF16 = 2, NSA_F32 = 3, NSA_I32 = 4, NSA_I64 = 5, NSA_E4M
  *
  * Alignment: in f16 and bf16 the rows that kernels copy (q, k, v, o, o_branch, k_cmp, v_cmp, pe,
  * d_o, d_q and the gradients of k and v) need `data` and every stride but the last to be
- * multiples of 16 bytes; so do the tensors of a cache in e4m3. This holds on the CPU device, too. All other tensors are aligned to
- * their elements: gates, weights, biases, indices, and everything in f32.
+ * multiples of 16 bytes; so do the tensors of a cache in e4m3. This holds on the CPU device, too. All
+ * other tensors are aligned to their elements: gates, weights, biases, indices, and everything in f32.
  *
  * Kernels for sm_90a read q, k, v, k_cmp and v_cmp through the copy engine. They need positive
  * strides where a dimension has more than one element; but one head of k, v, k_cmp or v_cmp may

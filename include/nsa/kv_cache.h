@@ -134,9 +134,9 @@ NSA_API nsa_status nsa_kv_page_bytes(nsa_ctx *ctx, const nsa_problem *problem, u
  * batch  kv_len and, with pages, their lists; on request cu_q (of the rows of io.new_kv), slots,
  *        and slot_mapping, with -1 for tokens of padded rows and for those with t < 0.
  * io     in: new_kv, the pairs that the model reads, dtype [T, Hkv, Dk] and [T, Hkv, Dv], without
- *        k_cmp and v_cmp; phi, the weights of phi linear and mlp; the scales of a cache in e4m3. Out: kv, the same pairs of the
- *        cache, and k_cmp, v_cmp. With phi external the caller writes the compressed entries, and
- *        k_cmp, v_cmp are not touched.
+ *        k_cmp and v_cmp; phi, the weights of phi linear and mlp; the scales of a cache in e4m3.
+ *        Out: kv, the same pairs of the cache, and k_cmp, v_cmp. With phi external the caller writes
+ *        the compressed entries, and k_cmp, v_cmp are not touched.
  *
  * No two sequences may write different values into one place. On a GPU tokens at or behind the
  * plan's max_kv_len, and tokens without a page in their list, are not written; the CPU device
@@ -166,9 +166,9 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
  *   NSA_CMP  N(L) = L < l ? 0 : (L - l) / d + 1 entries, also for a selection or a probe alone
  *   NSA_SEL  the sum of min(l', L - j*l') over its selected blocks j; n*l' tokens if all are whole
  *   NSA_WIN  min(w, L) tokens
- * of 2 * (Dk + Dv) bytes, in e4m3 half of that; of a caller's ranges their tokens. New tokens that one CTA takes
- * together read each key once: the compressed entries of the last of them, their windows, and
- * every block that one of them selects; ranges they read separately. What is read again is
+ * of 2 * (Dk + Dv) bytes, in e4m3 half of that; of a caller's ranges their tokens. New tokens that
+ * one CTA takes together read each key once: the compressed entries of the last of them, their
+ * windows, and every block that one of them selects; ranges they read separately. What is read again is
  * counted again, though a hardware cache may have it. The second pass for the importance of
  * probed rows is not counted. The CPU device reads compressed entries once for all tokens of a
  * sequence, without V where the branch itself does not run, and windows and blocks token by

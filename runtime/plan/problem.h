@@ -26,11 +26,10 @@ typedef struct nsai_problem {
   int32_t page_size;                             /* of the cache; 0: none, or without pages */
   int32_t max_q_len;                             /* with a cache */
   bool window_ring;
-  int32_t kv_dtype,
-      cmp_dtype; /* of the cache's raw pairs, of its entries: NSA_E4M3, or 0: the model's */
-  int64_t select_dense_below; /* the selected branch is exact dense attention up to this kv_len */
-  bool count_reads;           /* of a decode step: its kernels count what they read */
-  int32_t recompute;          /* NSAI_RECOMPUTE_*; of NSA_OP_BACKWARD */
+  int32_t kv_dtype, cmp_dtype; /* of raw pairs, of entries: NSA_E4M3, or 0: the model's */
+  int64_t select_dense_below;  /* the selected branch is exact dense attention up to this kv_len */
+  bool count_reads;            /* of a decode step: its kernels count what they read */
+  int32_t recompute;           /* NSAI_RECOMPUTE_*; of NSA_OP_BACKWARD */
 } nsai_problem;
 
 /* Checks an array of callers' problems, which may have another size than this library's:

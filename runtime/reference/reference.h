@@ -7,8 +7,8 @@
  *
  * Rules for all functions:
  * - Tensors and the batch's arrays are in host memory; float tensors may be f32, bf16 or fp16, those
- *   of a cache e4m3 with io's scales, with any outer strides. Values are widened exactly, everything is computed in float64, and a
- *   stored result is rounded once.
+ *   of a cache e4m3 with io's scales, with any outer strides. Values are widened exactly, everything is
+ *   computed in float64, and a stored result is rounded once.
  * - Shapes are assumed valid: the API layer checks them.
  * - `threads` < 1 means one per processor. Results do not depend on it, bit for bit.
  * - NSA_OK, or NSA_E_NOMEM with nothing written (an append may have written, and can be

@@ -71,8 +71,9 @@ static nsa_status check_shape(const nsa_tensor *t, const nsai_tensor_spec *e) {
   return NSA_OK;
 }
 
-/* The last stride is 1. Kernels copy tensors of rows in 16 bits or in codes in units of 16 bytes; the CPU device
- * could do without, but what it accepts must run on a GPU as well. Its f32 has no such kernels. */
+/* The last stride is 1. Kernels copy tensors of rows, of 16-bit elements and of codes, in units of 16
+ * bytes; the CPU device could do without, but what it accepts must run on a GPU as well. Its f32 has no
+ * such kernels. */
 static nsa_status check_strides(const nsa_tensor *t, const nsai_tensor_spec *e) {
   int last = e->ndim - 1;
   if (t->shape[last] > 1 && t->stride[last] != 1)
