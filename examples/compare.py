@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: MIT
 """Compares a step of serve.py with libnsa's CPU device, on a copy of the pages that the step reads.
 
-The CPU device computes in float64 and reads the very values of the GPU: bfloat16 is exact in float32. Of each layer
-three things are compared: the pages hold K and V of the step's tokens; the compressed entries of the step's
-sequences, from their first token on, are those of their K and V; the output is that of these pages.
+The CPU device computes in float64 and reads the very values of the GPU: bfloat16 is exact in float32, and codes of FP8
+are copied with their scales. Of each layer three things are compared: the pages hold K and V of the step's tokens, or
+the codes of these; the compressed entries of the step's sequences, from their first token on, are those of their K and
+V, as the pages have them; the output is that of these pages. K, V and all codes are compared bit by bit.
 """
 import typing
 
@@ -20,6 +21,8 @@ ENTRY = {torch.float32: 1e-5, torch.bfloat16: 2 ** -7}
 # Where two blocks are about equally important, a GPU may select the other one, and such an output is beyond LIMIT.
 # That many of a step's outputs, or of a run's, may be: a few, and a share.
 FEW, SHARE_OF_STEP, SHARE_OF_RUN = 3, 1 / 8, 0.03
+
+CODES = torch.float8_e4m3fn
 
 
 class Mismatch(Exception):
@@ -46,6 +49,29 @@ def _wide(x):
     return x.to("cpu", torch.float32)
 
 
+def _code(x, scale):
+    """The codes of x [tokens, Hkv, D]: x / scale in float32 to nearest, at most 448. scale: float32 [1] or [Hkv]."""
+    return (x / scale[:, None]).clamp(-448, 448).to(CODES)
+
+
+def _same(a, b):
+    """Whether they have the same numbers, or the same codes."""
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8)) if a.dtype == CODES else torch.equal(a, b)
+
+
+def _copy_of(tensors, used):
+    """Of a layer of the cache: the pages `used`, in float32 unless they have codes, and the scales, on the CPU."""
+    copy = {}
+    for name, x in tensors.items():
+        if name.endswith("_scale"):
+            copy[name] = x.cpu()
+        elif x.dtype == CODES:  # by their bytes, as not every PyTorch can index codes
+            copy[name] = x.view(torch.uint8)[used.to(x.device)].cpu().view(CODES)
+        else:
+            copy[name] = _wide(x[used.to(x.device)])
+    return copy
+
+
 def _pages_of(lengths, table, page_size):
     """The pages that a step reads, and the block table for a cache that has these alone, in this order."""
     rows = [row[:-(-length // page_size)] for row, length in zip(table, lengths)]
@@ -58,7 +84,9 @@ def _pages_of(lengths, table, page_size):
 
 def _tokens_of(pages, lengths, table):
     """The raw tokens of each sequence, [length, Hkv, D]."""
-    return [pages[row[:-(-length // pages.shape[1])]].flatten(0, 1)[:length] for row, length in zip(table, lengths)]
+    raw = pages.view(torch.uint8) if pages.dtype == CODES else pages
+    rows = [raw[row[:-(-length // raw.shape[1])]].flatten(0, 1)[:length] for row, length in zip(table, lengths)]
+    return [x.view(pages.dtype) for x in rows]
 
 
 def compare(cache, batch, kept):
@@ -73,17 +101,22 @@ def compare(cache, batch, kept):
     whole = torch.nn.functional.pad(kv_len.cumsum(0), (1, 0)).int()  # cu_seqlens of all tokens of the sequences
     result = Result()
     for i, (q, k, v, gates, o) in enumerate(kept):
-        pages = {name: _wide(x[used.to(x.device)]) for name, x in cache.layers[i].items()}
-        raw = {name: _tokens_of(pages[name], lengths, table) for name in ("k0", "v0")}
+        pages, raw = _copy_of(cache.layers[i], used), {}
         for name, new in ("k0", _wide(k)), ("v0", _wide(v)):
-            for row, tokens in enumerate(raw[name]):
+            tokens_of_rows = _tokens_of(pages[name], lengths, table)
+            coded, scale = pages[name].dtype == CODES, pages.get(name + "_scale", torch.ones(1))
+            new = _code(new, scale) if coded else new
+            for row, tokens in enumerate(tokens_of_rows):
                 mine = new[begin[row]:begin[row + 1]]
-                if len(tokens) and len(mine) and not torch.equal(tokens[-len(mine):], mine):
+                if len(tokens) and len(mine) and not _same(tokens[-len(mine):], mine):
                     raise Mismatch(f"layer {i}: the cache's {name} has not got the new tokens of row {row}")
+            # A code times its scale becomes the same code when nsa.append divides by the scale again.
+            raw[name] = torch.cat([x.float() * scale[:, None] for x in tokens_of_rows] if coded else tokens_of_rows)
         again = {name: x.clone() for name, x in pages.items()}
-        nsa.append(again, torch.cat(raw["k0"]), torch.cat(raw["v0"]), cu_seqlens=whole, **here)
+        nsa.append(again, raw["k0"], raw["v0"], cu_seqlens=whole, **here)
         for name in "k_cmp", "v_cmp":
-            if not torch.allclose(again[name], pages[name], rtol=ENTRY[o.dtype], atol=1e-5):
+            a, b = again[name], pages[name]
+            if not (_same(a, b) if a.dtype == CODES else torch.allclose(a, b, rtol=ENTRY[o.dtype], atol=1e-5)):
                 raise Mismatch(f"layer {i}: the cache's {name} is not what nsa.append makes of its tokens")
         want = nsa.prefill(_wide(q), pages, _wide(gates), max_q=batch.max_q, cu_seqlens=begin, **here)
         by_output = lambda x: x.unflatten(1, (cache.config.kv_heads, -1)).flatten(2).norm(dim=2)  # [tokens, kv_heads]

@@ -3,11 +3,12 @@
 # SPDX-License-Identifier: MIT
 """A small inference engine: a paged KV cache, continuous batching, shared prefixes, drafts, greedy decoding.
 
-  serve.py [--small] [--new N] [--rows N] [--pages N] [--chunk N] [--drafts N] [--eager] [--compare N] [WEIGHTS] < PROMPTS
+  serve.py [--small] [--new N] [--rows N] [--pages N] [--chunk N] [--drafts N] [--eager] [--compare N]
+           [--kv fp8 [--cmp fp8]] [WEIGHTS] < PROMPTS
 
 Every line of the standard input is a prompt, and every line printed is a prompt with what the model writes
 behind it: N bytes more [128]; bytes other than printable ASCII, and the backslash, as \\xNN. WEIGHTS is a file
-of weights.py or of train.py --save. serve.c is a smaller engine in C and prints the same.
+of weights.py or of train.py --save. serve.c is a smaller engine in C and prints the same, unless --kv fp8 is given.
 
 A step has at most --rows sequences: prompts in chunks, and beside them the newest token of each sequence that
 decodes, with a draft of what may follow: what followed the same three bytes before. Each step is one pass
@@ -16,6 +17,9 @@ as another sequence does, one that runs or one that has ended, it waits for thos
 
 This file decides what a step runs; runner.py runs it, on a GPU with CUDA graphs, model.py is the model, and
 compare.py compares every 100th step with libnsa's CPU device. Figures follow on the standard error.
+
+--kv fp8 stores K and V in FP8 (e4m3), and --cmp fp8 the compressed entries, too. This rounding may change the text.
+scales.py chooses the scales, by the first prompt.
 
 --small: 16 bytes more, and without WEIGHTS random ones. Seconds on the CPU device.
 """
@@ -32,9 +36,11 @@ import weights
 from compare import Mismatch
 from model import Model
 from runner import Piece, Runner
+from scales import scales_of
 
 PAGE, MAX_LEN = 64, 2048  # tokens of a page, of a sequence
 MAX_DRAFT = 15            # a decode step of libnsa has 16 tokens of a sequence
+STORED = {"model": None, "fp8": torch.float8_e4m3fn}  # what the cache has, by --kv and --cmp
 
 
 class Request:
@@ -165,8 +171,10 @@ def serve(model, prompts, options, new):
         if r.end > MAX_LEN or r.pages > options.pages:
             raise SystemExit(f"serve: prompt {r.number} needs {r.end} tokens in {r.pages} pages; there are {MAX_LEN} in "
                              f"{options.pages}")
+    scales = scales_of(model, prompts[0]) if options.kv == "fp8" and prompts else None
     cache = nsa.KVCache(model.config, model.m["layers"], options.pages, PAGE, max_len=MAX_LEN, max_q=1 + options.drafts,
-                        dtype=model.dtype, device=model.device)
+                        dtype=model.dtype, device=model.device, kv_dtype=STORED[options.kv], cmp_dtype=STORED[options.cmp],
+                        scales=scales)
     scheduler = Scheduler(cache, requests, options.rows, options.chunk, options.drafts)
     runner = Runner(model, cache, options.rows, options.compare, not options.eager)
     try:
@@ -184,6 +192,12 @@ def shown(text):
     return "".join(chr(c) if 32 <= c < 127 and c != 92 else f"\\x{c:02x}" for c in text)
 
 
+def bytes_of(cache, dtype=None):
+    """Of all its pages, as they are, or if they were in `dtype`."""
+    return sum(x.numel() * (dtype or x.dtype).itemsize for layer in cache.layers for name, x in layer.items()
+               if not name.endswith("_scale"))
+
+
 def report(scheduler, runner, device):
     prompts, decoding = (f"{speed:.0f} tokens/s" if (speed := runner.speed(kind)) else "not timed" for kind in runner.steps)
     yield f"{runner.steps['prompts']} steps with prompts, {runner.steps['decoding']} of decoding alone, {device}"
@@ -192,6 +206,11 @@ def report(scheduler, runner, device):
     result = runner.result
     yield (f"{runner.compared} steps compared with the CPU device, off by at most {result.error:.1e} but for {result.beyond} of "
            f"{result.outputs} outputs")
+    cache, plain = scheduler.cache, runner.model.dtype
+    dtypes = cache.layers[0]["k0"].dtype, cache.layers[0]["k_cmp"].dtype, plain
+    raw, entries, model = (str(dtype).split(".")[1] for dtype in dtypes)
+    yield (f"cache: {bytes_of(cache)} bytes, K and V in {raw}, entries in {entries}; all in {model}: "
+           f"{bytes_of(cache, plain)} bytes")
 
 
 def at_least(least, most=None):
@@ -214,10 +233,15 @@ def main():
     parser.add_argument("--eager", action="store_true", help="decode steps without padding and graphs, too")
     parser.add_argument("--compare", type=at_least(0), default=100, metavar="N",
                         help="every N-th step is compared with the CPU device; 0: none [100]")
+    parser.add_argument("--kv", choices=STORED, default="model", help="the cache's K and V: the model's dtype, or FP8 [model]")
+    parser.add_argument("--cmp", choices=STORED, default="model",
+                        help="the compressed entries, which decide the selection; fp8 only with --kv fp8 [model]")
     parser.add_argument("weights", nargs="?")
     options = parser.parse_args()
     if not options.weights and not options.small:
         parser.error("WEIGHTS is missing; --small does without")
+    if options.cmp == "fp8" and options.kv != "fp8":
+        parser.error("--cmp fp8 is given without --kv fp8; add it, or leave --cmp out")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with tempfile.TemporaryDirectory() as folder:
         path = options.weights or str(pathlib.Path(folder) / "weights")

@@ -10,7 +10,7 @@ import torch
 
 import nsa
 import nsa.integrations.engine as engine
-from test_torch import close, config_of, dtype_of, inputs_of
+from test_torch import close, config_of, dtype_of, fp8, inputs_of
 
 PAGE = 16
 
@@ -82,6 +82,28 @@ def test_serving_equals_the_forward(make, device):
         for s, n in enumerate(new):
             if n:
                 close(o[begin[s]:begin[s + 1]], want[s][done[s] - n:done[s]], device, 1.2e-2)
+
+
+def test_codes_of_an_engine(device):
+    """A cache in FP8 as engines have it: bytes, K and V of a page side by side, and a scale without dimensions."""
+    config, codes = config_of(), torch.float8_e4m3fn
+    stored = torch.zeros(4, 2, PAGE, 2, 32, device=device, dtype=torch.uint8)
+    k_scale, v_scale = (torch.tensor(x, device=device) for x in (0.04, 0.05))
+    entries = lambda: torch.zeros(4, 2, 2, 32, device=device, dtype=dtype_of(device))
+    cache = dict(k0=stored[:, 0].view(codes), v0=stored[:, 1].view(codes), k_cmp=entries(), v_cmp=entries(),
+                 k0_scale=k_scale.view(-1), v0_scale=v_scale.view(-1))
+    q, k, v, g = inputs_of(config, 40, device)
+    kq, vq = fp8(k, 0.04), fp8(v, 0.05)
+    want = nsa.attention(q, kq, vq, g, config=config).double().cpu()
+    table = torch.tensor([[2, 0, 3]], dtype=torch.int32, device=device)
+    slots = [table[0, p // PAGE].item() * PAGE + p % PAGE for p in range(40)]
+    for a, b in (0, 33), (33, 34), (34, 40):
+        step = engine.batch(**vllm([0, b - a], [b], table, slots[a:b], device))
+        step.append(cache, k[a:b], v[a:b], config=config)
+        close(step.attend(q[a:b], cache, g[a:b], config=config), want[a:b], device, 1.2e-2)
+    for side, x, scale in (0, kq, 0.04), (1, vq, 0.05):
+        tokens = stored[:, side].reshape(-1, 2, 32)[slots].view(codes)
+        assert torch.equal((tokens.float() * torch.tensor(scale, device=device)).to(x.dtype), x)
 
 
 def test_tokens_that_are_not_written(device):

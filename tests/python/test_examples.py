@@ -85,9 +85,12 @@ def engine(path, *options, new=24):
     found = re.search(r"(\d+) prompts, (\d+) steps with prompts, (\d+) of decoding alone, .*\n"
                       r"(\d+) tokens in pages of others, (\d+) of (\d+) drafted tokens accepted\n"
                       r"attention of all layers: (?:\d+ tokens/s|not timed) in steps .*, (?:\d+ tokens/s|not timed) in .*\n"
-                      r"(\d+) steps compared with the CPU device, off by at most (\S+) but for (\d+) of (\d+) outputs", figures)
-    names = "prompts", "prefills", "decodes", "shared", "accepted", "drafted", "compared", "error", "beyond", "outputs"
-    return texts, {name: float(x) if name == "error" else int(x) for name, x in zip(names, found.groups())}
+                      r"(\d+) steps compared with the CPU device, off by at most (\S+) but for (\d+) of (\d+) outputs\n"
+                      r"cache: (\d+) bytes, K and V in (\w+), entries in (\w+); all in (\w+): (\d+) bytes\n", figures)
+    names = ("prompts", "prefills", "decodes", "shared", "accepted", "drafted", "compared", "error", "beyond", "outputs",
+             "bytes", "kv", "cmp", "plain", "plain_bytes")
+    kinds = dict(error=float, kv=str, cmp=str, plain=str)
+    return texts, {name: kinds.get(name, int)(x) for name, x in zip(names, found.groups())}
 
 
 def whole_model(path):
@@ -143,10 +146,58 @@ def test_serve_with_shared_prefixes_and_drafts(trained):
         assert figures["compared"] == figures["prefills"] + figures["decodes"]
         assert figures["error"] < (3e-2 if torch.cuda.is_available() else 1e-5) and figures["outputs"] > 0
         assert figures["shared"] >= 64 and figures["shared"] <= 3 * len(SYSTEM) + 24
+        assert figures["bytes"] == figures["plain_bytes"] and figures["kv"] == figures["cmp"] == figures["plain"]
         assert figures["drafted"] > 0
         if not torch.cuda.is_available():
             assert texts == plain and figures["beyond"] == 0, options
             assert 0 < figures["accepted"] < figures["drafted"] and figures["decodes"] < alone
+
+
+@pytest.mark.parametrize("options", [("--kv", "fp8"), ("--kv", "fp8", "--cmp", "fp8")], ids=["raw", "all"])
+def test_serve_with_a_cache_in_fp8(options, drawn):
+    """In whatever steps a text comes about, the cache has the same codes, and the text is the same."""
+    sys.path.insert(0, str(EXAMPLES))
+    from model import Model
+    from nsa.integrations.engine import block_bytes
+    gpu = torch.cuda.is_available()
+    plain, codes = "bfloat16" if gpu else "float32", "float8_e4m3fn"
+    texts = []
+    for more in ("--drafts", 0, "--rows", 1, "--chunk", 500), (), ("--eager", "--rows", 6, "--drafts", 15, "--chunk", 33):
+        text, figures = engine(drawn, *options, "--compare", 1, *more, new=10)
+        assert figures["compared"] == figures["prefills"] + figures["decodes"] and figures["outputs"] > 0
+        assert figures["error"] < (3e-2 if gpu else 1e-5) and figures["shared"] >= 64
+        assert (figures["kv"], figures["cmp"], figures["plain"]) == (codes, codes if "--cmp" in options else plain, plain)
+        if not gpu:
+            texts.append(text)
+            assert figures["beyond"] == 0
+    assert all(text == texts[0] for text in texts)
+    model = Model(drawn, "cpu")
+    of = lambda **more: 64 * model.m["layers"] * block_bytes(model.config, 64, dtype="bf16" if gpu else "f32", **more)
+    stored = dict(zip(("kv_dtype", "cmp_dtype"), ["e4m3"] * (len(options) // 2)))
+    assert figures["bytes"] == of(**stored) < figures["plain_bytes"] == of()
+
+
+def test_scales_of_a_cache_in_fp8(drawn):
+    """The first prompt's greatest value of each layer and KV head becomes the code 56, so that later ones have room."""
+    sys.path.insert(0, str(EXAMPLES))
+    from model import Model
+    from scales import scale_of, scales_of
+    x = torch.zeros(5, 3, 16)
+    x[2, 0, 7], x[4, 2, 1] = -7, 1e-3
+    assert torch.allclose(scale_of(x), torch.tensor([7 / 56, 1, 1e-3 / 56]), atol=0)
+    model, prompt, found = Model(drawn, "cpu"), PROMPTS[1], []
+
+    def attention(layer, q, k, v, gates):
+        found.append((k, v))
+        return nsa.attention(q, k, v, gates, config=model.config)
+
+    model(torch.tensor(list(prompt)), torch.arange(len(prompt)), attention)
+    scales = scales_of(model, prompt)
+    assert len(scales) == model.m["layers"]
+    for pair, scale in zip(found, scales):
+        for name, x in zip(("k0", "v0"), pair):
+            codes = (x / scale[name][:, None]).to(torch.float8_e4m3fn).float()
+            assert scale[name].shape == (2,) and codes.abs().amax((0, 2)).tolist() == [56, 56]
 
 
 def test_graphs_get_the_tokens_of_the_step(trained):
@@ -163,8 +214,12 @@ def test_serve_compares_every_nth_step(drawn):
         assert figures["compared"] == (figures["prefills"] + figures["decodes"]) // every
 
 
-@pytest.mark.parametrize("spoil", ["o", "k", "k0", "v_cmp", "k_cmp", "block_table", "kv_len"])
-def test_the_comparison_finds_a_wrong_step(spoil, device):
+SPOILS = ["o", "k", "k0", "v_cmp", "k_cmp", "block_table", "kv_len"]
+
+
+@pytest.mark.parametrize("spoil, codes", [*[(spoil, codes) for codes in ("", "kv", "both") for spoil in SPOILS],
+                                          ("v0_scale", "kv"), ("k_cmp_scale", "both")])
+def test_the_comparison_finds_a_wrong_step(spoil, codes, device):
     sys.path.insert(0, str(EXAMPLES))
     from compare import LIMIT, Mismatch, compare
     config = nsa.Config(heads=4, kv_heads=2, head_dim=32, compress=dict(block=16, stride=8), select=dict(block=16, count=4),
@@ -173,7 +228,11 @@ def test_the_comparison_finds_a_wrong_step(spoil, device):
     g = torch.Generator().manual_seed(1)
     shapes = (4, 32), (2, 32), (2, 32), (4, 3)
     draw = lambda n: [torch.randn(n, *shape, generator=g).to(device, dtype) for shape in shapes]
-    cache = nsa.KVCache(config, 1, 20, 16, dtype=dtype, device=device)
+    e4m3 = torch.float8_e4m3fn
+    scales = dict(v0=torch.tensor([0.05, 0.07]), k_cmp=0.02)  # and those of k0 and v_cmp are absent
+    cache = nsa.KVCache(config, 1, 20, 16, dtype=dtype, device=device, kv_dtype=e4m3 if codes else None,
+                        cmp_dtype=e4m3 if codes == "both" else None,
+                        scales={name: x for name, x in scales.items() if codes == "both" or (codes and name == "v0")})
     batch = cache.begin("ab", [40, 80])
     cache.append(0, batch, *draw(120)[1:3])
     batch = cache.begin("ab", [1, 30])
@@ -190,9 +249,16 @@ def test_the_comparison_finds_a_wrong_step(spoil, device):
         batch.block_table[0, :2] = batch.block_table[0, :2].flip(0)
     elif spoil == "kv_len":
         batch.kv_len[0] -= 1
+    elif spoil.endswith("scale"):
+        cache.layers[0][spoil] *= 1.1
     else:
         page = 2 if spoil == "k_cmp" else 5  # entries of the step before, and of this one
-        cache.layers[0][spoil][batch.block_table[1, page].item(), -1] *= 1.1
+        x = cache.layers[0][spoil]
+        place = batch.block_table[1, page].item(), -1
+        if x.dtype == e4m3:
+            x.view(torch.uint8)[place] ^= 1  # the next code
+        else:
+            x[place] *= 1.1
     with pytest.raises(Mismatch, match="outputs differ" if spoil == "o" else "layer 0: the cache's [kv](0|_cmp) "):
         compare(cache, batch, kept)
 
@@ -217,6 +283,13 @@ def test_serve_without_weights():
 def test_serve_refuses(options):
     done = subprocess.run([sys.executable, EXAMPLES / "serve.py", "--small", *options], input=b"x", capture_output=True)
     assert done.returncode == 2 and f"argument {options[0]}: {options[1]} is not".encode() in done.stderr
+
+
+@pytest.mark.parametrize("options, says", [(("--kv", "fp9"), b"argument --kv: invalid choice: 'fp9'"),
+                                           (("--cmp", "fp8"), b"--cmp fp8 is given without --kv fp8")])
+def test_serve_refuses_caches(options, says):
+    done = subprocess.run([sys.executable, EXAMPLES / "serve.py", "--small", *options], input=b"x", capture_output=True)
+    assert done.returncode == 2 and says in done.stderr
 
 
 @pytest.mark.parametrize("damage", [lambda raw: raw[:9000], lambda raw: raw + b"x", lambda raw: b"other" + raw])

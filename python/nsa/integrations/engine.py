@@ -20,7 +20,10 @@ tokens, which are no pages of libnsa: those have 16 tokens at least. Lists of pa
 take them (paged_kv_indptr, paged_kv_indices), are arguments.
 
 A cache is a dictionary as nsa.append has it: the engine's K and V, [pages, tokens, Hkv, D], and the compressed
-entries beside them, [pages, tokens / stride, Hkv, D], under the same page numbers.
+entries beside them, [pages, tokens / stride, Hkv, D], under the same page numbers. In FP8 (e4m3) a value is code *
+scale here and in vLLM and SGLang, so that their codes serve in place. They allocate bytes, and most of their scales
+have no dimension: give k0=k.view(torch.float8_e4m3fn), k0_scale=k_scale.view(-1), and the same of V. Scales that are
+left out are 1.
 """
 from __future__ import annotations
 
