@@ -77,7 +77,10 @@ NSAI_DEVICE u32 greatest_magnitude(u32 highest, u32 word) {
 // The unit of a warp's 16 rows, from the lanes' greatest magnitudes; 1 in fp16. All lanes take part.
 template <class Element> NSAI_DEVICE PartialUnit query_unit(u32 highest) {
   if constexpr (Element::kPrecision == Fp16::kPrecision) return PartialUnit{ 1.0f, 1.0f };
-  return partial_unit(__uint_as_float(__reduce_max_sync(~0u, highest) << 16));
+  // Smaller rows count as if they had a 2^-64: their scores are 0, and the softmax scale, which takes
+  // the unit, stays a normal number.
+  const u32 least = 63 << 7;
+  return partial_unit(__uint_as_float(max(__reduce_max_sync(~0u, highest), least) << 16));
 }
 
 // Words of Q in fp16, in units.
