@@ -311,6 +311,53 @@ static void test_codes(void **state) {
   nsai_config_destroy(config);
 }
 
+/* A problem over a cache finds rows and tiles that fit on every architecture. */
+static void check_coded(const nsai_config *config, const nsa_problem *asked) {
+  nsai_problem p;
+  nsai_choice c;
+  nsai_workspace l;
+  if (nsai_problem_resolve(config, asked, &p) != NSA_OK) fail_msg("%s", nsa_last_error());
+  for (int32_t a = 0; nsai_arch_at(a); a++) {
+    const nsai_arch *arch = nsai_arch_at(a);
+    const nsai_target target = { arch->name, NULL, (uint32_t)arch->shared_bytes, 0, 132 };
+    if (nsai_choose(config, &p, &target, NULL, NULL, &c) != NSA_OK)
+      fail_msg("%s", nsa_last_error());
+    for (int i = 0; i < c.kernel_count; i++)
+      if (c.specs[i].entry && (c.specs[i].shared_bytes > (uint32_t)arch->shared_bytes ||
+                               c.specs[i].constant_count >= NSAI_MAX_CONSTANTS))
+        fail_msg("%s on %s: %u bytes of shared memory, %d constants", c.specs[i].entry, arch->name,
+                 c.specs[i].shared_bytes, c.specs[i].constant_count);
+    assert_int_equal(nsai_workspace_make(&p, &c, &target, &l), NSA_OK);
+  }
+}
+
+/* Whatever the model is, append, prefill and decode take codes of raw pairs, of entries, or of both.
+ */
+static void test_random_codes(void **state) {
+  static const int32_t ops[] = { NSA_OP_APPEND, NSA_OP_PREFILL, NSA_OP_DECODE };
+  char text[1024];
+  int checked = 0;
+  for (int i = 0; checked < 40; i++) {
+    random_model(text, sizeof text);
+    nsai_config *config = load(&REQUEST(.text = text));
+    const nsai_model *m = &config->model;
+    if (m->head_dim_qk % NSAI_CODES_DIM_STEP || m->head_dim_v % NSAI_CODES_DIM_STEP) {
+      nsai_config_destroy(config);
+      continue;
+    }
+    for (int k = 0; k < 9; k++) {
+      const nsa_problem asked =
+          INIT(nsa_problem, .op = ops[k / 3], .max_tokens = 64, .max_seqs = 1 + draw(64),
+               .max_kv_len = 100 + draw(100000), .max_q_len = k / 3 == 2 ? 1 + draw(4) : 0,
+               .page_size = NSA_NONE, .kv_dtype = k % 3 != 2 ? NSA_E4M3 : NSA_NONE,
+               .cmp_dtype = k % 3 ? NSA_E4M3 : NSA_NONE);
+      check_coded(config, &asked);
+    }
+    nsai_config_destroy(config);
+    checked++;
+  }
+}
+
 /* Every reason is listed, however many there are. */
 static void test_all_reasons(void **state) {
   char more[4096];
@@ -474,6 +521,7 @@ int main(void) {
     cmocka_unit_test(test_same_code),
     cmocka_unit_test(test_shared_memory),
     cmocka_unit_test(test_codes),
+    cmocka_unit_test(test_random_codes),
     cmocka_unit_test(test_fuses),
     cmocka_unit_test(test_topn_legal),
     cmocka_unit_test(test_topn_scratch),
