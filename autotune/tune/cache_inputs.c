@@ -19,14 +19,16 @@
 
 /* ---- caches ---- */
 
-/* About the bytes that a step reads at least: all new tokens of a sequence select the same blocks. */
+/* Lower bound of the bytes that a step reads: all new tokens of a sequence select the same blocks. */
 static double step_bytes(const nsai_problem *p) {
   const nsai_model *m = &p->model;
-  double rows = (double)nsai_block_count(m, p->max_kv_len) +
-                (double)nsai_smaller((int64_t)m->select_count * m->select_block, p->max_kv_len) +
-                (double)nsai_smaller(m->window, p->max_kv_len);
-  const double bytes = p->kv_dtype == NSA_E4M3 && p->cmp_dtype == NSA_E4M3 ? 1 : 2;
-  return bytes * rows * p->max_seqs * m->kv_heads * (m->head_dim_qk + m->head_dim_v);
+  const double entries = (double)nsai_block_count(m, p->max_kv_len);
+  const double tokens =
+      (double)nsai_smaller((int64_t)m->select_count * m->select_block, p->max_kv_len) +
+      (double)nsai_smaller(m->window, p->max_kv_len);
+  const double bytes =
+      entries * (p->cmp_dtype == NSA_E4M3 ? 1 : 2) + tokens * (p->kv_dtype == NSA_E4M3 ? 1 : 2);
+  return bytes * p->max_seqs * m->kv_heads * (m->head_dim_qk + m->head_dim_v);
 }
 
 static bool kv_serves(const tuner *t, const tune_task *task) {

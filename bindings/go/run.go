@@ -44,7 +44,7 @@ type Problem struct {
 	WindowRing             bool
 	Selection, Overlap     int32
 	MaxProbeRows           int64
-	KVDType, CmpDType      DType // of a cache: TypeE4M3, or 0
+	KVDType, CmpDType      DType // of a cache: TypeE4M3; 0: what serving says; -1: the model's
 }
 
 func (p *Problem) c() C.nsa_problem {

@@ -92,11 +92,11 @@
  * GPU does not look, and such a scale makes results undefined.
  * - A value is code * scale. An append stores x as e4m3(x / scale): a division in fp32, rounded to the
  *   nearest code, ties to even, at most +-448; NaN stays NaN.
- * - Compressed entries are made of codes alone, those of the call's own tokens included, so they are
- *   the same bits whatever the chunks were. phi mean takes the sum of l codes, which is exact in fp32
+ * - Compressed entries are made of codes alone, those of the call's own tokens included, and with phi
+ *   mean they are the same bits whatever the chunks were. phi mean takes the sum of l codes, which is exact in fp32
  *   for l <= 73 (ascending order beyond), times fp32(k_scale / (l * k_cmp_scale)) to e4m3 entries,
  *   fp32(k_scale / l) to others, and rounds once. phi linear and mlp get rows of code * scale, rounded
- *   to the model's dtype, and what they give becomes e4m3 as a token does. So do the means of raw
+ *   to the model's dtype, and what they give is rounded to it, too, and becomes e4m3 as a token does. So do the means of raw
  *   pairs in the model's dtype.
  * - Queries, outputs and new_kv have the model's dtype. Attention and selection are those of the
  *   values code * scale, also for the tokens of the same call.

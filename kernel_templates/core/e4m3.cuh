@@ -19,8 +19,8 @@
 #define NSAI_CONVERTS_CODES 0
 #endif
 
-// Selects four of the eight bytes of `low` and `high`; byte i of the result is number (which >> 4 *
-// i) & 7.
+// Selects four of the eight bytes of `low` and `high`. Four bits of `which` for each byte of the
+// result, the lowest first, have the number of the byte.
 NSAI_DEVICE u32 select_bytes(u32 low, u32 high, u32 which) {
   u32 r;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(low), "r"(high), "r"(which));

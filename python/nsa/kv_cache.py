@@ -62,8 +62,8 @@ class KVCache:
                   stand beside prompts
     dtype, device of the tensors
     kv_dtype, cmp_dtype
-                  of raw K and V, and of the compressed entries: torch.float8_e4m3fn stores them in FP8 [dtype]. Both
-                  head dims are then multiples of 16
+                  of raw K and V, and of the compressed entries: torch.float8_e4m3fn stores them in FP8 [as the
+                  configuration's serving says, else dtype]. Both head dims are then multiples of 16
     scales        of a cache in FP8: {"k0": ..., "v0": ..., "k_cmp": ..., "v_cmp": ...}, and k1, v1, k2, v2 per branch,
                   for all layers or a list with one such dict a layer. Numbers, or float32 tensors [1] or [Hkv]. A value
                   is code * scale [1; of the entries those of k0 and v0]
@@ -90,7 +90,8 @@ class KVCache:
         for name, given in (("kv_dtype", kv_dtype), ("cmp_dtype", cmp_dtype)):
             if given not in (None, dtype, _torch.CODES):
                 raise TypeError(f"{name} is {given}; it is torch.float8_e4m3fn, or the cache's dtype, {dtype}")
-        kv_dtype, cmp_dtype = kv_dtype or dtype, cmp_dtype or dtype
+        of_config = lambda name: _torch.CODES if config.serving.get(name) == "e4m3" else dtype
+        kv_dtype, cmp_dtype = kv_dtype or of_config("kv_dtype"), cmp_dtype or of_config("cmp_dtype")
         make = lambda rows, dim, of: torch.zeros(pages, rows, config.kv_heads, dim, dtype=of, device=device)
         names = (0,) if config.kv_sharing == "shared" else (0, 1, 2)
         self.layers: List[Dict[str, Tensor]] = []

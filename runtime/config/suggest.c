@@ -84,13 +84,15 @@ static const struct {
   { "window_size", NSAI_KEY_MODEL_WINDOW },
 };
 
-/* Features that other projects' configurations request and no kernel here supports, or that are
- * counted differently here. */
+/* What other projects' configurations say of a cache in FP8. */
 static const char cache_scales[] = "unknown key; the scales of a KV cache in e4m3 come with each "
                                    "call, in nsa_io.k_scale, v_scale, "
                                    "k_cmp_scale and v_cmp_scale";
 static const char fp8_cache[] =
     "unknown key; serving.kv_dtype: e4m3 stores raw keys and values of the KV cache in FP8";
+
+/* Features that other projects' configurations request and no kernel here supports, or that are
+ * counted differently here. */
 static const char sinks[] = "unknown key; attention sinks are not supported yet";
 static const char soft_cap[] = "unknown key; soft-capped logits are not supported yet";
 static const char tree_mask[] =

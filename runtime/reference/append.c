@@ -61,9 +61,10 @@ static void copy_tokens(const append *self) {
 }
 
 /* Rounds `values` [Hkv, blocks, dim] into `target`, K or V of the cache. Means of codes, from the pair
- * `source`, have been divided by the scale of the entries. */
+ * `source`, have been divided by the scale of the entries. What phi linear and mlp give has the model's
+ * dtype before it becomes codes. */
 static void store_entries(const append *self, const nsa_tensor *source, const nsa_tensor *target,
-                          int64_t dim, const double *values) {
+                          int64_t dim, double *values) {
   const bool divide = target->dtype == NSA_E4M3 &&
                       (self->problem.model->phi != NSAI_PHI_MEAN || source->dtype != NSA_E4M3);
   const nsai_model *g = self->problem.model;
@@ -76,8 +77,10 @@ static void store_entries(const append *self, const nsa_tensor *source, const ns
     if (!is_kept(self, sequences->q[s + 1] - behind)) continue;
     for (int64_t head = 0; head < g->kv_heads; head++) {
       int64_t to = nsai_ref_entry_at(&self->problem, target, s, block, head);
-      const double *row = values + (head * total + at) * dim;
+      double *row = values + (head * total + at) * dim;
       const double scale = nsai_ref_scale(&self->problem, target, head);
+      if (divide && g->phi != NSAI_PHI_MEAN)
+        nsai_ref_round((nsai_ref_rounding){ .dtype = g->dtype }, dim, row);
       for (int64_t e = 0; e < dim; e++)
         if (divide)
           ((uint8_t *)target->data)[to + e] = nsai_ref_code(row[e], scale);

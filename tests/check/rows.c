@@ -65,13 +65,15 @@ static int try_case(finder *f, const nsai_verify_case *plain) {
 }
 
 /* The row over a KV cache, in a scenario of decode or of prefill. */
-static int try_scenario(finder *f, chk_cache_kind kind, uint64_t seed, bool searched) {
+static int try_scenario(finder *f, chk_cache_kind kind, uint64_t seed, bool searched,
+                        chk_cache_codes codes) {
   chk_cache_options options;
   chk_cache_case c = CHK_CACHE_CASE_INIT;
   c.seed = seed;
   c.longest = LONGEST;
   c.kind = kind;
   c.searched = searched;
+  c.codes = codes;
   c.force = f->row;
   chk_cache_options_make(&c, &options);
   const nsa_problem problem =
@@ -88,7 +90,17 @@ static int find_prefills(finder *f) {
   const int before = f->found;
   int status = 0;
   for (uint64_t i = 1; !status && i <= RANDOM_SCENARIOS && f->found < before + PER_ROW; i++)
-    status = try_scenario(f, CHK_CACHE_PREFILL, i, f->found == before);
+    status = try_scenario(f, CHK_CACHE_PREFILL, i, f->found == before, CHK_CACHE_CODES_NONE);
+  return status;
+}
+
+/* A row that reads codes has kernels of their own for them. */
+static int find_codes(finder *f, chk_cache_kind kind) {
+  const int before = f->found;
+  int status = 0;
+  for (uint64_t i = 1;
+       f->row->takes_codes && !status && i <= RANDOM_SCENARIOS && f->found < before + PER_ROW; i++)
+    status = try_scenario(f, kind, i, false, CHK_CACHE_CODES_BOTH);
   return status;
 }
 
@@ -98,7 +110,7 @@ static int find_problems(finder *f) {
   int status = 0;
   const bool cached = f->row->stage == NSAI_STAGE_APPEND || f->row->stage == NSAI_STAGE_DECODE;
   for (uint64_t i = 1; cached && !status && f->found < PER_ROW && i <= RANDOM_SCENARIOS; i++)
-    status = try_scenario(f, CHK_CACHE_DECODE, i, false);
+    status = try_scenario(f, CHK_CACHE_DECODE, i, false, CHK_CACHE_CODES_NONE);
   for (const char *const *text = chk_fixed_cases; !cached && *text && !status && f->found < PER_ROW;
        text++)
     if (!nsai_verify_case_parse(*text, &c, error, sizeof error)) status = try_case(f, &c);
@@ -106,7 +118,8 @@ static int find_problems(finder *f) {
     chk_case_random(1, i, &c);
     status = try_case(f, &c);
   }
-  return status || cached ? status : find_prefills(f);
+  if (!status && !cached) status = find_prefills(f);
+  return status ? status : find_codes(f, cached ? CHK_CACHE_DECODE : CHK_CACHE_PREFILL);
 }
 
 int chk_list_make_rows(const chk_arguments *a, chk_list *list) {

@@ -21,7 +21,8 @@
 
 namespace emulator {
 
-constexpr int kWarp = 32, kMostThreads = EMULATOR_MOST_THREADS, kMostCluster = EMULATOR_MOST_CLUSTER, kNamedBarriers = 16;
+constexpr int kWarp = 32, kMostThreads = EMULATOR_MOST_THREADS,
+              kMostCluster = EMULATOR_MOST_CLUSTER, kNamedBarriers = 16;
 constexpr size_t kStackBytes = EMULATOR_STACK_BYTES;
 constexpr uintptr_t kSharedAt = EMULATOR_SHARED_AT, kSharedEach = EMULATOR_SHARED_EACH;
 constexpr int kMostCopies = 256, kMostGroups = 64; // cp.async of a thread in flight
@@ -79,7 +80,8 @@ struct Meeting {
 constexpr int kLaneWords = 24;
 
 struct Warp {
-  Meeting meeting[kWarp]; // by the lowest lane of the mask: masks that meet at one time are disjoint
+  Meeting
+      meeting[kWarp]; // by the lowest lane of the mask: masks that meet at one time are disjoint
   u32 in[kWarp][kLaneWords], out[kWarp][kLaneWords];
   u32 gone, changes; // lanes that have ended; how often an operation or a lane has ended
 };
@@ -161,15 +163,17 @@ inline void *static_shared(u32 *at, size_t bytes, size_t align) {
 
 // The lanes of `mask` bring up to kLaneWords words each; the last one to arrive runs `together(warp)`, which fills
 // warp.out. Every lane then finds its results in warp.out[lane].
-template <class F> inline const u32 *meet(const char *operation, u32 mask, const u32 *words, int count, F &&together) {
+template <class F>
+inline const u32 *meet(const char *operation, u32 mask, const u32 *words, int count, F &&together) {
   Warp &w = warp();
   const int mine = lane();
   if (!(mask >> mine & 1)) fail("a lane takes part in an operation whose mask does not name it");
   Meeting &m = w.meeting[__builtin_ctz(mask)];
   if (!m.arrived) m.operation = operation, m.wanted = mask;
   if (m.operation != operation || m.wanted != mask) {
-    fprintf(stderr, "emulator: %s, thread %d: lanes of a warp meet in %s and %s, masks %08x and %08x\n", state.kernel,
-            state.self->thread, m.operation, operation, m.wanted, mask);
+    fprintf(stderr,
+            "emulator: %s, thread %d: lanes of a warp meet in %s and %s, masks %08x and %08x\n",
+            state.kernel, state.self->thread, m.operation, operation, m.wanted, mask);
     abort();
   }
   if (m.arrived >> mine & 1) fail("a lane arrives twice");
@@ -275,8 +279,10 @@ inline void copies_commit() {
 }
 inline void copies_add(u32 to, const void *from, u32 bytes) {
   Fiber &f = *state.self;
-  if (to % 16 || (uintptr_t)from % 16) fail("cp.async of 16 bytes at an address that is no multiple of 16");
-  if (f.copy_count == kMostCopies) { // more than is kept: the oldest are done early, as the hardware may do
+  if (to % 16 || (uintptr_t)from % 16)
+    fail("cp.async of 16 bytes at an address that is no multiple of 16");
+  if (f.copy_count ==
+      kMostCopies) { // more than is kept: the oldest are done early, as the hardware may do
     copies_commit();
     copies_perform(0);
   }
@@ -322,7 +328,8 @@ inline void fiber_begin(Fiber &f, int thread, Cta *cta) {
 }
 
 inline u64 random_number() {
-  state.random ^= state.random << 13, state.random ^= state.random >> 7, state.random ^= state.random << 17;
+  state.random ^= state.random << 13, state.random ^= state.random >> 7,
+      state.random ^= state.random << 17;
   return state.random;
 }
 
@@ -349,18 +356,22 @@ inline void run_cluster() {
     idle = state.progress == progress ? idle + 1 : 0;
     progress = state.progress;
     if (!ran || idle > 10000) {
-      fprintf(stderr, "emulator: %s: deadlock in block %u, %u\n", state.kernel, state.ctas[0].block_x, state.ctas[0].block_y);
+      fprintf(stderr, "emulator: %s: deadlock in block %u, %u\n", state.kernel,
+              state.ctas[0].block_x, state.ctas[0].block_y);
       abort();
     }
   }
 }
 
-inline void run(const char *kernel, void (*body)(const void *), const void *params, u32 grid_x, u32 grid_y, int threads,
-                u32 shared_bytes, int cluster, void *stacks) {
-  if (threads % kWarp || grid_x % (u32)cluster || cluster > kMostCluster) fail("a launch with a wrong shape");
-  if (state.fiber_count < threads * cluster) state.fibers = (Fiber *)realloc(state.fibers, sizeof(Fiber) * (size_t)(threads * cluster));
+inline void run(const char *kernel, void (*body)(const void *), const void *params, u32 grid_x,
+                u32 grid_y, int threads, u32 shared_bytes, int cluster, void *stacks) {
+  if (threads % kWarp || grid_x % (u32)cluster || cluster > kMostCluster)
+    fail("a launch with a wrong shape");
+  if (state.fiber_count < threads * cluster)
+    state.fibers = (Fiber *)realloc(state.fibers, sizeof(Fiber) * (size_t)(threads * cluster));
   if (!state.ctas) state.ctas = (Cta *)malloc(sizeof(Cta) * kMostCluster);
-  for (int i = 0; i < threads * cluster; ++i) state.fibers[i].stack = (char *)stacks + kStackBytes * (size_t)i;
+  for (int i = 0; i < threads * cluster; ++i)
+    state.fibers[i].stack = (char *)stacks + kStackBytes * (size_t)i;
   if (!state.random) {
     const char *seed = getenv("EMULATOR_SEED");
     state.random = 0x9e3779b97f4a7c15ull * (1 + (seed ? strtoull(seed, nullptr, 0) : 0));
@@ -376,7 +387,8 @@ inline void run(const char *kernel, void (*body)(const void *), const void *para
       for (int rank = 0; rank < cluster; ++rank) {
         Cta &cta = state.ctas[rank];
         cta.rank = rank, cta.threads = threads, cta.block_x = x + (u32)rank, cta.block_y = y;
-        memset((void *)(kSharedAt + kSharedEach * (uintptr_t)rank), 0xff, (shared_bytes + 1023) / 1024 * 1024 + state.static_bytes);
+        memset((void *)(kSharedAt + kSharedEach * (uintptr_t)rank), 0xff,
+               (shared_bytes + 1023) / 1024 * 1024 + state.static_bytes);
         for (int t = 0; t < threads; ++t) fiber_begin(state.fibers[rank * threads + t], t, &cta);
       }
       run_cluster();

@@ -22,7 +22,9 @@ inline u16 f16_of(float x) {
 inline float value_bf16(u16 x) { return __uint_as_float((u32)x << 16); }
 inline float value_f16(u16 x) { return (float)__builtin_bit_cast(__fp16, x); }
 
-inline void cvt_bf16x2(u32 &r, float high, float low) { r = (u32)bf16_of(high) << 16 | bf16_of(low); }
+inline void cvt_bf16x2(u32 &r, float high, float low) {
+  r = (u32)bf16_of(high) << 16 | bf16_of(low);
+}
 inline void cvt_f16x2(u32 &r, float high, float low) { r = (u32)f16_of(high) << 16 | f16_of(low); }
 inline void f16_low(float &r, u32 x) { r = value_f16((u16)x); }
 inline void f16_high(float &r, u32 x) { r = value_f16((u16)(x >> 16)); }
@@ -31,7 +33,8 @@ inline void f16_high(float &r, u32 x) { r = value_f16((u16)(x >> 16)); }
 inline float value_e4m3(u32 code) {
   const u32 exponent = code >> 3 & 15, mantissa = code & 7;
   if ((code & 127) == 127) return __uint_as_float(0x7fc00000);
-  const float x = exponent ? ldexpf((float)(8 + mantissa), (int)exponent - 10) : ldexpf((float)mantissa, -9);
+  const float x =
+      exponent ? ldexpf((float)(8 + mantissa), (int)exponent - 10) : ldexpf((float)mantissa, -9);
   return code & 128 ? -x : x;
 }
 inline u32 e4m3_of(float x) {
@@ -54,14 +57,19 @@ inline void prmt(u32 &r, u32 a, u32 b, u32 selector) { r = __byte_perm(a, b, sel
 // Arithmetic on pairs. The product of two elements is exact in fp32, and so is its rounding; of a * b + c the sum is
 // rounded to fp32 first, which is exact where c is 0.
 inline void mul_f16x2(u32 &r, u32 a, u32 b) {
-  r = (u32)f16_of(value_f16((u16)(a >> 16)) * value_f16((u16)(b >> 16))) << 16 | f16_of(value_f16((u16)a) * value_f16((u16)b));
+  r = (u32)f16_of(value_f16((u16)(a >> 16)) * value_f16((u16)(b >> 16))) << 16 |
+      f16_of(value_f16((u16)a) * value_f16((u16)b));
 }
 inline void fma_bf16x2(u32 &r, u32 a, u32 b, u32 c) {
-  const auto one = [](u32 x, u32 y, u32 z) { return bf16_of(fmaf(value_bf16((u16)x), value_bf16((u16)y), value_bf16((u16)z))); };
+  const auto one = [](u32 x, u32 y, u32 z) {
+    return bf16_of(fmaf(value_bf16((u16)x), value_bf16((u16)y), value_bf16((u16)z)));
+  };
   r = (u32)one(a >> 16, b >> 16, c >> 16) << 16 | one(a, b, c);
 }
 
-inline float without_subnormals(float x) { return fabsf(x) < 1.17549435e-38f ? copysignf(0, x) : x; }
+inline float without_subnormals(float x) {
+  return fabsf(x) < 1.17549435e-38f ? copysignf(0, x) : x;
+}
 inline void ex2(float &r, float x) { r = without_subnormals(exp2f(without_subnormals(x))); }
 inline void lg2(float &r, float x) { r = log2f(without_subnormals(x)); }
 
@@ -77,7 +85,8 @@ inline void ldmatrix(const char *name, u32 *r, u32 address, int count, bool tran
       for (int lane = 0; lane < 32; ++lane) {
         u16 pair[2];
         for (int j = 0; j < 2; ++j) {
-          const int row = transposed ? 2 * (lane % 4) + j : lane / 4, column = transposed ? lane / 4 : 2 * (lane % 4) + j;
+          const int row = transposed ? 2 * (lane % 4) + j : lane / 4,
+                    column = transposed ? lane / 4 : 2 * (lane % 4) + j;
           pair[j] = row_at(w.in[8 * i + row][0])[column];
         }
         w.out[lane][i] = (u32)pair[1] << 16 | pair[0];
@@ -110,16 +119,28 @@ inline void stmatrix_x4(u32 address, u32 a, u32 b, u32 c, u32 d) {
 }
 
 template <float (*kValue)(u16)>
-inline void mma_m16n8k16(const char *name, float &c0, float &c1, float &c2, float &c3, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0,
-                         u32 b1) {
-  const u32 words[10] = { a0, a1, a2, a3, b0, b1, __float_as_uint(c0), __float_as_uint(c1), __float_as_uint(c2), __float_as_uint(c3) };
+inline void mma_m16n8k16(const char *name, float &c0, float &c1, float &c2, float &c3, u32 a0,
+                         u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  const u32 words[10] = { a0,
+                          a1,
+                          a2,
+                          a3,
+                          b0,
+                          b1,
+                          __float_as_uint(c0),
+                          __float_as_uint(c1),
+                          __float_as_uint(c2),
+                          __float_as_uint(c3) };
   const u32 *out = meet(name, ~0u, words, 10, [](Warp &w) {
     float a[16][16], b[16][8];
     for (int lane = 0; lane < 32; ++lane)
       for (int half = 0; half < 2; ++half) {
         for (int i = 0; i < 4; ++i)
-          a[lane / 4 + 8 * (i & 1)][2 * (lane % 4) + half + 8 * (i >> 1)] = kValue((u16)(w.in[lane][i] >> 16 * half));
-        for (int i = 0; i < 2; ++i) b[2 * (lane % 4) + half + 8 * i][lane / 4] = kValue((u16)(w.in[lane][4 + i] >> 16 * half));
+          a[lane / 4 + 8 * (i & 1)][2 * (lane % 4) + half + 8 * (i >> 1)] =
+              kValue((u16)(w.in[lane][i] >> 16 * half));
+        for (int i = 0; i < 2; ++i)
+          b[2 * (lane % 4) + half + 8 * i][lane / 4] =
+              kValue((u16)(w.in[lane][4 + i] >> 16 * half));
       }
     for (int lane = 0; lane < 32; ++lane)
       for (int i = 0; i < 4; ++i) {
@@ -129,20 +150,25 @@ inline void mma_m16n8k16(const char *name, float &c0, float &c1, float &c2, floa
         w.out[lane][i] = __float_as_uint(sum);
       }
   });
-  c0 = __uint_as_float(out[0]), c1 = __uint_as_float(out[1]), c2 = __uint_as_float(out[2]), c3 = __uint_as_float(out[3]);
+  c0 = __uint_as_float(out[0]), c1 = __uint_as_float(out[1]), c2 = __uint_as_float(out[2]),
+  c3 = __uint_as_float(out[3]);
 }
 // The text names c a second time as an input.
-inline void mma_bf16(float &c0, float &c1, float &c2, float &c3, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+inline void mma_bf16(float &c0, float &c1, float &c2, float &c3, u32 a0, u32 a1, u32 a2, u32 a3,
+                     u32 b0, u32 b1) {
   mma_m16n8k16<value_bf16>("mma.bf16", c0, c1, c2, c3, a0, a1, a2, a3, b0, b1);
 }
-inline void mma_f16(float &c0, float &c1, float &c2, float &c3, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+inline void mma_f16(float &c0, float &c1, float &c2, float &c3, u32 a0, u32 a1, u32 a2, u32 a3,
+                    u32 b0, u32 b1) {
   mma_m16n8k16<value_f16>("mma.f16", c0, c1, c2, c3, a0, a1, a2, a3, b0, b1);
 }
 
 // ---- copies
 
 inline void cp_async(u32 to, const void *from, int bytes) { copies_add(to, from, (u32)bytes); }
-inline void cp_async_by(u32 to, const void *from, int bytes, u64) { copies_add(to, from, (u32)bytes); }
+inline void cp_async_by(u32 to, const void *from, int bytes, u64) {
+  copies_add(to, from, (u32)bytes);
+}
 inline void cp_async_wait(int groups) { copies_perform(groups); }
 inline void createpolicy(u64 &r) { r = 0; }
 
@@ -156,15 +182,21 @@ template <class... Word> inline void load_words(const void *from, Word &...words
 }
 inline void ld_shared(u32 &a, u32 from) { load_words(shared_pointer(from), a); }
 inline void ld_shared(u32 &a, u32 &b, u32 from) { load_words(shared_pointer(from), a, b); }
-inline void ld_shared(u32 &a, u32 &b, u32 &c, u32 &d, u32 from) { load_words(shared_pointer(from), a, b, c, d); }
+inline void ld_shared(u32 &a, u32 &b, u32 &c, u32 &d, u32 from) {
+  load_words(shared_pointer(from), a, b, c, d);
+}
 inline void ld_global(u32 &a, u32 &b, const void *from) { load_words(from, a, b); }
 template <class... Word> inline void store_words(void *to, Word... words) {
   aligned(to, 4 * sizeof...(words));
   u32 *at = (u32 *)to;
   ((*at++ = words), ...);
 }
-template <class... Word> inline void st_shared(u32 to, Word... words) { store_words(shared_pointer(to), words...); }
-template <class... Word> inline void st_global(void *to, Word... words) { store_words(to, words...); }
+template <class... Word> inline void st_shared(u32 to, Word... words) {
+  store_words(shared_pointer(to), words...);
+}
+template <class... Word> inline void st_global(void *to, Word... words) {
+  store_words(to, words...);
+}
 inline void st_global_by(float *to, float x, u64) { *to = x; }
 // What was there is lost.
 inline void discard(const void *line) {
@@ -197,8 +229,12 @@ inline void ld_acquire(int &x, u32 address) {
   yield(); // it polls
   x = *(volatile int *)shared_pointer(address);
 }
-inline void bar_sync(int number, int threads) { barrier_join(number, threads, true, false, nullptr, nullptr); }
-inline void bar_arrive(int number, int threads) { barrier_join(number, threads, false, false, nullptr, nullptr); }
+inline void bar_sync(int number, int threads) {
+  barrier_join(number, threads, true, false, nullptr, nullptr);
+}
+inline void bar_arrive(int number, int threads) {
+  barrier_join(number, threads, false, false, nullptr, nullptr);
+}
 
 // ---- clusters
 
@@ -221,7 +257,9 @@ template <class T> inline void st_async(u32 remote, T x, u32 barrier) {
   memcpy(shared_pointer(remote), &x, sizeof x);
   mbarrier_bytes(barrier, sizeof x);
 }
-inline void st_async_v2(u32 remote, float x, float y, u32 barrier) { st_async(remote, float2{ x, y }, barrier); }
+inline void st_async_v2(u32 remote, float x, float y, u32 barrier) {
+  st_async(remote, float2{ x, y }, barrier);
+}
 inline void st_async_v4(u32 remote, float x, float y, float z, float w, u32 barrier) {
   st_async(remote, float4{ x, y, z, w }, barrier);
 }
@@ -238,7 +276,8 @@ struct TensorMap {
 
 inline void box_load(u32 to, const void *pointer, const int *at, u32 barrier) {
   const TensorMap &map = *(const TensorMap *)pointer;
-  if (to % 1024 && map.box[0] == 64 && to % 128) fail("a box at an address that is no multiple of 128");
+  if (to % 1024 && map.box[0] == 64 && to % 128)
+    fail("a box at an address that is no multiple of 128");
   const int rank = map.rank;
   u32 size = 2, index[5] = {};
   for (int i = 0; i < rank; ++i) size *= map.box[i];
@@ -270,7 +309,8 @@ inline void tma_5d_interleaved(u32 to, const void *map, int column, int key, u32
   box_load(to, map, at, barrier);
 }
 inline void bulk_load(u32 to, const void *from, u32 bytes, u32 barrier) {
-  if (to % 16 || (uintptr_t)from % 16 || bytes % 16) fail("a bulk copy that is not aligned to 16 bytes");
+  if (to % 16 || (uintptr_t)from % 16 || bytes % 16)
+    fail("a bulk copy that is not aligned to 16 bytes");
   memcpy(shared_pointer(to), from, bytes);
   mbarrier_bytes(barrier, bytes);
 }
@@ -282,7 +322,9 @@ inline void bulk_load(u32 to, const void *from, u32 bytes, u32 barrier) {
 // next.
 struct Operand {
   u32 address, leading, stride;
-  explicit Operand(u64 d) : address((u32)(d & 0x3fff) << 4), leading((u32)(d >> 16 & 0x3fff) << 4), stride((u32)(d >> 32 & 0x3fff) << 4) {
+  explicit Operand(u64 d)
+      : address((u32)(d & 0x3fff) << 4), leading((u32)(d >> 16 & 0x3fff) << 4),
+        stride((u32)(d >> 32 & 0x3fff) << 4) {
     if (d >> 62 != 1) fail("a descriptor without the 128-byte swizzle");
     // Descriptors have 18 bits of an address; the window of the CTA has the others.
     const u32 window = shared_base();
@@ -292,13 +334,18 @@ struct Operand {
     const u32 plain = address + offset;
     return *(const u16 *)shared_pointer(plain ^ (plain >> 7 & 7) << 4);
   }
-  u16 k_major(int row, int column) const { return element((u32)(row / 8) * stride + (u32)(row % 8) * 128 + (u32)column * 2); }
+  u16 k_major(int row, int column) const {
+    return element((u32)(row / 8) * stride + (u32)(row % 8) * 128 + (u32)column * 2);
+  }
   u16 mn_major(int row, int column) const {
-    return element((u32)(column / 64) * leading + (u32)(row / 8) * stride + (u32)(row % 8) * 128 + (u32)(column % 64) * 2);
+    return element((u32)(column / 64) * leading + (u32)(row / 8) * stride + (u32)(row % 8) * 128 +
+                   (u32)(column % 64) * 2);
   }
 };
 
-template <int kN, class A, class B> inline void warpgroup_product(const char *name, float *d, const u32 *a, bool accumulate, A &&left, B &&right) {
+template <int kN, class A, class B>
+inline void warpgroup_product(const char *name, float *d, const u32 *a, bool accumulate, A &&left,
+                              B &&right) {
   const int thread = self()->thread, mine = thread % 128;
   WarpGroup &g = self()->cta->groups[thread / 128];
   if (!g.arrived) g.operation = name;
@@ -314,7 +361,8 @@ template <int kN, class A, class B> inline void warpgroup_product(const char *na
     for (int n = 0; n < kN; ++n) y[k][n] = right(k, n);
   for (int t = 0; t < 128; ++t)
     for (int i = 0; i < kN / 2; ++i) {
-      const int row = t / 32 * 16 + t % 32 / 4 + 8 * (i >> 1 & 1), column = i / 4 * 8 + 2 * (t % 4) + (i & 1);
+      const int row = t / 32 * 16 + t % 32 / 4 + 8 * (i >> 1 & 1),
+                column = i / 4 * 8 + 2 * (t % 4) + (i & 1);
       float sum = accumulate ? g.d[t][i] : 0.0f;
       for (int k = 0; k < 16; ++k) sum += x[row][k] * y[k][column];
       g.d[t][i] = sum;
@@ -322,22 +370,26 @@ template <int kN, class A, class B> inline void warpgroup_product(const char *na
   g.arrived = 0;
   g.generation = generation + 1;
 }
-template <int kN, float (*kValue)(u16)> inline void wgmma_shared(float *d, u64 a, u64 b, int accumulate) {
+template <int kN, float (*kValue)(u16)>
+inline void wgmma_shared(float *d, u64 a, u64 b, int accumulate) {
   const Operand left(a), right(b);
-  warpgroup_product<kN>("wgmma of shared memory", d, nullptr, accumulate != 0,
-                        [&](const WarpGroup &, int row, int k) { return kValue(left.k_major(row, k)); },
-                        [&](int k, int n) { return kValue(right.k_major(n, k)); });
+  warpgroup_product<kN>(
+      "wgmma of shared memory", d, nullptr, accumulate != 0,
+      [&](const WarpGroup &, int row, int k) { return kValue(left.k_major(row, k)); },
+      [&](int k, int n) { return kValue(right.k_major(n, k)); });
 }
 template <int kN, float (*kValue)(u16)>
-inline void wgmma_registers(float *d, u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int accumulate, int mn_major) {
+inline void wgmma_registers(float *d, u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int accumulate,
+                            int mn_major) {
   const u32 a[4] = { a0, a1, a2, a3 };
   const Operand right(b);
-  warpgroup_product<kN>("wgmma of registers", d, a, accumulate != 0,
-                        [&](const WarpGroup &g, int row, int k) {
-                          const int lane = row % 8 * 4 + k % 8 / 2, i = (row % 16 / 8) + 2 * (k / 8);
-                          return kValue((u16)(g.a[row / 16 * 32 + lane][i] >> 16 * (k & 1)));
-                        },
-                        [&](int k, int n) { return kValue(mn_major ? right.mn_major(k, n) : right.k_major(n, k)); });
+  warpgroup_product<kN>(
+      "wgmma of registers", d, a, accumulate != 0,
+      [&](const WarpGroup &g, int row, int k) {
+        const int lane = row % 8 * 4 + k % 8 / 2, i = (row % 16 / 8) + 2 * (k / 8);
+        return kValue((u16)(g.a[row / 16 * 32 + lane][i] >> 16 * (k & 1)));
+      },
+      [&](int k, int n) { return kValue(mn_major ? right.mn_major(k, n) : right.k_major(n, k)); });
 }
 inline void mov_b32(float &y, float x) { y = x; }
 

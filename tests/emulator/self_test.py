@@ -24,6 +24,9 @@ DAMAGES = [
     ("2^x is 2^-x", SM_80, "core/types.cuh", '"f"(x));\n  return r;\n}\n\nNSAI_DEVICE float log2', '"f"(-x));\n  return r;\n}\n\nNSAI_DEVICE float log2',
      "fwd:" + MODEL),
     ("nothing", SM_90, None, "", "", "cache:decode:seed=4:longest=100:steps=1:repeats=1"),
+    ("nothing", SM_90, None, "", "", "cache:decode:seed=4:longest=100:steps=1:repeats=1:codes=both"),
+    ("a scale is 1", SM_90, "core/e4m3.cuh", "return scale.data ? scale.data[head * scale.head_stride] : 1.0f;", "return 1.0f;",
+     "cache:decode:seed=4:longest=100:steps=1:repeats=1:codes=both"),
     ("a barrier waits for the other phase", SM_90, "core/barrier.cuh", '"r"(phase)', '"r"(phase ^ 1)',
      "cache:decode:seed=1:longest=100:steps=1:repeats=1:force=decode_cluster"),
 ]

@@ -529,6 +529,8 @@ def test_cache_in_fp8_refuses(device):
         make(scales={"k0": 1.0})
     with pytest.raises(ValueError, match="'v0' has 3 elements; it has 1, or one for each of 2 KV heads"):
         make(kv_dtype=codes, scales={"v0": torch.ones(3)})
+    of_config = nsa.KVCache(config_of(serving={"kv_dtype": "e4m3"}), 1, 4, 16, dtype=dtype_of(device), device=device)
+    assert of_config.layers[0]["k0"].dtype == codes and of_config.layers[0]["k_cmp"].dtype == dtype_of(device)
     if device == "cpu":
         cache = make(kv_dtype=codes, scales=[{"k0": -1.0}])
         q, k, v, gates = inputs_of(config, 4, device)
