@@ -41,6 +41,7 @@
 //
 // Shared memory: nsai_smem_selected_sm80() of params/smem.h.
 #pragma once
+#include "attend/selected_codes.cuh"
 #include "core/barrier.cuh"
 #include "core/code_fragments.cuh"
 #include "core/copy.cuh"
@@ -281,28 +282,7 @@ NSAI_DEVICE void score(float (&rS)[KernelTraits<Config>::kStepKeys / 8][4],
 #pragma unroll
   for (int j = 0; j < S::kStepKeys / 8; ++j) rS[j][0] = rS[j][1] = rS[j][2] = rS[j][3] = 0.0f;
   if constexpr (S::kCoded) {
-#pragma unroll
-    for (int first = 0; first < S::kColsQk / 16; first += 2) { // a chunk is a product
-      u32 a[2][4];                                             // Q [16, 32]
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        if (first + i < S::kColsQk / 16) {
-          if constexpr (S::kQueryInRegisters) {
-#pragma unroll
-            for (int c = 0; c < 4; ++c) a[i][c] = rQ[first + i][c];
-          } else {
-            ldmatrix_x4(a[i], S::QTile::along(q_at, 2 * (first + i)));
-          }
-        }
-#pragma unroll
-      for (int j = 0; j < S::kStepKeys / 8; j += 2) {
-        u32 b[2][4]; // K [16 keys, 32]
-        load_code_keys(b, S::KTile::along(k_at, first) + 8 * j * S::KTile::kPitch);
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          if (first + i < S::kColsQk / 16) mma_m16n16k16(Fp16{}, rS[j], rS[j + 1], a[i], b[i]);
-      }
-    }
+    score_codes<S>(rS, rQ, q_at, k_at);
     return;
   }
 #pragma unroll
@@ -347,20 +327,7 @@ NSAI_DEVICE void accumulate(float (&rO)[kM][4],
   const int lane = threadIdx.x & 31;
   const u32 v_at = sV + T::offset(lane & 15, lane >> 4);
   if constexpr (S::kCoded) {
-#pragma unroll
-    for (int k = 0; k < S::kStepKeys / 16; ++k) {
-      u32 a[4]; // P [16, 16]
-      softmax_pack<Fp16>(a, rP[2 * k], rP[2 * k + 1]);
-#pragma unroll
-      for (int first = 0; first < kM; first += 4) {
-        u32 b[2][4]; // V [16 keys, 32]
-        load_code_values(b, T::along(v_at, first / 2) + 16 * k * T::kPitch);
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          if (first + 2 * i < kM)
-            mma_m16n16k16(Fp16{}, rO[first + 2 * i], rO[first + 2 * i + 1], a, b[i]);
-      }
-    }
+    accumulate_codes<S>(rO, rP, v_at);
     return;
   }
 #pragma unroll
@@ -383,31 +350,6 @@ NSAI_DEVICE void accumulate(float (&rO)[kM][4],
   }
 }
 
-// Loads the warp's rows of Q for products with codes, and returns their unit.
-template <class Config, int kSteps>
-NSAI_DEVICE float load_coded_query(u32 (&rQ)[kSteps][4], u32 sQ, const NsaiView &q,
-                                   const TilePosition &at, int row) {
-  using S = KernelTraits<Config>;
-  auto row_of = [&](int half) {
-    const OutputRow output_row = find_output_row<Config>(at, row + 8 * half);
-    const u16 *gRow = (const u16 *)q.data + output_row.token * q.token_stride +
-                      output_row.head * q.head_stride; // [Dk]
-    return output_row.present ? gRow : nullptr;
-  };
-  if constexpr (S::kQueryInRegisters) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-      load_code_query(rQ, row_of(half), row_of(half) != nullptr, half);
-    return convert_queries<typename Config::Element>(rQ);
-  } else {
-    const float unit =
-        copy_code_query<typename Config::Element, typename S::QTile, S::kColsQk / 16>(sQ, 0, true,
-                                                                                      row_of);
-    __syncwarp(); // Q is written
-    return unit;
-  }
-}
-
 template <class Config, class Params>
 NSAI_DEVICE void consume(const Params &params, const TilePosition &at, int warp,
                          const unsigned char *shared) {
@@ -425,7 +367,7 @@ NSAI_DEVICE void consume(const Params &params, const TilePosition &at, int warp,
   float scale_log2 = p.scale_log2;
   if constexpr (S::kCoded)
     scale_log2 *=
-        scale_of(params.scales.k, at.group) * load_coded_query<Config>(rQ, sQ, p.q, at, row);
+        scale_of(params.scales.k, at.group) * load_coded_query<Config, S>(rQ, sQ, p.q, at, row);
   else if constexpr (S::kQueryInRegisters)
     load_query<Config>(rQ, p.q, at, row);
   else
