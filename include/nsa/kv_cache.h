@@ -93,11 +93,11 @@
  * - A value is code * scale. An append stores x as e4m3(x / scale): a division in fp32, rounded to the
  *   nearest code, ties to even, at most +-448; NaN stays NaN.
  * - Compressed entries are made of codes alone, those of the call's own tokens included, and with phi
- *   mean they are the same bits whatever the chunks were. phi mean takes the sum of l codes, which is exact in fp32
- *   for l <= 73 (ascending order beyond), times fp32(k_scale / (l * k_cmp_scale)) to e4m3 entries,
- *   fp32(k_scale / l) to others, and rounds once. phi linear and mlp get rows of code * scale, rounded
- *   to the model's dtype, and what they give is rounded to it, too, and becomes e4m3 as a token does. So do the means of raw
- *   pairs in the model's dtype.
+ *   mean they are the same bits whatever the chunks were. phi mean takes the sum of l codes, which is
+ *   exact in fp32 for l <= 73 (ascending order beyond), times fp32(k_scale / (l * k_cmp_scale)) to e4m3
+ *   entries, fp32(k_scale / l) to others, and rounds once. phi linear and mlp get rows of code * scale,
+ *   rounded to the model's dtype; what they give is rounded to it, too, and becomes e4m3 as a token
+ *   does. The means of raw pairs in the model's dtype become e4m3 from fp32.
  * - Queries, outputs and new_kv have the model's dtype. Attention and selection are those of the
  *   values code * scale, also for the tokens of the same call.
  *
@@ -168,8 +168,8 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
  *   NSA_WIN  min(w, L) tokens
  * of 2 * (Dk + Dv) bytes, in e4m3 half of that; of a caller's ranges their tokens. New tokens that
  * one CTA takes together read each key once: the compressed entries of the last of them, their
- * windows, and every block that one of them selects; ranges they read separately. What is read again is
- * counted again, though a hardware cache may have it. The second pass for the importance of
+ * windows, and every block that one of them selects; ranges they read separately. What is read
+ * again is counted again, though a hardware cache may have it. The second pass for the importance of
  * probed rows is not counted. The CPU device reads compressed entries once for all tokens of a
  * sequence, without V where the branch itself does not run, and windows and blocks token by
  * token.

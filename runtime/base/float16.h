@@ -47,22 +47,24 @@ static inline float nsai_float_from_f16(uint16_t half) {
   return sign ? -magnitude : magnitude;
 }
 
+/* The upper bits of `bits`, without the lowest `shift` (1 to 31), to nearest, ties to even. */
+static inline uint32_t nsai_shift_to_nearest(uint32_t bits, uint32_t shift) {
+  const uint32_t kept = bits >> shift, rest = bits & ((1u << shift) - 1u),
+                 half = 1u << (shift - 1u);
+  return kept + (rest > half || (rest == half && (kept & 1u)));
+}
+
 static inline uint16_t nsai_f16_from_float(float value) {
   uint32_t bits = nsai_bits_from_float(value);
   uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | (magnitude >> 13 & 0x3ffu));
   if (magnitude >= 0x47800000u) return (uint16_t)(sign | 0x7c00u); /* 2^16 and more */
-  if (magnitude >= 0x38800000u) {                                  /* 2^-14: a normal fp16 */
-    uint32_t rebased = magnitude - (112u << 23);
-    return (uint16_t)(sign | (rebased + 0xfffu + (rebased >> 13 & 1u)) >> 13);
-  }
+  if (magnitude >= 0x38800000u)                                    /* 2^-14: a normal fp16 */
+    return (uint16_t)(sign | nsai_shift_to_nearest(magnitude - (112u << 23), 13));
   uint32_t exponent = magnitude >> 23;
   if (exponent < 102u) return (uint16_t)sign; /* below 2^-25, half the smallest subnormal */
-  uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u, shift = 126u - exponent;
-  uint32_t kept = mantissa >> shift, rest = mantissa & ((1u << shift) - 1u);
-  uint32_t half = 1u << (shift - 1u);
-  kept += rest > half || (rest == half && (kept & 1u));
-  return (uint16_t)(sign | kept);
+  uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
+  return (uint16_t)(sign | nsai_shift_to_nearest(mantissa, 126u - exponent));
 }
 
 /* A code of e4m3: a sign, 4 bits of exponent (bias 7), 3 bits of mantissa. 0x7f and 0xff are NaN, and
@@ -81,17 +83,12 @@ static inline uint8_t nsai_e4m3_from_float(float value) {
   uint32_t sign = (bits >> 24) & 0x80u, magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return 0x7f;
   if (magnitude >= 0x43e00000u) return (uint8_t)(sign | 0x7eu); /* 448 */
-  if (magnitude >= 0x3c800000u) {                               /* 2^-6: a normal e4m3 */
-    uint32_t rebased = magnitude - (120u << 23);
-    return (uint8_t)(sign | (rebased + 0x7ffffu + (rebased >> 20 & 1u)) >> 20);
-  }
+  if (magnitude >= 0x3c800000u)                                 /* 2^-6: a normal e4m3 */
+    return (uint8_t)(sign | nsai_shift_to_nearest(magnitude - (120u << 23), 20));
   uint32_t exponent = magnitude >> 23;
   if (exponent < 117u) return (uint8_t)sign; /* below 2^-10, half the smallest subnormal */
-  uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u, shift = 141u - exponent;
-  uint32_t kept = mantissa >> shift, rest = mantissa & ((1u << shift) - 1u);
-  uint32_t half = 1u << (shift - 1u);
-  kept += rest > half || (rest == half && (kept & 1u));
-  return (uint8_t)(sign | kept);
+  uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
+  return (uint8_t)(sign | nsai_shift_to_nearest(mantissa, 141u - exponent));
 }
 
 /* The float next to `value` towards zero, with its last bit set when anything was cut off

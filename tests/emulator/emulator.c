@@ -5,15 +5,16 @@
  * translate.py's library for this machine; an image is a small cubin whose code is the library's path. Kernels
  * run one after the other, at once; products of cuBLASLt are computed here.
  *
- * EMULATOR_DIR keeps the libraries, by the hash of their source.
+ * EMULATOR_GPU is the architecture, sm_90 without it. EMULATOR_DIR keeps the libraries, by the hash of their
+ * source.
  */
 #include "../support/elf_cubin.h"
 #include "../unit/fake_cuda.h"
+#include "base/float16.h"
 #include "shape.h"
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -156,41 +157,15 @@ static size_t params_bytes(const void *code) {
 static float element(const void *data, int32_t type, int64_t i) {
   if (type == NSAI_CUDA_R_32F) return ((const float *)data)[i];
   const uint16_t bits = ((const uint16_t *)data)[i];
-  float x;
-  uint32_t word = (uint32_t)bits << 16;
-  if (type == NSAI_CUDA_R_16F) {
-    const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
-    x = exponent == 31 ? (mantissa ? NAN : INFINITY)
-        : exponent     ? ldexpf((float)(1024 + mantissa), exponent - 25)
-                       : ldexpf((float)mantissa, -24);
-    return bits >> 15 ? -x : x;
-  }
-  memcpy(&x, &word, sizeof x);
-  return x;
+  return type == NSAI_CUDA_R_16F ? nsai_float_from_f16(bits) : nsai_float_from_bf16(bits);
 }
 
-/* To nearest even. */
 static void set_element(void *data, int32_t type, int64_t i, float x) {
-  uint32_t word;
-  memcpy(&word, &x, sizeof word);
-  if (type == NSAI_CUDA_R_32F) {
+  if (type == NSAI_CUDA_R_32F)
     ((float *)data)[i] = x;
-  } else if (type == NSAI_CUDA_R_16F) {
-    const float a = fabsf(x);
-    int exponent;
-    frexpf(a, &exponent);
-    const int step = (exponent < -13 ? -13 : exponent) - 11; /* of the last bit */
-    uint16_t bits;
-    if (a != a || a >= 65520) {
-      bits = a != a ? 0x7fff : 0x7c00;
-    } else {
-      const long n = lrintf(ldexpf(a, -step)); /* a = n 2^step, n below 2048 or equal */
-      bits = (uint16_t)(n + ((long)(step + 24) << 10));
-    }
-    ((uint16_t *)data)[i] = (uint16_t)(bits | (word >> 31) << 15);
-  } else {
-    ((uint16_t *)data)[i] = (uint16_t)(x != x ? 0x7fff : (word + 0x7fff + (word >> 16 & 1)) >> 16);
-  }
+  else
+    ((uint16_t *)data)[i] =
+        type == NSAI_CUDA_R_16F ? nsai_f16_from_float(x) : nsai_bf16_from_float(x);
 }
 
 static int64_t place(const fake_matrix *m, int batch, int64_t row, int64_t column) {
@@ -242,7 +217,29 @@ static double run(const fake_cuda_launch *launch, const void *params) {
   return 1;
 }
 
+/* The GPUs, as FAKE_CUDA_GPU describes them. */
+static const struct {
+  const char *arch, *gpu;
+} gpus[] = {
+  { "sm_80", "80 8 166912 Emulator" },   { "sm_89", "89 8 101376 Emulator" },
+  { "sm_90", "90 8 232448 Emulator" },   { "sm_100", "100 8 232448 Emulator" },
+  { "sm_120", "120 8 101376 Emulator" },
+};
+
+static void choose_gpu(void) {
+  const char *arch = getenv("EMULATOR_GPU");
+  for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++)
+    if (!strcmp(arch ? arch : "sm_90", gpus[i].arch)) {
+      setenv("FAKE_CUDA_GPU", gpus[i].gpu, 1);
+      return;
+    }
+  fprintf(stderr,
+          "emulator: EMULATOR_GPU is %s: sm_80, sm_89, sm_90, sm_100 and sm_120 are there\n", arch);
+  abort();
+}
+
 __attribute__((constructor)) static void begin(void) {
+  choose_gpu();
   fake_cuda_state *state = fake_cuda_record();
   state->kernel = run;
   state->load = load;

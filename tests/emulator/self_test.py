@@ -13,21 +13,20 @@ import sys
 import tempfile
 
 MODEL = "bf16:h4/2:d32/32:l16/8:s16x4+1+2:w40:phi=mean:gate=logits:kv=shared:sel=topn:q=70:kv=70:seed=1:fill=random:layout=plain"
-SM_80, SM_90 = "80 8 166912 Emulator", "90 8 232448 Emulator"
 
 # Each: the GPU, a file, its text, what stands there instead (None: everything as it is), and the test.
 DAMAGES = [
-    ("nothing", SM_80, None, "", "", "fwd:" + MODEL),
-    ("a wait for copies is missing", SM_80, "core/copy.cuh", 'asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");', "",
+    ("nothing", "sm_80", None, "", "", "fwd:" + MODEL),
+    ("a wait for copies is missing", "sm_80", "core/copy.cuh", 'asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");', "",
      "fwd:" + MODEL),
-    ("V is not transposed", SM_80, "core/mma.cuh", ".m8n8.x4.trans.", ".m8n8.x4.", "fwd:" + MODEL),
-    ("2^x is 2^-x", SM_80, "core/types.cuh", '"f"(x));\n  return r;\n}\n\nNSAI_DEVICE float log2', '"f"(-x));\n  return r;\n}\n\nNSAI_DEVICE float log2',
+    ("V is not transposed", "sm_80", "core/mma.cuh", ".m8n8.x4.trans.", ".m8n8.x4.", "fwd:" + MODEL),
+    ("2^x is 2^-x", "sm_80", "core/types.cuh", '"f"(x));\n  return r;\n}\n\nNSAI_DEVICE float log2', '"f"(-x));\n  return r;\n}\n\nNSAI_DEVICE float log2',
      "fwd:" + MODEL),
-    ("nothing", SM_90, None, "", "", "cache:decode:seed=4:longest=100:steps=1:repeats=1"),
-    ("nothing", SM_90, None, "", "", "cache:decode:seed=4:longest=100:steps=1:repeats=1:codes=both"),
-    ("a scale is 1", SM_90, "core/e4m3.cuh", "return scale.data ? scale.data[head * scale.head_stride] : 1.0f;", "return 1.0f;",
+    ("nothing", "sm_90", None, "", "", "cache:decode:seed=4:longest=100:steps=1:repeats=1"),
+    ("nothing", "sm_90", None, "", "", "cache:decode:seed=4:longest=100:steps=1:repeats=1:codes=both"),
+    ("a scale is 1", "sm_90", "core/e4m3.cuh", "return scale.data ? scale.data[head * scale.head_stride] : 1.0f;", "return 1.0f;",
      "cache:decode:seed=4:longest=100:steps=1:repeats=1:codes=both"),
-    ("a barrier waits for the other phase", SM_90, "core/barrier.cuh", '"r"(phase)', '"r"(phase ^ 1)',
+    ("a barrier waits for the other phase", "sm_90", "core/barrier.cuh", '"r"(phase)', '"r"(phase ^ 1)',
      "cache:decode:seed=1:longest=100:steps=1:repeats=1:force=decode_cluster"),
 ]
 
@@ -48,7 +47,7 @@ def main():
                     continue
                 (folder / file).write_text(text.replace(old, new), encoding="utf-8")
             run = subprocess.run([nsacheck, "--device", "1", "--problem", problem], capture_output=True, text=True, check=False,
-                                 env={**os.environ, "FAKE_CUDA_GPU": gpu, "NSA_TEMPLATES_DIR": str(folder)})
+                                 env={**os.environ, "EMULATOR_GPU": gpu, "NSA_TEMPLATES_DIR": str(folder)})
         good = run.returncode == 0 if file is None else run.returncode != 0 and "does not compile" not in run.stdout + run.stderr
         print(f"{'ok' if good else 'not ok'} {number} - {name}", flush=True)
         if not good:

@@ -16,5 +16,4 @@ programs=(tests/check/nsacheck nsa-autotune bench/nsa-bench python/libnsa_python
 configure_in "$build" -Dbuildtype=release -Dstatic_deps=true -Dpython=true
 ninja -C "$build" "${programs[@]}" >&2
 for program in "${programs[@]}"; do strip -o "$folder/${program##*/}" "$build/$program"; done
-git -C "$top" rev-parse --short=12 HEAD >"$folder/commit"
 du -sh "$folder"

@@ -115,15 +115,23 @@ static void check_kernels(const nsai_problem *p, const nsai_choice *c) {
               (m->window > 0 && !nsai_is_fused(c, NSAI_STAGE_ATTEND_WINDOW)));
 }
 
+static nsai_target target_of(const nsai_arch *arch) {
+  return (nsai_target){ arch->name, NULL, (uint32_t)arch->shared_bytes, 0, 132 };
+}
+
+static void choose(const nsai_config *config, const nsai_problem *p, const nsai_target *target,
+                   nsai_choice *out) {
+  if (nsai_choose(config, p, target, NULL, NULL, out) != NSA_OK) fail_msg("%s", nsa_last_error());
+}
+
 static void check_problem(const nsai_config *config, const nsa_problem *asked) {
   nsai_problem p;
   nsai_choice c;
   if (nsai_problem_resolve(config, asked, &p) != NSA_OK) fail_msg("%s", nsa_last_error());
   for (int32_t a = 0; nsai_arch_at(a); a++) {
     const nsai_arch *arch = nsai_arch_at(a);
-    const nsai_target target = { arch->name, NULL, (uint32_t)arch->shared_bytes, 0, 132 };
-    if (nsai_choose(config, &p, &target, NULL, NULL, &c) != NSA_OK)
-      fail_msg("%s", nsa_last_error());
+    const nsai_target target = target_of(arch);
+    choose(config, &p, &target, &c);
     for (int s = 0; s < NSAI_STAGE_COUNT; s++)
       assert_true((c.variant[s] != NULL) == nsai_stage_needed(&p, (nsai_stage)s));
     for (int i = 0; i < c.kernel_count; i++)
@@ -319,9 +327,8 @@ static void check_coded(const nsai_config *config, const nsa_problem *asked) {
   if (nsai_problem_resolve(config, asked, &p) != NSA_OK) fail_msg("%s", nsa_last_error());
   for (int32_t a = 0; nsai_arch_at(a); a++) {
     const nsai_arch *arch = nsai_arch_at(a);
-    const nsai_target target = { arch->name, NULL, (uint32_t)arch->shared_bytes, 0, 132 };
-    if (nsai_choose(config, &p, &target, NULL, NULL, &c) != NSA_OK)
-      fail_msg("%s", nsa_last_error());
+    const nsai_target target = target_of(arch);
+    choose(config, &p, &target, &c);
     for (int i = 0; i < c.kernel_count; i++)
       if (c.specs[i].entry && (c.specs[i].shared_bytes > (uint32_t)arch->shared_bytes ||
                                c.specs[i].constant_count >= NSAI_MAX_CONSTANTS))
