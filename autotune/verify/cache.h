@@ -22,8 +22,8 @@
 #define NSAI_VERIFY_CACHE_SEQS 64
 
 typedef struct nsai_verify_cache_case {
-  nsai_problem
-      problem; /* of NSA_OP_DECODE or NSA_OP_PREFILL: model, page_size, max_q_len, dtypes */
+  /* Of NSA_OP_DECODE or NSA_OP_PREFILL: its model, page_size, max_q_len, kv_dtype and cmp_dtype. */
+  nsai_problem problem;
   nsai_verify_fill fill;
   uint64_t seed;
   int32_t seqs; /* 1 to NSAI_VERIFY_CACHE_SEQS */

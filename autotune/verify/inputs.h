@@ -3,8 +3,7 @@
  *
  * The single generator of inputs, with fixed seeds, so that timed and verified inputs are the
  * same. Tensors are host views of f32, bf16, fp16 or e4m3 (codes with a scale of 1) with any outer
- * strides. Results do not
- * depend on `threads`.
+ * strides. Results do not depend on `threads`.
  */
 #ifndef NSAI_VERIFY_INPUTS_H
 #define NSAI_VERIFY_INPUTS_H
