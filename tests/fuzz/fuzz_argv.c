@@ -5,14 +5,16 @@
  * left where its arguments have been read: nothing is opened or run. What is refused says why, and
  * what the configuration is told to override is a list of KEY=VALUE.
  *
- * The programs end when argp refuses an argument, which a fuzz target must not. So argp_parse and
- * the functions that refuse are replaced by ones that come back here (-Wl,--wrap).
+ * The programs end when argp refuses an argument, and when an option has been completed, which a
+ * fuzz target must not. So argp_parse, the functions that refuse, and exit are replaced by ones that
+ * come back here (-Wl,--wrap).
  *
  * Input: a byte for the program, then its arguments, one per line.
  */
 #include "arguments.h"
 #include "capture.h"
 #include "cli/cli.h"
+#include "cli/complete.h"
 
 #include <argp.h>
 #include <errno.h>
@@ -33,10 +35,20 @@ void __wrap_argp_error(const struct argp_state *state, const char *format, ...) 
 void __wrap_argp_failure(const struct argp_state *state, int status, int error, const char *format,
                          ...) NSAI_PRINTF(4, 5);
 void __wrap_argp_usage(const struct argp_state *state);
+_Noreturn void __real_exit(int status);
+_Noreturn void __wrap_exit(int status);
 
 static int program;
+static bool runs;       /* a program, rather than the fuzzer itself */
+static int exited;      /* the status that the program gave to exit */
 static jmp_buf parsed;  /* back to the target */
 static jmp_buf refused; /* back to the parser that is at work */
+
+void __wrap_exit(int status) {
+  if (!runs) __real_exit(status);
+  exited = status;
+  longjmp(parsed, 3);
+}
 
 void __wrap_argp_error(const struct argp_state *state, const char *format, ...) {
   va_list args;
@@ -116,7 +128,8 @@ static outcome run(int argc, char **argv, int *status) {
   switch (setjmp(parsed)) {
   case 0: break;
   case 1: return ACCEPTED;
-  default: return REFUSED;
+  case 2: return REFUSED;
+  default: *status = exited; return ENDED;
   }
   switch (program) {
   case NSA_AUTOTUNE: *status = nsa_autotune_main(argc, argv); break;
@@ -141,7 +154,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   argv[argc] = NULL;
   if (!sleeps) {
     fuzz_capture_begin(&capture);
+    runs = true;
     outcome end = run(argc, argv, &status);
+    runs = false;
+    nsai_complete_begin(NULL, 0);
     fuzz_capture_end(&capture);
     FUZZ_REQUIRE(end != REFUSED || capture.size[1] > 0);
     FUZZ_REQUIRE(end != ENDED || program == NSA_AUTOTUNE);
