@@ -170,13 +170,14 @@ NSAI_DEVICE void produce(const NsaiCachedCompressedTopn &params,
   const NsaiCompressedTopn &p = params.packed;
   PipelineState<C::kQueryStages> queries;
   PipelineState<C::kStages> keys;
-  for_each<C>(params, [&](const FlashTile &tile) {
-    const int tiles = key_tiles<C>(tile, searches<C>(p, tile));
-    if (!tiles) return;
-    if (threadIdx.x == 0) load_query_boxes<C>(p.attend, tile, shared, queries);
-    queries.advance();
-    produce_entries<C, CompressedKeys<C>, InterleavedOrder>(params, tile, tiles, shared, keys);
-  });
+  for_each_tile<FlashConfig<C>, CompressedKeys<C>>(
+      p.attend, params.batch, [&](const FlashTile &tile) {
+        const int tiles = key_tiles<C>(tile, searches<C>(p, tile));
+        if (!tiles) return;
+        if (threadIdx.x == 0) load_query_boxes<C>(p.attend, tile, shared, queries);
+        queries.advance();
+        produce_entries<C, CompressedKeys<C>, InterleavedOrder>(params, tile, tiles, shared, keys);
+      });
 }
 
 // ---- consumers
@@ -249,7 +250,6 @@ NSAI_DEVICE void consume(const TopnParams<C> &params, SharedStorage<C> &all, int
   using P = KernelTraits<C>;
   typename F::Shared &shared = all.flash;
   const int lane = threadIdx.x % 32, warp = consumer * 4 + threadIdx.x / 32 % 4;
-  const float scale_log2 = p.attend.attend.scale_log2;
   const bool arrives = lane == 0;
   const u32 read = shared_address(&all.topn_storage.read[warp / P::kWorkItemWarps]);
   const Scratch<C> scratch(p);
@@ -267,6 +267,7 @@ NSAI_DEVICE void consume(const TopnParams<C> &params, SharedStorage<C> &all, int
     SoftmaxRows rows;
 
     if (tiles) {
+      const float scale_log2 = scale_by_keys<C>(p.attend.attend.scale_log2, params, tile.group);
       float s[16][4]; // [64, 128]
       Probabilities<FlashConfig<C>> probabilities;
       float factor[2];
@@ -327,6 +328,7 @@ NSAI_DEVICE void consume(const TopnParams<C> &params, SharedStorage<C> &all, int
       if (arrives) barrier_arrive(shared_address(&shared.v_empty[keys.stage]));
       keys.advance();
       queries.advance();
+      scale_by_values<C>(o, params, tile.group);
     }
     OutputRow output_row[2];
     const int thread = recomputed(threadIdx.x);
@@ -371,7 +373,10 @@ template <class C> NSAI_DEVICE void compressed_topn(const TopnParams<C> &params)
 
   if (warpgroup == 0) {
     registers_drop<P::kProducerRegisters>();
-    produce<C>(params, shared.flash);
+    if constexpr (C::kCached)
+      produce<C>(cached_of(params), shared.flash);
+    else
+      produce<C>(params, shared.flash);
   } else if (warpgroup == 3) {
     registers_drop<P::kSelectorRegisters>();
     select<C>(params, shared.topn_storage, threadIdx.x / 32 % 4);

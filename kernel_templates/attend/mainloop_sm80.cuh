@@ -256,13 +256,6 @@ NSAI_DEVICE auto find_sides(const NsaiCodedAttend &p, const QueryTile &tile, int
 template <class Config>
 using AttendParams = CodedParamsOf<Config, NsaiAttend, NsaiCachedAttend, NsaiCodedAttend>;
 
-template <class Config, class Params>
-NSAI_DEVICE float find_scale_log2(const Params &p, int group) {
-  const float scale_log2 = packed_of(p).scale_log2;
-  if constexpr (kReadsCodes<Config>) return scale_log2 * scale_of(p.scales.k, group);
-  return scale_log2;
-}
-
 // S = Q K^T: s[m] [16, kKeys] for each m16 tile of the warp.
 template <class Config>
 NSAI_DEVICE void multiply_qk(float (&s)[Flash<Config>::kM][Flash<Config>::kN][4], u32 sQ, u32 sK) {
@@ -365,7 +358,7 @@ NSAI_DEVICE void flash_attend(const Params &params) {
   SoftmaxRows rows[F::kM];
 
   // ---- key tiles
-  const float scale_log2 = find_scale_log2<Config>(params, group);
+  const float scale_log2 = scale_by_keys<Config>(p.scale_log2, params, group);
   load_queries<Config>(sQ, p.q, tile, group);
   if (begin < end) fetch_keys<Config, K, Config::kHeadDimQk>(sK, sides.k, begin, end, 0).store(sK);
   copy_async_commit();
@@ -415,11 +408,8 @@ NSAI_DEVICE void flash_attend(const Params &params) {
   copy_async_wait<0>();
 
   // ---- epilogue
-  if constexpr (kReadsCodes<Config>) {
-    const float scale = scale_of(params.scales.v, group);
 #pragma unroll
-    for (int m = 0; m < F::kM; ++m) scale_columns(o[m], scale);
-  }
+  for (int m = 0; m < F::kM; ++m) scale_by_values<Config>(o[m], params, group);
 #pragma unroll
   for (int m = 0; m < F::kM; ++m) {
     OutputRow output_row[2];

@@ -10,7 +10,8 @@
 //   q [T, Hq, Dk], k [rows, Hkv, Dk], v [rows, Hkv, Dv] -> NsaiEpilogue
 //
 // With kCached k and v lie in a KV cache: raw tokens, of attend_window_sm90, come as boxes of pages
-// (data/cached_boxes.cuh), compressed entries by cp.async (data/cached_entries.cuh).
+// (data/cached_boxes.cuh), compressed entries by cp.async (data/cached_entries.cuh). Codes become
+// elements in shared memory, before a consumer sees them.
 //
 // Grid: persistent. CTA x of any number of CTAs takes tiles x, x + grid, ... of kv_heads * tiles,
 // KV head major, so that L2 holds the K and V of one head at a time. A tile has T = kRows /
@@ -211,10 +212,11 @@ NSAI_DEVICE void flash_multiply(const FlashTile &tile, const FlashRows &rows,
   keys.advance();
 }
 
-template <class Config, class Keys>
-NSAI_DEVICE void flash_consume(const NsaiAttendTma &p, typename Flash<Config>::Shared &shared,
+template <class Config, class Keys, class Params>
+NSAI_DEVICE void flash_consume(const Params &params, typename Flash<Config>::Shared &shared,
                                int consumer) {
   using F = Flash<Config>;
+  const NsaiAttendTma &p = packed_of(params);
   int warp_row = consumer * 64 + threadIdx.x % 128 / 32 * 16;
   PipelineState<Config::kQueryStages> queries;
   PipelineState<Config::kStages> keys;
@@ -236,7 +238,10 @@ NSAI_DEVICE void flash_consume(const NsaiAttendTma &p, typename Flash<Config>::S
     SoftmaxRows softmax;
     if (tile.begin < tile.end) {
       flash_multiply<Config>(tile, flash_rows<Config, Keys>(tile, warp_row), shared, consumer,
-                             queries, keys, p.attend.scale_log2, softmax, o);
+                             queries, keys,
+                             scale_by_keys<Config>(p.attend.scale_log2, params, tile.group),
+                             softmax, o);
+      scale_by_values<Config>(o, params, tile.group);
     } else {
       barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
     }
@@ -247,8 +252,8 @@ NSAI_DEVICE void flash_consume(const NsaiAttendTma &p, typename Flash<Config>::S
 
 // ---- the kernel
 
-// `arrivals`: of the threads that fill a stage of keys.
-template <class Config>
+// `arrivals`: of the threads that fill a stage of keys. `expands`: codes arrive on barriers first.
+template <class Config, bool kExpands = false>
 NSAI_DEVICE void init_barriers(typename Flash<Config>::Shared &shared, int arrivals = 1) {
   constexpr int kConsumerWarps = 4 * Flash<Config>::kConsumers;
   for (int i = 0; i < Config::kQueryStages; ++i) {
@@ -261,12 +266,14 @@ NSAI_DEVICE void init_barriers(typename Flash<Config>::Shared &shared, int arriv
     barrier_init(shared_address(&shared.k_empty[i]), kConsumerWarps);
     barrier_init(shared_address(&shared.v_full[i]), arrivals);
     barrier_init(shared_address(&shared.v_empty[i]), kConsumerWarps);
+    if constexpr (kExpands)
+      for (int side = 0; side < 2; ++side) barrier_init(code_barrier<Config>(shared, side, i), 1);
   }
   barrier_init_fence();
 }
 
 template <class Config>
-using FlashParams = typename ParamsOf<Config::kCached, NsaiAttendTma, NsaiCachedAttendTma>::Type;
+using FlashParams = CodedParamsOf<Config, NsaiAttendTma, NsaiCachedAttendTma, NsaiCodedAttendTma>;
 
 template <class Config, class Keys>
 NSAI_DEVICE void flash_attend(const FlashParams<Config> &params) {
@@ -281,7 +288,10 @@ NSAI_DEVICE void flash_attend(const FlashParams<Config> &params) {
       tma_prefetch_map(p.k);
       tma_prefetch_map(p.v);
     }
-    init_barriers<Config>(shared, kCachedEntries<Config, Keys> ? 64 : 1);
+    constexpr int kExpand = kExpanders<Config, Keys>;
+    init_barriers<Config, (kExpand > 0)>(shared, kCachedEntries<Config, Keys> ? 64
+                                                 : kExpand                    ? 32 * kExpand
+                                                                              : 1);
   }
   if (!p.attend.early) wait_for_kernel_before();
   __syncthreads(); // barriers are initialised
@@ -292,9 +302,11 @@ NSAI_DEVICE void flash_attend(const FlashParams<Config> &params) {
     if (!kCachedEntries<Config, Keys> && threadIdx.x >= 32) begin_kernel();
     if (kCachedEntries<Config, Keys> || threadIdx.x < 32)
       flash_produce<Config, Keys>(params, shared);
+    if constexpr (kExpanders<Config, Keys>)
+      if (threadIdx.x >= 32) flash_expand<Config, Keys>(params, shared, threadIdx.x / 32 - 1);
     if (kCachedEntries<Config, Keys>) begin_kernel();
   } else {
     registers_raise<F::kConsumerRegisters>();
-    flash_consume<Config, Keys>(p, shared, warpgroup - 1);
+    flash_consume<Config, Keys>(params, shared, warpgroup - 1);
   }
 }

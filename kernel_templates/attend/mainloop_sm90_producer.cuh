@@ -2,10 +2,12 @@
 // SPDX-License-Identifier: MIT
 //
 // The producers of attend/mainloop_sm90.cuh: one warp, or four where they copy compressed entries of
-// a cache.
+// a cache. Raw tokens in codes arrive on barriers of their own, and the three other warps expand
+// them (core/code_panels.cuh).
 #pragma once
 #include "attend/mainloop_sm90_tiles.cuh"
 #include "core/barrier.cuh"
+#include "core/code_panels.cuh"
 #include "core/copy.cuh"
 #include "core/pipeline.cuh"
 #include "core/tma.cuh"
@@ -53,7 +55,8 @@ NSAI_DEVICE void produce_keys(const NsaiAttendTma &p, const FlashTile &tile,
   }
 }
 
-// Copies `tiles` tiles of compressed entries of K or V of a cache into the stages `to`. Two warps.
+// Copies `tiles` tiles of compressed entries of K or V of a cache into the stages `to`, as elements.
+// Two warps.
 template <class Config, class Keys, class Order, int kDim, class Batch, class Shared, int kBytes>
 NSAI_DEVICE void produce_entries(const Batch &batch, const NsaiCacheTensor &x,
                                  const FlashTile &tile, int tiles, Shared &shared,
@@ -70,9 +73,14 @@ NSAI_DEVICE void produce_entries(const Batch &batch, const NsaiCacheTensor &x,
   for (int first = 0; first < tiles * kKeys; first += kKeys, keys.advance()) {
     barrier_wait(shared_address(&empty[keys.stage]), keys.phase ^ 1);
     const auto next = entries.find_pages(first + kKeys);
-    entries.template copy<kDim>(shared_address(to[keys.stage]), first);
+    entries.template copy<kRowWords<Config, kDim>>(shared_address(to[keys.stage]), first);
     copy_async_wait<0>();
-    shared_proxy_fence();
+    if constexpr (kReadsCodes<Config>) {
+      __syncwarp(); // all lanes' codes have arrived
+      entries.template expand<typename Config::Element, kDim>(shared_address(to[keys.stage]));
+    } else {
+      shared_proxy_fence();
+    }
     barrier_arrive(shared_address(&full[keys.stage]));
     entries.keep(next, x, tile.group, first + kKeys);
   }
@@ -96,9 +104,15 @@ template <class Config, class Keys>
 NSAI_DEVICE void produce_keys(const NsaiCachedAttendTma &p, const FlashTile &tile,
                               typename Flash<Config>::Shared &shared,
                               PipelineState<Config::kStages> &keys) {
-  using F = Flash<Config>;
-  constexpr int kKeys = Config::kKeys, kDk = Config::kHeadDimQk, kDv = Config::kHeadDimV;
+  constexpr int kKeys = Config::kKeys;
+  constexpr int kDk = kRowWords<Config, Config::kHeadDimQk>,
+                kDv = kRowWords<Config, Config::kHeadDimV>;
   const bool asks = threadIdx.x % 32 == 0;
+  // Where a stage's K and V arrive. Elements may also have been copied by this warp.
+  auto arrives = [&](u64 *full, int side) {
+    if constexpr (kReadsCodes<Config>) return code_barrier<Config>(shared, side, keys.stage);
+    return shared_address(&full[keys.stage]);
+  };
   const auto boxes =
       find_boxes<Config::kPageRows, NSAI_WINDOW_BOX_ROWS, kKeys>(p.batch, p.pair, tile.first_row,
                                                                  Keys::visible(tile.position).begin,
@@ -108,10 +122,10 @@ NSAI_DEVICE void produce_keys(const NsaiCachedAttendTma &p, const FlashTile &til
     const int here = page;
     page = boxes.page_of_lane(first + kKeys);
     u32 sK = shared_address(shared.k[keys.stage]);
-    u32 k_full = shared_address(&shared.k_full[keys.stage]);
+    u32 k_full = arrives(shared.k_full, 0);
     barrier_wait(shared_address(&shared.k_empty[keys.stage]), keys.phase ^ 1);
     if (boxes.boxed()) {
-      if (asks) barrier_arrive_expecting(k_full, F::kKeyBytes);
+      if (asks) barrier_arrive_expecting(k_full, nsai_panel_bytes(kKeys, kDk));
       __syncwarp();
       boxes.template load<kDk>(sK, p.packed.k, k_full, p.pair.k, tile.group, first, here);
     } else {
@@ -120,10 +134,10 @@ NSAI_DEVICE void produce_keys(const NsaiCachedAttendTma &p, const FlashTile &til
     }
 
     u32 sV = shared_address(shared.v[keys.stage]);
-    u32 v_full = shared_address(&shared.v_full[keys.stage]);
+    u32 v_full = arrives(shared.v_full, 1);
     barrier_wait(shared_address(&shared.v_empty[keys.stage]), keys.phase ^ 1);
     if (boxes.boxed_values(first)) {
-      if (asks) barrier_arrive_expecting(v_full, F::kValueBytes);
+      if (asks) barrier_arrive_expecting(v_full, nsai_panel_bytes(kKeys, kDv));
       __syncwarp();
       boxes.template load<kDv>(sV, p.packed.v, v_full, p.pair.v, tile.group, first, here);
     } else {
@@ -137,6 +151,33 @@ NSAI_DEVICE void produce_keys(const NsaiCachedAttendTma &p, const FlashTile &til
 // Whether keys are compressed entries of a cache, which the whole producer warpgroup copies.
 template <class Config, class Keys>
 constexpr bool kCachedEntries = Config::kCached &&Keys::kEntries;
+
+// Warps that expand the codes of raw tokens.
+template <class Config, class Keys>
+constexpr int kExpanders = kReadsCodes<Config> && !kCachedEntries<Config, Keys> ? 3 : 0;
+
+// Expands the stages of the CTA's tiles, as one of kExpanders warps.
+template <class Config, class Keys, class Params>
+NSAI_DEVICE void flash_expand(const Params &params, typename Flash<Config>::Shared &shared,
+                              int expander) {
+  constexpr int kKeys = Config::kKeys, kWarps = kExpanders<Config, Keys>, kRows = 8; // at a time
+  const int count = (kKeys / kRows - expander + kWarps - 1) / kWarps * kRows;
+  auto row_of = [&](int i) { return (i / kRows * kWarps + expander) * kRows + i % kRows; };
+  using Element = typename Config::Element;
+  PipelineState<Config::kStages> keys;
+  for_each_tile<Config, Keys>(packed_of(params), sequences_of(params), [&](const FlashTile &tile) {
+    for (int first = tile.begin; first < tile.end; first += kKeys, keys.advance()) {
+      barrier_wait(code_barrier<Config>(shared, 0, keys.stage), keys.phase);
+      expand_code_rows<Element, Config::kHeadDimQk, kKeys>(shared_address(shared.k[keys.stage]),
+                                                           count, row_of);
+      barrier_arrive(shared_address(&shared.k_full[keys.stage]));
+      barrier_wait(code_barrier<Config>(shared, 1, keys.stage), keys.phase);
+      expand_code_rows<Element, Config::kHeadDimV, kKeys>(shared_address(shared.v[keys.stage]),
+                                                          count, row_of);
+      barrier_arrive(shared_address(&shared.v_full[keys.stage]));
+    }
+  });
+}
 
 template <class Config, class Keys, class Params>
 NSAI_DEVICE void flash_produce(const Params &params, typename Flash<Config>::Shared &shared) {
@@ -168,9 +209,11 @@ NSAI_DEVICE void flash_produce(const Params &params, typename Flash<Config>::Sha
     queries.advance();
 
     if constexpr (kCachedEntries<Config, Keys>)
-      produce_entries<Config, Keys, NaturalOrder>(params, tile,
+      produce_entries<Config, Keys, NaturalOrder>(cached_of(params), tile,
                                                   ceil_div(max(tile.end, 0), Config::kKeys), shared,
                                                   keys);
+    else if constexpr (Config::kCached)
+      produce_keys<Config, Keys>(cached_of(params), tile, shared, keys);
     else
       produce_keys<Config, Keys>(params, tile, shared, keys);
   });

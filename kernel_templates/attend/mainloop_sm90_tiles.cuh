@@ -14,7 +14,8 @@
 #include "params/kv_cache.h"
 #include "params/smem.h"
 
-// Of a cache: addresses of the compressed entries of a tile of K and of one of V.
+// Of a cache: addresses of the compressed entries of a tile of K and of one of V. Kernels of raw
+// tokens in codes have barriers there instead (code_barrier).
 template <bool kCached, int kKeys> struct EntryAddresses {};
 template <int kKeys> struct EntryAddresses<true, kKeys> { u64 entry_addresses[2 * kKeys]; };
 
@@ -41,9 +42,15 @@ template <class Config> struct Flash {
   static constexpr int kValueBytes = nsai_panel_bytes(Config::kKeys, Config::kHeadDimV);
   // The launch gives every thread 65536 / kThreads registers, rounded down to a multiple of 8. The
   // producer warpgroup hands its surplus to the consumers. Over a cache it needs more itself.
-  static constexpr int kProducerRegisters = Config::kCached ? 56 : (kConsumers == 2 ? 24 : 32);
-  static constexpr int kConsumerRegisters =
-      Config::kCached ? (kConsumers == 2 ? 224 : 152) : (kConsumers == 2 ? 240 : 160);
+  static constexpr bool kWide = kConsumers == 2; // consumers with more registers
+  static constexpr int kProducerRegisters = kReadsCodes<Config> && kWide ? 72
+                                            : Config::kCached            ? 56
+                                            : kWide                      ? 24
+                                                                         : 32;
+  static constexpr int kConsumerRegisters = kReadsCodes<Config> && kWide ? 216
+                                            : Config::kCached            ? (kWide ? 224 : 152)
+                                            : kWide                      ? 240
+                                                                         : 160;
 
   struct Tiles {
     unsigned char q[Config::kQueryStages][kConsumers][kQueryBytes];
@@ -70,6 +77,12 @@ template <class Config> struct Flash {
   static_assert(sizeof(Shared) == Config::kSharedBytes,
                 "the host computes another size of shared memory");
 };
+
+// The barrier on which the codes of a stage of K (side 0) or V (side 1) arrive.
+template <class Config, class Shared>
+NSAI_DEVICE u32 code_barrier(Shared &shared, int side, int stage) {
+  return shared_address(&shared.entry_addresses[side * Config::kStages + stage]);
+}
 
 // ---- tiles
 

@@ -14,10 +14,13 @@
 template <class Params> constexpr bool kCanWindow = false;
 template <> constexpr bool kCanWindow<NsaiSelectedWindow> = true;
 template <> constexpr bool kCanWindow<NsaiCachedSelectedWindow> = true;
+template <> constexpr bool kCanWindow<NsaiCodedSelectedWindow> = true;
 
 template <class Params> constexpr bool kIsCached = false;
 template <> constexpr bool kIsCached<NsaiCachedAttendSelectedTma> = true;
 template <> constexpr bool kIsCached<NsaiCachedSelectedWindow> = true;
+template <> constexpr bool kIsCached<NsaiCodedAttendSelectedTma> = true;
+template <> constexpr bool kIsCached<NsaiCodedSelectedWindow> = true;
 
 NSAI_DEVICE const NsaiAttendSelectedTma &selected_params(const NsaiAttendSelectedTma &p) {
   return p;
@@ -32,33 +35,43 @@ NSAI_DEVICE const NsaiAttendSelectedTma &selected_params(const NsaiCachedSelecte
   return p.packed.selected;
 }
 
+NSAI_DEVICE const NsaiAttendSelectedTma &selected_params(const NsaiCodedAttendSelectedTma &p) {
+  return p.cached.packed;
+}
+NSAI_DEVICE const NsaiAttendSelectedTma &selected_params(const NsaiCodedSelectedWindow &p) {
+  return p.cached.packed.selected;
+}
+
 NSAI_DEVICE const NsaiSelectedWindow &window_params(const NsaiSelectedWindow &p) { return p; }
 NSAI_DEVICE const NsaiSelectedWindow &window_params(const NsaiCachedSelectedWindow &p) {
   return p.packed;
+}
+NSAI_DEVICE const NsaiSelectedWindow &window_params(const NsaiCodedSelectedWindow &p) {
+  return p.cached.packed;
 }
 
 // K and V of the lists and of the window.
 template <class Params> NSAI_DEVICE const auto &list_keys(const Params &p) {
   if constexpr (kIsCached<Params>)
-    return p.pair.k;
+    return cached_of(p).pair.k;
   else
     return selected_params(p).attend.k;
 }
 template <class Params> NSAI_DEVICE const auto &list_values(const Params &p) {
   if constexpr (kIsCached<Params>)
-    return p.pair.v;
+    return cached_of(p).pair.v;
   else
     return selected_params(p).attend.v;
 }
 template <class Params> NSAI_DEVICE const auto &window_keys(const Params &p) {
   if constexpr (kIsCached<Params>)
-    return p.window.k;
+    return cached_of(p).window.k;
   else
     return p.window_k;
 }
 template <class Params> NSAI_DEVICE const auto &window_values(const Params &p) {
   if constexpr (kIsCached<Params>)
-    return p.window.v;
+    return cached_of(p).window.v;
   else
     return p.window_v;
 }

@@ -119,6 +119,7 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
     }
     float rO[S::kColsV / 8][4] = {}; // [16, Dv]
     SoftmaxRows rows;
+    const float scale_log2 = scale_by_keys<Config>(p.scale_log2, params, group_of_tile(p, tile));
 
     for (bool last = false; !last; step.advance()) {
       const int s = step.stage;
@@ -135,7 +136,7 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
           float rS[S::kStepKeys / 8][4]; // [16, kStepKeys]
           score<Config>(rS, rQ, sQ, sK + offset);
           if (partly) mask_scores<Config>(rS, shared, s, warp, part);
-          softmax_step(rows, rS, rO, p.scale_log2);
+          softmax_step(rows, rS, rO, scale_log2);
           accumulate<Config>(rO, rS, sV + offset);
         }
       }
@@ -145,6 +146,7 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
     const TilePosition at = find_tile_position<Config>(params, tile);
     const OutputRow output_row[2] = { find_output_row<Config>(at, row),
                                       find_output_row<Config>(at, row + 8) };
+    scale_by_values<Config>(rO, params, at.group);
     store_output<Config>(p.out, p.kv_heads, rO, rows, output_row);
   }
 }

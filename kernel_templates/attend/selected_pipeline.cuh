@@ -50,6 +50,10 @@
 // All loaders arrive on full[s], or one that is late could read the task of the next round. Where
 // four warps walk the lists, the first of them also loads.
 //
+// Codes arrive on a barrier of the stage's own, arrived[s]. The loader that asked for them expands
+// them (core/code_panels.cuh) and only then arrives on full[s]. It has asked for its next stage by
+// then, if that is listed, so that the copies of one stage fly while another is expanded.
+//
 // Config: kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kThreads = 32 * kWarps + 128,
 // kMinBlocks, kKeys, kStages, kSharedBytes, kSelectBlock, kSelectCount, kRanges; kWindow and, of a
 // cache, kWindowPageRows: kPageRows of the window's pair; those of data/source.cuh.
@@ -188,6 +192,30 @@ NSAI_DEVICE void produce_selected(const Params &params, unsigned char *shared, i
   }
 }
 
+// The stage whose codes a loader has asked for and not yet expanded.
+template <class Config> struct AskedStage {
+  int stage = -1; // none
+  u32 phase;
+
+  // Asks in turn: the stage before is expanded first.
+  NSAI_DEVICE void replace(u32 base, const PipelineState<Config::kStages> &step) {
+    expand(base);
+    stage = step.stage;
+    phase = step.phase;
+  }
+  NSAI_DEVICE void expand(u32 base) {
+    if (stage >= 0) expand_stage<Config>(base, stage, phase);
+    stage = -1;
+  }
+  // Expands it where there is nothing else to do, or nothing to wait for.
+  NSAI_DEVICE void expand_before(u32 base, const PipelineState<Config::kStages> &step) {
+    using R = SelectedPipeline<Config>;
+    if (stage >= 0 && (barrier_passed(R::arrived(base, stage), phase) ||
+                       !barrier_passed(R::listed(base, step.stage), step.phase)))
+      expand(base);
+  }
+};
+
 // The loop of a loader over all tiles of the CTA.
 template <class Config, class Params>
 NSAI_DEVICE void load_stages(const Params &params, unsigned char *shared, int loader) {
@@ -196,6 +224,7 @@ NSAI_DEVICE void load_stages(const Params &params, unsigned char *shared, int lo
   const u32 base = shared_address(shared);
   const Barriers<R::kStages> barriers = { base + R::kBarriers };
   PipelineState<R::kStages> step;
+  AskedStage<Config> asked;
   int turn = 0; // whose stage this is
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
@@ -210,19 +239,26 @@ NSAI_DEVICE void load_stages(const Params &params, unsigned char *shared, int lo
     const auto keys = locate_lists<Config>(params, at, sequence);
     for (int task = 0; !(task & kLastTask); step.advance(), turn = turn == 2 ? 0 : turn + 1) {
       const int s = step.stage;
+      if constexpr (R::kCodes) asked.expand_before(base, step);
       barrier_wait(R::listed(base, s), step.phase);
       task = (int)load_shared_word(base + R::kSTask + 4 * s);
       const int first = task & ~(NSAI_WINDOW_BOX_ROWS - 1);
       if (turn != loader || task & kNoKeys) {
+        if (R::kCodes && turn == loader && threadIdx.x % 32 == 0)
+          barrier_arrive(R::arrived(base, s)); // its phase follows the stage's
         barriers.producer_commit(s);
-      } else if (!kCanWindow<Params> || !(task & kFromWindow)) {
+        continue;
+      }
+      if (!kCanWindow<Params> || !(task & kFromWindow)) {
         fill_from_lists<Config>(params, keys, base, s, first, keys.page_of_lane(first));
       } else if constexpr (kCanWindow<Params>) {
         const auto window_at = locate_window<Config>(params, at, sequence);
         fill_from_window<Config>(params, window_at, base, s, first, window_at.page_of_lane(first));
       }
+      if constexpr (R::kCodes) asked.replace(base, step);
     }
   }
+  if constexpr (R::kCodes) asked.expand(base);
 }
 
 // ---- body

@@ -399,7 +399,7 @@ NSAI_DEVICE void consume(const Params &params, const TilePosition &at, int warp,
     barriers.consumer_release(step.stage);
   }
   if constexpr (S::kCoded) {
-    scale_columns(rO, scale_of(params.scales.v, at.group));
+    scale_by_values<Config>(rO, params, at.group);
     restore_columns(rO);
   }
   const OutputRow output_row[2] = { find_output_row<Config>(at, row),

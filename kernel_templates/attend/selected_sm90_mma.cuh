@@ -22,9 +22,10 @@
 #pragma once
 #include "attend/selected_mma.cuh"
 
-extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    attend_selected_sm90_mma(
-        const __grid_constant__
-            ParamsOf<Config::kCached, NsaiAttendSelectedTma, NsaiCachedAttendSelectedTma>::Type p) {
+extern "C" __global__ void
+__launch_bounds__(Config::kThreads, Config::kMinBlocks) attend_selected_sm90_mma(
+    const __grid_constant__ CodedParamsOf<Config, NsaiAttendSelectedTma,
+                                          NsaiCachedAttendSelectedTma, NsaiCodedAttendSelectedTma>
+        p) {
   attend_pipeline<Config>(p, [&](const unsigned char *shared) { consume<Config>(p, shared); });
 }

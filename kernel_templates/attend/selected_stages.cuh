@@ -7,6 +7,7 @@
 #include "attend/selected_branches.cuh"
 #include "attend/selected_tiles.cuh"
 #include "core/barrier.cuh"
+#include "core/code_panels.cuh"
 #include "core/copy.cuh"
 #include "core/tma.cuh"
 #include "data/cached_boxes.cuh"
@@ -62,26 +63,44 @@ NSAI_DEVICE void fill_stage(const NsaiTensorMap &k_map, const NsaiTensorMap &v_m
     tma_load_panels<Config::kHeadDimV>(sV, v_map, full, R::kKeys, box_head(v, at.group), row);
 }
 
-// The same from a cache; `page`: at.page_of_lane(first).
+// The same from a cache; `page`: at.page_of_lane(first). Codes arrive on the stage's own barrier, and
+// expand_stage() continues.
 template <class Config, class Boxes>
 NSAI_DEVICE void fill_stage(const NsaiTensorMap &k_map, const NsaiTensorMap &v_map,
                             const NsaiCacheTensor &k, const NsaiCacheTensor &v,
                             const CachedKeyLocation<Boxes> &at, u32 base, int s, int first,
                             int page) {
   using R = SelectedPipeline<Config>;
-  const u32 full = Barriers<R::kStages>{ base + R::kBarriers }.full(s);
+  constexpr int kDk = kRowWords<Config, Config::kHeadDimQk>,
+                kDv = kRowWords<Config, Config::kHeadDimV>;
+  const u32 full =
+      R::kCodes ? R::arrived(base, s) : Barriers<R::kStages>{ base + R::kBarriers }.full(s);
   const u32 sK = base + R::kSK + s * R::kKBytes; // [kKeys, Dk]
   const u32 sV = base + R::kSV + s * R::kVBytes; // [kKeys, Dv]
   const bool keys = at.boxes.boxed(), values = at.boxes.boxed_values(first);
   const bool announces = threadIdx.x % 32 == 0;
-  if (!keys) at.boxes.template copy_present<Config::kHeadDimQk>(sK, k, at.group, first);
-  if (!values) at.boxes.template copy_present<Config::kHeadDimV>(sV, v, at.group, first);
+  if (!keys) at.boxes.template copy_present<kDk>(sK, k, at.group, first);
+  if (!values) at.boxes.template copy_present<kDv>(sV, v, at.group, first);
   if (announces)
-    barrier_arrive_expecting(full, (keys ? R::kKBytes : 0) + (values ? R::kVBytes : 0));
+    barrier_arrive_expecting(full, (keys ? nsai_panel_bytes(R::kKeys, kDk) : 0) +
+                                       (values ? nsai_panel_bytes(R::kKeys, kDv) : 0));
   __syncwarp(); // the bytes are announced before any arrives
-  if (keys) at.boxes.template load<Config::kHeadDimQk>(sK, k_map, full, k, at.group, first, page);
-  if (values) at.boxes.template load<Config::kHeadDimV>(sV, v_map, full, v, at.group, first, page);
-  if (!announces) barrier_arrive(full);
+  if (keys) at.boxes.template load<kDk>(sK, k_map, full, k, at.group, first, page);
+  if (values) at.boxes.template load<kDv>(sV, v_map, full, v, at.group, first, page);
+  if (!R::kCodes && !announces) barrier_arrive(full);
+}
+
+// Waits for the codes of stage s, expands them, and arrives on its full barrier. A whole warp.
+template <class Config> NSAI_DEVICE void expand_stage(u32 base, int s, u32 phase) {
+  using R = SelectedPipeline<Config>;
+  using Element = typename Config::Element;
+  auto row_of = [](int i) { return i; };
+  barrier_wait(R::arrived(base, s), phase);
+  expand_code_rows<Element, Config::kHeadDimQk, R::kKeys>(base + R::kSK + s * R::kKBytes, R::kKeys,
+                                                          row_of);
+  expand_code_rows<Element, Config::kHeadDimV, R::kKeys>(base + R::kSV + s * R::kVBytes, R::kKeys,
+                                                         row_of);
+  Barriers<R::kStages>{ base + R::kBarriers }.producer_commit(s);
 }
 
 // Flags in the low bits of a task, whose first key is a multiple of 16.
@@ -120,7 +139,8 @@ NSAI_DEVICE auto locate_lists(const Params &params, const TilePosition &at, int 
   if constexpr (Config::kCached) {
     const auto boxes =
         find_boxes<Config::kPageRows, nsai_list_box_rows(Config::kPageRows, Config::kKeys),
-                   Config::kKeys>(params.batch, params.pair, s, 0, at.seq.kv_len);
+                   Config::kKeys>(sequences_of(params), cached_of(params).pair, s, 0,
+                                  at.seq.kv_len);
     return CachedKeyLocation<decltype(boxes)>{ boxes, at.group };
   } else {
     const int end = at.seq.kv_begin + at.seq.kv_len;
@@ -133,7 +153,7 @@ NSAI_DEVICE auto locate_window(const Params &params, const TilePosition &at, int
   if constexpr (Config::kCached) {
     const int first = WindowKeys<Config>::visible(at.seq.position(at.first_query)).begin;
     const auto boxes = find_boxes<Config::kWindowPageRows, NSAI_WINDOW_BOX_ROWS, Config::kKeys>(
-        params.batch, params.window, s, first, at.seq.kv_len);
+        sequences_of(params), cached_of(params).window, s, first, at.seq.kv_len);
     return CachedKeyLocation<decltype(boxes)>{ boxes, at.group };
   } else {
     return locate_lists<Config>(params, at, s);

@@ -24,6 +24,7 @@ template <class Config> struct SelectedPipeline {
   static constexpr int kProducers = kTokens <= 32 ? 1 : 4;                    // producer warps
   static constexpr int kLists = ceil_div(kTokens, 32 * kProducers);           // lists per lane
   static constexpr int kLoaders = Config::kCached && kProducers == 1 ? 3 : 0; // further warps
+  static constexpr bool kCodes = kReadsCodes<Config>;                         // loaders expand them
   static constexpr int kColsQk = padded_dim(Config::kHeadDimQk),
                        kColsV = padded_dim(Config::kHeadDimV);
   static constexpr int kKBytes = nsai_panel_bytes(kKeys, Config::kHeadDimQk);
@@ -47,12 +48,14 @@ template <class Config> struct SelectedPipeline {
   static constexpr int kBarriers = kSPartly + 4 * kStages * kProducers;
   static constexpr int kSLeast = kBarriers + Barriers<kStages>::kBytes; // int [2, kProducers]
   static constexpr int kListed = kSLeast + 8 * kProducers; // u64 barriers, if there are loaders
-  static constexpr int kSTask = kListed + (kLoaders ? 8 * kStages : 0); // int, likewise
+  static constexpr int kArrived = kListed + (kLoaders ? 8 * kStages : 0); // u64 barriers: codes
+  static constexpr int kSTask = kArrived + (kCodes ? 8 * kStages : 0); // int, if there are loaders
   static constexpr int kEnd = nsai_smem_aligned(kSTask + (kLoaders ? 4 * kStages : 0), 16);
   static constexpr int kSQ = nsai_smem_aligned(kEnd, 1024); // Q of each warp or warpgroup, or empty
   static constexpr u32 kLast = 1u << 31;                    // flag in kSSeen
 
   NSAI_DEVICE static u32 listed(u32 base, int stage) { return base + kListed + 8 * stage; }
+  NSAI_DEVICE static u32 arrived(u32 base, int stage) { return base + kArrived + 8 * stage; }
 
   static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
                 "rows are copied 16 bytes at a time");
@@ -66,7 +69,12 @@ template <class Config> struct SelectedPipeline {
   static_assert(Config::kGroupPadded <= 64, "a warpgroup holds whole tokens");
   static_assert(Config::kThreads == 32 * kWarps + 128, "one producer warpgroup");
   static_assert(kStages >= 2, "a stage is filled while another is read");
+  static_assert(!kCodes || kLoaders, "loaders expand codes");
 };
+
+NSAI_DEVICE int group_of_tile(const NsaiAttendSelected &p, int tile) {
+  return tile / (p.tiles / p.kv_heads);
+}
 
 // The tile's sequence in *s, if it is wanted.
 template <class Config, class Params>
@@ -112,5 +120,6 @@ template <class Config> NSAI_DEVICE void init_pipeline(u32 base) {
   Barriers<R::kStages>{ base + R::kBarriers }.init(32 * (R::kProducers + R::kLoaders),
                                                    32 * R::kWarps);
   for (int s = 0; R::kLoaders && s < R::kStages; ++s) barrier_init(R::listed(base, s), 32);
+  for (int s = 0; R::kCodes && s < R::kStages; ++s) barrier_init(R::arrived(base, s), 1);
   barrier_init_fence();
 }

@@ -125,16 +125,19 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
     for (int branch = first_branch(params); branch < end_branch(params); ++branch) {
       float rO[S::kColsV / 8][4] = {}; // [64, Dv]
       SoftmaxRows rows;
+      const float scale_log2 =
+          scale_by_keys<Config>(p.scale_log2, params, group_of_tile(p, tile), branch);
       if (kCanWindow<Params> && branch == NSAI_FUSED_WINDOW) {
         if constexpr (kCanWindow<Params>)
           multiply_window<Config, S::kHeldSteps>(rO, rows, rQ, sQ,
                                                  find_tile_position<Config>(params, tile), base,
-                                                 step, p.scale_log2);
+                                                 step, scale_log2);
       } else {
-        multiply_selected<Config>(rO, rows, rQ, sQ, shared, step, p.scale_log2);
+        multiply_selected<Config>(rO, rows, rQ, sQ, shared, step, scale_log2);
       }
       if constexpr (kCanWindow<Params>) wait_for_kernel_before(); // it wrote the partial sum
       const TilePosition at = find_tile_position<Config>(params, tile);
+      scale_by_values<Config>(rO, params, at.group, branch);
       const OutputRow output_row[2] = { find_output_row<Config>(at, row),
                                         find_output_row<Config>(at, row + 8) };
       store_output<Config>(epilogue_of(params, branch), p.kv_heads, rO, rows, output_row);

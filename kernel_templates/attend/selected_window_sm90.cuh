@@ -31,7 +31,8 @@
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     attend_selected_window_sm90(
-        const __grid_constant__
-            ParamsOf<Config::kCached, NsaiSelectedWindow, NsaiCachedSelectedWindow>::Type p) {
+        const __grid_constant__ CodedParamsOf<Config, NsaiSelectedWindow, NsaiCachedSelectedWindow,
+                                              NsaiCodedSelectedWindow>
+            p) {
   attend_pipeline<Config>(p, [&](const unsigned char *shared) { consume<Config>(p, shared); });
 }

@@ -113,7 +113,7 @@ template <class C> NSAI_DEVICE bool searches(const NsaiCompressedTopn &p, const 
 
 template <class C>
 using TopnParams =
-    typename ParamsOf<C::kCached, NsaiCompressedTopn, NsaiCachedCompressedTopn>::Type;
+    CodedParamsOf<C, NsaiCompressedTopn, NsaiCachedCompressedTopn, NsaiCodedCompressedTopn>;
 
 template <class C, class Take> NSAI_DEVICE void for_each(const TopnParams<C> &params, Take take) {
   for_each_tile<FlashConfig<C>, CompressedKeys<C>>(packed_of(params).attend, sequences_of(params),

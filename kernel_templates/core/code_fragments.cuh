@@ -159,10 +159,3 @@ template <int kM> NSAI_DEVICE void restore_columns(float (&o)[kM][4]) {
       }
     }
 }
-
-template <int kM> NSAI_DEVICE void scale_columns(float (&o)[kM][4], float scale) {
-#pragma unroll
-  for (int j = 0; j < kM; ++j)
-#pragma unroll
-    for (int c = 0; c < 4; ++c) o[j][c] *= scale;
-}

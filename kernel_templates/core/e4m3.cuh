@@ -109,3 +109,11 @@ template <class Element> NSAI_DEVICE uint2 pack_eight(const Chunk &x, float scal
 NSAI_DEVICE float scale_of(const NsaiScale &scale, int head) {
   return scale.data ? scale.data[head * scale.head_stride] : 1.0f;
 }
+
+// O of a lane's rows, times the scale of V.
+template <int kM> NSAI_DEVICE void scale_columns(float (&o)[kM][4], float scale) {
+#pragma unroll
+  for (int j = 0; j < kM; ++j)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) o[j][c] *= scale;
+}

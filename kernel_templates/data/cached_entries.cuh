@@ -10,10 +10,14 @@
 // memory, so that a pass is little more than its copies. Pages are looked up while the tile before
 // arrives.
 //
+// Entries in codes are copied as rows of words and expanded by the warp that copied them
+// (core/code_panels.cuh).
+//
 // Order: the order of the rows of a tile, with
 //   constexpr int kStep   blocks between rows 8 apart
 //   int block(int row)    the block of row 0 ... 7, counted from the tile's first
 #pragma once
+#include "core/code_panels.cuh"
 #include "core/tma.cuh"
 #include "data/cache_rows.cuh"
 
@@ -90,5 +94,12 @@ template <int kPageRows, int kFirstIndex, int kRows, class Order> struct EntryTi
                       first < end && i * kPanelColumns + chunk * 8 < kDim);
     }
     copy_async_commit();
+  }
+
+  // Expands the codes of kDim columns that this warp has copied.
+  template <class Element, int kDim> NSAI_DEVICE void expand(u32 tile) const {
+    const int half = recomputed(threadIdx.x) % 64 / 32 * 4;
+    expand_code_rows<Element, kDim, kRows>(tile, kOwn,
+                                           [=](int i) { return i / 4 * 8 + half + i % 4; });
   }
 };

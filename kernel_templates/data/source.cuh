@@ -10,6 +10,7 @@
 // (tokens or compressed entries), or 0 if these lie in rows or ring buffers. Kernels that read codes
 // (core/e4m3.cuh), too, have kCodes, and then take an NsaiCodedX that contains an NsaiCachedX.
 #pragma once
+#include "core/e4m3.cuh"
 #include "core/types.cuh"
 #include "data/cache_rows.cuh"
 #include "data/sequence.cuh"
@@ -34,6 +35,29 @@ using CodedParamsOf =
     typename ParamsOf<kReadsCodes<C>, typename ParamsOf<C::kCached, Packed, Cached>::Type,
                       Coded>::Type;
 
+// Elements, or words of two codes, of a row of kDim columns.
+template <class C, int kDim> constexpr int kRowWords = nsai_row_words(kReadsCodes<C>, kDim);
+
+// The scales of the codes that a kernel reads: those of its pair, or of a branch's.
+template <class P> NSAI_DEVICE auto scales_of(const P &p, int) -> decltype(p.scales.k, (p.scales)) {
+  return p.scales;
+}
+template <class P>
+NSAI_DEVICE auto scales_of(const P &p, int branch) -> decltype(p.scales[0].k, (p.scales[0])) {
+  return p.scales[branch];
+}
+
+// The softmax scale with the scale of a KV head's K, if that is in codes; and O with that of its V.
+template <class C, class P>
+NSAI_DEVICE float scale_by_keys(float scale_log2, const P &p, int group, int branch = 0) {
+  if constexpr (kReadsCodes<C>) return scale_log2 * scale_of(scales_of(p, branch).k, group);
+  return scale_log2;
+}
+template <class C, int kN, class P>
+NSAI_DEVICE void scale_by_values(float (&o)[kN][4], const P &p, int group, int branch = 0) {
+  if constexpr (kReadsCodes<C>) scale_columns(o, scale_of(scales_of(p, branch).v, group));
+}
+
 // packed_of: X itself, which has a member `seq`, or the X inside an NsaiCachedX, which has a member
 // `batch`. sequences_of: the member that says how tokens belong to sequences.
 template <class P> NSAI_DEVICE auto packed_of(const P &p) -> decltype(p.seq, (p)) { return p; }
@@ -46,6 +70,12 @@ template <class P> NSAI_DEVICE auto packed_of(const P &p) -> decltype((p.cached.
 template <class P> NSAI_DEVICE auto sequences_of(const P &p) -> decltype((p.cached.batch)) {
   return p.cached.batch;
 }
+// The NsaiCachedX inside an NsaiCodedX, or itself.
+template <class P> NSAI_DEVICE auto cached_of(const P &p) -> decltype((p.cached)) {
+  return p.cached;
+}
+template <class P> NSAI_DEVICE auto cached_of(const P &p) -> decltype(p.batch, (p)) { return p; }
+
 NSAI_DEVICE const NsaiAttendTma &packed_of(const NsaiAttendTma &p) { return p; }
 NSAI_DEVICE const NsaiCompressedTopn &packed_of(const NsaiCompressedTopn &p) { return p; }
 template <class P> NSAI_DEVICE auto sequences_of(const P &p) -> decltype((p.seq)) { return p.seq; }

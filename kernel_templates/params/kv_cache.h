@@ -206,6 +206,29 @@ typedef struct NsaiCodedAttendSelected {
   NsaiPairScales scales;
 } NsaiCodedAttendSelected;
 
+typedef struct NsaiCodedAttendTma {
+  NsaiCachedAttendTma cached;
+  NsaiPairScales scales;
+  int reserved[8];
+} NsaiCodedAttendTma;
+
+typedef struct NsaiCodedCompressedTopn {
+  NsaiCachedCompressedTopn cached;
+  NsaiPairScales scales;
+  int reserved[8];
+} NsaiCodedCompressedTopn;
+
+typedef struct NsaiCodedAttendSelectedTma {
+  NsaiCachedAttendSelectedTma cached;
+  NsaiPairScales scales;
+  int reserved[8];
+} NsaiCodedAttendSelectedTma;
+
+typedef struct NsaiCodedSelectedWindow {
+  NsaiCachedSelectedWindow cached;
+  NsaiPairScales scales[NSAI_FUSED_BRANCHES];
+} NsaiCodedSelectedWindow;
+
 typedef struct NsaiCodedImportance {
   NsaiCachedImportance cached;
   NsaiScale k_scale;
@@ -261,6 +284,10 @@ NSAI_SIZE_IS(NsaiScatterEntries, 176);
 NSAI_SIZE_IS(NsaiPairScales, 32);
 NSAI_SIZE_IS(NsaiCodedAttend, 432);
 NSAI_SIZE_IS(NsaiCodedAttendSelected, 456);
+NSAI_SIZE_IS(NsaiCodedAttendTma, 896);
+NSAI_SIZE_IS(NsaiCodedCompressedTopn, 960);
+NSAI_SIZE_IS(NsaiCodedAttendSelectedTma, 832);
+NSAI_SIZE_IS(NsaiCodedSelectedWindow, 1472);
 NSAI_SIZE_IS(NsaiCodedImportance, 288);
 NSAI_SIZE_IS(NsaiCodedDecode, 952);
 NSAI_SIZE_IS(NsaiCodedAppend, 648);

@@ -335,7 +335,8 @@ static nsai_boxed_pages boxed_pages(const nsai_run *run, const char *name, const
                              .pages = t->shape[0],
                              .page_rows = t->shape[1],
                              .heads = m->kv_heads,
-                             .dim = dim,
+                             /* Codes are copied as words of two. */
+                             .dim = nsai_row_words(t->dtype == NSA_E4M3, dim),
                              .dtype = m->dtype,
                              .box_rows = box_rows };
 }
@@ -351,18 +352,25 @@ nsa_status nsai_map_pages(const nsai_run *run, int branch, int32_t box_rows, Nsa
   return nsai_tensor_map_pages(run->driver, &v, v_map);
 }
 
+/* Of what a branch reads: its pair or, of NSA_CMP, the entries. */
+static NsaiPairScales branch_scales(const nsai_run *run, int branch) {
+  return branch == NSA_CMP ? nsai_entry_scales(run) : nsai_pair_scales(run, branch);
+}
+
 /* Raw tokens are read through tensor maps; entries are not. */
 static nsa_status launch_cached_tma(const nsai_run *run, const nsai_kernel *kernel,
                                     const NsaiCachePair *pair, const NsaiAttend *p, int branch) {
-  NsaiCachedAttendTma cached = { .packed.attend = *p,
-                                 .batch = nsai_cache_batch(run),
-                                 .pair = *pair };
-  NsaiAttendTma *maps = &cached.packed;
+  /* A kernel without codes takes the first member alone. */
+  NsaiCodedAttendTma coded = {
+    .cached = { .packed.attend = *p, .batch = nsai_cache_batch(run), .pair = *pair },
+    .scales = branch_scales(run, branch)
+  };
+  NsaiAttendTma *maps = &coded.cached.packed;
   const int32_t dim = run->plan->problem.model.head_dim_qk;
   NSAI_TRY(nsai_map_rows(run, kernel, "q", &p->q, dim, &maps->q));
   if (branch != NSA_CMP)
     NSAI_TRY(nsai_map_pages(run, branch, NSAI_WINDOW_BOX_ROWS, &maps->k, &maps->v));
-  return nsai_launch_tiles(run, kernel, &cached);
+  return nsai_launch_tiles(run, kernel, &coded);
 }
 
 nsa_status nsai_launch_cached_attend(const nsai_run *run, const nsai_kernel *kernel, int branch,
@@ -374,7 +382,7 @@ nsa_status nsai_launch_cached_attend(const nsai_run *run, const nsai_kernel *ker
   /* A kernel without codes takes the first member alone. */
   NsaiCodedAttend coded = {
     .cached = { .batch = nsai_cache_batch(run), .pair = pair, .packed = *p },
-    .scales = branch == NSA_CMP ? nsai_entry_scales(run) : nsai_pair_scales(run, branch)
+    .scales = branch_scales(run, branch)
   };
   return nsai_launch(run->queue, kernel, nsai_grid_tiles(run, kernel), 1, &coded);
 }

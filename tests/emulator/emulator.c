@@ -244,4 +244,5 @@ __attribute__((constructor)) static void begin(void) {
   state->kernel = run;
   state->load = load;
   state->params_bytes = params_bytes;
+  state->fills = true;
 }

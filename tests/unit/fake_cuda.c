@@ -391,14 +391,12 @@ static nsai_cu_result release_host(void *memory) {
   return 0;
 }
 
-#define LARGE_FILL ((size_t)64 << 20) /* nothing but the flush of an L2: not worth the time */
-
 static nsai_cu_result fill(nsai_cu_ptr memory, unsigned char value, size_t bytes,
                            nsai_cu_stream stream) {
   (void)stream;
   COUNT(memory_calls, 1);
   if (record.broken) return record.broken;
-  if (bytes < LARGE_FILL) memset((void *)(uintptr_t)memory, value, bytes);
+  if (bytes < UNFILLED_BYTES || record.fills) memset((void *)(uintptr_t)memory, value, bytes);
   return 0;
 }
 

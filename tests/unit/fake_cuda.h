@@ -62,6 +62,7 @@ typedef struct fake_cuda_state {
   int broken;              /* error that every call on the device returns since then */
   uint64_t most_bytes;     /* larger allocations fail; 0: none */
   int refusal;             /* error that these return; 0: out of memory */
+  bool fills;              /* memory of any size; else not the flush of an L2, which nobody reads */
   int fail_loads;          /* the next so many loads find no code for the GPU */
   int capture_relaxed;     /* loads while the thread's capture mode was relaxed */
   int large_clusters;      /* kernels that asked for clusters of more than 8 CTAs */

@@ -155,6 +155,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_constant_add(spec, "kMinBlocks", 1);
   nsai_blocks_add(spec, m);
   nsai_source_add(spec, p, m->stride);
+  nsai_codes_add(spec, p->cmp_dtype);
 }
 
 static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
@@ -177,13 +178,15 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
     p.idx_head_stride = idx.stride[1];
   }
   if (nsai_problem_is_cached(&run->plan->problem)) {
-    NsaiCachedCompressedTopn cached = { .packed = p,
-                                        .batch = nsai_cache_batch(run),
-                                        .pair = nsai_cache_entries(&run->io->kv) };
-    NsaiAttendTma *maps = &cached.packed.attend;
+    /* A kernel without codes takes the first member alone. */
+    NsaiCodedCompressedTopn coded = { .cached = { .packed = p,
+                                                  .batch = nsai_cache_batch(run),
+                                                  .pair = nsai_cache_entries(&run->io->kv) },
+                                      .scales = nsai_entry_scales(run) };
+    NsaiAttendTma *maps = &coded.cached.packed.attend;
     NSAI_TRY(nsai_map_rows(run, kernel, "q", &maps->attend.q, run->plan->problem.model.head_dim_qk,
                            &maps->q));
-    return nsai_launch_tiles(run, kernel, &cached);
+    return nsai_launch_tiles(run, kernel, &coded);
   }
   NSAI_TRY(nsai_map_attend(run, kernel, nsai_present_blocks(run), &p.attend));
   return nsai_launch_tiles(run, kernel, &p);
@@ -197,6 +200,7 @@ const nsai_variant nsai_attend_compressed_topn_sm90 = {
   .kernels = KERNELS,
   .buffers = BUFFERS,
   .numbers = NUMBERS,
+  .takes_codes = true,
   .legal = legal,
   .sensible = sensible,
   .specify = specify,

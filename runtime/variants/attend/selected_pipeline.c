@@ -26,12 +26,20 @@ int32_t nsai_selected_consumer_registers(const nsai_model *m, const nsai_tiles *
   return fair < 240 ? fair : 240;
 }
 
+/* Tokens of a tile for whose lists one warp suffices. */
+#define MOST_LOADED_TOKENS 32
+
+/* Codes are expanded by loaders, of which there are none where four warps walk the lists. */
+static bool expands(const nsai_problem *p, const nsai_tiles *s) {
+  return !p->kv_dtype || tokens_of(&p->model, s) <= MOST_LOADED_TOKENS;
+}
+
 static uint32_t shared_bytes(const nsai_problem *p, const nsai_tiles *s,
                              const nsai_selected_products *products) {
   const nsai_model *m = &p->model;
   return nsai_smem_selected_pipeline(s->of[NSAI_TILE_STAGES], tokens_of(m, s),
                                      products->query_bytes(p, s), m->head_dim_qk, m->head_dim_v,
-                                     nsai_problem_is_cached(p));
+                                     nsai_problem_is_cached(p), p->kv_dtype == NSA_E4M3);
 }
 
 /* ---- tiles ---- */
@@ -43,12 +51,15 @@ nsai_tiles nsai_selected_tiles(int32_t warps, int32_t stages) {
 static bool holds(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                   const nsai_selected_products *products) {
   uint32_t bytes = shared_bytes(p, s, products);
-  return bytes <= t->shared_bytes && nsai_holds_ctas(t, bytes, ctas_of(s));
+  return bytes <= t->shared_bytes && nsai_holds_ctas(t, bytes, ctas_of(s)) && expands(p, s);
 }
 
 void nsai_selected_fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                        nsai_reasons *reasons, const nsai_selected_products *products) {
-  if (!holds(p, t, s, products))
+  if (!expands(p, s))
+    nsai_refuse(reasons, "%d tokens of a tile: over codes at most %d are taken",
+                tokens_of(&p->model, s), MOST_LOADED_TOKENS);
+  else if (!holds(p, t, s, products))
     nsai_refuse(reasons, "%d CTAs of %u bytes of shared memory do not fit, there are %u",
                 ctas_of(s), shared_bytes(p, s, products), t->shared_bytes);
 }
@@ -80,6 +91,9 @@ void nsai_selected_legal(const nsai_problem *p, const nsai_target *t, nsai_reaso
     nsai_refuse(reasons,
                 "needs the copy engine and the registers' division of sm_90a, the target is %s",
                 t->arch);
+  else if (p->kv_dtype && nsai_padded_group(&p->model) < 4)
+    nsai_refuse(reasons, "groups of %d query heads over codes: at least 3 are taken",
+                p->model.heads / p->model.kv_heads);
   else if (!nsai_selected_deepest(p, t, 8, products).of[NSAI_TILE_STAGES])
     nsai_refuse(
         reasons,
@@ -109,6 +123,7 @@ void nsai_selected_specify(const nsai_request *r, const char *entry, int32_t win
   nsai_constant_add(spec, "kWindow", window);
   nsai_selected_add_lists(r->problem, kernel);
   nsai_source_add(spec, r->problem, 1);
+  nsai_codes_add(spec, r->problem->kv_dtype);
 }
 
 nsa_status nsai_selected_enqueue(const nsai_run *run, const nsai_form *form,
@@ -119,13 +134,17 @@ nsa_status nsai_selected_enqueue(const nsai_run *run, const nsai_form *form,
   (void)span;
   NSAI_TRY(nsai_selected_find_lists(run, form, &p.attend));
   if (nsai_problem_is_cached(&run->plan->problem)) {
-    NsaiCachedAttendSelectedTma cached = { .packed = p,
-                                           .batch = nsai_cache_batch(run),
-                                           .pair = nsai_cache_pair(run, &run->io->kv, NSA_SEL) };
+    /* A kernel without codes takes the first member alone. */
+    NsaiCodedAttendSelectedTma coded = { .cached = { .packed = p,
+                                                     .batch = nsai_cache_batch(run),
+                                                     .pair = nsai_cache_pair(run, &run->io->kv,
+                                                                             NSA_SEL) },
+                                         .scales = nsai_pair_scales(run, NSA_SEL) };
+    NsaiAttendSelectedTma *maps = &coded.cached.packed;
     NSAI_TRY(nsai_map_pages(run, NSA_SEL,
-                            nsai_list_box_rows((int)run->plan->problem.page_size, KEYS),
-                            &cached.packed.k, &cached.packed.v));
-    return nsai_launch_tiles(run, kernel, &cached);
+                            nsai_list_box_rows((int)run->plan->problem.page_size, KEYS), &maps->k,
+                            &maps->v));
+    return nsai_launch_tiles(run, kernel, &coded);
   }
   NSAI_TRY(nsai_map_keys(run, kernel, kv, run->sizes.kv_tokens, &p.k, &p.v));
   return nsai_launch_tiles(run, kernel, &p);

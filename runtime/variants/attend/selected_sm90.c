@@ -63,6 +63,7 @@ const nsai_variant nsai_attend_selected_sm90 = {
   .stage = NSAI_STAGE_ATTEND_SELECTED,
   .why = "merged list of adjacent tokens' blocks, wgmma and tensor maps",
   .kernels = NSAI_SELECTED_KERNELS,
+  .takes_codes = true,
   .legal = legal,
   .sensible = nsai_selected_sm90_sensible,
   .space = &nsai_selected_sm90_space,

@@ -63,6 +63,7 @@ const nsai_variant nsai_attend_selected_sm90_mma = {
   .stage = NSAI_STAGE_ATTEND_SELECTED,
   .why = "merged list of adjacent tokens' blocks, mma.sync and tensor maps",
   .kernels = NSAI_SELECTED_KERNELS,
+  .takes_codes = true,
   .legal = legal,
   .sensible = sensible,
   .space = &space,

@@ -34,22 +34,26 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
 
 static nsa_status enqueue_cached(const nsai_run *run, const nsai_form *form,
                                  const NsaiSelectedWindow *p) {
-  NsaiCachedSelectedWindow cached = { .packed = *p, .batch = nsai_cache_batch(run) };
-  NsaiSelectedWindow *to = &cached.packed;
+  /* A kernel without codes takes the first member alone. */
+  NsaiCodedSelectedWindow coded = { .cached = { .packed = *p, .batch = nsai_cache_batch(run) } };
+  NsaiCachedSelectedWindow *cached = &coded.cached;
+  NsaiSelectedWindow *to = &cached->packed;
   if (nsai_run_has(run, NSA_WIN)) {
-    cached.window = nsai_cache_pair(run, &run->io->kv, NSA_WIN);
+    coded.scales[NSAI_FUSED_WINDOW] = nsai_pair_scales(run, NSA_WIN);
+    cached->window = nsai_cache_pair(run, &run->io->kv, NSA_WIN);
     NSAI_TRY(
         nsai_map_pages(run, NSA_WIN, NSAI_WINDOW_BOX_ROWS, &to->window_k_map, &to->window_v_map));
   }
   if (nsai_run_has(run, NSA_SEL)) {
-    cached.pair = nsai_cache_pair(run, &run->io->kv, NSA_SEL);
+    coded.scales[NSAI_FUSED_SELECTED] = nsai_pair_scales(run, NSA_SEL);
+    cached->pair = nsai_cache_pair(run, &run->io->kv, NSA_SEL);
     NSAI_TRY(
         nsai_map_pages(run, NSA_SEL,
                        nsai_list_box_rows((int)run->plan->problem.page_size, NSAI_SELECTED_KEYS),
                        &to->selected.k, &to->selected.v));
     NSAI_TRY(nsai_selected_find_lists(run, form, &to->selected.attend));
   }
-  return nsai_launch_tiles(run, &form->kernel[NSAI_SELECTED], &cached);
+  return nsai_launch_tiles(run, &form->kernel[NSAI_SELECTED], &coded);
 }
 
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
@@ -82,6 +86,7 @@ const nsai_variant nsai_attend_selected_window_sm90 = {
       "merged list of adjacent tokens' blocks and their window in one pass, wgmma and tensor maps",
   .fuses = 1u << NSAI_STAGE_ATTEND_WINDOW,
   .kernels = NSAI_SELECTED_KERNELS,
+  .takes_codes = true,
   .legal = legal,
   .sensible = sensible,
   .space = &nsai_selected_sm90_space,

@@ -9,6 +9,7 @@ enum { WINDOW, KERNELS };
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_flash_sm90_specify(r, "attend_window_sm90", &kernel[WINDOW]);
   nsai_window_source_add(&kernel[WINDOW], r->problem);
+  nsai_codes_add(&kernel[WINDOW], r->problem->kv_dtype);
   nsai_constant_add(&kernel[WINDOW], "kWindow", r->problem->model.window);
 }
 
@@ -27,6 +28,7 @@ const nsai_variant nsai_attend_window_sm90 = {
   .stage = NSAI_STAGE_ATTEND_WINDOW,
   .why = "flash attention over a sliding window, wgmma and tensor maps",
   .kernels = KERNELS,
+  .takes_codes = true,
   .legal = nsai_flash_sm90_legal,
   .sensible = nsai_flash_sm90_sensible,
   .space = &nsai_flash_sm90_space,

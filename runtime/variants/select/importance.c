@@ -28,11 +28,12 @@ static nsai_tiles importance_tiles(int32_t keys, int32_t warps, int32_t ctas) {
 
 /* Two CTAs per multiprocessor fit everywhere: at D 128 the scores and Q of two m16 tiles take 178
  * registers. With NVRTC 13.0 the H200's third CTA, at most 168, is the faster choice at every
- * length (tuned: 0.062 against 0.069 ms at 4k, 6.7 against 7.7 at 64k tokens). */
+ * length (tuned: 0.062 against 0.069 ms at 4k, 6.7 against 7.7 at 64k tokens). Codes take more: in
+ * pages of one entry they spilled. */
 static nsai_tiles choose_importance(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   *by = NSAI_BY_DEFAULT;
   if (t->register_fallback) return importance_tiles(32, 4, 1);
-  if (p->model.head_dim_qk == 128 && nsai_target_is(t, NSAI_H200)) {
+  if (p->model.head_dim_qk == 128 && !p->cmp_dtype && nsai_target_is(t, NSAI_H200)) {
     *by = NSAI_BY_DEVICE;
     return importance_tiles(64, 4, 3);
   }
