@@ -13,7 +13,9 @@
 //
 // Grid: x = T * kv_heads, one CTA each (decode/topn_token.cuh).
 //
-// Config: those of decode/topn_token.cuh, kMinBlocks.
+// Shared memory is static or, where the importance of more blocks is kept, dynamic.
+//
+// Config: those of decode/topn_token.cuh, kMinBlocks; kSharedBytes 0: static.
 #pragma once
 #include "core/launch.cuh"
 #include "core/softmax.cuh"
@@ -26,6 +28,18 @@ struct SharedStorage {
   __align__(16) float lse[kSelectWarps][Config::kGroupPadded]; // each warp has its own copy
   SelectShared<Config> search;
 };
+
+template <class C> NSAI_DEVICE SharedStorage &find_storage() {
+  if constexpr (C::kSharedBytes > 0) {
+    static_assert(sizeof(SharedStorage) == C::kSharedBytes,
+                  "the host computes another size of shared memory");
+    extern __shared__ __align__(16) unsigned char shared_bytes[];
+    return *(SharedStorage *)shared_bytes;
+  } else {
+    __shared__ SharedStorage shared;
+    return shared;
+  }
+}
 
 // Computes the lse of the token's heads into shared memory, by one warp. Lanes map to heads as they
 // do in ScanImportance, and to splits as they do there to blocks.
@@ -62,7 +76,7 @@ NSAI_DEVICE void combine_lse(const NsaiDecode &p, const ScanRow &at, float *sLse
 
 template <class C> NSAI_DEVICE void select(const NsaiDecode &p) {
   constexpr int kFree = Topn<C>::kFree;
-  __shared__ SharedStorage shared;
+  SharedStorage &shared = find_storage<C>();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
   // ---- coordinates

@@ -158,10 +158,18 @@ NSAI_SIZE nsai_smem_merged_list(int tokens, int count) {
   return tokens * (8 * count + (count + 31) / 32 * 4 + 4);
 }
 
-/* decode/topn_token.cuh, SelectShared, for each warp: f32 [4096 / warps] | u64 [159] | u32 [32] |
- * int | int [free]. `free`: blocks to be searched. */
-NSAI_SIZE nsai_smem_topn_token(int warps, int free) {
-  return 4 * 4096 + warps * (8 * 159 + 4 * 32 + 4 + 4 * nsai_smem_larger(free, 1));
+/* decode/topn_token.cuh, SelectShared, for each warp: f32 [kept_blocks / warps] | u64 [159] |
+ * u32 [32] | int | int [free]. `free`: blocks to be searched; `kept_blocks`: those whose importance
+ * lies in shared memory, a multiple of 2 * warps where these are no power of two. */
+NSAI_SIZE nsai_smem_topn_token(int warps, int free, int kept_blocks) {
+  return 4 * kept_blocks + warps * (8 * 159 + 4 * 32 + 4 + 4 * nsai_smem_larger(free, 1));
+}
+
+/* decode/split_kv_select.cuh: f32 [warps, group], LSE | SelectShared. `group`: padded. */
+NSAI_SIZE nsai_smem_split_kv_select(int warps, int group, int free, int kept_blocks) {
+  return nsai_smem_aligned(nsai_smem_aligned(4 * warps * group, 8) +
+                               nsai_smem_aligned(nsai_smem_topn_token(warps, free, kept_blocks), 8),
+                           16);
 }
 
 /* decode/split_kv_attend.cuh: the key stream, or int [tokens, count] before it | the merged list.

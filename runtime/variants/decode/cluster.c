@@ -168,18 +168,18 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
  * 17.6 and 25.5; 4 of 128k 48.5 and, of a build before, 37.7.) */
 #define MOST_KEYS (1 << 17)
 
-/* kKept of decode/topn_token.cuh: of sequences with more selection blocks decode_split_kv
- * computes importance again for each look at it. (H200, 1 sequence of 1M tokens: 221 us, 43 of
- * them the compressed branch. By this one of 128k takes 17.6, of 256k, by an older build, 26; it
- * was not timed at 1M.) */
-#define KEPT_BY_SELECT 4096
+/* In sequences of more selection blocks a CTA of decode_split_kv searches for long. (H200, 1 sequence
+ * of 1M tokens, by a build that computed importance again for each look at it: 221 us, 43 of them the
+ * compressed branch. By this row one of 128k takes 17.6, of 256k, by an older build, 26; it was not
+ * timed at 1M.) */
+#define MOST_SEARCHED_BLOCKS 4096
 
 /* Whether there are few keys, or decode_split_kv would search for long. */
 static bool gains_on_split_kv(const nsai_problem *p, const nsai_target *t) {
   const nsai_model *m = &p->model;
   const int64_t keys = items_of(p) * nsai_block_count(m, p->max_kv_len);
   const bool far =
-      m->select_count && nsai_ceil_div(p->max_kv_len, m->select_block) > KEPT_BY_SELECT;
+      m->select_count && nsai_ceil_div(p->max_kv_len, m->select_block) > MOST_SEARCHED_BLOCKS;
   nsai_decider by;
   return keys <= MOST_KEYS ||
          (far && run_at_once(p, choose_cluster(p, t, &by).of[NSAI_TILE_CLUSTER]));

@@ -21,6 +21,8 @@ enum {
  * spills. (NVRTC 13.0.) */
 #define MOST_ROW_REGISTERS 96
 
+#define KEPT_BLOCKS 4096 /* whose importance lies in shared memory: 256k tokens of blocks of 64 */
+
 static uint32_t shared_bytes(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   const nsai_model *m = &p->model;
   const int32_t rows = nsai_decode_tile_rows(p, t);
@@ -29,7 +31,8 @@ static uint32_t shared_bytes(const nsai_problem *p, const nsai_target *t, const 
   const int32_t window = nsai_decode_stream_bytes(p, t, rows, s, p->kv_dtype);
   const int32_t token = nsai_decode_stream_bytes(p, t, nsai_decode_token_rows(p), s, p->kv_dtype);
   const int32_t stream = nsai_smem_larger(nsai_smem_larger(scan, window), token);
-  const int32_t search = m->select_count ? nsai_smem_topn_token(warps, nsai_free_blocks(m)) : 0;
+  const int32_t search =
+      m->select_count ? nsai_smem_topn_token(warps, nsai_free_blocks(m), KEPT_BLOCKS) : 0;
   const int32_t list =
       nsai_smem_merged_list(nsai_decode_tile_tokens(p, t), nsai_smem_larger(m->select_count, 1));
   return nsai_smem_single_cta(stream, search, nsai_decode_pool_bytes(m, NSAI_DECODE_STEP, warps),
@@ -146,6 +149,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kSelectInit", p->model.select_init);
   nsai_constant_add(spec, "kSelectLocal", p->model.select_local);
+  nsai_constant_add(spec, "kKeptBlocks", KEPT_BLOCKS);
   nsai_constant_add(spec, "kWindow", p->model.window);
   nsai_constant_add(spec, "kMaxQLen", p->max_q_len);
   nsai_constant_add(spec, "kRing", p->window_ring);

@@ -25,7 +25,6 @@ enum {
   BUFFERS
 };
 
-#define SELECT_THREADS 192  /* six warps search 171 of a 64k context's 1024 blocks each */
 #define COMBINE_THREADS 256 /* what decode_split_kv_combine asserts */
 
 static uint32_t scan_shared(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
@@ -180,20 +179,49 @@ static void specify_compressed(const nsai_request *r, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kSelectCount", selects ? p->model.select_count : 0);
 }
 
+/* Of decode_split_kv_select: its warps, and the blocks whose importance it keeps in shared memory. Six
+ * warps search 171 of a 64k context's 1024 blocks each; in static memory they keep those of 256k
+ * tokens of blocks of 64. A longer row of blocks takes more warps, whose loads are in flight together,
+ * and memory that portable kernels have: beyond 1.1M tokens the rest is computed again. */
+#define FEW_BLOCKS 4096
+#define FEW_WARPS 6
+#define MANY_WARPS 16
+
+static int32_t select_shared(const nsai_model *m, int32_t kept) {
+  return nsai_smem_split_kv_select(MANY_WARPS, nsai_padded_group(m), nsai_free_blocks(m), kept);
+}
+
+static int32_t kept_blocks(const nsai_problem *p) {
+  const nsai_model *m = &p->model;
+  const int64_t blocks = nsai_select_block_count(m, p->max_kv_len);
+  const int32_t step = 16 * MANY_WARPS;
+  if (blocks <= FEW_BLOCKS) return FEW_BLOCKS;
+  int32_t most = FEW_BLOCKS;
+  while (most < blocks && select_shared(m, most + step) <= (int32_t)NSAI_PORTABLE_SHARED_BYTES)
+    most += step;
+  return most;
+}
+
 static void specify_select(const nsai_request *r, nsai_kernel_spec *spec) {
   const nsai_model *m = &r->problem->model;
+  const int32_t kept = kept_blocks(r->problem);
+  const bool many = kept > FEW_BLOCKS;
   *spec = (nsai_kernel_spec){ .entry = "decode_split_kv_select",
                               .dtype = m->dtype,
-                              .threads = SELECT_THREADS,
+                              .threads = 32 * (many ? MANY_WARPS : FEW_WARPS),
+                              .shared_bytes = many ? (uint32_t)select_shared(m, kept) : 0,
                               .compile_cost = 450 };
   nsai_decode_work_add(spec, r);
   nsai_constant_add(spec, "kSelectCount", m->select_count);
   nsai_constant_add(spec, "kSelectInit", m->select_init);
   nsai_constant_add(spec, "kSelectLocal", m->select_local);
+  nsai_constant_add(spec, "kKeptBlocks", kept);
   /* All tokens of a batch at once, as far as registers go: the best of more blocks take more, and
    * so does importance where a selected block is many compressed ones (128 / 16, groups of 6). */
   nsai_constant_add(spec, "kMinBlocks",
-                    m->select_count > 64 || r->target->register_fallback ? 2 : 4);
+                    many                                                   ? 1
+                    : m->select_count > 64 || r->target->register_fallback ? 2
+                                                                           : 4);
 }
 
 static void specify_attend(const nsai_request *r, nsai_kernel_spec *spec) {
