@@ -168,12 +168,14 @@ NSAI_DEVICE void flash_expand(const Params &params, typename Flash<Config>::Shar
   for_each_tile<Config, Keys>(packed_of(params), sequences_of(params), [&](const FlashTile &tile) {
     for (int first = tile.begin; first < tile.end; first += kKeys, keys.advance()) {
       barrier_wait(code_barrier<Config>(shared, 0, keys.stage), keys.phase);
-      expand_code_rows<Element, Config::kHeadDimQk, kKeys>(shared_address(shared.k[keys.stage]),
-                                                           count, row_of);
+      expand_code_rows<Element, Config::kHeadDimQk, kKeys, true>(shared_address(
+                                                                     shared.k[keys.stage]),
+                                                                 count, row_of);
       barrier_arrive(shared_address(&shared.k_full[keys.stage]));
       barrier_wait(code_barrier<Config>(shared, 1, keys.stage), keys.phase);
-      expand_code_rows<Element, Config::kHeadDimV, kKeys>(shared_address(shared.v[keys.stage]),
-                                                          count, row_of);
+      expand_code_rows<Element, Config::kHeadDimV, kKeys, true>(shared_address(
+                                                                    shared.v[keys.stage]),
+                                                                count, row_of);
       barrier_arrive(shared_address(&shared.v_full[keys.stage]));
     }
   });

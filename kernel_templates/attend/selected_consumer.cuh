@@ -7,6 +7,7 @@
 // Config: that of attend/selected_pipeline.cuh, and kGate.
 #pragma once
 #include "attend/selected_pipeline.cuh"
+#include "core/code_fragments.cuh"
 #include "core/copy.cuh"
 #include "core/epilogue.cuh"
 #include "core/tma.cuh"

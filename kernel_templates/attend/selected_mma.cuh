@@ -8,6 +8,8 @@
 // one token. It multiplies only keys that its own tokens see. With 16 heads in a group no product
 // is wasted, however much the lists of adjacent tokens differ.
 //
+// Of a cache in codes the stages hold fp16, and Q becomes fp16 as well (core/code_fragments.cuh).
+//
 // Config: Element, kGate, and those of attend/selected_pipeline.cuh. Shared memory:
 // nsai_smem_selected_pipeline() of params/smem.h.
 #pragma once
@@ -55,7 +57,7 @@ NSAI_DEVICE void score(float (&rS)[KernelTraits<Config>::kStepKeys / 8][4],
       // The four matrices: keys 8j.. of columns 16k.. and 16k + 8.., then keys 8j + 8.. of both.
       u32 b[4];
       ldmatrix_x4(b, panel_along<S::kKeys>(k_at, 2 * k) + 8 * j * kPanelPitch);
-      mma_m16n16k16(typename Config::Element{}, rS[j], rS[j + 1], a, b);
+      mma_m16n16k16(typename ProductConfig<Config>::Element{}, rS[j], rS[j + 1], a, b);
     }
   }
 }
@@ -70,18 +72,18 @@ NSAI_DEVICE void accumulate(float (&rO)[kO][4],
 #pragma unroll
   for (int k = 0; k < S::kStepKeys / 16; ++k) {
     u32 a[4], rest[4]; // P [16, 16]
-    softmax_pack<typename Config::Element>(a, rP[2 * k], rP[2 * k + 1]);
-    if constexpr (kSplitP<Config>)
-      softmax_pack_rest<typename Config::Element>(rest, a, rP[2 * k], rP[2 * k + 1]);
+    softmax_pack<typename ProductConfig<Config>::Element>(a, rP[2 * k], rP[2 * k + 1]);
+    if constexpr (kSplitP<ProductConfig<Config>>)
+      softmax_pack_rest<typename ProductConfig<Config>::Element>(rest, a, rP[2 * k], rP[2 * k + 1]);
 #pragma unroll
     for (int j = 0; j < kO; j += 2) {
       // The four matrices, transposed: keys 16k.. and 16k + 8.. of columns 8j.., then of columns 8j
       // + 8...
       u32 b[4];
       ldmatrix_x4_trans(b, panel_along<S::kKeys>(v_at, j) + 16 * k * kPanelPitch);
-      mma_m16n16k16(typename Config::Element{}, rO[j], rO[j + 1], a, b);
-      if constexpr (kSplitP<Config>) {
-        mma_m16n16k16(typename Config::Element{}, rO[j], rO[j + 1], rest, b);
+      mma_m16n16k16(typename ProductConfig<Config>::Element{}, rO[j], rO[j + 1], a, b);
+      if constexpr (kSplitP<ProductConfig<Config>>) {
+        mma_m16n16k16(typename ProductConfig<Config>::Element{}, rO[j], rO[j + 1], rest, b);
       }
     }
   }
@@ -117,9 +119,13 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
       else
         copy_query<Config, 16, 0>(sQ, 0, p.q, at, 16 * warp);
     }
+    float scale_log2 = scale_by_keys<Config>(p.scale_log2, params, group_of_tile(p, tile));
+    if constexpr (S::kCodes)
+      scale_log2 *= convert_split_queries < typename Config::Element,
+          S::kQueryInRegisters ? S::kColsQk / 16 : 0, 16,
+          S::kQueryInRegisters ? 0 : S::kColsQk / 8 > (rQ, sQ, 0);
     float rO[S::kColsV / 8][4] = {}; // [16, Dv]
     SoftmaxRows rows;
-    const float scale_log2 = scale_by_keys<Config>(p.scale_log2, params, group_of_tile(p, tile));
 
     for (bool last = false; !last; step.advance()) {
       const int s = step.stage;

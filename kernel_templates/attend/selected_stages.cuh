@@ -93,13 +93,13 @@ NSAI_DEVICE void fill_stage(const NsaiTensorMap &k_map, const NsaiTensorMap &v_m
 // Waits for the codes of stage s, expands them, and arrives on its full barrier. A whole warp.
 template <class Config> NSAI_DEVICE void expand_stage(u32 base, int s, u32 phase) {
   using R = SelectedPipeline<Config>;
-  using Element = typename Config::Element;
+  using Element = typename ProductConfig<Config>::Element;
   auto row_of = [](int i) { return i; };
   barrier_wait(R::arrived(base, s), phase);
-  expand_code_rows<Element, Config::kHeadDimQk, R::kKeys>(base + R::kSK + s * R::kKBytes, R::kKeys,
-                                                          row_of);
-  expand_code_rows<Element, Config::kHeadDimV, R::kKeys>(base + R::kSV + s * R::kVBytes, R::kKeys,
-                                                         row_of);
+  expand_code_rows<Element, Config::kHeadDimQk, R::kKeys, true>(base + R::kSK + s * R::kKBytes,
+                                                                R::kKeys, row_of);
+  expand_code_rows<Element, Config::kHeadDimV, R::kKeys, true>(base + R::kSV + s * R::kVBytes,
+                                                               R::kKeys, row_of);
   Barriers<R::kStages>{ base + R::kBarriers }.producer_commit(s);
 }
 

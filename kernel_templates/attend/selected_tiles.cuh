@@ -49,8 +49,9 @@ template <class Config> struct SelectedPipeline {
   static constexpr int kSLeast = kBarriers + Barriers<kStages>::kBytes; // int [2, kProducers]
   static constexpr int kListed = kSLeast + 8 * kProducers; // u64 barriers, if there are loaders
   static constexpr int kArrived = kListed + (kLoaders ? 8 * kStages : 0); // u64 barriers: codes
-  static constexpr int kSTask = kArrived + (kCodes ? 8 * kStages : 0); // int, if there are loaders
-  static constexpr int kEnd = nsai_smem_aligned(kSTask + (kLoaders ? 4 * kStages : 0), 16);
+  static constexpr int kSTask = kArrived + (kCodes ? 8 * kStages : 0);  // int, if there are loaders
+  static constexpr int kSUnits = kSTask + (kLoaders ? 4 * kStages : 0); // f32 [kWarps]: codes
+  static constexpr int kEnd = nsai_smem_aligned(kSUnits + (kCodes ? 4 * kWarps : 0), 16);
   static constexpr int kSQ = nsai_smem_aligned(kEnd, 1024); // Q of each warp or warpgroup, or empty
   static constexpr u32 kLast = 1u << 31;                    // flag in kSSeen
 

@@ -9,6 +9,8 @@
 // CTA share the stages; a warpgroup whose tokens see none of a stage's keys releases it untouched.
 // Each warpgroup runs Q K^T, softmax and P V in order: the other warpgroups fill its waits.
 //
+// Of a cache in codes the stages hold fp16, and Q becomes fp16 as well (core/code_fragments.cuh).
+//
 // The partial sum of the earlier branches, the window's among them, stays in `partial` in global
 // memory, because there are no registers for it.
 //
@@ -44,6 +46,7 @@ NSAI_DEVICE void multiply_selected(float (&rO)[kO][4], SoftmaxRows &rows, const 
                                    u32 sQ, const unsigned char *shared,
                                    PipelineState<Config::kStages> &step, float scale_log2) {
   using S = KernelTraits<Config>;
+  using Product = ProductConfig<Config>;
   const int warp = warp_uniform(threadIdx.x / 32), group = warp / 4;
   const u32 base = shared_address(shared);
   const Barriers<S::kStages> barriers = { base + S::kBarriers };
@@ -57,19 +60,19 @@ NSAI_DEVICE void multiply_selected(float (&rO)[kO][4], SoftmaxRows &rows, const 
     s = warp_uniform(step.stage);
     if (needed) {
       float rS[S::kKeys / 8][4]; // [64, kKeys]
-      Probabilities<Config> rP;  // [64, kKeys]
-      multiply_qk<Config, S::kHeldSteps>(rS, rQ, sQ, base + S::kSK + now * S::kKBytes);
+      Probabilities<Product> rP; // [64, kKeys]
+      multiply_qk<Product, S::kHeldSteps>(rS, rQ, sQ, base + S::kSK + now * S::kKBytes);
       wgmma_wait<0>();
       hold(rS);
       if (seen >> warp & 1) {
         if (stage_word<Config>(shared, S::kSPartly, now) >> warp & 1)
           mask_scores<Config>(rS, shared, now, warp);
         softmax_step(rows, rS, rO, scale_log2);
-        pack_probabilities<Config>(rP, rS);
+        pack_probabilities<Product>(rP, rS);
       } else {
         rP = {};
       }
-      multiply_pv<Config>(rO, rP, base + S::kSV + now * S::kVBytes);
+      multiply_pv<Product>(rO, rP, base + S::kSV + now * S::kVBytes);
       // Poll the next stage while P V runs.
       const bool ready = !last && barrier_test(barriers.full(s), step.phase);
       wgmma_wait<0>();
@@ -116,8 +119,15 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
         // All four warps have finished multiplying with the previous tile's Q.
         threads_sync(1 + group, 128);
         copy_query<Config, 64, S::kHeldPanels>(sQ, 16 * (warp % 4), p.q, at, 16 * warp);
-        threads_sync(1 + group, 128); // all four warps' rows have arrived
       }
+      if constexpr (S::kCodes) {
+        const float unit = convert_split_queries<typename Config::Element, S::kHeldSteps, 64,
+                                                 S::kQBytes / 64 / 16>(rQ, sQ, 16 * (warp % 4));
+        // There is no register for it.
+        if (lane == 0) store_shared_word(base + S::kSUnits + 4 * warp, __float_as_uint(unit));
+        __syncwarp();
+      }
+      if constexpr (S::kQBytes > 0) threads_sync(1 + group, 128); // all four warps' rows are there
     }
 
     // ---- branches
@@ -125,8 +135,10 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
     for (int branch = first_branch(params); branch < end_branch(params); ++branch) {
       float rO[S::kColsV / 8][4] = {}; // [64, Dv]
       SoftmaxRows rows;
-      const float scale_log2 =
+      float scale_log2 =
           scale_by_keys<Config>(p.scale_log2, params, group_of_tile(p, tile), branch);
+      if constexpr (S::kCodes)
+        scale_log2 *= __uint_as_float(load_shared_word(base + S::kSUnits + 4 * warp));
       if (kCanWindow<Params> && branch == NSAI_FUSED_WINDOW) {
         if constexpr (kCanWindow<Params>)
           multiply_window<Config, S::kHeldSteps>(rO, rows, rQ, sQ,

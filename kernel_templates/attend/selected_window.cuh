@@ -65,6 +65,7 @@ NSAI_DEVICE void multiply_window(float (&rO)[kO][4], SoftmaxRows &softmax,
                                  const u32 (&rQ)[kHeld][4], u32 sQ, const TilePosition &at,
                                  u32 base, PipelineState<Config::kStages> &step, float scale_log2) {
   using R = SelectedPipeline<Config>;
+  using Product = ProductConfig<Config>;
   using Stages = WindowStages<Config>;
   constexpr int kLastRow = 16 * R::kWarps - 1; // of the tile
   const WindowRows<Config> rows = window_rows<Config>(at);
@@ -79,23 +80,23 @@ NSAI_DEVICE void multiply_window(float (&rO)[kO][4], SoftmaxRows &softmax,
   auto stage_v = [&]() { return base + R::kSV + warp_uniform(before()) * R::kVBytes; };
 
   if (first < end) {
-    Probabilities<Config> rP = {}; // [64, kKeys]
+    Probabilities<Product> rP = {}; // [64, kKeys]
     float factor[2];
     {
       float rS[Stages::kFirstPadded / 8][4]; // [64, kFirstPadded]
       wait();
-      multiply_qk<Config, kHeldSteps>(rS, rQ, sQ, stage_k());
+      multiply_qk<Product, kHeldSteps>(rS, rQ, sQ, stage_k());
       wgmma_wait<0>();
       hold(rS);
       window_softmax<Stages::kFirst>(rS, softmax, factor, rows, first, scale_log2);
-      pack_probabilities<Config>(rP, rS); // O is still zero: no rescaling
+      pack_probabilities<Product>(rP, rS); // O is still zero: no rescaling
     }
     float rS[R::kKeys / 8][4]; // [64, kKeys]
 #pragma unroll 1
     for (first += Stages::kFirst, step.advance(); first < end; first += R::kKeys, step.advance()) {
       wait();
-      multiply_qk<Config, kHeldSteps>(rS, rQ, sQ, stage_k());
-      multiply_pv<Config>(rO, rP, stage_v());
+      multiply_qk<Product, kHeldSteps>(rS, rQ, sQ, stage_k());
+      multiply_pv<Product>(rO, rP, stage_v());
       wgmma_wait<1>(); // Q K^T is complete
       hold(rS);
       const bool grows = window_softmax<R::kKeys>(rS, softmax, factor, rows, first, scale_log2);
@@ -103,9 +104,9 @@ NSAI_DEVICE void multiply_window(float (&rO)[kO][4], SoftmaxRows &softmax,
       hold(rO);
       barriers.consumer_release(before());
       if (grows) softmax_rescale(rO, factor);
-      pack_probabilities<Config>(rP, rS);
+      pack_probabilities<Product>(rP, rS);
     }
-    multiply_pv<Config>(rO, rP, stage_v());
+    multiply_pv<Product>(rO, rP, stage_v());
     wgmma_wait<0>();
     hold(rO);
     barriers.consumer_release(before());

@@ -21,6 +21,7 @@
 #include "core/mma.cuh"
 #include "core/softmax.cuh"
 #include "core/tile.cuh"
+#include "core/tma.cuh"
 
 // B fragments of K [16 keys, 32 columns] for mma_m16n16k16: b[i] of 16 columns. Lane address: that of
 // ldmatrix with matrices columns 0, 16 | keys 0, 8.
@@ -101,6 +102,46 @@ template <class Element, int kSteps> NSAI_DEVICE float convert_queries(u32 (&rQ)
   for (int k = 0; k < kSteps; ++k)
 #pragma unroll
     for (int i = 0; i < 4; ++i) rQ[k][i] = convert_query<Element>(rQ[k][i], unit.inverse);
+  return unit.unit;
+}
+
+// The same of rows whose first kHeldSteps steps of 16 columns rQ holds, and whose other kChunks chunks
+// lie in rows [first, first + 16) of a tile of panels of kRows rows. On return these are visible to
+// wgmma for threads that this one's arrival on a barrier reaches, and to the warp.
+template <class Element, int kHeldSteps, int kRows, int kChunks, int kSteps>
+NSAI_DEVICE float convert_split_queries(u32 (&rQ)[kSteps][4], u32 sQ, int first) {
+  if constexpr (Element::kPrecision == Fp16::kPrecision) return 1.0f;
+  u32 highest = 0;
+#pragma unroll
+  for (int k = 0; k < kHeldSteps; ++k)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) highest = greatest_magnitude(highest, rQ[k][i]);
+  auto at = [&](int i) {
+    const int chunk = i % kChunks;
+    return sQ + (u32)(chunk / 8 * kRows * kPanelPitch) + panel_offset(first + i / kChunks, chunk);
+  };
+#pragma unroll 1
+  for (int i = threadIdx.x % 32; i < 16 * kChunks; i += 32) {
+    const Chunk x = load_shared(at(i));
+#pragma unroll
+    for (int w = 0; w < 4; ++w) highest = greatest_magnitude(highest, x.w[w]);
+  }
+  const PartialUnit unit = query_unit<Element>(highest);
+#pragma unroll
+  for (int k = 0; k < kHeldSteps; ++k)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) rQ[k][i] = convert_query<Element>(rQ[k][i], unit.inverse);
+#pragma unroll 1
+  for (int i = threadIdx.x % 32; i < 16 * kChunks; i += 32) {
+    Chunk x = load_shared(at(i));
+#pragma unroll
+    for (int w = 0; w < 4; ++w) x.w[w] = convert_query<Element>(x.w[w], unit.inverse);
+    store_shared(at(i), x);
+  }
+  if constexpr (kChunks > 0) {
+    shared_proxy_fence();
+    __syncwarp();
+  }
   return unit.unit;
 }
 

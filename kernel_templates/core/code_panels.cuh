@@ -20,8 +20,8 @@
 
 // Expands `count` rows of a tile of kRows rows: row_of(i), i < count. A whole warp, to which the codes
 // are visible. On return this thread's elements are visible to wgmma for threads that its arrival on
-// a barrier reaches.
-template <class Element, int kDim, int kRows, class RowOf>
+// a barrier reaches. kAhead: codes are read while those before are expanded, where registers allow it.
+template <class Element, int kDim, int kRows, bool kAhead, class RowOf>
 NSAI_DEVICE void expand_code_rows(u32 tile, int count, RowOf row_of) {
   static_assert(kDim % 16 == 0 && kDim <= 256, "a row of codes consists of chunks of 16 bytes");
   constexpr int kChunks = kDim / 16; // of a row of codes
@@ -30,13 +30,17 @@ NSAI_DEVICE void expand_code_rows(u32 tile, int count, RowOf row_of) {
   // Lanes beyond the last chunk read it, too, and write nothing.
   const bool exists = kLanes == kChunks || lane % kLanes < kChunks;
   const int chunk = kLanes == kChunks ? lane % kLanes : min(lane % kLanes, kChunks - 1);
+  auto row = [&](int first) { return row_of(min(first + lane / kLanes, count - 1)); };
+  auto at = [&](int r, int c) {
+    return tile + (u32)(c / 8 * kRows * kPanelPitch) + panel_offset(r, c);
+  };
+  Chunk next;
+  if constexpr (kAhead) next = load_shared(at(row(0), chunk));
 #pragma unroll 1
   for (int first = 0; first < count; first += 32 / kLanes) {
-    const int i = first + lane / kLanes, row = row_of(min(i, count - 1));
-    auto at = [&](int c) {
-      return tile + (u32)(c / 8 * kRows * kPanelPitch) + panel_offset(row, c);
-    };
-    const Chunk codes = load_shared(at(chunk));
+    const Chunk codes = kAhead ? next : load_shared(at(row(first), chunk));
+    if (kAhead && first + 32 / kLanes < count)
+      next = load_shared(at(row(first + 32 / kLanes), chunk));
     __syncwarp(); // the codes of these rows have been read
     // The lanes of a row write even and odd chunks in different orders, so that eight of them write
     // to different banks.
@@ -46,7 +50,7 @@ NSAI_DEVICE void expand_code_rows(u32 tile, int count, RowOf row_of) {
       const bool odd = odd_first != (half != 0);
       const Chunk x = expand_eight<Element>(odd ? make_uint2(codes.w[2], codes.w[3])
                                                 : make_uint2(codes.w[0], codes.w[1]));
-      if (exists && i < count) store_shared(at(2 * chunk + odd), x);
+      if (exists && first + lane / kLanes < count) store_shared(at(row(first), 2 * chunk + odd), x);
     }
   }
   shared_proxy_fence();

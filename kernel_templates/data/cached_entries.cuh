@@ -99,7 +99,7 @@ template <int kPageRows, int kFirstIndex, int kRows, class Order> struct EntryTi
   // Expands the codes of kDim columns that this warp has copied.
   template <class Element, int kDim> NSAI_DEVICE void expand(u32 tile) const {
     const int half = recomputed(threadIdx.x) % 64 / 32 * 4;
-    expand_code_rows<Element, kDim, kRows>(tile, kOwn,
-                                           [=](int i) { return i / 4 * 8 + half + i % 4; });
+    expand_code_rows<Element, kDim, kRows, false>(tile, kOwn,
+                                                  [=](int i) { return i / 4 * 8 + half + i % 4; });
   }
 };

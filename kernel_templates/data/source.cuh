@@ -35,6 +35,16 @@ using CodedParamsOf =
     typename ParamsOf<kReadsCodes<C>, typename ParamsOf<C::kCached, Packed, Cached>::Type,
                       Coded>::Type;
 
+// The Config of products in fp16 where a kernel reads codes: it holds every code, and the conversion
+// to it is a single instruction.
+template <class C, bool kCodes> struct ProductsOf { using Type = C; };
+template <class C> struct ProductsOf<C, true> {
+  struct Type : C {
+    using Element = Fp16;
+  };
+};
+template <class C> using ProductConfig = typename ProductsOf<C, kReadsCodes<C>>::Type;
+
 // Elements, or words of two codes, of a row of kDim columns.
 template <class C, int kDim> constexpr int kRowWords = nsai_row_words(kReadsCodes<C>, kDim);
 

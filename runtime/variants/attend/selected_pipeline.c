@@ -39,7 +39,8 @@ static uint32_t shared_bytes(const nsai_problem *p, const nsai_tiles *s,
   const nsai_model *m = &p->model;
   return nsai_smem_selected_pipeline(s->of[NSAI_TILE_STAGES], tokens_of(m, s),
                                      products->query_bytes(p, s), m->head_dim_qk, m->head_dim_v,
-                                     nsai_problem_is_cached(p), p->kv_dtype == NSA_E4M3);
+                                     nsai_problem_is_cached(p),
+                                     p->kv_dtype == NSA_E4M3 ? s->of[NSAI_TILE_WARPS] : 0);
 }
 
 /* ---- tiles ---- */
