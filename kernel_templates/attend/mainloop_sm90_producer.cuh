@@ -3,11 +3,11 @@
 //
 // The producers of attend/mainloop_sm90.cuh: one warp, or four where they copy compressed entries of
 // a cache. Raw tokens in codes arrive on barriers of their own, and the three other warps expand
-// them (core/code_panels.cuh).
+// them (core/expand_codes.cuh).
 #pragma once
 #include "attend/mainloop_sm90_tiles.cuh"
 #include "core/barrier.cuh"
-#include "core/code_panels.cuh"
+#include "core/expand_codes.cuh"
 #include "core/copy.cuh"
 #include "core/pipeline.cuh"
 #include "core/tma.cuh"

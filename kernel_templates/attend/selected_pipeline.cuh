@@ -51,7 +51,7 @@
 // four warps walk the lists, the first of them also loads.
 //
 // Codes arrive on a barrier of the stage's own, arrived[s]. The loader that asked for them expands
-// them (core/code_panels.cuh) and only then arrives on full[s]. It has asked for its next stage by
+// them (core/expand_codes.cuh) and only then arrives on full[s]. It has asked for its next stage by
 // then, if that is listed, so that the copies of one stage fly while another is expanded.
 //
 // Config: kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kThreads = 32 * kWarps + 128,

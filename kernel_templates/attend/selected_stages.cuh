@@ -7,7 +7,7 @@
 #include "attend/selected_branches.cuh"
 #include "attend/selected_tiles.cuh"
 #include "core/barrier.cuh"
-#include "core/code_panels.cuh"
+#include "core/expand_codes.cuh"
 #include "core/copy.cuh"
 #include "core/tma.cuh"
 #include "data/cached_boxes.cuh"

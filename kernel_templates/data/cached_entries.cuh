@@ -11,13 +11,13 @@
 // arrives.
 //
 // Entries in codes are copied as rows of words and expanded by the warp that copied them
-// (core/code_panels.cuh).
+// (core/expand_codes.cuh).
 //
 // Order: the order of the rows of a tile, with
 //   constexpr int kStep   blocks between rows 8 apart
 //   int block(int row)    the block of row 0 ... 7, counted from the tile's first
 #pragma once
-#include "core/code_panels.cuh"
+#include "core/expand_codes.cuh"
 #include "core/tma.cuh"
 #include "data/cache_rows.cuh"
 

@@ -21,10 +21,13 @@ NSAI_DEVICE void leave_branch(const NsaiDecode &p, SharedStorage &shared,
   if (b != kWindow || at.has_window(at.warp)) {
     float *to = b == kSelected ? (float *)shared.kv_stages[at.warp]
                                : &shared.exchange_buffer[at.warp].o[0][0];
-    if constexpr (C::kRawCodes)
+    if constexpr (PipelinedTiles<C>::kCoded) {
       share_code_o<C>(to, o, value_scale(p, b, at.group), at.lane);
-    else
+    } else {
+      if (PipelinedTiles<C>::kExpands && b != kCompressed)
+        scale_columns(o, value_scale(p, b, at.group));
       share_o<C>(to, o, at.lane);
+    }
   }
   share_stats(shared.stats[b][at.warp], rows, at.lane);
   if (b == kCompressed && at.lane < 16) shared.carries[at.warp + 1][at.lane] = keys.carry_out();
@@ -49,7 +52,7 @@ NSAI_DEVICE void add_to_window(const NsaiDecode &p, SharedStorage &shared,
     const float before = exp2_approx(stats.x - sum.x), mine = exp2_approx(own.x - sum.x);
     __syncwarp(); // all lanes have read them
     if (at.lane % 4 == 0) stats = sum;
-    if constexpr (C::kRawCodes) {
+    if constexpr (PipelinedTiles<C>::kCoded) {
       const float scaled = mine * value_scale(p, kWindow, at.group);
       float *to = sO + (8 * r + at.lane / 4) * OutputVectors::kPitch + at.lane % 4 * 4;
 #pragma unroll
@@ -60,12 +63,14 @@ NSAI_DEVICE void add_to_window(const NsaiDecode &p, SharedStorage &shared,
       }
       continue;
     }
+    const float added =
+        PipelinedTiles<C>::kExpands ? mine * value_scale(p, kWindow, at.group) : mine;
     float *to = sO + (8 * r + at.lane / 4) * OutputVectors::kPitch + at.lane % 4 * 2;
 #pragma unroll
     for (int j = 0; j < kO; ++j) {
       float2 &x = *(float2 *)(to + 8 * j);
-      x = make_float2(fmaf(mine, o[j][2 * r], before * x.x),
-                      fmaf(mine, o[j][2 * r + 1], before * x.y));
+      x = make_float2(fmaf(added, o[j][2 * r], before * x.x),
+                      fmaf(added, o[j][2 * r + 1], before * x.y));
     }
   }
 }

@@ -7,12 +7,16 @@
 // needs few registers: lanes 0 to 15 look up and copy a step's rows of K, lanes 16 to 31 those of
 // V.
 //
+// Where raw K and V are codes and the entries are elements, the stages hold elements, and a consumer
+// expands the codes of a step before it uses them (core/expand_codes.cuh).
+//
 // Config: those of decode/mainloop.cuh, kSelectBlock (l'), kPageSize (P; 0: no pages), kRing (the
-// window's K and V lie in a ring buffer), kRawCodes and kEntryCodes (all K and V are codes, or none),
-// kCluster.
+// window's K and V lie in a ring buffer), kRawCodes, kEntryCodes (codes in both, in none, or in raw K
+// and V), kCluster.
 #pragma once
 #include "core/barrier.cuh"
 #include "core/copy_rows.cuh"
+#include "core/expand_codes.cuh"
 #include "core/tile.cuh"
 #include "data/cache_rows.cuh"
 #include "decode/mainloop.cuh"
@@ -20,8 +24,9 @@
 #include "params/kv_cache.h"
 
 template <class C> struct PipelinedTiles {
-  static_assert(C::kRawCodes == C::kEntryCodes, "the stages of all branches are alike");
-  static constexpr bool kCoded = C::kRawCodes;
+  static_assert(C::kRawCodes || !C::kEntryCodes, "entries are codes beside raw codes alone");
+  static constexpr bool kCoded = C::kEntryCodes;                    // the stages hold codes
+  static constexpr bool kExpands = C::kRawCodes && !C::kEntryCodes; // of raw keys
   using Product = typename ProductElement<C, kCoded>::Tag;
   static constexpr int kWordsK = nsai_row_words(kCoded, C::kHeadDimQk),
                        kWordsV = nsai_row_words(kCoded, C::kHeadDimV);
@@ -208,9 +213,10 @@ template <class C> struct PipelinedStages {
 };
 
 // Starts the copy of K or V of a step into tile T, whose address comes from lane_address(). `from`:
-// each lane's row; lane `lane_of_row_0` holds row 0.
-template <class T, int kDim>
-NSAI_DEVICE void copy_step(u32 tile, const u16 *from, int lane_of_row_0, u64 policy, int lane) {
+// each lane's row, of so many words; lane `lane_of_row_0` holds row 0.
+template <class T>
+NSAI_DEVICE void copy_step(u32 tile, const u16 *from, int words, int lane_of_row_0, u64 policy,
+                           int lane) {
   using Lanes = CopyLanes<T, 32>;
 #pragma unroll
   for (int i = 0; i < kStepKeys; i += Lanes::kPass) {
@@ -221,7 +227,7 @@ NSAI_DEVICE void copy_step(u32 tile, const u16 *from, int lane_of_row_0, u64 pol
     for (int c = 0; c < T::kChunks; c += Lanes::kLanes) {
       const int chunk = c + Lanes::chunk(lane);
       if (c + Lanes::kLanes <= T::kChunks || chunk < T::kChunks)
-        copy_async_16(tile + T::offset(row, chunk), at + c * 8, chunk * 8 < kDim, policy);
+        copy_async_16(tile + T::offset(row, chunk), at + c * 8, chunk * 8 < words, policy);
     }
   }
 }
@@ -248,11 +254,13 @@ NSAI_DEVICE void fill_stages(PipelinedSteps<C> &steps, PipelinedRow ahead,
       const u32 stage = lane_address(pipeline.stage(i));
       const u32 phase = pipeline.phase(i) ^ 1; // phase of the stage's previous step
       ahead = steps.row(i + 1, lane);
+      const int codes = R::kExpands && i >= steps.scanned ? 2 : 1; // of a word
       if (i >= C::kStages) barrier_wait(pipeline.k_empty(i), phase);
-      copy_step<typename R::K, R::kWordsK>(stage, from, 0, policy, lane);
+      copy_step<typename R::K>(stage, from, R::kWordsK / codes, 0, policy, lane);
       barrier_arrive_after_copies(pipeline.k_full(i));
       if (i >= C::kStages) barrier_wait(pipeline.v_empty(i), phase);
-      copy_step<typename R::V, R::kWordsV>(stage + R::K::kBytes, from, kStepKeys, policy, lane);
+      copy_step<typename R::V>(stage + R::K::kBytes, from, R::kWordsV / codes, kStepKeys, policy,
+                               lane);
       barrier_arrive_after_copies(pipeline.v_full(i));
     }
   }
@@ -261,12 +269,12 @@ NSAI_DEVICE void fill_stages(PipelinedSteps<C> &steps, PipelinedRow ahead,
 // ---- products
 
 // Processes steps [done, end), accumulating onto o and rows. Stops early when the first phase of
-// barrier `until` has completed (0: no barrier).
+// barrier `until` has completed (0: no barrier). raw: the steps are raw keys.
 template <class C, class Keys, int kO>
 NSAI_DEVICE void run_steps(const PipelinedMask &mask, Keys &keys,
                            const PipelinedStages<C> &pipeline, int &done, int end, u32 until,
                            const Queries<PipelinedTiles<C>> &queries, float (&o)[kO][4],
-                           SoftmaxRows &rows, float scale_log2, int lane) {
+                           SoftmaxRows &rows, float scale_log2, bool raw, int lane) {
   using R = PipelinedTiles<C>;
   constexpr int kAtOnce = 4; // loads in flight before the products that use them
 #pragma unroll 1
@@ -275,6 +283,9 @@ NSAI_DEVICE void run_steps(const PipelinedMask &mask, Keys &keys,
     const u32 stage = pipeline.stage(done), phase = pipeline.phase(done);
     float s[2][4]; // [16, 16 keys]
     barrier_wait(pipeline.k_full(done), phase);
+    if constexpr (R::kExpands)
+      if (raw)
+        expand_code_tile<typename C::Element, C::kHeadDimQk, kStepKeys, typename R::K>(stage);
     multiply_chains_qk<C, R, kAtOnce>(s, queries, stage, lane);
     barrier_arrive(pipeline.k_empty(done));
     if (done >= mask.step) // all rows see the same keys
@@ -283,6 +294,10 @@ NSAI_DEVICE void run_steps(const PipelinedMask &mask, Keys &keys,
         mask_row(s, r, KeyRange{ 0, keys.end(0) }, (mask.number + done - mask.step) * kStepKeys);
     softmax_step(rows, s, o, scale_log2);
     barrier_wait(pipeline.v_full(done), phase);
+    if constexpr (R::kExpands)
+      if (raw)
+        expand_code_tile<typename C::Element, C::kHeadDimV, kStepKeys, typename R::V>(stage +
+                                                                                      R::K::kBytes);
     multiply_step_pv<C, R, kAtOnce>(o, s, stage + R::K::kBytes, lane);
     barrier_arrive(pipeline.v_empty(done));
     ++done;

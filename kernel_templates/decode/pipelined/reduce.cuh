@@ -36,7 +36,7 @@ template <class C> struct PipelinedVectors {
 // Stores O [16, Dv] of one warp, given as C fragments, for the other warps, and its statistics
 // [16].
 template <class C, int kO> NSAI_DEVICE void share_o(float *sO, const float (&o)[kO][4], int lane) {
-  static_assert(!C::kRawCodes, "share_code_o() is for codes");
+  static_assert(!C::kEntryCodes, "share_code_o() is for products with codes");
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float *to = sO + (8 * r + lane / 4) * PipelinedVectors<C>::kPitch + lane % 4 * 2;

@@ -20,8 +20,11 @@ enum {
 #define ROWS NSAI_DECODE_ROWS
 #define MOST_FREE 32 /* core/topn_warp.cuh */
 
+/* Whether the stages hold codes: beside entries in 16 bits raw codes are expanded in them. */
+static bool holds_codes(const nsai_problem *p) { return p->cmp_dtype == NSA_E4M3; }
+
 /* Stages of a consumer's pipeline. Of codes they hold half as much, and so there are twice as many. */
-static int32_t stages_of(const nsai_problem *p) { return p->kv_dtype == NSA_E4M3 ? 4 : 2; }
+static int32_t stages_of(const nsai_problem *p) { return holds_codes(p) ? 4 : 2; }
 
 /* Selection blocks of a CTA whose pooled values lie in shared memory, where it has the room. */
 #define KEPT_BLOCKS 256
@@ -54,7 +57,7 @@ static uint32_t shared_bytes(const nsai_problem *p, int32_t warps, int32_t clust
   const nsai_model *m = &p->model;
   return nsai_smem_decode_pipelined(m->head_dim_qk, m->head_dim_v, m->heads / m->kv_heads, warps,
                                     stages_of(p), cluster, nsai_free_blocks(m), m->select_count,
-                                    kept, most_blocks(p, warps, cluster), p->kv_dtype == NSA_E4M3);
+                                    kept, most_blocks(p, warps, cluster), holds_codes(p));
 }
 
 /* The last selection blocks, which are always chosen, where they lie in the window: its keys are
@@ -103,7 +106,10 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   const nsai_model *m = &p->model;
   const nsai_tiles one = shape(ONE_PER_SM);
   nsai_legal_common(p, reasons);
-  nsai_decode_legal_codes(p, reasons);
+  if (p->cmp_dtype && !p->kv_dtype)
+    nsai_refuse(reasons,
+                "problem.cmp_dtype is e4m3 and problem.kv_dtype is not, for which it has no "
+                "pipeline: take decode_split_kv");
   if (nsai_target_major(t) != 9)
     nsai_refuse(reasons, "it was made for sm_90: take decode_split_kv");
   if (p->max_q_len > 1)
