@@ -25,15 +25,20 @@ template <class T, int kThreads> struct CopyLanes {
   static NSAI_DEVICE int chunk(int thread) { return thread % kLanes; }
 };
 
-// Starts the copy of row `row` [kDim] to tile T. `from` is this lane's first chunk of it. A row
+// Starts the copy of row `row` [columns] to tile T. `from` is this lane's first chunk of it. A row
 // that is not present is not read and becomes zero, like the columns that pad the tile.
-template <class T, int kDim, int kThreads>
-NSAI_DEVICE void copy_row(u32 tile, int row, int lane_chunk, const u16 *from, bool present) {
+template <class T, int kThreads>
+NSAI_DEVICE void copy_row(u32 tile, int row, int lane_chunk, const u16 *from, bool present,
+                          int columns) {
   using Lanes = CopyLanes<T, kThreads>;
 #pragma unroll
   for (int c = 0; c < T::kChunks; c += Lanes::kLanes) {
     int chunk = c + lane_chunk;
     if (c + Lanes::kLanes <= T::kChunks || chunk < T::kChunks)
-      copy_async_16(tile + T::offset(row, chunk), from + c * 8, present && chunk * 8 < kDim);
+      copy_async_16(tile + T::offset(row, chunk), from + c * 8, present && chunk * 8 < columns);
   }
+}
+template <class T, int kDim, int kThreads>
+NSAI_DEVICE void copy_row(u32 tile, int row, int lane_chunk, const u16 *from, bool present) {
+  copy_row<T, kThreads>(tile, row, lane_chunk, from, present, kDim);
 }

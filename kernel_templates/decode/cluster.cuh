@@ -359,8 +359,10 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
     sums.clear();
     run_cta_steps<C>(schedule, shared.exchange_buffer, stage_barriers, sums, b, done, end, stages,
                      barriers + 8 * (kSummed + b), queries,
-                     queries.scaled(branch_scale_log2<Stream::kCoded>(p, b, group)), warp, lane,
-                     [&](int i, const float(&x)[2][4]) {
+                     queries.scaled(b == kCompressed
+                                        ? branch_scale_log2<Stream::kCoded>(p, b, group)
+                                        : branch_scale_log2<(bool)C::kRawCodes>(p, b, group)),
+                     warp, lane, [&](int i, const float(&x)[2][4]) {
                        if (phase != 0 || !searches) return;
                        if (i < pooled_steps) pool.pool(x, sums.rows);
                        if (i + 1 < end) return;
@@ -370,7 +372,7 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
                        barrier_arrive(barriers + 8 * kPooled);
                      });
     done = end;
-    if constexpr (Stream::kCoded) {
+    if (Stream::kCoded || (kExpandsRaw<C> && b != kCompressed)) {
       const float scale = p.branches >> b & 1 ? value_scale(p, b, group) : 0.0f;
 #pragma unroll
       for (int j = 0; j < BranchAccumulator<C>::kEach; ++j) scale_columns(sums.o[j], scale);

@@ -18,6 +18,7 @@
 // Config: those of decode/cluster/producer.cuh.
 #pragma once
 #include "core/barrier.cuh"
+#include "core/expand_codes.cuh"
 #include "core/softmax.cuh"
 #include "decode/cluster/producer.cuh"
 #include "decode/cluster/schedule.cuh"
@@ -27,9 +28,9 @@
 
 // What the warps of a CTA exchange in a step.
 template <class C> struct ExchangeBuffer {
-  static constexpr int kTerms = !C::kRawCodes && kSplitP<C> ? 2 : 1; // terms of P
-  Chunk p[kTerms][C::kWarps][32];                                    // A fragments
-  float highest[16][C::kWarps];                                      // scaled scores
+  static constexpr int kTerms = !C::kEntryCodes && kSplitP<C> ? 2 : 1; // terms of P
+  Chunk p[kTerms][C::kWarps][32];                                      // A fragments
+  float highest[16][C::kWarps];                                        // scaled scores
   float sums[NSAI_BRANCH_COUNT][16][C::kWarps];
   float references[NSAI_BRANCH_COUNT][16];
 };
@@ -192,6 +193,9 @@ NSAI_DEVICE int score_cta_step(const StepSchedule<C> &schedule, const StageBarri
   if (warp < cta_step.warps) {
     barrier_wait(barriers.keys(i % C::kStages), i / C::kStages & 1);
     const u32 keys = stages + (i % C::kStages * C::kWarps + warp) * S::kStageBytes;
+    if constexpr (kExpandsRaw<C>)
+      if (i >= schedule.scanned)
+        expand_code_tile<typename C::Element, C::kHeadDimQk, kStepKeys, typename S::K>(keys);
     multiply_chains_qk<C, S, 1>(s, queries, keys, lane);
 #pragma unroll
     for (int r = 0; r < 2; ++r)
@@ -229,7 +233,13 @@ NSAI_DEVICE void run_cta_steps(const StepSchedule<C> &schedule, ExchangeBuffer<C
       }
       pool(i, s);
       if (warp < warps) share_probabilities(exchange_buffer, s, warp, lane);
-      sync_consumers<C>(); // all warps' probabilities are written
+      if constexpr (kExpandsRaw<C>)
+        if (b != kCompressed && warp < warps) {
+          barrier_wait(barriers.values(at), i / C::kStages & 1);
+          expand_code_tile<typename C::Element, C::kHeadDimV, kStepKeys, typename S::V>(
+              stages + (at * C::kWarps + warp) * S::kStageBytes + S::K::kBytes);
+        }
+      sync_consumers<C>(); // all warps' probabilities are written, and their values expanded
       barrier_wait(barriers.values(at), i / C::kStages & 1);
       add_values(exchange_buffer, sums, stages + at * C::kWarps * S::kStageBytes, warps, warp,
                  lane);

@@ -5,8 +5,8 @@
 // stages. A stage holds one step's keys of all consumer warps. Address computation and copies of a
 // step take as many instructions as its attention.
 //
-// Config: those of decode/cluster/schedule.cuh and decode/mainloop.cuh, kRawCodes and kEntryCodes (all
-// K and V are codes, or none).
+// Config: those of decode/cluster/schedule.cuh and decode/mainloop.cuh, kRawCodes and kEntryCodes (codes
+// in both, in none, or in raw K and V: then the stages hold elements, and consumers expand the codes).
 #pragma once
 #include "core/barrier.cuh"
 #include "core/copy.cuh"
@@ -14,8 +14,10 @@
 #include "decode/cluster/schedule.cuh"
 #include "decode/mainloop.cuh"
 
-static_assert(Config::kRawCodes == Config::kEntryCodes, "the stages of all branches are alike");
-template <class C> using ClusterStream = KeyStream<C, 1, (bool)C::kRawCodes>;
+static_assert(Config::kRawCodes || !Config::kEntryCodes,
+              "entries are codes beside raw codes alone");
+template <class C> using ClusterStream = KeyStream<C, 1, (bool)C::kEntryCodes>;
+template <class C> constexpr bool kExpandsRaw = C::kRawCodes && !C::kEntryCodes;
 
 // The first kWarps warps of a CTA are consumers. The producer warps behind them copy keys, search,
 // and communicate with other CTAs.
@@ -41,18 +43,18 @@ template <class C> struct StageBarriers {
   }
 };
 
-// Starts the copy of K or V of one step into tile T. `rows`: each lane's row; lane `lane_of_row_0`
-// holds row 0.
-template <class T, int kDim>
-NSAI_DEVICE void copy_rows(u32 tile, const u16 *rows, int lane_of_row_0, int lane) {
+// Starts the copy of K or V of one step into tile T. `rows`: each lane's row, of so many words; lane
+// `lane_of_row_0` holds row 0.
+template <class T>
+NSAI_DEVICE void copy_rows(u32 tile, const u16 *rows, int words, int lane_of_row_0, int lane) {
   using Lanes = CopyLanes<T, 32>;
 #pragma unroll
   for (int i = 0; i < ceil_div(kStepKeys, Lanes::kPass); ++i) {
     const int row = Lanes::row(lane) + i * Lanes::kPass;
     const u16 *from = (const u16 *)__shfl_sync(~0u, (u64)rows, lane_of_row_0 + row % kStepKeys);
     if (kStepKeys % Lanes::kPass == 0 || row < kStepKeys)
-      copy_row<T, kDim, 32>(tile, row, Lanes::chunk(lane), from + Lanes::chunk(lane) * 8,
-                            from != nullptr);
+      copy_row<T, 32>(tile, row, Lanes::chunk(lane), from + Lanes::chunk(lane) * 8, from != nullptr,
+                      words);
   }
 }
 
@@ -68,6 +70,7 @@ NSAI_DEVICE void copy_cta_step(const StepSchedule<C> &schedule, const ScheduledR
   const bool halves = cta_step.warps <= kHalf, behind = halves && producer_warp >= kHalf;
   const int first = behind ? producer_warp - kHalf : producer_warp, at = i % C::kStages;
   const u32 stage = stages + at * C::kWarps * S::kStageBytes;
+  const int codes = kExpandsRaw<C> && i >= schedule.scanned ? 2 : 1; // of a word
   const u16 *row[kEach];
   rows.template find<kEach, kProducerWarps<C>>(row, schedule, cta_step, first, lane);
   if (i >= C::kStages) {
@@ -82,15 +85,15 @@ NSAI_DEVICE void copy_cta_step(const StepSchedule<C> &schedule, const ScheduledR
   for (int j = 0; j < kEach; ++j) {
     const int owner = first + j * kProducerWarps<C>;
     if (!behind && owner < cta_step.warps)
-      copy_rows<typename S::K, S::kWordsK>(stage + owner * S::kStageBytes, row[j], 0, lane);
+      copy_rows<typename S::K>(stage + owner * S::kStageBytes, row[j], S::kWordsK / codes, 0, lane);
   }
   barrier_arrive_after_copies(barriers.keys(at));
 #pragma unroll
   for (int j = 0; j < kEach; ++j) {
     const int owner = first + j * kProducerWarps<C>;
     if ((!halves || behind) && owner < cta_step.warps)
-      copy_rows<typename S::V, S::kWordsV>(stage + owner * S::kStageBytes + S::K::kBytes, row[j],
-                                           16, lane);
+      copy_rows<typename S::V>(stage + owner * S::kStageBytes + S::K::kBytes, row[j],
+                               S::kWordsV / codes, 16, lane);
   }
   barrier_arrive_after_copies(barriers.values(at));
 }

@@ -42,7 +42,7 @@ static int32_t threads_of(const nsai_tiles *s) { return 48 * s->of[NSAI_TILE_WAR
 
 static uint32_t shared_bytes(const nsai_problem *p, const nsai_tiles *s) {
   const nsai_model *m = &p->model;
-  const bool codes = p->kv_dtype == NSA_E4M3;
+  const bool codes = p->cmp_dtype == NSA_E4M3; /* in the stages */
   /* kSplitP; products with codes are fp16. */
   const int32_t terms = m->dtype == NSA_BF16 && m->head_dim_v < 64 && !codes ? 2 : 1;
   return nsai_smem_decode_cluster(m->head_dim_qk, m->head_dim_v, m->heads / m->kv_heads,

@@ -118,9 +118,9 @@ void nsai_decode_raw_codes_add(nsai_kernel_spec *spec, const nsai_problem *p) {
 }
 
 void nsai_decode_legal_codes(const nsai_problem *p, nsai_reasons *reasons) {
-  if (p->kv_dtype != p->cmp_dtype)
+  if (p->cmp_dtype && !p->kv_dtype)
     nsai_refuse(
         reasons,
-        "one of problem.kv_dtype and problem.cmp_dtype is e4m3, and its pipeline holds codes "
-        "or elements alone: take decode_split_kv");
+        "problem.cmp_dtype is e4m3 and problem.kv_dtype is not, for which it has no pipeline: "
+        "take decode_split_kv");
 }

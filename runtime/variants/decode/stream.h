@@ -60,8 +60,8 @@ void nsai_decode_stream_add(nsai_kernel_spec *spec, const nsai_request *request)
 void nsai_decode_entry_codes_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 void nsai_decode_raw_codes_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 
-/* Adds a reason against a cache of which a part is in codes, in a kernel whose pipeline all branches
- * share. */
+/* Adds a reason against entries in codes beside raw pairs that are not, in a kernel whose pipeline all
+ * branches share. */
 void nsai_decode_legal_codes(const nsai_problem *problem, nsai_reasons *reasons);
 
 #endif /* NSAI_VARIANTS_DECODE_STREAM_H */
