@@ -56,6 +56,7 @@ static void declare_gate(nsai_verify_cache_setup *w) {
   const nsai_model *g = model_of(w);
   const int64_t columns = (int64_t)g->heads * NSA_BRANCHES, pitch = (columns + 7) / 8 * 8;
   const int64_t width = g->gate_hidden ? g->gate_hidden : g->gate_channels;
+  if (g->gate == NSAI_GATE_NONE) return;
   if (g->gate != NSAI_GATE_MLP) {
     declare(w, NSAI_VERIFY_CACHE_GATE, g->dtype, 3,
             (int64_t[]){ w->tokens, g->heads, NSA_BRANCHES });

@@ -44,6 +44,7 @@ const (
 	GateWeights = C.NSA_GATE_WEIGHTS
 	GateLogits  = C.NSA_GATE_LOGITS
 	GateMLP     = C.NSA_GATE_MLP
+	GateNone    = C.NSA_GATE_NONE
 
 	KVPerBranch = C.NSA_KV_PER_BRANCH
 	KVShared    = C.NSA_KV_SHARED

@@ -52,7 +52,8 @@ enum { NSA_ACT_RELU = 1, NSA_ACT_SILU = 2, NSA_ACT_GELU = 3 };
 enum {
   NSA_GATE_WEIGHTS = 1, /* io.gate.value, used as it is */
   NSA_GATE_LOGITS = 2,  /* io.gate.value, through a sigmoid */
-  NSA_GATE_MLP = 3      /* layers over the features io.gate.x, through a sigmoid */
+  NSA_GATE_MLP = 3,     /* layers over the features io.gate.x, through a sigmoid */
+  NSA_GATE_NONE = 4     /* none: `o` is the sum of the branches; io.gate.value must be absent */
 };
 
 /* How many pairs of K and V the model has. */

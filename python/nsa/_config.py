@@ -27,7 +27,7 @@ class Config:
                        mlp also hidden and activation
     select             block (64 tokens), count (16; 0: no selected branch), init (1), local (2)
     window             tokens, the query's own included [512]; 0: no window branch
-    gate               "logits" (through a sigmoid), "weights" (as they are), or "mlp"
+    gate               "logits" (through a sigmoid), "weights" (as they are), "mlp", or "none" (a plain sum)
     gate_mlp           of gate "mlp": channels, hidden, activation
     kv_sharing         "shared": one K and V for all branches; "per_branch": three, as in the paper
     runtime, tuning,   sections of a configuration file, as dictionaries: runtime={"jit": "never"}

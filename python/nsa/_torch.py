@@ -693,7 +693,7 @@ def attention(q: Tensor, k: KV, v: KV, gates: Optional[Tensor] = None, *, config
                    of the compressed, the selected and the window branch. With S > T the queries are the last
                    T positions
     gates          [T, Hq, 3] or [B, T, Hq, 3], in q's dtype or float32: logits or weights of the compressed,
-                   the selected and the window branch (config.gate); None with gate "mlp"
+                   the selected and the window branch (config.gate); None with gate "mlp" or "none"
     cu_seqlens     int32 or int64 [N + 1]: sequence i has the rows cu_seqlens[i] to cu_seqlens[i + 1] - 1 of
                    q; its last element is T
     cu_seqlens_k   the same of k and v [cu_seqlens]

@@ -14,6 +14,7 @@ _Static_assert((int)NSA_ACT_RELU == (int)NSAI_ACT_RELU + 1, "nsa_model.phi_activ
 _Static_assert((int)NSA_ACT_GELU == (int)NSAI_ACT_GELU + 1, "nsa_model.phi_activation");
 _Static_assert((int)NSA_GATE_WEIGHTS == (int)NSAI_GATE_WEIGHTS + 1, "nsa_model.gate");
 _Static_assert((int)NSA_GATE_MLP == (int)NSAI_GATE_MLP + 1, "nsa_model.gate");
+_Static_assert((int)NSA_GATE_NONE == (int)NSAI_GATE_NONE + 1, "nsa_model.gate");
 
 /* What a field may hold besides 0, which is its default. */
 typedef enum field_kind {

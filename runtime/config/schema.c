@@ -45,6 +45,7 @@ static const nsai_word activation_words[] = {
 static const nsai_word gate_words[] = { { "weights", NSAI_GATE_WEIGHTS },
                                         { "logits", NSAI_GATE_LOGITS },
                                         { "mlp", NSAI_GATE_MLP },
+                                        { "none", NSAI_GATE_NONE },
                                         { NULL, 0 } };
 static const nsai_word sharing_words[] = { { "per_branch", 1 }, { "shared", 0 }, { NULL, 0 } };
 static const nsai_word dtype_words[] = {
@@ -140,7 +141,9 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
   RANGE(MODEL_WINDOW, "model.window", INT, model.window, 0, MAX_WINDOW, 0, "512",
         "tokens of the window, the query's own included (w); 0: no window branch"),
   WORD(MODEL_GATE, "model.gate", model.gate, gate_words, "logits",
-       "how gates arrive: used as they are, through a sigmoid, or computed from token features"),
+       "how gates arrive: used as they are, through a sigmoid, or computed from token features; "
+       "none: "
+       "the branches are added up without gates"),
   RANGE(GATE_CHANNELS, "model.gate_mlp.channels", INT, model.gate_channels, 0, MAX_WIDTH, 0, "0",
         "features of a token for gate mlp; 0 with any other gate"),
   RANGE(GATE_HIDDEN, "model.gate_mlp.hidden", INT, model.gate_hidden, 0, MAX_WIDTH, 0, "0",

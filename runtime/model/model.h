@@ -15,7 +15,12 @@ typedef enum nsai_phi_kind {
   NSAI_PHI_MLP,
   NSAI_PHI_EXTERNAL
 } nsai_phi_kind;
-typedef enum nsai_gate_kind { NSAI_GATE_WEIGHTS, NSAI_GATE_LOGITS, NSAI_GATE_MLP } nsai_gate_kind;
+typedef enum nsai_gate_kind {
+  NSAI_GATE_WEIGHTS,
+  NSAI_GATE_LOGITS,
+  NSAI_GATE_MLP,
+  NSAI_GATE_NONE /* the branches are added up as they are */
+} nsai_gate_kind;
 typedef enum nsai_activation { NSAI_ACT_RELU, NSAI_ACT_SILU, NSAI_ACT_GELU } nsai_activation;
 
 /* Limits of the kernels. The configuration refuses larger values and names the key. */
@@ -55,6 +60,11 @@ typedef struct nsai_model {
  * caller computes the compressed blocks. */
 static inline int nsai_phi_has_weights(const nsai_model *g) {
   return g->phi == NSAI_PHI_LINEAR || g->phi == NSAI_PHI_MLP;
+}
+
+/* Whether the gates are a tensor of the caller's: weights or logits [T, Hq, 3]. */
+static inline int nsai_gate_is_given(const nsai_model *g) {
+  return g->gate == NSAI_GATE_WEIGHTS || g->gate == NSAI_GATE_LOGITS;
 }
 
 /* Whether the model reads raw K and V of pair 0, 1 or 2. */

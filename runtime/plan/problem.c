@@ -225,7 +225,7 @@ static const char *activation_name(nsai_activation activation) {
 
 void nsai_problem_add_model(nsai_writer *text, const nsai_problem *p) {
   static const char *const phis[] = { "mean", "linear", "mlp", "external" };
-  static const char *const gates[] = { "weights", "logits", "mlp" };
+  static const char *const gates[] = { "weights", "logits", "mlp", "none" };
   static const char *const selections[] = { "topn", "blocks", "ranges" };
   static const char *const ops[] = { "fwd", "dense", "prefill", "decode", "append", "backward" };
   const nsai_model *m = &p->model;

@@ -85,12 +85,14 @@ static nsa_status check_gate(const nsai_check *check, const nsa_gate *gate, int6
   const nsai_model *m = &check->problem->model;
   bool mlp = m->gate == NSAI_GATE_MLP, two = mlp && m->gate_hidden > 0;
   int64_t c = m->gate_channels, h = m->gate_hidden, out = (int64_t)m->heads * NSA_BRANCHES;
-  const gradient all[] = { { &gate->value, "value", !mlp, 3, { tokens, m->heads, NSA_BRANCHES } },
-                           { &gate->x, "x", mlp, 2, { tokens, c } },
-                           { &gate->w1, "w1", two, 2, { c, h } },
-                           { &gate->b1, "b1", two, 1, { h } },
-                           { &gate->w2, "w2", mlp, 2, { h ? h : c, out } },
-                           { &gate->b2, "b2", mlp, 1, { out } } };
+  const gradient all[] = {
+    { &gate->value, "value", nsai_gate_is_given(m), 3, { tokens, m->heads, NSA_BRANCHES } },
+    { &gate->x, "x", mlp, 2, { tokens, c } },
+    { &gate->w1, "w1", two, 2, { c, h } },
+    { &gate->b1, "b1", two, 1, { h } },
+    { &gate->w2, "w2", mlp, 2, { h ? h : c, out } },
+    { &gate->b2, "b2", mlp, 1, { out } }
+  };
   const gradient_group group = { "grads.d_gate", NSAI_DTYPE_MODEL | NSAI_DTYPE_F32,
                                  "the model does not read it (model.gate)" };
   return check_group(check, &group, all, sizeof all / sizeof *all);

@@ -261,7 +261,12 @@ static nsa_status check_gate(const nsai_check *check, const nsa_io *io, int64_t 
   nsai_tensor_spec value = {
     "io.gate.value", 3, { tokens, m->heads, 3 }, NSAI_DTYPE_MODEL | NSAI_DTYPE_F32
   };
-  if (m->gate != NSAI_GATE_MLP) return nsai_check_tensor(check, &io->gate.value, &value);
+  if (nsai_gate_is_given(m)) return nsai_check_tensor(check, &io->gate.value, &value);
+  if (m->gate == NSAI_GATE_NONE && nsai_present(&io->gate.value))
+    return nsai_fail(NSA_E_ARG,
+                     "io.gate.value is given, but model.gate is none: the branches are added up as "
+                     "they are; leave it out, or set model.gate to weights or logits");
+  if (m->gate == NSAI_GATE_NONE) return NSA_OK;
   int64_t c = m->gate_channels, h = m->gate_hidden, out = (int64_t)m->heads * 3;
   nsai_tensor_spec x = { "io.gate.x", 2, { tokens, c }, NSAI_DTYPE_WEIGHT },
                    w1 = { "io.gate.w1", 2, { c, h }, NSAI_DTYPE_WEIGHT };

@@ -29,7 +29,7 @@ static int32_t dtype_of(const machine_request *r) {
 void machine_yaml(const machine_request *r, char *text, size_t size) {
   static const char *const names[] = { "fp16", "bf16", "f32" };
   static const char *const phis[] = { "mean", "linear", "mlp", "external" };
-  static const char *const gates[] = { "weights", "logits", "mlp" };
+  static const char *const gates[] = { "weights", "logits", "mlp", "none" };
   nsai_writer w = nsai_writer_open(text, size);
   nsai_write(&w,
              "nsa: 1\nmodel:\n  heads: 6\n  kv_heads: 2\n  head_dim_qk: 24\n  head_dim_v: 16\n"

@@ -536,6 +536,25 @@ static void test_gate_forms(void **state) {
   toy_free(&t);
 }
 
+/* Without gates `o` is what gates of one give. */
+static void test_no_gates(void **state) {
+  nsai_model g = toy_model(NSAI_PHI_MEAN), none = g;
+  none.gate = NSAI_GATE_NONE;
+  for (uint32_t branches = 0; branches < 8; branches++) {
+    toy t;
+    one(&t, &g, 40, 57);
+    nsa_io io = t.io;
+    toy_outputs(&t, &io, t.tokens);
+    for (int64_t i = 0; i < toy_count(&io.gate.value); i++) toy_floats(&io.gate.value)[i] = 1;
+    t.io.gate.value = (nsa_tensor){ 0 };
+    assert_int_equal(nsai_reference_forward(&g, NSA_SELECT_TOPN, branches, &t.batch, &io, 2), 0);
+    assert_int_equal(nsai_reference_forward(&none, NSA_SELECT_TOPN, branches, &t.batch, &t.io, 2),
+                     0);
+    toy_same("o", &t.io.o, &io.o, t.tokens);
+    toy_free(&t);
+  }
+}
+
 /* To nearest; or, by draws, to one of both neighbours, and on average to the value itself. */
 static void test_rounding_draws(void **state) {
   const int32_t dtypes[] = { NSA_BF16, NSA_F16 };
@@ -598,6 +617,7 @@ int main(void) {
     WITH(test_external, mlp),
     cmocka_unit_test(test_pairs),
     cmocka_unit_test(test_gate_forms),
+    cmocka_unit_test(test_no_gates),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -169,6 +169,7 @@ static void test_each_tensor(void **state) {
     corrupt_all(&(machine_request){ .gpu = gpu, .phi = NSAI_PHI_LINEAR }, 0);
     corrupt_all(&(machine_request){ .gpu = gpu, .phi = NSAI_PHI_MLP }, 0);
     corrupt_all(&(machine_request){ .gpu = gpu, .phi = NSAI_PHI_EXTERNAL }, 0);
+    corrupt_all(&(machine_request){ .gpu = gpu, .gate = NSAI_GATE_NONE }, 0);
     corrupt_all(&(machine_request){ .gpu = gpu, .gate = NSAI_GATE_MLP }, 0);
     corrupt_all(&(machine_request){ .gpu = gpu, .gate = NSAI_GATE_MLP, .gate_hidden = 8 }, 0);
   }
@@ -202,6 +203,17 @@ static void test_selections(void **state) {
     io->importance = toy_tensor(&m.toy, NSA_F32, 3, m.toy.tokens, 2, 4);
     machine_expect("nsa_select", nsa_select(m.plan, &m.exec, &m.toy.batch, io), NSA_E_ARG,
                    "the caller brings");
+    machine_free(&m);
+  }
+}
+
+/* A model without gates takes none. */
+static void test_no_gates(void **state) {
+  for (int gpu = 0; gpu < 2; gpu++) {
+    machine m;
+    machine_init(&m, &(machine_request){ .gpu = gpu, .gate = NSAI_GATE_NONE });
+    m.toy.io.gate.value = toy_tensor(&m.toy, m.toy.model.dtype, 3, m.toy.tokens, 6, 3);
+    refuse(&m, nsa_forward, "io.gate.value", "is given, but model.gate is none");
     machine_free(&m);
   }
 }
@@ -437,11 +449,11 @@ static void test_external(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_each_tensor), cmocka_unit_test(test_f32),
-    cmocka_unit_test(test_selections),  cmocka_unit_test(test_capacities),
-    cmocka_unit_test(test_offsets),     cmocka_unit_test(test_levels),
-    cmocka_unit_test(test_exec),        cmocka_unit_test(test_pairs),
-    cmocka_unit_test(test_external),
+    cmocka_unit_test(test_each_tensor), cmocka_unit_test(test_no_gates),
+    cmocka_unit_test(test_f32),         cmocka_unit_test(test_selections),
+    cmocka_unit_test(test_capacities),  cmocka_unit_test(test_offsets),
+    cmocka_unit_test(test_levels),      cmocka_unit_test(test_exec),
+    cmocka_unit_test(test_pairs),       cmocka_unit_test(test_external),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

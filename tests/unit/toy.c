@@ -128,7 +128,8 @@ void toy_init(toy *t, const nsai_model *model, int32_t seqs, const int32_t *q_le
   }
   t->io.phi.k = phi_side(t, model->head_dim_qk);
   t->io.phi.v = phi_side(t, model->head_dim_v);
-  t->io.gate.value = random_tensor(t, 3, t->tokens, model->heads, NSA_BRANCHES);
+  if (model->gate != NSAI_GATE_NONE)
+    t->io.gate.value = random_tensor(t, 3, t->tokens, model->heads, NSA_BRANCHES);
   toy_outputs(t, &t->io, t->tokens);
 }
 

@@ -106,6 +106,7 @@ pub const NSA_ACT_GELU: i32 = 3;
 pub const NSA_GATE_WEIGHTS: i32 = 1;
 pub const NSA_GATE_LOGITS: i32 = 2;
 pub const NSA_GATE_MLP: i32 = 3;
+pub const NSA_GATE_NONE: i32 = 4;
 pub const NSA_KV_PER_BRANCH: i32 = 1;
 pub const NSA_KV_SHARED: i32 = 2;
 #[repr(C)]
