@@ -156,8 +156,7 @@ static void declare_gate(nsai_verify_tensors *d) {
 }
 
 uint32_t nsai_verify_branches(const nsai_verify_case *c) {
-  uint32_t has = 1u << NSA_CMP | (c->model.select_count ? 1u << NSA_SEL : 0) |
-                 (c->model.window ? 1u << NSA_WIN : 0);
+  const uint32_t has = nsai_branches(&c->model);
   return c->branches ? has & c->branches : has;
 }
 

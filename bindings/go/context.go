@@ -60,6 +60,7 @@ type Model struct {
 	Window                                            int32
 	Gate, GateChannels, GateHidden, GateActivation    int32
 	KVSharing                                         int32
+	CompressOutput                                    int32
 }
 
 func (m *Model) fill(c *C.nsa_model) {
@@ -73,7 +74,7 @@ func (m *Model) fill(c *C.nsa_model) {
 		select_init: C.int32_t(m.SelectInit), select_local: C.int32_t(m.SelectLocal),
 		window: C.int32_t(m.Window), gate: C.int32_t(m.Gate), gate_channels: C.int32_t(m.GateChannels),
 		gate_hidden: C.int32_t(m.GateHidden), gate_activation: C.int32_t(m.GateActivation),
-		kv_sharing: C.int32_t(m.KVSharing),
+		kv_sharing: C.int32_t(m.KVSharing), compress_output: C.int32_t(m.CompressOutput),
 	}
 }
 

@@ -339,7 +339,8 @@ typedef struct nsa_io {
  *
  * plan   of NSA_OP_FORWARD.
  * batch  NULL: one sequence.
- * io     in: q, kv (k_cmp and v_cmp with phi external), phi, gate, and the caller's selection.
+ * io     in: q, kv (k_cmp and v_cmp with phi external), phi, gate, and the caller's selection. With
+ *        compress.output false v_cmp, o_branch[0] and lse[0] must be absent, and phi.v is not read.
  *        Out: o, and on request block_idx, o_branch, lse, probe_importance, and k_cmp and v_cmp
  *        with another phi.
  *

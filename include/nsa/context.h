@@ -91,6 +91,9 @@ typedef struct nsa_model {
   int32_t gate_hidden;     /* hidden width of NSA_GATE_MLP [0: one layer] */
   int32_t gate_activation; /* NSA_ACT_* of NSA_GATE_MLP [NSA_ACT_SILU] */
   int32_t kv_sharing;      /* NSA_KV_* [NSA_KV_PER_BRANCH] */
+  int32_t compress_output; /* NSA_NONE: compressed keys serve the selection alone; there is no
+                              compressed branch, and v_cmp does not exist. Needs NSA_KV_SHARED [0:
+                              the branch has an output] */
 } nsa_model;
 #define NSA_MODEL_INIT NSA_INIT(nsa_model)
 

@@ -58,6 +58,7 @@
  * ("NHD") fits, and so does [N, Hkv, P, D] ("HND"), passed with the two middle dimensions exchanged.
  *   k[b]   [N, P, Hkv, Dk]      v[b]   [N, P, Hkv, Dv]      raw tokens
  *   k_cmp  [N, P/d, Hkv, Dk]    v_cmp  [N, P/d, Hkv, Dv]    compressed entries, same pages
+ * With compress.output false v_cmp does not exist.
  * Without pages N is a number of rows, P the tokens that a row has room for, at least max_kv_len,
  * and k_cmp has ceil(P/d) entries a row. Each sequence has one row, which batch.slots names.
  *

@@ -114,6 +114,7 @@ class nsa_model(C.Structure):
         ("gate_hidden", C.c_int32),
         ("gate_activation", C.c_int32),
         ("kv_sharing", C.c_int32),
+        ("compress_output", C.c_int32),
     ]
 
 

@@ -101,7 +101,8 @@ class KVCache:
                 tensors[f"k{b}"] = make(page_size, config.head_dim, kv_dtype)
                 tensors[f"v{b}"] = make(page_size, config.head_dim_v, kv_dtype)
             tensors["k_cmp"] = make(page_size // stride, config.head_dim, cmp_dtype)
-            tensors["v_cmp"] = make(page_size // stride, config.head_dim_v, cmp_dtype)
+            if config.compress.get("output", True):
+                tensors["v_cmp"] = make(page_size // stride, config.head_dim_v, cmp_dtype)
             self._add_scales(tensors, scales[layer] if isinstance(scales, (list, tuple)) else scales or {})
             self.layers.append(tensors)
         self._free = list(range(pages - 1, -1, -1))

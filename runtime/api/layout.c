@@ -13,7 +13,7 @@
   _Static_assert(offsetof(type, last) + sizeof(((type *)0)->last) == sizeof(type),                 \
                  #type " ends with " #last)
 
-GROWS(nsa_model, kv_sharing);
+GROWS(nsa_model, compress_output);
 GROWS(nsa_options, log_user);
 GROWS(nsa_problem, cmp_dtype);
 GROWS(nsa_caps, variants);

@@ -23,6 +23,7 @@ typedef enum field_kind {
   FIELD_ENUM,    /* from 1; its words count from 0 */
   FIELD_DTYPE,   /* NSA_F16 to NSA_F32 */
   FIELD_SHARING, /* NSA_KV_PER_BRANCH, NSA_KV_SHARED */
+  FIELD_OFF,     /* NSA_NONE: false */
 } field_kind;
 
 typedef struct field {
@@ -49,6 +50,13 @@ static nsa_status write_field(const field *f, int depth, nsai_writer *writer) {
   if (f->kind == FIELD_NUMBER || f->kind == FIELD_ZERO) {
     bool zero = f->kind == FIELD_ZERO && f->value == NSA_NONE;
     nsai_write(writer, "%d\n", zero ? 0 : f->value);
+    return NSA_OK;
+  }
+  if (f->kind == FIELD_OFF) {
+    if (f->value != NSA_NONE)
+      return nsai_fail(NSA_E_ARG, "options.model.%s is %d: expected NSA_NONE, or 0 for the default",
+                       f->name, f->value);
+    nsai_write(writer, "false\n");
     return NSA_OK;
   }
   const char *word = f->value > 0 ? nsai_word_text(nsai_keys[f->key].words, word_value(f)) : NULL;
@@ -85,6 +93,7 @@ nsa_status nsai_model_write(const nsa_model *m, nsai_writer *writer) {
     { "phi", NSAI_KEY_COMPRESS_PHI, FIELD_ENUM, m->phi },
     { "phi_hidden", NSAI_KEY_COMPRESS_HIDDEN, FIELD_NUMBER, m->phi_hidden },
     { "phi_activation", NSAI_KEY_COMPRESS_ACTIVATION, FIELD_ENUM, m->phi_activation },
+    { "compress_output", NSAI_KEY_COMPRESS_OUTPUT, FIELD_OFF, m->compress_output },
     { "select_block", NSAI_KEY_SELECT_BLOCK, FIELD_NUMBER, m->select_block },
     { "select_count", NSAI_KEY_SELECT_COUNT, FIELD_ZERO, m->select_count },
     { "select_init", NSAI_KEY_SELECT_INIT, FIELD_ZERO, m->select_init },

@@ -132,6 +132,20 @@ static void check_layers(const checker *c) {
            "remove the width, or choose mlp");
 }
 
+/* Without its output the compressed branch is there for the selection. A pair of its own would have
+ * values that nothing reads. */
+static void check_output(const checker *c) {
+  const nsai_model *m = &c->config->model;
+  if (!is_good(c, NSAI_KEY_COMPRESS_OUTPUT) || !m->keys_only) return;
+  if (is_good(c, NSAI_KEY_SELECT_COUNT) && !m->select_count)
+    report(c, NSAI_KEY_COMPRESS_OUTPUT, NSAI_KEY_SELECT_COUNT,
+           "leaves compressed keys to a selection that the model does not have",
+           "raise count, or remove the key");
+  if (is_good(c, NSAI_KEY_MODEL_KV_SHARING) && m->per_branch)
+    report(c, NSAI_KEY_COMPRESS_OUTPUT, NSAI_KEY_MODEL_KV_SHARING,
+           "leaves the first pair's values unread", "use kv_sharing: shared, or remove the key");
+}
+
 static void check_causal(const checker *c) {
   if (is_good(c, NSAI_KEY_MODEL_CAUSAL) && !c->config->causal)
     nsai_diag_add(c->diag, NSAI_ERROR, c->config->origin[NSAI_KEY_MODEL_CAUSAL].mark,
@@ -331,6 +345,7 @@ void nsai_config_check_rules(const nsai_config *config, nsai_mark main, nsai_dia
     check_heads(&c);
     check_blocks(&c);
     check_layers(&c);
+    check_output(&c);
     check_causal(&c);
     check_dtype(&c);
     check_threshold(&c);

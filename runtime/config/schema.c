@@ -130,6 +130,9 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
         "hidden width of phi mlp; 0 with any other phi"),
   WORD(COMPRESS_ACTIVATION, "model.compress.activation", model.phi_activation, activation_words,
        "silu", "between the layers of phi mlp"),
+  PLAIN(COMPRESS_OUTPUT, "model.compress.output", BOOL, compress_output, "true",
+        "whether the compressed branch has an output; false: compressed keys serve the selection "
+        "alone, and there are no compressed values"),
   RANGE(SELECT_BLOCK, "model.select.block", INT, model.select_block, 1, MAX_BLOCK, 0, "64",
         "tokens of a selected block (l'); a multiple of compress.stride, at least compress.block"),
   RANGE(SELECT_COUNT, "model.select.count", INT, model.select_count, 0, NSAI_MAX_SELECTED, 0, "16",

@@ -54,12 +54,27 @@ typedef struct nsai_model {
   nsai_gate_kind gate;
   int32_t gate_channels, gate_hidden; /* C; H, 0: one layer */
   nsai_activation gate_activation;
+  int32_t keys_only; /* 1: compressed keys serve the selection alone; there are no compressed values
+                        and no compressed branch */
 } nsai_model;
 
 /* Whether phi has weights, that is a product for every compressed block. With `external` the
  * caller computes the compressed blocks. */
 static inline int nsai_phi_has_weights(const nsai_model *g) {
   return g->phi == NSAI_PHI_LINEAR || g->phi == NSAI_PHI_MLP;
+}
+
+/* Whether the model has this branch. */
+static inline int nsai_has_branch(const nsai_model *g, int branch) {
+  const int has[3] = { !g->keys_only, g->select_count > 0, g->window > 0 };
+  return has[branch];
+}
+
+/* The branches that the model has: bit b is branch b. */
+static inline uint32_t nsai_branches(const nsai_model *g) {
+  uint32_t bits = 0;
+  for (int b = 0; b < 3; b++) bits |= nsai_has_branch(g, b) ? 1u << b : 0;
+  return bits;
 }
 
 /* Whether the gates are a tensor of the caller's: weights or logits [T, Hq, 3]. */

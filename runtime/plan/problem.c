@@ -244,6 +244,7 @@ void nsai_problem_add_model(nsai_writer *text, const nsai_problem *p) {
     nsai_write(text, ",%d,%d,%s", m->gate_channels, m->gate_hidden,
                activation_name(m->gate_activation));
   nsai_write(text, ":sel=%s", selections[p->selection - NSA_SELECT_TOPN]);
+  if (m->keys_only) nsai_write(text, ":cmp=keys");
   if (p->kv_dtype) nsai_write(text, ":raw=e4m3");
   if (p->cmp_dtype) nsai_write(text, ":entries=e4m3");
 }

@@ -104,10 +104,10 @@ static nsa_status run(append *self) {
                                           count_tokens(g, &problem->io->new_kv), true));
   copy_tokens(self);
   if (g->phi == NSAI_PHI_EXTERNAL) return NSA_OK; /* the caller writes the compressed entries */
-  NSAI_TRY(nsai_ref_compress(problem, true));
+  NSAI_TRY(nsai_ref_compress(problem, !g->keys_only));
   const nsa_kv *kv = &problem->io->kv;
   store_entries(self, &kv->k[0], &kv->k_cmp, g->head_dim_qk, problem->k_cmp);
-  store_entries(self, &kv->v[0], &kv->v_cmp, g->head_dim_v, problem->v_cmp);
+  if (problem->v_cmp) store_entries(self, &kv->v[0], &kv->v_cmp, g->head_dim_v, problem->v_cmp);
   return NSA_OK;
 }
 

@@ -41,9 +41,8 @@ int64_t nsai_ref_most_keys(const nsai_ref_problem *problem) {
 
 void nsai_ref_problem_run(nsai_ref_problem *problem, uint32_t branches) {
   uint32_t mask = branches ? branches : ~0u;
-  problem->run[NSA_CMP] = mask & 1u << NSA_CMP;
-  problem->run[NSA_SEL] = mask & 1u << NSA_SEL && problem->model->select_count > 0;
-  problem->run[NSA_WIN] = mask & 1u << NSA_WIN && problem->model->window > 0;
+  for (int b = 0; b < NSA_BRANCHES; b++)
+    problem->run[b] = (mask >> b & 1) && nsai_has_branch(problem->model, b);
 }
 
 void nsai_ref_problem_fini(nsai_ref_problem *problem) {

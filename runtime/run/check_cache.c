@@ -163,6 +163,7 @@ static nsa_status check_cache(cached *c, const nsa_kv *kv, bool entries) {
     if (nsai_reads_pair(m, pair)) NSAI_TRY(check_pair(c, kv, pair));
   if (!entries) return NSA_OK;
   NSAI_TRY(check_entries(c, &kv->k_cmp, "k", m->head_dim_qk));
+  if (m->keys_only) return nsai_check_keys_only(m, &kv->v_cmp, "io.kv.v_cmp");
   return check_entries(c, &kv->v_cmp, "v", m->head_dim_v);
 }
 
@@ -451,6 +452,7 @@ uint64_t nsai_cache_page_bytes(const nsai_problem *p) {
     if (nsai_reads_pair(m, pair) && !(p->window_ring && pair == NSA_WIN)) rows += tokens;
   int64_t raw_bytes = nsai_dtype_bytes(p->kv_dtype ? p->kv_dtype : m->dtype);
   int64_t entry_bytes = nsai_dtype_bytes(p->cmp_dtype ? p->cmp_dtype : m->dtype);
-  int64_t elements = (int64_t)m->kv_heads * (m->head_dim_qk + m->head_dim_v); /* of a row */
-  return (uint64_t)(elements * (rows * raw_bytes + entries * entry_bytes));
+  int64_t both = m->head_dim_qk + m->head_dim_v; /* elements of a head's K and V */
+  int64_t entry = m->keys_only ? m->head_dim_qk : both;
+  return (uint64_t)(m->kv_heads * (rows * both * raw_bytes + entries * entry * entry_bytes));
 }

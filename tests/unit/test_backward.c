@@ -140,6 +140,8 @@ static void test_models(void **state) {
     { { .phi = NSAI_PHI_EXTERNAL, .per_branch = true }, 0, 0 },
     { { .gate = NSAI_GATE_NONE }, 0, 0 },
     { { .gate = NSAI_GATE_NONE, .phi = NSAI_PHI_LINEAR }, 0, 1 << NSA_CMP | 1 << NSA_WIN },
+    { { .keys_only = true }, 0, 0 },
+    { { .keys_only = true, .gate = NSAI_GATE_NONE, .phi = NSAI_PHI_LINEAR }, 0, 0 },
     { { .gate = NSAI_GATE_MLP }, 0, 0 },
     { { .gate = NSAI_GATE_MLP, .gate_hidden = 7 }, 0, 0 },
     { { .phi = NSAI_PHI_MLP }, NSAI_ACT_SILU, 1 << NSA_SEL | 1 << NSA_WIN },

@@ -47,6 +47,19 @@ static const diag_case rule_cases[] = {
     "remove the width, or choose mlp\n"
     "2:80: error: model.gate_mlp.hidden: 9 would be ignored: model.gate is logits (built-in); "
     "remove the width, or choose mlp" },
+  { "no compressed output, with three pairs",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128, compress: {output: false}}\n",
+    "2:67: error: model.compress.output: false leaves the first pair's values unread: "
+    "model.kv_sharing is per_branch (built-in); use kv_sharing: shared, or remove the key" },
+  { "no compressed output, without a selection",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128, compress: {output: false}, "
+    "kv_sharing: shared,\n  select: {count: 0}}\n",
+    "2:67: error: model.compress.output: false leaves compressed keys to a selection that the "
+    "model does not have: model.select.count is 0 (t.yaml:3); raise count, or remove the key" },
+  { "no compressed output",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128, compress: {output: false}, "
+    "kv_sharing: shared}\n",
+    "" },
   { "not causal", "model: {heads: 64, kv_heads: 4, head_dim: 128, causal: false}\n",
     "2:56: error: model.causal: false is not possible: NSA selects for each query among the "
     "blocks before it, so only causal attention is defined; remove the key or set it to true" },

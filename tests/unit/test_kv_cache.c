@@ -64,6 +64,9 @@ static void test_kinds(void **state) {
   walk_options(&(machine_request){ .phi = NSAI_PHI_LINEAR }, &options);
   walk_options(&(machine_request){ .phi = NSAI_PHI_MLP, .per_branch = true }, &options);
   walk_options(&(machine_request){ .gate = NSAI_GATE_LOGITS }, &options);
+  walk_options(&(machine_request){ .gate = NSAI_GATE_NONE }, &options);
+  for (nsai_phi_kind phi = NSAI_PHI_MEAN; phi < NSAI_PHI_EXTERNAL; phi++)
+    walk_options(&(machine_request){ .phi = phi, .keys_only = true }, &options);
 }
 
 /* Other models: blocks that do not overlap or hold several pages, groups of 1, 2 and 7 heads,
@@ -236,10 +239,11 @@ static void test_other_inputs(void **state) {
   kv_free(&w);
 }
 
-static void expect_bytes(bool per_branch, int32_t page_size, bool ring, uint64_t want) {
+static void expect_bytes(const machine_request *model, int32_t page_size, bool ring,
+                         uint64_t want) {
   char yaml[1024];
   uint64_t bytes = 0;
-  machine_yaml(&(machine_request){ .per_branch = per_branch }, yaml, sizeof yaml);
+  machine_yaml(model, yaml, sizeof yaml);
   nsa_ctx *ctx = machine_context(yaml, NULL, false);
   nsa_problem p = INIT(nsa_problem, .op = NSA_OP_DECODE, .max_seqs = 1, .max_kv_len = 1001,
                        .page_size = page_size, .window_ring = ring);
@@ -257,10 +261,15 @@ static void expect_bytes(bool per_branch, int32_t page_size, bool ring, uint64_t
 /* Rows of 2 heads, 24 + 16 numbers of 4 bytes; a row for each token and pair, and one for each
  * stride. */
 static void test_page_bytes(void **state) {
-  expect_bytes(false, 64, false, (64 + 16) * 320);
-  expect_bytes(true, 64, false, (3 * 64 + 16) * 320);
-  expect_bytes(true, 16, true, (2 * 16 + 4) * 320);
-  expect_bytes(false, NSA_NONE, false, (1001 + 251) * 320);
+  const machine_request shared = { 0 }, three = { .per_branch = true };
+  expect_bytes(&shared, 64, false, (64 + 16) * 320);
+  expect_bytes(&three, 64, false, (3 * 64 + 16) * 320);
+  expect_bytes(&three, 16, true, (2 * 16 + 4) * 320);
+  expect_bytes(&shared, NSA_NONE, false, (1001 + 251) * 320);
+  /* Without compressed values an entry has 24 numbers. */
+  const machine_request keys_only = { .keys_only = true };
+  expect_bytes(&keys_only, 64, false, 64 * 320 + 16 * 192);
+  expect_bytes(&keys_only, NSA_NONE, false, 1001 * 320 + 251 * 192);
 }
 
 /* ---- threads ---- */

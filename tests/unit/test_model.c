@@ -47,11 +47,13 @@ static void test_same(void **state) {
   m.window = 100;
   m.gate = NSA_GATE_MLP, m.gate_channels = 13, m.gate_hidden = 5, m.gate_activation = NSA_ACT_RELU;
   m.kv_sharing = NSA_KV_SHARED;
+  m.compress_output = NSA_NONE;
   expect_same(
-      &m, "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim_qk: 64, head_dim_v: 128, dtype: f32, "
-          "compress: {block: 24, stride: 12, phi: mlp, hidden: 99, activation: gelu}, "
-          "select: {block: 48, count: 7, init: 2, local: 3}, window: 100, gate: mlp, "
-          "gate_mlp: {channels: 13, hidden: 5, activation: relu}, kv_sharing: shared}\n");
+      &m,
+      "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim_qk: 64, head_dim_v: 128, dtype: f32, "
+      "compress: {block: 24, stride: 12, phi: mlp, hidden: 99, activation: gelu, "
+      "output: false}, select: {block: 48, count: 7, init: 2, local: 3}, window: 100, gate: mlp, "
+      "gate_mlp: {channels: 13, hidden: 5, activation: relu}, kv_sharing: shared}\n");
 }
 
 /* Every value of every enumeration. */
@@ -165,6 +167,8 @@ static void test_refusals(void **state) {
     CASE(gate, 5, NSA_E_ARG, "options.model.gate is 5"),
     CASE(gate_activation, INT32_MIN, NSA_E_ARG, "options.model.gate_activation is"),
     CASE(kv_sharing, 3, NSA_E_ARG, "options.model.kv_sharing is 3"),
+    CASE(compress_output, 1, NSA_E_ARG, "options.model.compress_output is 1: expected NSA_NONE"),
+    CASE(compress_output, NSA_NONE, NSA_E_CONFIG, "model.compress.output: false leaves the first"),
     CASE(dtype, NSA_I32, NSA_E_ARG, "options.model.dtype is 4"),
 #undef CASE
   };

@@ -133,6 +133,7 @@ pub struct nsa_model {
     pub gate_hidden: i32,
     pub gate_activation: i32,
     pub kv_sharing: i32,
+    pub compress_output: i32,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
