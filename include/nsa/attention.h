@@ -331,6 +331,10 @@ typedef struct nsa_io {
    * does [k_cmp_scale: k_scale[0], v_cmp_scale: v_scale[0]]. */
   nsa_tensor k_scale[NSA_BRANCHES], v_scale[NSA_BRANCHES];
   nsa_tensor k_cmp_scale, v_cmp_scale;
+
+  /* The coarse keys of a cache, where the model has a select.normalizer of stride s: dtype [N, P/s,
+   * Hkv, Dk], see kv_cache.h. An append writes them. Without a cache they are computed inside. */
+  nsa_tensor k_norm;
 } nsa_io;
 #define NSA_IO_INIT NSA_INIT(nsa_io)
 

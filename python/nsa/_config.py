@@ -26,7 +26,8 @@ class Config:
     compress           block (32) and stride (16) in tokens; phi: "mean", "linear", "mlp" or "external"; of
                        mlp also hidden and activation; output (True): False: compressed keys serve the
                        selection alone
-    select             block (64 tokens), count (16; 0: no selected branch), init (1), local (2)
+    select             block (64 tokens), count (16; 0: no selected branch), init (1), local (2), pool ("sum" or
+                       "max"), normalizer (block and stride of coarse keys) [none]
     window             tokens, the query's own included [512]; 0: no window branch
     gate               "logits" (through a sigmoid), "weights" (as they are), "mlp", or "none" (a plain sum)
     gate_mlp           of gate "mlp": channels, hidden, activation

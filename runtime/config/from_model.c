@@ -15,6 +15,8 @@ _Static_assert((int)NSA_ACT_GELU == (int)NSAI_ACT_GELU + 1, "nsa_model.phi_activ
 _Static_assert((int)NSA_GATE_WEIGHTS == (int)NSAI_GATE_WEIGHTS + 1, "nsa_model.gate");
 _Static_assert((int)NSA_GATE_MLP == (int)NSAI_GATE_MLP + 1, "nsa_model.gate");
 _Static_assert((int)NSA_GATE_NONE == (int)NSAI_GATE_NONE + 1, "nsa_model.gate");
+_Static_assert((int)NSA_POOL_SUM == (int)NSAI_POOL_SUM + 1, "nsa_model.select_pool");
+_Static_assert((int)NSA_POOL_MAX == (int)NSAI_POOL_MAX + 1, "nsa_model.select_pool");
 
 /* What a field may hold besides 0, which is its default. */
 typedef enum field_kind {
@@ -71,13 +73,15 @@ static nsa_status write_field(const field *f, int depth, nsai_writer *writer) {
 
 /* Opens the sections below `model` that the field is in and the one before it was not; returns the
  * field's depth. */
-static int open_section(const field *f, const field *before, nsai_writer *writer) {
-  const char *path = nsai_keys[f->key].path + strlen("model."), *dot = strchr(path, '.');
-  if (!dot) return 1;
-  size_t length = (size_t)(dot + 1 - nsai_keys[f->key].path);
-  if (!before || strncmp(nsai_keys[before->key].path, nsai_keys[f->key].path, length) != 0)
-    nsai_write(writer, "  %.*s:\n", (int)(dot - path), path);
-  return 2;
+static int open_sections(const field *f, const field *before, nsai_writer *writer) {
+  const char *path = nsai_keys[f->key].path + strlen("model.");
+  int depth = 1;
+  for (const char *dot; (dot = strchr(path, '.')); path = dot + 1, depth++) {
+    size_t length = (size_t)(dot + 1 - nsai_keys[f->key].path);
+    if (!before || strncmp(nsai_keys[before->key].path, nsai_keys[f->key].path, length) != 0)
+      nsai_write(writer, "%*s%.*s:\n", 2 * depth, "", (int)(dot - path), path);
+  }
+  return depth;
 }
 
 nsa_status nsai_model_write(const nsa_model *m, nsai_writer *writer) {
@@ -98,6 +102,9 @@ nsa_status nsai_model_write(const nsa_model *m, nsai_writer *writer) {
     { "select_count", NSAI_KEY_SELECT_COUNT, FIELD_ZERO, m->select_count },
     { "select_init", NSAI_KEY_SELECT_INIT, FIELD_ZERO, m->select_init },
     { "select_local", NSAI_KEY_SELECT_LOCAL, FIELD_ZERO, m->select_local },
+    { "select_pool", NSAI_KEY_SELECT_POOL, FIELD_ENUM, m->select_pool },
+    { "normalizer_block", NSAI_KEY_NORMALIZER_BLOCK, FIELD_NUMBER, m->normalizer_block },
+    { "normalizer_stride", NSAI_KEY_NORMALIZER_STRIDE, FIELD_NUMBER, m->normalizer_stride },
     { "window", NSAI_KEY_MODEL_WINDOW, FIELD_ZERO, m->window },
     { "gate", NSAI_KEY_MODEL_GATE, FIELD_ENUM, m->gate },
     { "gate_channels", NSAI_KEY_GATE_CHANNELS, FIELD_NUMBER, m->gate_channels },
@@ -108,7 +115,7 @@ nsa_status nsai_model_write(const nsa_model *m, nsai_writer *writer) {
   const field *before = NULL;
   nsai_write(writer, "nsa: " NSAI_SCHEMA_VERSION "\nmodel:\n");
   for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-    NSAI_TRY(write_field(&fields[i], open_section(&fields[i], before, writer), writer));
+    NSAI_TRY(write_field(&fields[i], open_sections(&fields[i], before, writer), writer));
     before = &fields[i];
   }
   return NSA_OK;

@@ -47,6 +47,9 @@ static const nsai_word gate_words[] = { { "weights", NSAI_GATE_WEIGHTS },
                                         { "mlp", NSAI_GATE_MLP },
                                         { "none", NSAI_GATE_NONE },
                                         { NULL, 0 } };
+static const nsai_word pool_words[] = { { "sum", NSAI_POOL_SUM },
+                                        { "max", NSAI_POOL_MAX },
+                                        { NULL, 0 } };
 static const nsai_word sharing_words[] = { { "per_branch", 1 }, { "shared", 0 }, { NULL, 0 } };
 static const nsai_word dtype_words[] = {
   { "bf16", NSA_BF16 }, { "fp16", NSA_F16 }, { "f32", NSA_F32 }, { NULL, 0 }
@@ -141,6 +144,18 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
         "first blocks that are forced"),
   RANGE(SELECT_LOCAL, "model.select.local", INT, model.select_local, 0, NSAI_MAX_SELECTED, 0, "2",
         "last blocks that are forced, the current one included"),
+  WORD(SELECT_POOL, "model.select.pool", model.pool, pool_words, "sum",
+       "what of its compressed blocks makes a block's importance: their sum, by the strides that "
+       "they "
+       "share with it, or the greatest"),
+  RANGE(NORMALIZER_BLOCK, "model.select.normalizer.block", INT, model.norm_block, 0, MAX_BLOCK, 0,
+        "0",
+        "tokens of a coarse key: the importance is normalised by the log-sum-exp of coarse keys; "
+        "0: by "
+        "that of the compressed ones"),
+  RANGE(NORMALIZER_STRIDE, "model.select.normalizer.stride", INT, model.norm_stride, 0, MAX_BLOCK,
+        0, "0",
+        "tokens between two coarse keys; divides normalizer.block and pages; 0 without one"),
   RANGE(MODEL_WINDOW, "model.window", INT, model.window, 0, MAX_WINDOW, 0, "512",
         "tokens of the window, the query's own included (w); 0: no window branch"),
   WORD(MODEL_GATE, "model.gate", model.gate, gate_words, "logits",

@@ -21,6 +21,8 @@ typedef enum nsai_gate_kind {
   NSAI_GATE_MLP,
   NSAI_GATE_NONE /* the branches are added up as they are */
 } nsai_gate_kind;
+/* How the compressed blocks of a selection block make its importance. */
+typedef enum nsai_pool_kind { NSAI_POOL_SUM, NSAI_POOL_MAX } nsai_pool_kind;
 typedef enum nsai_activation { NSAI_ACT_RELU, NSAI_ACT_SILU, NSAI_ACT_GELU } nsai_activation;
 
 /* Limits of the kernels. The configuration refuses larger values and names the key. */
@@ -54,6 +56,10 @@ typedef struct nsai_model {
   nsai_gate_kind gate;
   int32_t gate_channels, gate_hidden; /* C; H, 0: one layer */
   nsai_activation gate_activation;
+  nsai_pool_kind pool;
+  int32_t norm_block,
+      norm_stride;   /* of the coarse keys that normalise the selection's probabilities;
+                                      the stride divides the block; 0: the compressed keys do */
   int32_t keys_only; /* 1: compressed keys serve the selection alone; there are no compressed values
                         and no compressed branch */
 } nsai_model;
@@ -97,6 +103,11 @@ static inline int nsai_page_size_exists(int32_t size) {
 /* N(L): compressed blocks of a sequence of `len` tokens. */
 static inline int64_t nsai_block_count(const nsai_model *g, int64_t len) {
   return len < g->block ? 0 : (len - g->block) / g->stride + 1;
+}
+
+/* Coarse keys of a sequence of `len` tokens. */
+static inline int64_t nsai_norm_count(const nsai_model *g, int64_t len) {
+  return !g->norm_block || len < g->norm_block ? 0 : (len - g->norm_block) / g->norm_stride + 1;
 }
 
 /* Selection blocks of a sequence of `len` tokens, including the incomplete last one. */

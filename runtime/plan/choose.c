@@ -79,6 +79,8 @@ static void fusing_reasons(const nsai_config *config, const nsai_problem *proble
 /* What the model asks for and the CPU device alone computes; NULL: nothing. */
 static const char *cpu_only(const nsai_problem *p) {
   if (p->op == NSA_OP_DENSE) return NULL;
+  if (p->model.pool == NSAI_POOL_MAX) return "model.select.pool: max";
+  if (p->model.norm_block) return "model.select.normalizer";
   return p->model.keys_only ? "model.compress.output: false" : NULL;
 }
 

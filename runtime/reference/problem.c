@@ -30,7 +30,8 @@ nsa_status nsai_ref_problem_init(nsai_ref_problem *problem, const nsai_model *mo
 
 int64_t nsai_ref_most_keys(const nsai_ref_problem *problem) {
   const nsai_model *g = problem->model;
-  int64_t longest = problem->sequences.max_kv, most = problem->sequences.max_cmp;
+  int64_t longest = problem->sequences.max_kv;
+  int64_t most = nsai_larger(problem->sequences.max_cmp, problem->sequences.max_norm);
   int64_t selected = (int64_t)g->select_count * g->select_block;
   if (problem->selection == NSA_SELECT_RANGES || selected > longest) selected = longest;
   if (problem->run[NSA_SEL] && selected > most) most = selected;
@@ -49,4 +50,5 @@ void nsai_ref_problem_fini(nsai_ref_problem *problem) {
   nsai_ref_sequences_fini(&problem->sequences);
   free(problem->k_cmp);
   free(problem->v_cmp);
+  free(problem->k_norm);
 }

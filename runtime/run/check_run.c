@@ -429,7 +429,7 @@ nsa_status nsai_check_run(const nsai_check *check, const nsa_batch *batch, const
   sizes->tokens = io->q.shape[0];
   NSAI_TRY(nsai_check_scales(check, io));
   if (nsai_problem_is_cached(p)) {
-    NSAI_TRY(nsai_check_cached(check, batch, &io->kv, sizes));
+    NSAI_TRY(nsai_check_cached(check, batch, io, sizes));
     NSAI_TRY(check_outputs(check, io, sizes->tokens));
     NSAI_TRY(check_reads(check, io, sizes->num_seqs));
     return check_attention(check, io, sizes);

@@ -53,6 +53,8 @@ static void make_cache(kv_fixture *w) {
     w->cache.v[pair] = cache_tensor(w, w->options.kv_codes, n, p, g->head_dim_v);
   }
   const bool codes = w->options.cmp_codes;
+  if (g->norm_block)
+    w->k_norm = cache_tensor(w, false, rows, tokens / g->norm_stride, g->head_dim_qk);
   w->cache.k_cmp = cache_tensor(w, codes, rows, tokens / g->stride, g->head_dim_qk);
   if (g->keys_only) return;
   w->cache.v_cmp = cache_tensor(w, codes, rows, tokens / g->stride, g->head_dim_v);
@@ -86,8 +88,9 @@ int32_t kv_new_page(kv_fixture *w) {
 }
 
 void kv_copy_page(kv_fixture *w, int32_t from, int32_t to) {
-  nsa_tensor *all[] = { &w->cache.k[0], &w->cache.v[0], &w->cache.k[1],  &w->cache.v[1],
-                        &w->cache.k[2], &w->cache.v[2], &w->cache.k_cmp, &w->cache.v_cmp };
+  nsa_tensor *all[] = { &w->cache.k[0],  &w->cache.v[0],  &w->cache.k[1],
+                        &w->cache.v[1],  &w->cache.k[2],  &w->cache.v[2],
+                        &w->cache.k_cmp, &w->cache.v_cmp, &w->k_norm };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (all[i]->data)
       memcpy(element(all[i], to * all[i]->stride[0]), element(all[i], from * all[i]->stride[0]),
@@ -256,6 +259,7 @@ void kv_call_init(kv_call *c, kv_fixture *w, const int32_t *q_len, const int32_t
   c->io.q = gather(c, &w->toy.io.q);
   if (w->toy.io.gate.value.data) c->io.gate.value = gather(c, &w->toy.io.gate.value);
   c->io.kv = w->cache;
+  c->io.k_norm = w->k_norm;
   c->io.phi = w->toy.io.phi;
   toy_outputs(&c->memory, &c->io, c->tokens);
   if (!w->model.select_count) c->io.o_branch[1] = c->io.lse[1] = (nsa_tensor){ 0 };

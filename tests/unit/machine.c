@@ -34,9 +34,10 @@ void machine_yaml(const machine_request *r, char *text, size_t size) {
   nsai_write(&w,
              "nsa: 1\nmodel:\n  heads: 6\n  kv_heads: 2\n  head_dim_qk: 24\n  head_dim_v: 16\n"
              "  compress: {block: 8, stride: 4, phi: %s%s%s}\n"
-             "  select: {block: 16, count: 4, init: 1, local: 2}\n  window: 20\n  gate: %s\n",
+             "  select: {block: 16, count: 4, init: 1, local: 2%s%s}\n  window: 20\n  gate: %s\n",
              phis[r->phi], r->phi == NSAI_PHI_MLP ? ", hidden: 10, activation: gelu" : "",
-             r->keys_only ? ", output: false" : "", gates[r->gate]);
+             r->keys_only ? ", output: false" : "", r->pool == NSAI_POOL_MAX ? ", pool: max" : "",
+             r->normalized ? ", normalizer: {block: 16, stride: 8}" : "", gates[r->gate]);
   if (r->gate == NSAI_GATE_MLP)
     nsai_write(&w, "  gate_mlp: {channels: %d, hidden: %d}\n", GATE_CHANNELS, r->gate_hidden);
   nsai_write(&w, "  kv_sharing: %s\n  dtype: %s\n", r->per_branch ? "per_branch" : "shared",
@@ -172,6 +173,8 @@ static void make_toy(machine *m, const machine_request *r) {
   g.dtype = dtype_of(r);
   g.per_branch = r->per_branch;
   g.keys_only = r->keys_only;
+  g.pool = r->pool;
+  if (r->normalized) g.norm_block = 16, g.norm_stride = 8;
   g.gate = r->gate;
   g.gate_hidden = r->gate_hidden;
   g.gate_channels = r->gate == NSAI_GATE_MLP ? GATE_CHANNELS : 0;

@@ -562,6 +562,10 @@ static void test_cpu_only(void **state) {
   } cases[] = {
     { { .gpu = true, .keys_only = true },
       "no kernel computes model.compress.output: false: only the CPU device does" },
+    { { .gpu = true, .pool = NSAI_POOL_MAX },
+      "no kernel computes model.select.pool: max: only the CPU device does" },
+    { { .gpu = true, .normalized = true },
+      "no kernel computes model.select.normalizer: only the CPU device does" },
   };
   static const int32_t ops[] = { NSA_OP_FORWARD, NSA_OP_PREFILL, NSA_OP_DECODE, NSA_OP_APPEND,
                                  NSA_OP_BACKWARD };
