@@ -167,7 +167,8 @@ static nsa_status make_step(experiment *x) {
   for (int32_t i = 0; i < QUERIES; i++) rows[i] = i;
   *io = (nsa_io)NSA_IO_INIT;
   NSAI_TRY(make(x, g->dtype, 3, SHAPE(QUERIES, g->heads, g->head_dim_qk), &io->q));
-  NSAI_TRY(make(x, NSA_F32, 3, SHAPE(QUERIES, g->heads, NSA_BRANCHES), &io->gate.value));
+  if (nsai_gate_is_given(g))
+    NSAI_TRY(make(x, NSA_F32, 3, SHAPE(QUERIES, g->heads, NSA_BRANCHES), &io->gate.value));
   NSAI_TRY(make(x, g->dtype, 3, SHAPE(QUERIES, g->heads, g->head_dim_v), &io->o));
   NSAI_TRY(make(x, g->dtype, 3, SHAPE(QUERIES, g->heads, g->head_dim_v), &io->o_branch[NSA_CMP]));
   if (g->select_count) {
@@ -229,7 +230,7 @@ static nsa_status fill_all(const experiment *x, inputs kind) {
                                                      : NSAI_VERIFY_FILL_RANDOM,
                                   x->request->c->seed, x->threads };
   NSAI_TRY(fill(x, &in, 0, fill_queries, &x->io.q));
-  NSAI_TRY(fill(x, &in, 0, fill_gates, &x->io.gate.value));
+  if (nsai_gate_is_given(x->g)) NSAI_TRY(fill(x, &in, 0, fill_gates, &x->io.gate.value));
   for (int b = 0; b < NSA_BRANCHES; b++) {
     if (!nsai_reads_pair(x->g, b)) continue;
     NSAI_TRY(

@@ -22,6 +22,6 @@ nsa_status bench_cached_check(const char *command, const nsai_model *g) {
     return nsai_fail(NSA_E_ARG, "%s is timed with phi=mean: the caches are filled by nsa_kv_append",
                      command);
   if (g->gate == NSAI_GATE_MLP)
-    return nsai_fail(NSA_E_ARG, "%s is timed with gate=logits or gate=weights", command);
+    return nsai_fail(NSA_E_ARG, "%s is timed with gate=logits, gate=weights or gate=none", command);
   return NSA_OK;
 }

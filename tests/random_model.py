@@ -49,7 +49,7 @@ def model(rng):
     count, init, local = selection(rng)
     window = usual(rng, [0, 1, 100, 128, 512, 1000], lambda: rng.randint(1, 8192))
     phi = rng.choice(['mean', 'linear', 'mlp', 'external'])
-    gate = rng.choice(['weights', 'logits', 'mlp'])
+    gate = rng.choice(['weights', 'logits', 'mlp', 'none'])
     hidden = 8 * rng.randint(1, 32)
     lines = ['model:',
              f'  heads: {group * kv_heads}',

@@ -56,6 +56,7 @@ static void declare_gate(nsai_verify_cache_setup *w) {
   const nsai_model *g = model_of(w);
   const int64_t columns = (int64_t)g->heads * NSA_BRANCHES, pitch = (columns + 7) / 8 * 8;
   const int64_t width = g->gate_hidden ? g->gate_hidden : g->gate_channels;
+  if (g->gate == NSAI_GATE_NONE) return;
   if (g->gate != NSAI_GATE_MLP) {
     declare(w, NSAI_VERIFY_CACHE_GATE, g->dtype, 3,
             (int64_t[]){ w->tokens, g->heads, NSA_BRANCHES });
@@ -80,11 +81,6 @@ static void declare_cache(nsai_verify_cache_setup *w) {
             (int64_t[]){ w->c.seqs, page_count(w, longest(w)) });
 }
 
-/* The branches that the model has. */
-static bool has_branch(const nsai_model *g, int branch) {
-  return branch == NSA_CMP || (branch == NSA_SEL ? g->select_count > 0 : g->window > 0);
-}
-
 static void declare_all(nsai_verify_cache_setup *w) {
   const nsai_model *g = model_of(w);
   declare(w, NSAI_VERIFY_CACHE_Q, g->dtype, 3, (int64_t[]){ w->tokens, g->heads, g->head_dim_qk });
@@ -95,7 +91,7 @@ static void declare_all(nsai_verify_cache_setup *w) {
     declare(w, NSAI_VERIFY_CACHE_CU_Q, NSA_I32, 1, (int64_t[]){ w->c.seqs + 1 });
   declare(w, NSAI_VERIFY_CACHE_O, g->dtype, 3, (int64_t[]){ w->tokens, g->heads, g->head_dim_v });
   for (int b = 0; b < NSA_BRANCHES; b++)
-    if (has_branch(g, b))
+    if (nsai_has_branch(g, b))
       declare(w, NSAI_VERIFY_CACHE_LSE + b, NSA_F32, 2, (int64_t[]){ w->tokens, g->heads });
   if (g->select_count)
     declare(w, NSAI_VERIFY_CACHE_IDX, NSA_I32, 3,
@@ -276,7 +272,7 @@ static nsa_status make_expected(nsai_verify_cache_setup *w) {
   NSAI_TRY(nsai_verify_tensor_alloc(NSA_F32, 3, (int64_t[]){ w->tokens, g->heads, g->head_dim_v },
                                     &w->want_o));
   for (int b = 0; b < NSA_BRANCHES; b++)
-    if (has_branch(g, b))
+    if (nsai_has_branch(g, b))
       NSAI_TRY(nsai_verify_tensor_alloc(NSA_F32, 2, (int64_t[]){ w->tokens, g->heads },
                                         &w->want_lse[b]));
   if (!g->select_count) return ask_reference(w, NSA_SELECT_TOPN, false);

@@ -276,6 +276,7 @@ static void drop_first(nsa_tensor *t) {
 static nsa_status make_gate(nsai_verify_cache *w, const nsai_verify_inputs *in, int64_t tokens) {
   const nsai_model *g = w->options.model;
   nsa_gate *gate = &w->io.gate;
+  if (g->gate == NSAI_GATE_NONE) return NSA_OK;
   if (g->gate != NSAI_GATE_MLP)
     return make_filled(w, in, fill_gates, 0, tokens, g->heads, NSA_BRANCHES, &gate->value);
   const int64_t width = g->gate_hidden ? g->gate_hidden : g->gate_channels;

@@ -27,7 +27,7 @@ static const char *const fill_names[NSAI_VERIFY_FILLS] = { "random", "correlated
 static const char *const layout_names[NSAI_VERIFY_LAYOUTS] = { "plain", "strided", "packed",
                                                                "heads", "shared" };
 static const char *const phi_names[] = { "mean", "linear", "mlp", "external" };
-static const char *const gate_names[] = { "weights", "logits", "mlp" };
+static const char *const gate_names[] = { "weights", "logits", "mlp", "none" };
 static const char *const act_names[] = { "relu", "silu", "gelu" };
 static const char *const recompute_names[] = { "auto", "always", "never" };
 static const char *const select_names[] = { "topn", "blocks", "ranges" };
@@ -158,9 +158,10 @@ static int parse_phi(char *value, nsai_model *g) {
 
 static int parse_gate(char *value, nsai_verify_case *c) {
   nsai_model *g = &c->model;
-  int found = find_word(value, gate_names, 3);
+  int found = find_word(value, gate_names, 4);
   if (found < 0) return -1;
   g->gate = (nsai_gate_kind)found;
+  if (g->gate == NSAI_GATE_NONE) return find_name(value, gate_names, 4) < 0 ? -1 : 0;
   if (g->gate != NSAI_GATE_MLP)
     return find_with(value, gate_names, 3, ".f32", &c->gate_f32) < 0 ? -1 : 0;
   int32_t *const numbers[] = { &g->gate_channels, &g->gate_hidden };
@@ -278,6 +279,8 @@ static const char *inconsistent(const nsai_verify_case *c, int q_count, int kv_c
     return "KV heads must divide heads";
   if (g->stride < 1 || g->block % g->stride || g->select_block < 1 || g->select_block % g->stride)
     return "the stride must divide both block sizes";
+  if (c->kind == NSAI_VERIFY_ZERO_GATE && !nsai_gate_is_given(g))
+    return "zero_gate needs gate=weights or gate=logits";
   if (c->no_batch && c->num_seqs != 1) return "nobatch means one sequence";
   if (c->layout == NSAI_VERIFY_LAYOUT_PACKED &&
       (g->per_branch ||

@@ -137,6 +137,7 @@ static void declare_phi(nsai_verify_tensors *d, int first, int32_t dim) {
 static void declare_gate(nsai_verify_tensors *d) {
   const nsai_model *g = &d->c->model;
   int64_t out = (int64_t)g->heads * NSA_BRANCHES;
+  if (g->gate == NSAI_GATE_NONE) return;
   if (g->gate != NSAI_GATE_MLP) {
     int64_t shape[3] = { d->token_capacity, g->heads, NSA_BRANCHES };
     declare(d, NSAI_VERIFY_GATE_VALUE, d->c->gate_f32 ? NSA_F32 : g->dtype, 3, shape);
@@ -155,8 +156,7 @@ static void declare_gate(nsai_verify_tensors *d) {
 }
 
 uint32_t nsai_verify_branches(const nsai_verify_case *c) {
-  uint32_t has = 1u << NSA_CMP | (c->model.select_count ? 1u << NSA_SEL : 0) |
-                 (c->model.window ? 1u << NSA_WIN : 0);
+  const uint32_t has = nsai_branches(&c->model);
   return c->branches ? has & c->branches : has;
 }
 
@@ -275,7 +275,7 @@ static void declare_gradients(nsai_verify_tensors *d) {
     declare_weights(d, NSAI_VERIFY_D_PHI_V + i, NSAI_VERIFY_PHI_V + i);
   }
   for (int i = 0; i < 5; i++) declare_weights(d, NSAI_VERIFY_D_GATE_X + i, NSAI_VERIFY_GATE_X + i);
-  if (g->gate == NSAI_GATE_MLP || !wants(d, NSAI_VERIFY_D_GATE_VALUE)) return;
+  if (!nsai_gate_is_given(g) || !wants(d, NSAI_VERIFY_D_GATE_VALUE)) return;
   int64_t gates[3] = { d->token_capacity, g->heads, NSA_BRANCHES };
   declare(d, NSAI_VERIFY_D_GATE_VALUE, d->c->grads_f32 ? NSA_F32 : g->dtype, 3, gates);
 }

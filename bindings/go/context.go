@@ -44,6 +44,10 @@ const (
 	GateWeights = C.NSA_GATE_WEIGHTS
 	GateLogits  = C.NSA_GATE_LOGITS
 	GateMLP     = C.NSA_GATE_MLP
+	GateNone    = C.NSA_GATE_NONE
+
+	PoolSum = C.NSA_POOL_SUM
+	PoolMax = C.NSA_POOL_MAX
 
 	KVPerBranch = C.NSA_KV_PER_BRANCH
 	KVShared    = C.NSA_KV_SHARED
@@ -59,6 +63,8 @@ type Model struct {
 	Window                                            int32
 	Gate, GateChannels, GateHidden, GateActivation    int32
 	KVSharing                                         int32
+	CompressOutput                                    int32
+	SelectPool, NormalizerBlock, NormalizerStride     int32
 }
 
 func (m *Model) fill(c *C.nsa_model) {
@@ -72,7 +78,9 @@ func (m *Model) fill(c *C.nsa_model) {
 		select_init: C.int32_t(m.SelectInit), select_local: C.int32_t(m.SelectLocal),
 		window: C.int32_t(m.Window), gate: C.int32_t(m.Gate), gate_channels: C.int32_t(m.GateChannels),
 		gate_hidden: C.int32_t(m.GateHidden), gate_activation: C.int32_t(m.GateActivation),
-		kv_sharing: C.int32_t(m.KVSharing),
+		kv_sharing: C.int32_t(m.KVSharing), compress_output: C.int32_t(m.CompressOutput),
+		select_pool: C.int32_t(m.SelectPool), normalizer_block: C.int32_t(m.NormalizerBlock),
+		normalizer_stride: C.int32_t(m.NormalizerStride),
 	}
 }
 

@@ -210,6 +210,7 @@ type IO struct {
 	KVReads                    Tensor
 	KScale, VScale             [Branches]Tensor // of a cache in E4M3
 	KCmpScale, VCmpScale       Tensor
+	KNorm                      Tensor // of a cache whose model has a normalizer
 }
 
 func (io *IO) c() *C.nsa_io {
@@ -218,7 +219,7 @@ func (io *IO) c() *C.nsa_io {
 		kv: io.KV.c(), new_kv: io.NewKV.c(), phi: io.Phi.c(), gate: io.Gate.c(),
 		block_idx: io.BlockIdx.raw, ranges: io.Ranges.raw, importance: io.Importance.raw,
 		probe_rows: io.ProbeRows.raw, probe_importance: io.ProbeImportance.raw, kv_reads: io.KVReads.raw,
-		k_cmp_scale: io.KCmpScale.raw, v_cmp_scale: io.VCmpScale.raw,
+		k_cmp_scale: io.KCmpScale.raw, v_cmp_scale: io.VCmpScale.raw, k_norm: io.KNorm.raw,
 	}
 	for b := range io.OBranch {
 		c.o_branch[b], c.lse[b] = io.OBranch[b].raw, io.LSE[b].raw

@@ -331,6 +331,10 @@ typedef struct nsa_io {
    * does [k_cmp_scale: k_scale[0], v_cmp_scale: v_scale[0]]. */
   nsa_tensor k_scale[NSA_BRANCHES], v_scale[NSA_BRANCHES];
   nsa_tensor k_cmp_scale, v_cmp_scale;
+
+  /* The coarse keys of a cache, where the model has a select.normalizer of stride s: dtype [N, P/s,
+   * Hkv, Dk], see kv_cache.h. An append writes them. Without a cache they are computed inside. */
+  nsa_tensor k_norm;
 } nsa_io;
 #define NSA_IO_INIT NSA_INIT(nsa_io)
 
@@ -339,7 +343,8 @@ typedef struct nsa_io {
  *
  * plan   of NSA_OP_FORWARD.
  * batch  NULL: one sequence.
- * io     in: q, kv (k_cmp and v_cmp with phi external), phi, gate, and the caller's selection.
+ * io     in: q, kv (k_cmp and v_cmp with phi external), phi, gate, and the caller's selection. With
+ *        compress.output false v_cmp, o_branch[0] and lse[0] must be absent, and phi.v is not read.
  *        Out: o, and on request block_idx, o_branch, lse, probe_importance, and k_cmp and v_cmp
  *        with another phi.
  *

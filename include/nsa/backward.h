@@ -78,7 +78,7 @@ typedef struct nsa_grads {
   nsa_kv d_kv;
 
   nsa_phi d_phi;
-  nsa_gate d_gate; /* `value` of weights or logits; otherwise x, w1, b1, w2, b2 */
+  nsa_gate d_gate; /* `value` of weights or logits; x, w1, b1, w2, b2 of an MLP */
 } nsa_grads;
 #define NSA_GRADS_INIT NSA_INIT(nsa_grads)
 

@@ -52,7 +52,14 @@ enum { NSA_ACT_RELU = 1, NSA_ACT_SILU = 2, NSA_ACT_GELU = 3 };
 enum {
   NSA_GATE_WEIGHTS = 1, /* io.gate.value, used as it is */
   NSA_GATE_LOGITS = 2,  /* io.gate.value, through a sigmoid */
-  NSA_GATE_MLP = 3      /* layers over the features io.gate.x, through a sigmoid */
+  NSA_GATE_MLP = 3,     /* layers over the features io.gate.x, through a sigmoid */
+  NSA_GATE_NONE = 4     /* none: `o` is the sum of the branches; io.gate.value must be absent */
+};
+
+/* What of its compressed blocks makes the importance of a selected block. */
+enum {
+  NSA_POOL_SUM = 1, /* their sum, each by the strides that it shares with the block */
+  NSA_POOL_MAX = 2  /* the greatest of those that share one */
 };
 
 /* How many pairs of K and V the model has. */
@@ -67,29 +74,36 @@ enum {
  * message names the key. */
 typedef struct nsa_model {
   uint32_t struct_size;
-  int32_t heads;           /* Hq, query heads; required */
-  int32_t kv_heads;        /* Hkv, KV heads; required; divides Hq, with Hq / Hkv at most 64 */
-  int32_t head_dim_qk;     /* Dk, of queries and keys; required; a multiple of 8 from 16 to 256 */
-  int32_t head_dim_v;      /* Dv, of values and outputs [head_dim_qk] */
-  int32_t dtype;           /* [NSA_BF16], NSA_F16, or NSA_F32 on the CPU device */
-  int32_t compress_block;  /* l, tokens of a compressed block [32] */
-  int32_t compress_stride; /* d, tokens between two compressed blocks [16]; divides l and l' */
-  int32_t phi;             /* NSA_PHI_* [NSA_PHI_MEAN] */
-  int32_t phi_hidden;      /* hidden width of NSA_PHI_MLP; required there */
-  int32_t phi_activation;  /* NSA_ACT_* of NSA_PHI_MLP [NSA_ACT_SILU] */
-  int32_t select_block;    /* l', tokens of a selected block [64]; at least l */
-  int32_t select_count;    /* n, blocks that a query selects, forced ones included [16]; at most
+  int32_t heads;            /* Hq, query heads; required */
+  int32_t kv_heads;         /* Hkv, KV heads; required; divides Hq, with Hq / Hkv at most 64 */
+  int32_t head_dim_qk;      /* Dk, of queries and keys; required; a multiple of 8 from 16 to 256 */
+  int32_t head_dim_v;       /* Dv, of values and outputs [head_dim_qk] */
+  int32_t dtype;            /* [NSA_BF16], NSA_F16, or NSA_F32 on the CPU device */
+  int32_t compress_block;   /* l, tokens of a compressed block [32] */
+  int32_t compress_stride;  /* d, tokens between two compressed blocks [16]; divides l and l' */
+  int32_t phi;              /* NSA_PHI_* [NSA_PHI_MEAN] */
+  int32_t phi_hidden;       /* hidden width of NSA_PHI_MLP; required there */
+  int32_t phi_activation;   /* NSA_ACT_* of NSA_PHI_MLP [NSA_ACT_SILU] */
+  int32_t select_block;     /* l', tokens of a selected block [64]; at least l */
+  int32_t select_count;     /* n, blocks that a query selects, forced ones included [16]; at most
                               256; NSA_NONE: no selected branch */
-  int32_t select_init;     /* first blocks of a sequence that are forced [1]; or NSA_NONE */
-  int32_t select_local;    /* last blocks that are forced, the query's own included [2]; or
+  int32_t select_init;      /* first blocks of a sequence that are forced [1]; or NSA_NONE */
+  int32_t select_local;     /* last blocks that are forced, the query's own included [2]; or
                               NSA_NONE */
-  int32_t window;          /* w, tokens of the window, the query's own included [512]; NSA_NONE: no
+  int32_t window;           /* w, tokens of the window, the query's own included [512]; NSA_NONE: no
                               window branch */
-  int32_t gate;            /* NSA_GATE_* [NSA_GATE_LOGITS] */
-  int32_t gate_channels;   /* C, features of a token, of NSA_GATE_MLP; required there */
-  int32_t gate_hidden;     /* hidden width of NSA_GATE_MLP [0: one layer] */
-  int32_t gate_activation; /* NSA_ACT_* of NSA_GATE_MLP [NSA_ACT_SILU] */
-  int32_t kv_sharing;      /* NSA_KV_* [NSA_KV_PER_BRANCH] */
+  int32_t gate;             /* NSA_GATE_* [NSA_GATE_LOGITS] */
+  int32_t gate_channels;    /* C, features of a token, of NSA_GATE_MLP; required there */
+  int32_t gate_hidden;      /* hidden width of NSA_GATE_MLP [0: one layer] */
+  int32_t gate_activation;  /* NSA_ACT_* of NSA_GATE_MLP [NSA_ACT_SILU] */
+  int32_t kv_sharing;       /* NSA_KV_* [NSA_KV_PER_BRANCH] */
+  int32_t compress_output;  /* NSA_NONE: compressed keys serve the selection alone; there is no
+                              compressed branch, and v_cmp does not exist. Needs NSA_KV_SHARED [0:
+                              the branch has an output] */
+  int32_t select_pool;      /* NSA_POOL_* [NSA_POOL_SUM] */
+  int32_t normalizer_block; /* tokens of a coarse key, whose log-sum-exp normalises the importance
+                                [0: that of the compressed keys does] */
+  int32_t normalizer_stride; /* tokens between two coarse keys; required with a normaliser */
 } nsa_model;
 #define NSA_MODEL_INIT NSA_INIT(nsa_model)
 

@@ -25,21 +25,21 @@
 // Statistics of a (branch, token, query head). A row that sees no key has lse +inf, so that every
 // probability is 0, and zeros.
 struct __align__(16) RowStatistics {
-  // log2 of the sum of 2^(scale_log2 s). If gates are never negative, minus log2 g.
+  // log2 of the sum of 2^(scale_log2 s). Of logits, whose gates are never negative, minus log2 g.
   float lse;
   float gate;  // g
   float inner; // u, the gradient of g
   float reserved;
 };
 
-// Whether gates are logits: their sigmoid is never negative, so g joins lse and P' is one
-// exponential.
-template <class Config> constexpr bool kGateInLse = Config::kGate == 2;
+// Whether P' is one exponential: gates are logits, whose sigmoid is never negative, so that g joins
+// lse; or there are none, and g is 1.
+template <class Config> constexpr bool kGateInLse = Config::kGate != 1;
 
 // Statistics of a row that sees keys; `lse` does not include the gate.
 template <class Config>
 NSAI_DEVICE RowStatistics make_statistics(float lse, float gate, float inner) {
-  return RowStatistics{ kGateInLse<Config> ? lse - log2_approx(gate) : lse, gate, inner, 0.0f };
+  return RowStatistics{ Config::kGate == 2 ? lse - log2_approx(gate) : lse, gate, inner, 0.0f };
 }
 
 // P' = g P of a score.

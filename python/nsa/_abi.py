@@ -45,6 +45,9 @@ NSA_ACT_GELU = 3
 NSA_GATE_WEIGHTS = 1
 NSA_GATE_LOGITS = 2
 NSA_GATE_MLP = 3
+NSA_GATE_NONE = 4
+NSA_POOL_SUM = 1
+NSA_POOL_MAX = 2
 NSA_KV_PER_BRANCH = 1
 NSA_KV_SHARED = 2
 NSA_OP_FORWARD = 1
@@ -113,6 +116,10 @@ class nsa_model(C.Structure):
         ("gate_hidden", C.c_int32),
         ("gate_activation", C.c_int32),
         ("kv_sharing", C.c_int32),
+        ("compress_output", C.c_int32),
+        ("select_pool", C.c_int32),
+        ("normalizer_block", C.c_int32),
+        ("normalizer_stride", C.c_int32),
     ]
 
 
@@ -247,6 +254,7 @@ class nsa_io(C.Structure):
         ("v_scale", nsa_tensor * 3),
         ("k_cmp_scale", nsa_tensor),
         ("v_cmp_scale", nsa_tensor),
+        ("k_norm", nsa_tensor),
     ]
 
 

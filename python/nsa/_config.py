@@ -24,10 +24,12 @@ class Config:
     head_dim           of queries and keys: a multiple of 8 from 16 to 256
     head_dim_v         of values and outputs [head_dim]
     compress           block (32) and stride (16) in tokens; phi: "mean", "linear", "mlp" or "external"; of
-                       mlp also hidden and activation
-    select             block (64 tokens), count (16; 0: no selected branch), init (1), local (2)
+                       mlp also hidden and activation; output (True): False: compressed keys serve the
+                       selection alone
+    select             block (64 tokens), count (16; 0: no selected branch), init (1), local (2), pool ("sum" or
+                       "max"), normalizer (block and stride of coarse keys) [none]
     window             tokens, the query's own included [512]; 0: no window branch
-    gate               "logits" (through a sigmoid), "weights" (as they are), or "mlp"
+    gate               "logits" (through a sigmoid), "weights" (as they are), "mlp", or "none" (a plain sum)
     gate_mlp           of gate "mlp": channels, hidden, activation
     kv_sharing         "shared": one K and V for all branches; "per_branch": three, as in the paper
     runtime, tuning,   sections of a configuration file, as dictionaries: runtime={"jit": "never"}

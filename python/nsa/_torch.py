@@ -26,7 +26,7 @@ DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "f32"}
 PHI = [f"phi.{side}.{part}" for side in "kv" for part in ("pe", "w", "w1", "b1", "w2", "b2")]
 GATE = ["gate.x", "gate.w1", "gate.b1", "gate.w2", "gate.b2"]
 EXTRA = PHI + GATE + ["k_cmp", "v_cmp"]  # names of `weights`
-CACHE = ["k0", "v0", "k1", "v1", "k2", "v2", "k_cmp", "v_cmp"]
+CACHE = ["k0", "v0", "k1", "v1", "k2", "v2", "k_cmp", "v_cmp", "k_norm"]
 NONE = -1  # NSA_NONE, a macro: not what the configuration's serving section says
 CODES = getattr(torch, "float8_e4m3fn", None)  # of a cache in FP8
 
@@ -35,7 +35,7 @@ PLACES = {"q": "io.q", "o": "io.o", "gates": "io.gate.value", "block_idx": "io.b
           "cu_q": "batch.cu_q", "cu_kv": "batch.cu_kv", "cu_cmp": "batch.cu_cmp", "kv_len": "batch.kv_len",
           "block_table": "batch.block_table", "slots": "batch.slots", "slot_mapping": "batch.slot_mapping",
           "page_indptr": "batch.page_indptr", "page_indices": "batch.page_indices",
-          "k_cmp": "io.kv.k_cmp", "v_cmp": "io.kv.v_cmp",
+          "k_cmp": "io.kv.k_cmp", "v_cmp": "io.kv.v_cmp", "k_norm": "io.k_norm",
           "k_cmp_scale": "io.k_cmp_scale", "v_cmp_scale": "io.v_cmp_scale", "d_o": "grads.d_o", "d_q": "grads.d_q",
           "d_gates": "grads.d_gate.value", "d_k_cmp": "grads.d_kv.k_cmp", "d_v_cmp": "grads.d_kv.v_cmp"}
 for _b in range(3):
@@ -693,7 +693,7 @@ def attention(q: Tensor, k: KV, v: KV, gates: Optional[Tensor] = None, *, config
                    of the compressed, the selected and the window branch. With S > T the queries are the last
                    T positions
     gates          [T, Hq, 3] or [B, T, Hq, 3], in q's dtype or float32: logits or weights of the compressed,
-                   the selected and the window branch (config.gate); None with gate "mlp"
+                   the selected and the window branch (config.gate); None with gate "mlp" or "none"
     cu_seqlens     int32 or int64 [N + 1]: sequence i has the rows cu_seqlens[i] to cu_seqlens[i + 1] - 1 of
                    q; its last element is T
     cu_seqlens_k   the same of k and v [cu_seqlens]
@@ -765,6 +765,7 @@ def append(cache: Dict[str, Tensor], k: KV, v: KV, *, config: Config, kv_len: Te
                   N pages of P tokens, or without pages N rows. Per branch also k1, v1, k2, v2. In FP8
                   (torch.float8_e4m3fn) k0, v0 ..., or k_cmp and v_cmp, or all, with their scales, float32 [1] or
                   [Hkv]: k0_scale, v0_scale, ... [1], k_cmp_scale [k0_scale], v_cmp_scale [v0_scale]
+                  With a select.normalizer of stride s also k_norm [N, P/s, Hkv, Dk], in k's dtype
     k, v          [T, Hkv, Dk], [T, Hkv, Dv] of the new tokens
     kv_len        int32 [sequences]: the length of each, the new tokens included; 0: a padded row
     max_kv        the longest that any of them can be in this plan

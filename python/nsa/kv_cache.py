@@ -93,6 +93,7 @@ class KVCache:
         of_config = lambda name: _torch.CODES if config.serving.get(name) == "e4m3" else dtype
         kv_dtype, cmp_dtype = kv_dtype or of_config("kv_dtype"), cmp_dtype or of_config("cmp_dtype")
         make = lambda rows, dim, of: torch.zeros(pages, rows, config.kv_heads, dim, dtype=of, device=device)
+        norm_stride = (config.select.get("normalizer") or {}).get("stride", 0)
         names = (0,) if config.kv_sharing == "shared" else (0, 1, 2)
         self.layers: List[Dict[str, Tensor]] = []
         for layer in range(layers):
@@ -101,7 +102,10 @@ class KVCache:
                 tensors[f"k{b}"] = make(page_size, config.head_dim, kv_dtype)
                 tensors[f"v{b}"] = make(page_size, config.head_dim_v, kv_dtype)
             tensors["k_cmp"] = make(page_size // stride, config.head_dim, cmp_dtype)
-            tensors["v_cmp"] = make(page_size // stride, config.head_dim_v, cmp_dtype)
+            if config.compress.get("output", True):
+                tensors["v_cmp"] = make(page_size // stride, config.head_dim_v, cmp_dtype)
+            if norm_stride:
+                tensors["k_norm"] = make(page_size // norm_stride, config.head_dim, dtype)
             self._add_scales(tensors, scales[layer] if isinstance(scales, (list, tuple)) else scales or {})
             self.layers.append(tensors)
         self._free = list(range(pages - 1, -1, -1))

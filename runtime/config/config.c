@@ -261,6 +261,7 @@ static nsa_status load_layers(loader *l) {
   if (request->device) load_device(l);
   load_overrides(l);
   l->config->has_model = l->config->model_mark.source != NULL;
+  l->config->model.keys_only = !l->config->compress_output;
   /* Without memory some values are missing, and diagnostics about them would mislead. */
   if (!l->config->arena.failed) nsai_config_check_rules(l->config, l->main, &l->diag);
   nsa_status status = conclude(l->config, &l->diag);

@@ -78,10 +78,14 @@ typedef enum nsai_key_id {
   NSAI_KEY_COMPRESS_PHI,
   NSAI_KEY_COMPRESS_HIDDEN,
   NSAI_KEY_COMPRESS_ACTIVATION,
+  NSAI_KEY_COMPRESS_OUTPUT,
   NSAI_KEY_SELECT_BLOCK,
   NSAI_KEY_SELECT_COUNT,
   NSAI_KEY_SELECT_INIT,
   NSAI_KEY_SELECT_LOCAL,
+  NSAI_KEY_SELECT_POOL,
+  NSAI_KEY_NORMALIZER_BLOCK,
+  NSAI_KEY_NORMALIZER_STRIDE,
   NSAI_KEY_MODEL_WINDOW,
   NSAI_KEY_MODEL_GATE,
   NSAI_KEY_GATE_CHANNELS,
@@ -177,7 +181,8 @@ struct nsai_writer;
 typedef struct nsai_config {
   nsai_model model; /* valid if has_model */
   bool has_model;
-  bool causal; /* always true in a valid configuration */
+  bool causal;          /* always true in a valid configuration */
+  bool compress_output; /* the opposite of model.keys_only */
   struct {
     int64_t max_tokens, max_kv_tokens, max_kv_len; /* in tokens; 0: not given */
     int32_t max_seqs, max_q_len;                   /* 0: not given */

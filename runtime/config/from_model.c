@@ -14,6 +14,9 @@ _Static_assert((int)NSA_ACT_RELU == (int)NSAI_ACT_RELU + 1, "nsa_model.phi_activ
 _Static_assert((int)NSA_ACT_GELU == (int)NSAI_ACT_GELU + 1, "nsa_model.phi_activation");
 _Static_assert((int)NSA_GATE_WEIGHTS == (int)NSAI_GATE_WEIGHTS + 1, "nsa_model.gate");
 _Static_assert((int)NSA_GATE_MLP == (int)NSAI_GATE_MLP + 1, "nsa_model.gate");
+_Static_assert((int)NSA_GATE_NONE == (int)NSAI_GATE_NONE + 1, "nsa_model.gate");
+_Static_assert((int)NSA_POOL_SUM == (int)NSAI_POOL_SUM + 1, "nsa_model.select_pool");
+_Static_assert((int)NSA_POOL_MAX == (int)NSAI_POOL_MAX + 1, "nsa_model.select_pool");
 
 /* What a field may hold besides 0, which is its default. */
 typedef enum field_kind {
@@ -22,6 +25,7 @@ typedef enum field_kind {
   FIELD_ENUM,    /* from 1; its words count from 0 */
   FIELD_DTYPE,   /* NSA_F16 to NSA_F32 */
   FIELD_SHARING, /* NSA_KV_PER_BRANCH, NSA_KV_SHARED */
+  FIELD_OFF,     /* NSA_NONE: false */
 } field_kind;
 
 typedef struct field {
@@ -50,6 +54,13 @@ static nsa_status write_field(const field *f, int depth, nsai_writer *writer) {
     nsai_write(writer, "%d\n", zero ? 0 : f->value);
     return NSA_OK;
   }
+  if (f->kind == FIELD_OFF) {
+    if (f->value != NSA_NONE)
+      return nsai_fail(NSA_E_ARG, "options.model.%s is %d: expected NSA_NONE, or 0 for the default",
+                       f->name, f->value);
+    nsai_write(writer, "false\n");
+    return NSA_OK;
+  }
   const char *word = f->value > 0 ? nsai_word_text(nsai_keys[f->key].words, word_value(f)) : NULL;
   if (!word)
     return nsai_fail(NSA_E_ARG,
@@ -62,13 +73,15 @@ static nsa_status write_field(const field *f, int depth, nsai_writer *writer) {
 
 /* Opens the sections below `model` that the field is in and the one before it was not; returns the
  * field's depth. */
-static int open_section(const field *f, const field *before, nsai_writer *writer) {
-  const char *path = nsai_keys[f->key].path + strlen("model."), *dot = strchr(path, '.');
-  if (!dot) return 1;
-  size_t length = (size_t)(dot + 1 - nsai_keys[f->key].path);
-  if (!before || strncmp(nsai_keys[before->key].path, nsai_keys[f->key].path, length) != 0)
-    nsai_write(writer, "  %.*s:\n", (int)(dot - path), path);
-  return 2;
+static int open_sections(const field *f, const field *before, nsai_writer *writer) {
+  const char *path = nsai_keys[f->key].path + strlen("model.");
+  int depth = 1;
+  for (const char *dot; (dot = strchr(path, '.')); path = dot + 1, depth++) {
+    size_t length = (size_t)(dot + 1 - nsai_keys[f->key].path);
+    if (!before || strncmp(nsai_keys[before->key].path, nsai_keys[f->key].path, length) != 0)
+      nsai_write(writer, "%*s%.*s:\n", 2 * depth, "", (int)(dot - path), path);
+  }
+  return depth;
 }
 
 nsa_status nsai_model_write(const nsa_model *m, nsai_writer *writer) {
@@ -84,10 +97,14 @@ nsa_status nsai_model_write(const nsa_model *m, nsai_writer *writer) {
     { "phi", NSAI_KEY_COMPRESS_PHI, FIELD_ENUM, m->phi },
     { "phi_hidden", NSAI_KEY_COMPRESS_HIDDEN, FIELD_NUMBER, m->phi_hidden },
     { "phi_activation", NSAI_KEY_COMPRESS_ACTIVATION, FIELD_ENUM, m->phi_activation },
+    { "compress_output", NSAI_KEY_COMPRESS_OUTPUT, FIELD_OFF, m->compress_output },
     { "select_block", NSAI_KEY_SELECT_BLOCK, FIELD_NUMBER, m->select_block },
     { "select_count", NSAI_KEY_SELECT_COUNT, FIELD_ZERO, m->select_count },
     { "select_init", NSAI_KEY_SELECT_INIT, FIELD_ZERO, m->select_init },
     { "select_local", NSAI_KEY_SELECT_LOCAL, FIELD_ZERO, m->select_local },
+    { "select_pool", NSAI_KEY_SELECT_POOL, FIELD_ENUM, m->select_pool },
+    { "normalizer_block", NSAI_KEY_NORMALIZER_BLOCK, FIELD_NUMBER, m->normalizer_block },
+    { "normalizer_stride", NSAI_KEY_NORMALIZER_STRIDE, FIELD_NUMBER, m->normalizer_stride },
     { "window", NSAI_KEY_MODEL_WINDOW, FIELD_ZERO, m->window },
     { "gate", NSAI_KEY_MODEL_GATE, FIELD_ENUM, m->gate },
     { "gate_channels", NSAI_KEY_GATE_CHANNELS, FIELD_NUMBER, m->gate_channels },
@@ -98,7 +115,7 @@ nsa_status nsai_model_write(const nsa_model *m, nsai_writer *writer) {
   const field *before = NULL;
   nsai_write(writer, "nsa: " NSAI_SCHEMA_VERSION "\nmodel:\n");
   for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-    NSAI_TRY(write_field(&fields[i], open_section(&fields[i], before, writer), writer));
+    NSAI_TRY(write_field(&fields[i], open_sections(&fields[i], before, writer), writer));
     before = &fields[i];
   }
   return NSA_OK;

@@ -132,6 +132,37 @@ static void check_layers(const checker *c) {
            "remove the width, or choose mlp");
 }
 
+/* Without its output the compressed branch is there for the selection. A pair of its own would have
+ * values that nothing reads. */
+static void check_output(const checker *c) {
+  const nsai_model *m = &c->config->model;
+  if (!is_good(c, NSAI_KEY_COMPRESS_OUTPUT) || !m->keys_only) return;
+  if (is_good(c, NSAI_KEY_SELECT_COUNT) && !m->select_count)
+    report(c, NSAI_KEY_COMPRESS_OUTPUT, NSAI_KEY_SELECT_COUNT,
+           "leaves compressed keys to a selection that the model does not have",
+           "raise count, or remove the key");
+  if (is_good(c, NSAI_KEY_MODEL_KV_SHARING) && m->per_branch)
+    report(c, NSAI_KEY_COMPRESS_OUTPUT, NSAI_KEY_MODEL_KV_SHARING,
+           "leaves the first pair's values unread", "use kv_sharing: shared, or remove the key");
+}
+
+/* Coarse keys begin and end on strides, as compressed blocks do, and are means of raw keys. */
+static void check_normalizer(const checker *c) {
+  const nsai_model *m = &c->config->model;
+  const nsai_key_id block = NSAI_KEY_NORMALIZER_BLOCK, stride = NSAI_KEY_NORMALIZER_STRIDE;
+  if (!both_good(c, block, stride)) return;
+  if (m->norm_block && !m->norm_stride)
+    report(c, block, stride, "needs a stride", "give it, or remove the normaliser");
+  else if (m->norm_stride && !m->norm_block)
+    report(c, stride, block, "would be ignored", "give the block, or remove the normaliser");
+  else if (m->norm_block && m->norm_block % m->norm_stride)
+    report(c, stride, block, "does not divide the block",
+           "use a stride that divides it, so that blocks begin and end on strides");
+  if (m->norm_block && is_good(c, NSAI_KEY_COMPRESS_PHI) && m->phi == NSAI_PHI_EXTERNAL)
+    report(c, block, NSAI_KEY_COMPRESS_PHI, "is no size of external keys",
+           "coarse keys are means of raw ones: use another phi, or remove the normaliser");
+}
+
 static void check_causal(const checker *c) {
   if (is_good(c, NSAI_KEY_MODEL_CAUSAL) && !c->config->causal)
     nsai_diag_add(c->diag, NSAI_ERROR, c->config->origin[NSAI_KEY_MODEL_CAUSAL].mark,
@@ -167,6 +198,10 @@ static void check_pages(const checker *c) {
                   "%d tokens: pages have 16, 32, 64 or 128; 0: no pages", size);
   else if (config->has_model && is_good(c, NSAI_KEY_COMPRESS_STRIDE) && size % config->model.stride)
     report(c, NSAI_KEY_PAGE_SIZE, NSAI_KEY_COMPRESS_STRIDE, "is no multiple of the stride",
+           "use larger pages, or a stride that divides them");
+  else if (config->has_model && is_good(c, NSAI_KEY_NORMALIZER_STRIDE) &&
+           config->model.norm_stride && size % config->model.norm_stride)
+    report(c, NSAI_KEY_PAGE_SIZE, NSAI_KEY_NORMALIZER_STRIDE, "is no multiple of the stride",
            "use larger pages, or a stride that divides them");
 }
 
@@ -331,6 +366,8 @@ void nsai_config_check_rules(const nsai_config *config, nsai_mark main, nsai_dia
     check_heads(&c);
     check_blocks(&c);
     check_layers(&c);
+    check_output(&c);
+    check_normalizer(&c);
     check_causal(&c);
     check_dtype(&c);
     check_threshold(&c);

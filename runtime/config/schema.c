@@ -45,6 +45,10 @@ static const nsai_word activation_words[] = {
 static const nsai_word gate_words[] = { { "weights", NSAI_GATE_WEIGHTS },
                                         { "logits", NSAI_GATE_LOGITS },
                                         { "mlp", NSAI_GATE_MLP },
+                                        { "none", NSAI_GATE_NONE },
+                                        { NULL, 0 } };
+static const nsai_word pool_words[] = { { "sum", NSAI_POOL_SUM },
+                                        { "max", NSAI_POOL_MAX },
                                         { NULL, 0 } };
 static const nsai_word sharing_words[] = { { "per_branch", 1 }, { "shared", 0 }, { NULL, 0 } };
 static const nsai_word dtype_words[] = {
@@ -129,6 +133,9 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
         "hidden width of phi mlp; 0 with any other phi"),
   WORD(COMPRESS_ACTIVATION, "model.compress.activation", model.phi_activation, activation_words,
        "silu", "between the layers of phi mlp"),
+  PLAIN(COMPRESS_OUTPUT, "model.compress.output", BOOL, compress_output, "true",
+        "whether the compressed branch has an output; false: compressed keys serve the selection "
+        "alone, and there are no compressed values"),
   RANGE(SELECT_BLOCK, "model.select.block", INT, model.select_block, 1, MAX_BLOCK, 0, "64",
         "tokens of a selected block (l'); a multiple of compress.stride, at least compress.block"),
   RANGE(SELECT_COUNT, "model.select.count", INT, model.select_count, 0, NSAI_MAX_SELECTED, 0, "16",
@@ -137,10 +144,24 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
         "first blocks that are forced"),
   RANGE(SELECT_LOCAL, "model.select.local", INT, model.select_local, 0, NSAI_MAX_SELECTED, 0, "2",
         "last blocks that are forced, the current one included"),
+  WORD(SELECT_POOL, "model.select.pool", model.pool, pool_words, "sum",
+       "what of its compressed blocks makes a block's importance: their sum, by the strides that "
+       "they "
+       "share with it, or the greatest"),
+  RANGE(NORMALIZER_BLOCK, "model.select.normalizer.block", INT, model.norm_block, 0, MAX_BLOCK, 0,
+        "0",
+        "tokens of a coarse key: the importance is normalised by the log-sum-exp of coarse keys; "
+        "0: by "
+        "that of the compressed ones"),
+  RANGE(NORMALIZER_STRIDE, "model.select.normalizer.stride", INT, model.norm_stride, 0, MAX_BLOCK,
+        0, "0",
+        "tokens between two coarse keys; divides normalizer.block and pages; 0 without one"),
   RANGE(MODEL_WINDOW, "model.window", INT, model.window, 0, MAX_WINDOW, 0, "512",
         "tokens of the window, the query's own included (w); 0: no window branch"),
   WORD(MODEL_GATE, "model.gate", model.gate, gate_words, "logits",
-       "how gates arrive: used as they are, through a sigmoid, or computed from token features"),
+       "how gates arrive: used as they are, through a sigmoid, or computed from token features; "
+       "none: "
+       "the branches are added up without gates"),
   RANGE(GATE_CHANNELS, "model.gate_mlp.channels", INT, model.gate_channels, 0, MAX_WIDTH, 0, "0",
         "features of a token for gate mlp; 0 with any other gate"),
   RANGE(GATE_HIDDEN, "model.gate_mlp.hidden", INT, model.gate_hidden, 0, MAX_WIDTH, 0, "0",

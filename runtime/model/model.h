@@ -15,7 +15,14 @@ typedef enum nsai_phi_kind {
   NSAI_PHI_MLP,
   NSAI_PHI_EXTERNAL
 } nsai_phi_kind;
-typedef enum nsai_gate_kind { NSAI_GATE_WEIGHTS, NSAI_GATE_LOGITS, NSAI_GATE_MLP } nsai_gate_kind;
+typedef enum nsai_gate_kind {
+  NSAI_GATE_WEIGHTS,
+  NSAI_GATE_LOGITS,
+  NSAI_GATE_MLP,
+  NSAI_GATE_NONE /* the branches are added up as they are */
+} nsai_gate_kind;
+/* How the compressed blocks of a selection block make its importance. */
+typedef enum nsai_pool_kind { NSAI_POOL_SUM, NSAI_POOL_MAX } nsai_pool_kind;
 typedef enum nsai_activation { NSAI_ACT_RELU, NSAI_ACT_SILU, NSAI_ACT_GELU } nsai_activation;
 
 /* Limits of the kernels. The configuration refuses larger values and names the key. */
@@ -49,12 +56,36 @@ typedef struct nsai_model {
   nsai_gate_kind gate;
   int32_t gate_channels, gate_hidden; /* C; H, 0: one layer */
   nsai_activation gate_activation;
+  nsai_pool_kind pool;
+  int32_t norm_block,
+      norm_stride;   /* of the coarse keys that normalise the selection's probabilities;
+                                      the stride divides the block; 0: the compressed keys do */
+  int32_t keys_only; /* 1: compressed keys serve the selection alone; there are no compressed values
+                        and no compressed branch */
 } nsai_model;
 
 /* Whether phi has weights, that is a product for every compressed block. With `external` the
  * caller computes the compressed blocks. */
 static inline int nsai_phi_has_weights(const nsai_model *g) {
   return g->phi == NSAI_PHI_LINEAR || g->phi == NSAI_PHI_MLP;
+}
+
+/* Whether the model has this branch. */
+static inline int nsai_has_branch(const nsai_model *g, int branch) {
+  const int has[3] = { !g->keys_only, g->select_count > 0, g->window > 0 };
+  return has[branch];
+}
+
+/* The branches that the model has: bit b is branch b. */
+static inline uint32_t nsai_branches(const nsai_model *g) {
+  uint32_t bits = 0;
+  for (int b = 0; b < 3; b++) bits |= nsai_has_branch(g, b) ? 1u << b : 0;
+  return bits;
+}
+
+/* Whether the gates are a tensor of the caller's: weights or logits [T, Hq, 3]. */
+static inline int nsai_gate_is_given(const nsai_model *g) {
+  return g->gate == NSAI_GATE_WEIGHTS || g->gate == NSAI_GATE_LOGITS;
 }
 
 /* Whether the model reads raw K and V of pair 0, 1 or 2. */
@@ -72,6 +103,11 @@ static inline int nsai_page_size_exists(int32_t size) {
 /* N(L): compressed blocks of a sequence of `len` tokens. */
 static inline int64_t nsai_block_count(const nsai_model *g, int64_t len) {
   return len < g->block ? 0 : (len - g->block) / g->stride + 1;
+}
+
+/* Coarse keys of a sequence of `len` tokens. */
+static inline int64_t nsai_norm_count(const nsai_model *g, int64_t len) {
+  return !g->norm_block || len < g->norm_block ? 0 : (len - g->norm_block) / g->norm_stride + 1;
 }
 
 /* Selection blocks of a sequence of `len` tokens, including the incomplete last one. */

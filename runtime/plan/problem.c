@@ -81,6 +81,11 @@ static nsa_status resolve_page_size(const nsai_config *config, const nsa_problem
         "problem.page_size is %d: expected a multiple of model.compress.stride (%d), so "
         "that compressed blocks end in pages evenly",
         out->page_size, config->model.stride);
+  if (config->model.norm_stride && out->page_size % config->model.norm_stride)
+    return nsai_fail(NSA_E_ARG,
+                     "problem.page_size is %d: expected a multiple of "
+                     "model.select.normalizer.stride (%d), so that coarse keys end in pages evenly",
+                     out->page_size, config->model.norm_stride);
   return NSA_OK;
 }
 
@@ -225,7 +230,7 @@ static const char *activation_name(nsai_activation activation) {
 
 void nsai_problem_add_model(nsai_writer *text, const nsai_problem *p) {
   static const char *const phis[] = { "mean", "linear", "mlp", "external" };
-  static const char *const gates[] = { "weights", "logits", "mlp" };
+  static const char *const gates[] = { "weights", "logits", "mlp", "none" };
   static const char *const selections[] = { "topn", "blocks", "ranges" };
   static const char *const ops[] = { "fwd", "dense", "prefill", "decode", "append", "backward" };
   const nsai_model *m = &p->model;
@@ -244,6 +249,9 @@ void nsai_problem_add_model(nsai_writer *text, const nsai_problem *p) {
     nsai_write(text, ",%d,%d,%s", m->gate_channels, m->gate_hidden,
                activation_name(m->gate_activation));
   nsai_write(text, ":sel=%s", selections[p->selection - NSA_SELECT_TOPN]);
+  if (m->keys_only) nsai_write(text, ":cmp=keys");
+  if (m->pool == NSAI_POOL_MAX) nsai_write(text, ":pool=max");
+  if (m->norm_block) nsai_write(text, ":norm=%d/%d", m->norm_block, m->norm_stride);
   if (p->kv_dtype) nsai_write(text, ":raw=e4m3");
   if (p->cmp_dtype) nsai_write(text, ":entries=e4m3");
 }

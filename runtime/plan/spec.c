@@ -130,7 +130,8 @@ void nsai_heads_add(nsai_kernel_spec *spec, const nsai_problem *p) {
 
 /* The gate MLP hands over logits. */
 void nsai_gate_add(nsai_kernel_spec *spec, const nsai_problem *p) {
-  int gate = p->op == NSA_OP_DENSE ? 0 : p->model.gate == NSAI_GATE_WEIGHTS ? 1 : 2;
+  const bool none = p->op == NSA_OP_DENSE || p->model.gate == NSAI_GATE_NONE;
+  int gate = none ? 0 : p->model.gate == NSAI_GATE_WEIGHTS ? 1 : 2;
   nsai_constant_add(spec, "kGate", gate);
 }
 

@@ -90,6 +90,27 @@ static void store_entries(const append *self, const nsa_tensor *source, const ns
   }
 }
 
+/* Rounds the coarse keys that end among the new tokens into the cache. */
+static void store_norms(const append *self) {
+  const nsai_ref_problem *problem = &self->problem;
+  const nsai_model *g = problem->model;
+  const nsai_ref_sequences *sequences = &problem->sequences;
+  const nsa_tensor *target = &problem->io->k_norm;
+  const int64_t total = sequences->norms[sequences->count], dim = g->head_dim_qk;
+  for (int64_t at = 0; problem->k_norm && at < total; at++) {
+    int64_t s = nsai_ref_sequence_of(sequences->norms, sequences->count, at);
+    int64_t block = sequences->first_norm[s] + at - sequences->norms[s];
+    int64_t end = block * g->norm_stride + g->norm_block - 1;
+    if (!is_kept(self, sequences->q[s + 1] - (sequences->kv[s + 1] - sequences->kv[s] - end)))
+      continue;
+    for (int64_t head = 0; head < g->kv_heads; head++) {
+      int64_t to = nsai_ref_norm_at(problem, target, s, block, head);
+      for (int64_t e = 0; e < dim; e++)
+        nsai_ref_store(target, to + e, problem->k_norm[(head * total + at) * dim + e]);
+    }
+  }
+}
+
 /* Rows of the first pair that the model reads. */
 static int64_t count_tokens(const nsai_model *g, const nsa_kv *new_kv) {
   for (int pair = 0; pair < NSA_BRANCHES; pair++)
@@ -103,11 +124,13 @@ static nsa_status run(append *self) {
   NSAI_TRY(nsai_ref_sequences_init_cached(&problem->sequences, g, problem->batch,
                                           count_tokens(g, &problem->io->new_kv), true));
   copy_tokens(self);
+  NSAI_TRY(nsai_ref_normalizer_make(problem));
+  store_norms(self);
   if (g->phi == NSAI_PHI_EXTERNAL) return NSA_OK; /* the caller writes the compressed entries */
-  NSAI_TRY(nsai_ref_compress(problem, true));
+  NSAI_TRY(nsai_ref_compress(problem, !g->keys_only));
   const nsa_kv *kv = &problem->io->kv;
   store_entries(self, &kv->k[0], &kv->k_cmp, g->head_dim_qk, problem->k_cmp);
-  store_entries(self, &kv->v[0], &kv->v_cmp, g->head_dim_v, problem->v_cmp);
+  if (problem->v_cmp) store_entries(self, &kv->v[0], &kv->v_cmp, g->head_dim_v, problem->v_cmp);
   return NSA_OK;
 }
 

@@ -83,9 +83,8 @@ void nsai_ref_dots(const nsai_ref_problem *problem, int64_t count, int64_t dim, 
   }
 }
 
-/* Sets scores [keys, lanes] to K . q; returns the number of keys. */
-static int64_t add_scores(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
-                          const nsai_ref_keys *keys, int64_t range_count) {
+int64_t nsai_ref_scores(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
+                        const nsai_ref_keys *keys, int64_t range_count) {
   int64_t dim = problem->model->head_dim_qk, lanes = problem->lanes, total = 0;
   for (int64_t r = 0; r < range_count; r++) {
     nsai_ref_range tile;
@@ -105,7 +104,7 @@ static int64_t add_scores(const nsai_ref_problem *problem, nsai_ref_scratch *scr
 int64_t nsai_ref_probabilities(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
                                const nsai_ref_keys *keys, int64_t range_count, double *lse) {
   int64_t heads = problem->model->heads / problem->model->kv_heads, lanes = problem->lanes;
-  int64_t total = add_scores(problem, scratch, keys, range_count);
+  int64_t total = nsai_ref_scores(problem, scratch, keys, range_count);
   double *max = lse, *sum = scratch->inverse;
   for (int64_t h = 0; h < heads; h++) {
     max[h] = -INFINITY;
@@ -184,18 +183,16 @@ static void attend_tokens(const nsai_ref_problem *problem, nsai_ref_scratch *scr
 
 static void attend_compressed(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
                               nsai_ref_position position, int64_t group) {
-  nsai_ref_keys keys = nsai_ref_compressed_keys(problem, position.sequence, group);
-  int64_t visible = nsai_ref_visible_blocks(problem, position);
-  scratch->ranges[0] = (nsai_ref_range){ 0, visible };
-  nsai_ref_probabilities(problem, scratch, &keys, 1, scratch->lse[NSA_CMP]);
+  const nsai_model *g = problem->model;
+  const nsai_ref_keys keys = nsai_ref_compressed_keys(problem, position.sequence, group);
+  /* Where every candidate is chosen, nothing ranks them. */
+  const bool ranks = problem->select && position.t / g->select_block + 1 > g->select_count;
+  if (problem->run[NSA_CMP] || ranks) nsai_ref_rank(problem, scratch, position, group, ranks);
   if (problem->run[NSA_CMP])
     nsai_ref_values(problem, scratch, &keys, 1, scratch->out[NSA_CMP]);
   else
     clear(problem, scratch, NSA_CMP);
-  if (problem->select) {
-    nsai_ref_importance(problem, scratch, position.t, visible);
-    nsai_reference_select_row(problem->model, position.t, scratch->importance, scratch->idx);
-  }
+  if (problem->select) nsai_reference_select_row(g, position.t, scratch->importance, scratch->idx);
 }
 
 void nsai_ref_attend(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t token,

@@ -57,6 +57,7 @@ static void store_values(const nsai_ref_back *back, int64_t tokens) {
 void nsai_ref_gate_back(nsai_ref_back *back) {
   const nsai_model *g = back->problem->model;
   const nsai_ref_sequences *sequences = &back->problem->sequences;
+  if (g->gate == NSAI_GATE_NONE) return;
   int64_t tokens = sequences->q[sequences->count], count = tokens * nsai_ref_gate_row(g);
   /* Through the sigmoid. The logit of a row without keys may be any value. */
   if (g->gate != NSAI_GATE_WEIGHTS)

@@ -40,11 +40,24 @@ int64_t nsai_ref_token_at(const nsai_ref_problem *problem, const nsa_tensor *x, 
                  position % cache->page_size, head);
 }
 
+/* What belongs to a block that ends with token `end`, one for each `stride` tokens. */
+static int64_t entry_at(const nsai_ref_problem *problem, const nsa_tensor *x, int64_t sequence,
+                        int64_t end, int64_t stride, int64_t head) {
+  const int64_t page_size = problem->cache->page_size;
+  if (!page_size) return offset3(x, slot_of(problem->batch, sequence), end / stride, head);
+  return offset3(x, page_of(problem->batch, sequence, end / page_size), end % page_size / stride,
+                 head);
+}
+
 int64_t nsai_ref_entry_at(const nsai_ref_problem *problem, const nsa_tensor *x, int64_t sequence,
                           int64_t block, int64_t head) {
   const nsai_model *g = problem->model;
-  int64_t end = block * g->stride + g->block - 1, page_size = problem->cache->page_size;
-  if (!page_size) return offset3(x, slot_of(problem->batch, sequence), end / g->stride, head);
-  return offset3(x, page_of(problem->batch, sequence, end / page_size), end % page_size / g->stride,
-                 head);
+  return entry_at(problem, x, sequence, block * g->stride + g->block - 1, g->stride, head);
+}
+
+int64_t nsai_ref_norm_at(const nsai_ref_problem *problem, const nsa_tensor *x, int64_t sequence,
+                         int64_t block, int64_t head) {
+  const nsai_model *g = problem->model;
+  const int64_t end = block * g->norm_stride + g->norm_block - 1;
+  return entry_at(problem, x, sequence, end, g->norm_stride, head);
 }

@@ -130,6 +130,7 @@ static nsa_status execute(run *self) {
   if (problem->run[NSA_CMP] || problem->select || probed || stored)
     NSAI_TRY(problem->cache ? nsai_ref_compress_load(problem, want_v)
                             : nsai_ref_compress(problem, want_v));
+  if (problem->select || probed) NSAI_TRY(nsai_ref_normalizer_open(problem));
   self->count = self->rows ? self->rows->count : problem->sequences.q[problem->sequences.count];
   int64_t items = (self->count + NSAI_REF_SLAB - 1) / NSAI_REF_SLAB;
   int64_t probes = probed ? io->probe_rows.shape[0] : 0;

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Gates of a slab of tokens: given weights, the sigmoid of given logits, or the gate MLP.
+ * Gates of a slab of tokens: given weights, the sigmoid of given logits, the gate MLP, or ones.
  */
 #include "reference/internal.h"
 #include "reference/tensor.h"
@@ -51,6 +51,10 @@ void nsai_ref_gates(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, 
     run_mlp(problem, scratch, count, tokens);
     return;
   }
-  for (int64_t i = 0; i < count; i++)
-    load_values(problem, scratch->gates + i * nsai_ref_gate_row(problem->model), tokens[i]);
+  const int64_t row = nsai_ref_gate_row(problem->model);
+  if (problem->model->gate == NSAI_GATE_NONE) {
+    for (int64_t i = 0; i < count * row; i++) scratch->gates[i] = 1;
+    return;
+  }
+  for (int64_t i = 0; i < count; i++) load_values(problem, scratch->gates + i * row, tokens[i]);
 }

@@ -71,8 +71,11 @@ typedef struct nsai_ref_sequences {
   int64_t *blocks; /* compressed blocks that this call reads or writes, packed without gaps */
   int64_t *first;  /* index of the first of them within its sequence: 0 except in an append */
   int64_t *stored; /* first compressed block in io.kv.k_cmp and v_cmp; not used with a cache */
-  int64_t max_kv;  /* longest sequence, KV tokens */
-  int64_t max_cmp; /* most compressed blocks of a sequence */
+  int64_t *norms;  /* coarse keys, and first_norm, as blocks and first */
+  int64_t *first_norm;
+  int64_t max_norm; /* most coarse keys of a sequence */
+  int64_t max_kv;   /* longest sequence, KV tokens */
+  int64_t max_cmp;  /* most compressed blocks of a sequence */
 } nsai_ref_sequences;
 
 nsa_status nsai_ref_sequences_init(nsai_ref_sequences *sequences, const nsai_model *model,
@@ -113,6 +116,7 @@ typedef struct nsai_ref_problem {
   int64_t lanes;            /* of a KV group */
   nsai_ref_sequences sequences;
   double *k_cmp, *v_cmp; /* [Hkv, blocks of all sequences, D], owned; NULL: not needed */
+  double *k_norm;        /* [Hkv, coarse keys of all sequences, Dk], owned; NULL: not needed */
   int threads;
 } nsai_ref_problem;
 
@@ -141,6 +145,10 @@ int64_t nsai_ref_token_at(const nsai_ref_problem *problem, const nsa_tensor *x, 
 /* The same for compressed block `block` in `x`, K or V of a cache. */
 int64_t nsai_ref_entry_at(const nsai_ref_problem *problem, const nsa_tensor *x, int64_t sequence,
                           int64_t block, int64_t head);
+
+/* The same for coarse key `block` in `x`, io->k_norm. */
+int64_t nsai_ref_norm_at(const nsai_ref_problem *problem, const nsa_tensor *x, int64_t sequence,
+                         int64_t block, int64_t head);
 
 /* ---- codes.c: a cache in NSA_E4M3 ---- */
 
@@ -171,6 +179,7 @@ typedef struct nsai_ref_scratch {
   double *out[NSA_BRANCHES];                   /* [Dv, lanes] */
   double *lse[NSA_BRANCHES];                   /* [lanes] */
   double *inverse;                             /* [lanes]: 1 / sum of the softmax */
+  double *norm;                                /* [lanes]: LSE of the coarse keys */
   double *importance;                          /* [selection blocks of the longest sequence] */
   double *gates;                               /* [SLAB, Hq * 3, rounded up to lanes] */
   double *gate_x, *gate_hidden, *gate_weights; /* gate.c */
@@ -296,6 +305,10 @@ void nsai_ref_load_query(const nsai_ref_problem *problem, nsai_ref_scratch *scra
 void nsai_ref_dots(const nsai_ref_problem *problem, int64_t count, int64_t dim, const double *rows,
                    const double *x, double *out);
 
+/* Writes the scores of all keys of `ranges` to scratch->scores and returns their number. */
+int64_t nsai_ref_scores(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
+                        const nsai_ref_keys *keys, int64_t range_count);
+
 /* Writes exp(score - max) of all keys of `ranges` to scratch->scores, the reciprocals of the
  * sums to scratch->inverse, and the log-sum-exp to `lse`. Returns the number of keys; without
  * keys, lse is -inf. */
@@ -332,13 +345,26 @@ nsai_ref_keys nsai_ref_compressed_keys(const nsai_ref_problem *problem, int64_t 
 /* How many compressed blocks the query at `position` sees. */
 int64_t nsai_ref_visible_blocks(const nsai_ref_problem *problem, nsai_ref_position position);
 
-/* Computes scratch->importance [t / l' + 1] from the compressed branch's probabilities of
- * `visible` blocks in scratch->scores. */
-void nsai_ref_importance(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t t,
-                         int64_t visible);
+/* The compressed branch's probabilities, as nsai_ref_probabilities gives them, of the query at
+ * `position`, which is loaded. `ranks`: also scratch->importance [t / l' + 1]. */
+void nsai_ref_rank(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
+                   nsai_ref_position position, int64_t group, bool ranks);
 
 /* Computes the importance of the rows in io->probe_rows into io->probe_importance. */
 void nsai_ref_probe(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int workers);
+
+/* ---- normalizer.c: nothing where the model has none ---- */
+
+/* Fills problem->k_norm from raw keys: of a forward, or the ones that an append completes. */
+nsa_status nsai_ref_normalizer_make(nsai_ref_problem *problem);
+
+/* Fills it for a selection: from the cache if there is one, else from raw keys. */
+nsa_status nsai_ref_normalizer_open(nsai_ref_problem *problem);
+
+/* Writes the log-sum-exp of the coarse keys that the query at `position` sees to scratch->norm; -inf
+ * where it sees none. */
+void nsai_ref_normalize(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
+                        nsai_ref_position position, int64_t group);
 
 /* ---- reads.c ---- */
 

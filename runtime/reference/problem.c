@@ -30,7 +30,8 @@ nsa_status nsai_ref_problem_init(nsai_ref_problem *problem, const nsai_model *mo
 
 int64_t nsai_ref_most_keys(const nsai_ref_problem *problem) {
   const nsai_model *g = problem->model;
-  int64_t longest = problem->sequences.max_kv, most = problem->sequences.max_cmp;
+  int64_t longest = problem->sequences.max_kv;
+  int64_t most = nsai_larger(problem->sequences.max_cmp, problem->sequences.max_norm);
   int64_t selected = (int64_t)g->select_count * g->select_block;
   if (problem->selection == NSA_SELECT_RANGES || selected > longest) selected = longest;
   if (problem->run[NSA_SEL] && selected > most) most = selected;
@@ -41,13 +42,13 @@ int64_t nsai_ref_most_keys(const nsai_ref_problem *problem) {
 
 void nsai_ref_problem_run(nsai_ref_problem *problem, uint32_t branches) {
   uint32_t mask = branches ? branches : ~0u;
-  problem->run[NSA_CMP] = mask & 1u << NSA_CMP;
-  problem->run[NSA_SEL] = mask & 1u << NSA_SEL && problem->model->select_count > 0;
-  problem->run[NSA_WIN] = mask & 1u << NSA_WIN && problem->model->window > 0;
+  for (int b = 0; b < NSA_BRANCHES; b++)
+    problem->run[b] = (mask >> b & 1) && nsai_has_branch(problem->model, b);
 }
 
 void nsai_ref_problem_fini(nsai_ref_problem *problem) {
   nsai_ref_sequences_fini(&problem->sequences);
   free(problem->k_cmp);
   free(problem->v_cmp);
+  free(problem->k_norm);
 }

@@ -39,6 +39,7 @@ static int64_t lay_out(const nsai_ref_problem *problem, int64_t keys, double *me
     scratch->lse[b] = nsai_ref_take(memory, &used, lanes);
   }
   scratch->inverse = nsai_ref_take(memory, &used, lanes);
+  scratch->norm = nsai_ref_take(memory, &used, lanes);
   scratch->importance =
       nsai_ref_take(memory, &used, nsai_select_block_count(g, problem->sequences.max_kv) + 1);
   int64_t gate_row = nsai_ref_gate_row(g), hidden = nsai_ref_lanes(g->gate_hidden);

@@ -31,7 +31,7 @@ static int64_t count_blocks(const nsai_model *model, const nsa_batch *batch, con
 
 /* Allocates all arrays, zeroed. */
 static nsa_status allocate(nsai_ref_sequences *sequences, int64_t count) {
-  size_t bytes = (size_t)(count + 1) * 5 * sizeof(int64_t);
+  size_t bytes = (size_t)(count + 1) * 7 * sizeof(int64_t);
   int64_t *memory = calloc(1, bytes);
   if (!memory) return nsai_fail_nomem("the sequences of a batch", bytes);
   *sequences = (nsai_ref_sequences){ .count = count,
@@ -39,12 +39,18 @@ static nsa_status allocate(nsai_ref_sequences *sequences, int64_t count) {
                                      .kv = memory + (count + 1),
                                      .blocks = memory + 2 * (count + 1),
                                      .first = memory + 3 * (count + 1),
-                                     .stored = memory + 4 * (count + 1) };
+                                     .stored = memory + 4 * (count + 1),
+                                     .norms = memory + 5 * (count + 1),
+                                     .first_norm = memory + 6 * (count + 1) };
   return NSA_OK;
 }
 
-/* Counts `blocks` for sequence s, whose kv is filled. */
-static void add_blocks(nsai_ref_sequences *sequences, int64_t s, int64_t blocks) {
+/* Counts `blocks`, and coarse keys, for sequence s, whose kv and first_norm are filled. */
+static void add_blocks(const nsai_model *model, nsai_ref_sequences *sequences, int64_t s,
+                       int64_t blocks) {
+  const int64_t coarse = nsai_norm_count(model, sequences->kv[s + 1] - sequences->kv[s]);
+  sequences->norms[s + 1] = sequences->norms[s] + coarse - sequences->first_norm[s];
+  sequences->max_norm = nsai_larger(sequences->max_norm, coarse);
   sequences->blocks[s + 1] = sequences->blocks[s] + blocks;
   sequences->max_cmp = nsai_larger(sequences->max_cmp, blocks);
   sequences->max_kv = nsai_larger(sequences->max_kv, sequences->kv[s + 1] - sequences->kv[s]);
@@ -64,7 +70,7 @@ nsa_status nsai_ref_sequences_init(nsai_ref_sequences *sequences, const nsai_mod
       sequences->kv[s + 1] = cu_kv ? nsai_ref_load_i32(cu_kv, s + 1) : q_end;
     sequences->stored[s] =
         batch && batch->cu_cmp.data ? nsai_ref_load_i32(&batch->cu_cmp, s) : sequences->blocks[s];
-    add_blocks(sequences, s, count_blocks(model, batch, io, sequences, s));
+    add_blocks(model, sequences, s, count_blocks(model, batch, io, sequences, s));
   }
   return NSA_OK;
 }
@@ -82,7 +88,8 @@ nsa_status nsai_ref_sequences_init_cached(nsai_ref_sequences *sequences, const n
         nsai_larger(kv_len - (q[s + 1] - q[s]), 0);
     sequences->kv[s + 1] = sequences->kv[s] + kv_len;
     if (appends) sequences->first[s] = nsai_block_count(model, old);
-    add_blocks(sequences, s, nsai_block_count(model, kv_len) - sequences->first[s]);
+    if (appends) sequences->first_norm[s] = nsai_norm_count(model, old);
+    add_blocks(model, sequences, s, nsai_block_count(model, kv_len) - sequences->first[s]);
   }
   return NSA_OK;
 }

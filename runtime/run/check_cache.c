@@ -44,9 +44,9 @@ static int64_t least_ring(const nsai_problem *p) {
   return seen < p->max_kv_len ? seen : p->max_kv_len;
 }
 
-/* Entries of a row without pages. */
-static int64_t row_entries(const nsai_problem *p) {
-  return (p->max_kv_len + p->model.stride - 1) / p->model.stride;
+/* Entries, or coarse keys, of a row without pages. */
+static int64_t row_entries(const nsai_problem *p, int32_t stride) {
+  return (p->max_kv_len + stride - 1) / stride;
 }
 
 static nsa_status check_rows_length(const nsa_tensor *t, const char *name, int64_t least,
@@ -142,8 +142,33 @@ static nsa_status check_entries(cached *c, const nsa_tensor *t, const char *side
                               true));
   c->pages = t->shape[0];
   if (p->page_size) return NSA_OK;
-  return check_rows_length(t, name, row_entries(p),
+  return check_rows_length(t, name, row_entries(p, p->model.stride),
                            "a row holds an entry for each stride of problem.max_kv_len");
+}
+
+/* The coarse keys, under the same pages. */
+static nsa_status check_norms(cached *c, const nsa_tensor *t) {
+  static const char name[] = "io.k_norm";
+  const nsai_problem *p = c->check->problem;
+  const nsai_model *m = &p->model;
+  if (!m->norm_block) {
+    if (!nsai_present(t)) return NSA_OK;
+    return nsai_fail(NSA_E_ARG, "%s is given, but the model has no select.normalizer: leave it out",
+                     name);
+  }
+  const int64_t rows = p->page_size ? p->page_size / m->norm_stride : NSAI_ANY;
+  nsai_tensor_spec e = {
+    name, 4, { c->pages, rows, m->kv_heads, m->head_dim_qk }, NSAI_DTYPE_MODEL
+  };
+  NSAI_TRY(check_middle(
+      c, t, &e,
+      p->page_size ? "the coarse keys of a page, problem.page_size / model.select.normalizer.stride"
+                   : NULL));
+  NSAI_TRY(nsai_check_tensor(c->check, t, &e));
+  if (p->op == NSA_OP_APPEND) NSAI_TRY(nsai_check_tensor_memory(c->check, t, name));
+  if (p->page_size) return NSA_OK;
+  return check_rows_length(t, name, row_entries(p, m->norm_stride),
+                           "a row holds a coarse key for each stride of problem.max_kv_len");
 }
 
 static nsa_status check_pair(cached *c, const nsa_kv *kv, int pair) {
@@ -157,12 +182,15 @@ static nsa_status check_pair(cached *c, const nsa_kv *kv, int pair) {
   return check(c, &kv->v[pair], names[1], m->head_dim_v);
 }
 
-static nsa_status check_cache(cached *c, const nsa_kv *kv, bool entries) {
+static nsa_status check_cache(cached *c, const nsa_io *io, bool entries) {
   const nsai_model *m = &c->check->problem->model;
+  const nsa_kv *kv = &io->kv;
   for (int pair = 0; pair < NSA_BRANCHES; pair++)
     if (nsai_reads_pair(m, pair)) NSAI_TRY(check_pair(c, kv, pair));
+  NSAI_TRY(check_norms(c, &io->k_norm));
   if (!entries) return NSA_OK;
   NSAI_TRY(check_entries(c, &kv->k_cmp, "k", m->head_dim_qk));
+  if (m->keys_only) return nsai_check_keys_only(m, &kv->v_cmp, "io.kv.v_cmp");
   return check_entries(c, &kv->v_cmp, "v", m->head_dim_v);
 }
 
@@ -389,11 +417,11 @@ done:
 
 /* ---- the calls ---- */
 
-nsa_status nsai_check_cached(const nsai_check *check, const nsa_batch *batch, const nsa_kv *kv,
+nsa_status nsai_check_cached(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
                              nsai_run_sizes *sizes) {
   cached c = cached_begin(check, batch);
   c.tokens = sizes->tokens;
-  NSAI_TRY(check_cache(&c, kv, true));
+  NSAI_TRY(check_cache(&c, io, true));
   NSAI_TRY(check_batch(&c));
   sizes->num_seqs = batch->num_seqs;
   sizes->packed = true;
@@ -433,7 +461,7 @@ nsa_status nsai_check_append(const nsai_check *check, const nsa_batch *batch, co
   const nsai_model *m = &check->problem->model;
   cached c = cached_begin(check, batch);
   *sizes = (nsai_run_sizes){ 0 };
-  NSAI_TRY(check_cache(&c, &io->kv, m->phi != NSAI_PHI_EXTERNAL));
+  NSAI_TRY(check_cache(&c, io, m->phi != NSAI_PHI_EXTERNAL));
   NSAI_TRY(check_new_kv(&c, &io->new_kv));
   NSAI_TRY(nsai_check_phi(check, &io->phi));
   NSAI_TRY(nsai_check_scales(check, io));
@@ -446,11 +474,17 @@ nsa_status nsai_check_append(const nsai_check *check, const nsa_batch *batch, co
 uint64_t nsai_cache_page_bytes(const nsai_problem *p) {
   const nsai_model *m = &p->model;
   int64_t tokens = p->page_size ? p->page_size : p->max_kv_len, rows = 0;
-  int64_t entries = p->page_size ? p->page_size / m->stride : row_entries(p);
+  int64_t entries = p->page_size ? p->page_size / m->stride : row_entries(p, m->stride);
+  int64_t norms = !m->norm_block ? 0
+                  : p->page_size ? p->page_size / m->norm_stride
+                                 : row_entries(p, m->norm_stride);
   for (int pair = 0; pair < NSA_BRANCHES; pair++)
     if (nsai_reads_pair(m, pair) && !(p->window_ring && pair == NSA_WIN)) rows += tokens;
   int64_t raw_bytes = nsai_dtype_bytes(p->kv_dtype ? p->kv_dtype : m->dtype);
   int64_t entry_bytes = nsai_dtype_bytes(p->cmp_dtype ? p->cmp_dtype : m->dtype);
-  int64_t elements = (int64_t)m->kv_heads * (m->head_dim_qk + m->head_dim_v); /* of a row */
-  return (uint64_t)(elements * (rows * raw_bytes + entries * entry_bytes));
+  int64_t both = m->head_dim_qk + m->head_dim_v; /* elements of a head's K and V */
+  int64_t entry = m->keys_only ? m->head_dim_qk : both;
+  int64_t norm_bytes = norms * m->head_dim_qk * nsai_dtype_bytes(m->dtype);
+  return (uint64_t)(m->kv_heads *
+                    (rows * both * raw_bytes + entries * entry * entry_bytes + norm_bytes));
 }

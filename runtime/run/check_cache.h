@@ -11,7 +11,7 @@
 
 /* The batch and the cache of nsa_prefill and nsa_decode; sizes->tokens is known. On the CPU device
  * the values of the batch's arrays, too. */
-nsa_status nsai_check_cached(const nsai_check *check, const nsa_batch *batch, const nsa_kv *kv,
+nsa_status nsai_check_cached(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
                              nsai_run_sizes *sizes);
 
 /* Everything that nsa_kv_append reads of the batch and `io`. */

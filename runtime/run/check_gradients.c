@@ -52,23 +52,25 @@ static nsa_status check_kv(const nsai_check *check, const nsa_kv *kv, const nsai
                              { &kv->v[1], "v[1]", nsai_reads_pair(m, 1), 3, { n, g, v } },
                              { &kv->k[2], "k[2]", nsai_reads_pair(m, 2), 3, { n, g, k } },
                              { &kv->v[2], "v[2]", nsai_reads_pair(m, 2), 3, { n, g, v } } };
+  const bool values = external && !m->keys_only;
   const gradient entries[] = { { &kv->k_cmp, "k_cmp", external, 3, { c, g, k } },
-                               { &kv->v_cmp, "v_cmp", external, 3, { c, g, v } } };
+                               { &kv->v_cmp, "v_cmp", values, 3, { c, g, v } } };
   const gradient_group raw = { "grads.d_kv", NSAI_DTYPE_ROWS,
                                "the model does not read this pair (model.kv_sharing, compress.phi, "
                                "select.count, window)" };
   const gradient_group compressed = {
     "grads.d_kv", NSAI_DTYPE_ROWS,
-    "model.compress.phi is not external: its gradient goes on to the raw tokens"
+    external ? "model.compress.output is false: compressed values do not exist"
+             : "model.compress.phi is not external: its gradient goes on to the raw tokens"
   };
   NSAI_TRY(check_group(check, &raw, pairs, 6));
   return check_group(check, &compressed, entries, 2);
 }
 
 static nsa_status check_phi_side(const nsai_check *check, const nsa_phi_side *side,
-                                 const char *name, int64_t dim) {
+                                 const char *name, int64_t dim, bool exists) {
   const nsai_model *m = &check->problem->model;
-  bool linear = m->phi == NSAI_PHI_LINEAR, mlp = m->phi == NSAI_PHI_MLP;
+  bool linear = exists && m->phi == NSAI_PHI_LINEAR, mlp = exists && m->phi == NSAI_PHI_MLP;
   int64_t g = m->kv_heads, wide = m->block * dim, h = m->phi_hidden;
   const gradient all[] = { { &side->pe, "pe", linear || mlp, 3, { g, m->block, dim } },
                            { &side->w, "w", linear, 3, { g, wide, dim } },
@@ -77,7 +79,9 @@ static nsa_status check_phi_side(const nsai_check *check, const nsa_phi_side *si
                            { &side->w2, "w2", mlp, 3, { g, h, dim } },
                            { &side->b2, "b2", mlp, 2, { g, dim } } };
   const gradient_group group = { name, NSAI_DTYPE_MODEL | NSAI_DTYPE_F32,
-                                 "model.compress.phi has no such weights" };
+                                 exists ? "model.compress.phi has no such weights"
+                                        : "model.compress.output is false: compressed values do "
+                                          "not exist" };
   return check_group(check, &group, all, sizeof all / sizeof *all);
 }
 
@@ -85,12 +89,14 @@ static nsa_status check_gate(const nsai_check *check, const nsa_gate *gate, int6
   const nsai_model *m = &check->problem->model;
   bool mlp = m->gate == NSAI_GATE_MLP, two = mlp && m->gate_hidden > 0;
   int64_t c = m->gate_channels, h = m->gate_hidden, out = (int64_t)m->heads * NSA_BRANCHES;
-  const gradient all[] = { { &gate->value, "value", !mlp, 3, { tokens, m->heads, NSA_BRANCHES } },
-                           { &gate->x, "x", mlp, 2, { tokens, c } },
-                           { &gate->w1, "w1", two, 2, { c, h } },
-                           { &gate->b1, "b1", two, 1, { h } },
-                           { &gate->w2, "w2", mlp, 2, { h ? h : c, out } },
-                           { &gate->b2, "b2", mlp, 1, { out } } };
+  const gradient all[] = {
+    { &gate->value, "value", nsai_gate_is_given(m), 3, { tokens, m->heads, NSA_BRANCHES } },
+    { &gate->x, "x", mlp, 2, { tokens, c } },
+    { &gate->w1, "w1", two, 2, { c, h } },
+    { &gate->b1, "b1", two, 1, { h } },
+    { &gate->w2, "w2", mlp, 2, { h ? h : c, out } },
+    { &gate->b2, "b2", mlp, 1, { out } }
+  };
   const gradient_group group = { "grads.d_gate", NSAI_DTYPE_MODEL | NSAI_DTYPE_F32,
                                  "the model does not read it (model.gate)" };
   return check_group(check, &group, all, sizeof all / sizeof *all);
@@ -123,8 +129,8 @@ nsa_status nsai_check_grads(const nsai_check *check, const nsa_io *io, const nsa
   const gradient_group queries = { "grads", NSAI_DTYPE_ROWS, "" };
   NSAI_TRY(check_group(check, &queries, &q, 1));
   NSAI_TRY(check_kv(check, &grads->d_kv, sizes));
-  NSAI_TRY(check_phi_side(check, &grads->d_phi.k, "grads.d_phi.k", m->head_dim_qk));
-  NSAI_TRY(check_phi_side(check, &grads->d_phi.v, "grads.d_phi.v", m->head_dim_v));
+  NSAI_TRY(check_phi_side(check, &grads->d_phi.k, "grads.d_phi.k", m->head_dim_qk, true));
+  NSAI_TRY(check_phi_side(check, &grads->d_phi.v, "grads.d_phi.v", m->head_dim_v, !m->keys_only));
   NSAI_TRY(check_gate(check, &grads->d_gate, sizes->tokens));
   return check_saved(check, io, sizes->tokens);
 }

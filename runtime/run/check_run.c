@@ -12,8 +12,7 @@
 
 nsa_status nsai_check_branches(const nsai_problem *problem, uint32_t wanted, uint32_t *branches) {
   const nsai_model *m = &problem->model;
-  uint32_t has =
-      1u << NSA_CMP | (m->select_count ? 1u << NSA_SEL : 0) | (m->window ? 1u << NSA_WIN : 0);
+  uint32_t has = nsai_branches(m);
   if (wanted & ~((1u << NSA_BRANCHES) - 1))
     return nsai_fail(NSA_E_ARG,
                      "exec.branches is 0x%x: only the bits of NSA_CMP, NSA_SEL and NSA_WIN exist",
@@ -22,7 +21,8 @@ nsa_status nsai_check_branches(const nsai_problem *problem, uint32_t wanted, uin
   if (!*branches)
     return nsai_fail(
         NSA_E_ARG,
-        "exec.branches is 0x%x: the model has none of these branches (count or window is 0)",
+        "exec.branches is 0x%x: the model has none of these branches (count or window is 0, or "
+        "compress.output is false)",
         wanted);
   return NSA_OK;
 }
@@ -152,11 +152,20 @@ static nsa_status check_pair(const nsai_check *check, const nsa_io *io, int b, i
   return nsai_check_tensor(check, &io->kv.v[b], &v);
 }
 
+nsa_status nsai_check_keys_only(const nsai_model *model, const nsa_tensor *t, const char *name) {
+  if (!model->keys_only || !nsai_present(t)) return NSA_OK;
+  return nsai_fail(NSA_E_ARG,
+                   "%s is given, but model.compress.output is false: compressed values do not "
+                   "exist; leave it out",
+                   name);
+}
+
 /* The compressed pair: an input with phi external, else an optional output. */
 static nsa_status check_compressed(const nsai_check *check, const nsa_batch *batch,
                                    const nsa_io *io, bool required, nsai_run_sizes *sizes) {
   const nsai_model *m = &check->problem->model;
-  if (nsai_present(&io->kv.k_cmp) != nsai_present(&io->kv.v_cmp))
+  NSAI_TRY(nsai_check_keys_only(m, &io->kv.v_cmp, "io.kv.v_cmp"));
+  if (!m->keys_only && nsai_present(&io->kv.k_cmp) != nsai_present(&io->kv.v_cmp))
     return nsai_fail(NSA_E_ARG, "io.kv.k_cmp and io.kv.v_cmp must be given together");
   if (!required && !nsai_present(&io->kv.k_cmp)) return NSA_OK;
   sizes->cmp_rows = io->kv.k_cmp.shape[0];
@@ -167,7 +176,7 @@ static nsa_status check_compressed(const nsai_check *check, const nsa_batch *bat
     "io.kv.v_cmp", 3, { sizes->cmp_rows, m->kv_heads, m->head_dim_v }, NSAI_DTYPE_MODEL
   };
   NSAI_TRY(nsai_check_tensor(check, &io->kv.k_cmp, &k));
-  NSAI_TRY(nsai_check_tensor(check, &io->kv.v_cmp, &v));
+  if (!m->keys_only) NSAI_TRY(nsai_check_tensor(check, &io->kv.v_cmp, &v));
   if (m->phi != NSAI_PHI_EXTERNAL && check->problem->op != NSA_OP_BACKWARD) {
     NSAI_TRY(nsai_check_tensor_memory(check, &io->kv.k_cmp, k.name));
     NSAI_TRY(nsai_check_tensor_memory(check, &io->kv.v_cmp, v.name));
@@ -253,6 +262,7 @@ nsa_status nsai_check_phi(const nsai_check *check, const nsa_phi *phi) {
   const nsai_model *m = &check->problem->model;
   if (!nsai_phi_has_weights(m)) return NSA_OK;
   NSAI_TRY(check_phi_side(check, &phi->k, "io.phi.k", m->head_dim_qk));
+  if (m->keys_only) return NSA_OK;
   return check_phi_side(check, &phi->v, "io.phi.v", m->head_dim_v);
 }
 
@@ -261,7 +271,12 @@ static nsa_status check_gate(const nsai_check *check, const nsa_io *io, int64_t 
   nsai_tensor_spec value = {
     "io.gate.value", 3, { tokens, m->heads, 3 }, NSAI_DTYPE_MODEL | NSAI_DTYPE_F32
   };
-  if (m->gate != NSAI_GATE_MLP) return nsai_check_tensor(check, &io->gate.value, &value);
+  if (nsai_gate_is_given(m)) return nsai_check_tensor(check, &io->gate.value, &value);
+  if (m->gate == NSAI_GATE_NONE && nsai_present(&io->gate.value))
+    return nsai_fail(NSA_E_ARG,
+                     "io.gate.value is given, but model.gate is none: the branches are added up as "
+                     "they are; leave it out, or set model.gate to weights or logits");
+  if (m->gate == NSAI_GATE_NONE) return NSA_OK;
   int64_t c = m->gate_channels, h = m->gate_hidden, out = (int64_t)m->heads * 3;
   nsai_tensor_spec x = { "io.gate.x", 2, { tokens, c }, NSAI_DTYPE_WEIGHT },
                    w1 = { "io.gate.w1", 2, { c, h }, NSAI_DTYPE_WEIGHT };
@@ -330,7 +345,8 @@ static nsa_status check_outputs(const nsai_check *check, const nsa_io *io, int64
     if (!runs && (nsai_present(&io->o_branch[b]) || nsai_present(&io->lse[b])))
       return nsai_fail(
           NSA_E_ARG,
-          "%s is wanted, but branch %d does not run (exec.branches, or count or window is 0)",
+          "%s is wanted, but branch %d does not run (exec.branches, or count or window is 0, or "
+          "compress.output is false)",
           nsai_present(&io->o_branch[b]) ? o_names[b] : lse_names[b], b);
   }
   return NSA_OK;
@@ -413,7 +429,7 @@ nsa_status nsai_check_run(const nsai_check *check, const nsa_batch *batch, const
   sizes->tokens = io->q.shape[0];
   NSAI_TRY(nsai_check_scales(check, io));
   if (nsai_problem_is_cached(p)) {
-    NSAI_TRY(nsai_check_cached(check, batch, &io->kv, sizes));
+    NSAI_TRY(nsai_check_cached(check, batch, io, sizes));
     NSAI_TRY(check_outputs(check, io, sizes->tokens));
     NSAI_TRY(check_reads(check, io, sizes->num_seqs));
     return check_attention(check, io, sizes);

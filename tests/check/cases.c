@@ -81,6 +81,7 @@ const char *const chk_fixed_cases[] = {
   /* phi, gates, the caller's selection */
   "fwd:phi=linear:q=200,77", "fwd:phi=mlp.32.gelu:q=200,77", "fwd:phi=mlp.48.relu:f16:q=200",
   "fwd:phi=external:q=200,20,77", "fwd:gate=weights.f32:q=200", "fwd:gate=logits.f32:q=200",
+  "fwd:gate=none:q=200,20", "fwd:gate=none:h64/4:d128/128:s64x16+1+2:w512:q=1500",
   "fwd:gate=mlp.64.0.silu:q=200", "fwd:gate=mlp.64.32.gelu:q=200", "fwd:sel=blocks.shared:q=300",
   "fwd:sel=ranges:q=300,40", "fwd:sel=ranges.shared:q=300",
   "fwd:h2/1:d16/16:l4/4:s4x3+1+2:w16:q=9:kv=2100",
@@ -123,6 +124,10 @@ const char *const chk_fixed_cases[] = {
   "bwd:gate=mlp.64.32.silu:q=200:branches=5:f16", "bwd:gate=mlp.64.32.gelu:q=100:wanted=8",
   "bwd:gate=mlp.256.0.silu:h64/4:d128/128:w512:q=3000", "bwd:gate=mlp.64.16.relu:q=0:kv=9:seed=2",
   "bwd:gate=mlp.64.32.gelu:q=100:wanted=7", "bwd:gate=mlp.64.32.silu:q=300:saved",
+  /* no gates */
+  "bwd:gate=none:q=300,20", "bwd:gate=none:h16/1:d128/128:s64x6+1+2:w100:q=300,33",
+  "bwd:gate=none:h32/2:d128/128:s64x6+1+2:w200:q=300,33:saved:kv=branches",
+  "bwd:gate=none:h3/1:d24/40:q=200:mma:f32grads:branches=5",
   /* phi with weights */
   "bwd:phi=linear:q=300,77", "bwd:phi=linear:q=300,77:seed=2",
   "bwd:phi=mlp.32.gelu:q=300,77:seed=2", "bwd:phi=mlp.48.relu:f16:q=300",
@@ -180,6 +185,8 @@ const char *const chk_short_cases[] = {
   "bwd:q=70,0,20:kv=70,9,33:slack=5:layout=strided:f32grads:accumulate",
   "bwd:q=60:phi=external:kv=branches:sel=blocks:branches=3:gate=weights.f32",
   "bwd:q=60,9:phi=mlp.16.gelu:gate=mlp.32.16.silu:sel=ranges:f32dout:slack=7:seed=2",
+  "fwd:q=100:gate=none",
+  "bwd:q=60:gate=none",
   "bwd:q=60:phi=linear:gate=mlp.32.0.silu:accumulate:saved:recompute=never:seed=2",
   "select:q=200:s32x4+1+1:fill=constant",
   "dense:q=100:kv=90",
@@ -286,7 +293,7 @@ static void random_problem(nsai_verify_random *random, nsai_verify_case *c) {
   const nsai_model *g = &c->model;
   c->seed = nsai_verify_bits(random->key, random->next++) % 1000000;
   random_lengths(random, c);
-  c->gate_f32 = g->gate != NSAI_GATE_MLP && nsai_verify_pick(random, 0, 1);
+  c->gate_f32 = nsai_gate_is_given(g) && nsai_verify_pick(random, 0, 1);
   c->fill = nsai_verify_pick(random, 0, 1) ? NSAI_VERIFY_FILL_CORRELATED : NSAI_VERIFY_FILL_RANDOM;
   random_layout(random, c);
   int64_t selection = nsai_verify_pick(random, 0, 5);

@@ -77,7 +77,7 @@ static void draw_layers(nsai_verify_random *random, nsai_model *g) {
     g->phi_hidden = 8 * pick(random, 1, usual(random) ? 12 : 32);
     g->phi_activation = (nsai_activation)pick(random, 0, 2);
   }
-  g->gate = (nsai_gate_kind)pick(random, 0, 2);
+  g->gate = (nsai_gate_kind)pick(random, 0, 3);
   if (g->gate == NSAI_GATE_MLP) {
     g->gate_channels = 8 * pick(random, 1, usual(random) ? 16 : 64);
     g->gate_hidden = 8 * (pick(random, 0, 2) ? pick(random, 1, usual(random) ? 8 : 32) : 0);

@@ -86,7 +86,7 @@ const chk_plans_options *chk_plans_opts(const chk_plans *plans) { return &plans-
 /* ---- contexts and problems of cases ---------------------------------------------------------- */
 
 static const char *const phi_words[] = { "mean", "linear", "mlp", "external" };
-static const char *const gate_words[] = { "weights", "logits", "mlp" };
+static const char *const gate_words[] = { "weights", "logits", "mlp", "none" };
 static const char *const act_words[] = { "relu", "silu", "gelu" };
 
 /* Writes the rows of the variant table that a case forces. */

@@ -126,7 +126,7 @@ JSON
     kv_sharing=shared max_kv_len=2048; do
     [[ $(value nsa.yaml "${pair%=*}" | head -n 1) == "${pair#*=}" ]] || { echo "$pair"; return 1; }
   done
-  [[ $(value nsa.yaml block) == $'64\n64' ]]
+  [[ $(value nsa.yaml block) == $'64\n64\n0' ]]
   for none in null 0; do
     fla ".window_size = $none"
     autotune init --from config.json - >none.yaml

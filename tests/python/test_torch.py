@@ -452,6 +452,68 @@ def test_cache_equals_forward(changes, device):
     assert cache.free_pages == 40
 
 
+INFLLM = dict(gate="none", kv_sharing="shared", window=0, compress=dict(block=8, stride=4, output=False),
+              select=dict(block=16, count=4, init=1, local=2, pool="max", normalizer=dict(block=32, stride=16)))
+
+
+def infllm_blocks(q, k, config):
+    """The chosen blocks of one sequence, int32 [T, Hkv, n], by the formulas of docs/algorithm.md."""
+    c, s = config.compress, config.select
+    tokens, group, scale = q.shape[0], config.heads // config.kv_heads, config.head_dim ** -0.5
+    means = lambda block, stride: k.unfold(0, block, stride).mean(-1)
+    fine, coarse = means(c["block"], c["stride"]), means(s["normalizer"]["block"], s["normalizer"]["stride"])
+    out = torch.full((tokens, config.kv_heads, s["count"]), -1, dtype=torch.int32)
+    for t in range(tokens):
+        for g in range(config.kv_heads):
+            x = q[t, g * group:(g + 1) * group] * scale
+            z = (x @ coarse[:max(0, (t + 1 - s["normalizer"]["block"]) // s["normalizer"]["stride"] + 1), g].T).logsumexp(-1)
+            blocks = t // s["block"] + 1
+            rank = [0.0] * blocks
+            for i in range(max(0, (t + 1 - c["block"]) // c["stride"] + 1)):
+                a = float((x @ fine[i, g] - z).exp().sum()) if z.isfinite().all() else 0.0
+                for j in {i * c["stride"] // s["block"], (i * c["stride"] + c["block"] - 1) // s["block"]}:
+                    rank[j] = max(rank[j], a)
+            forced = {j for j in range(blocks) if j < s["init"] or j >= blocks - s["local"]}
+            free = sorted((j for j in range(blocks) if j not in forced), key=lambda j: (-rank[j], j))
+            chosen = sorted(forced | set(free[:s["count"] - len(forced)]))
+            out[t, g, :len(chosen)] = torch.tensor(chosen, dtype=torch.int32)
+    return out
+
+
+def test_infllm(device):
+    """InfLLM-v2: blocks exactly, outputs, gradients without gates, and the same over a cache."""
+    if device != "cpu":
+        pytest.skip("no kernel computes this model")
+    config = config_of(**INFLLM)
+    q, k, v, _ = inputs_of(config, 150, device)
+    q.requires_grad_(True)
+    o, blocks = nsa.attention(q, k, v, config=config, return_indices=True)
+    assert torch.equal(blocks, infllm_blocks(q.detach().double(), k.double(), config))
+    mask = torch.zeros(150, config.kv_heads, 10, dtype=torch.bool)
+    for t in range(150):
+        for g in range(config.kv_heads):
+            mask[t, g, [j for j in blocks[t, g].tolist() if j >= 0]] = True
+    mask = mask.repeat_interleave(16, 2)[:, :, :150] & torch.ones(150, 150, dtype=torch.bool).tril()[:, None]
+    wide = q.detach().double().requires_grad_(True)
+    group = config.heads // config.kv_heads
+    scores = torch.einsum("thd,shd->ths", wide, k.double().repeat_interleave(group, 1)) * config.head_dim ** -0.5
+    p = scores.masked_fill(~mask.repeat_interleave(group, 1), -torch.inf).softmax(-1)
+    want = torch.einsum("ths,shd->thd", p, v.double().repeat_interleave(group, 1))
+    assert (o.double() - want).abs().max() < 1e-5
+    o.square().sum().backward()
+    want.square().sum().backward()
+    assert (q.grad.double() - wide.grad).norm() < 1e-5 * wide.grad.norm()
+    cache = nsa.KVCache(config, 1, 12, 16, max_len=160, dtype=q.dtype, device=device)
+    assert sorted(cache.layers[0]) == ["k0", "k_cmp", "k_norm", "v0"]
+    for begin, end in (0, 37), (37, 100), *((t, t + 1) for t in range(100, 150)):
+        batch = cache.begin(["a"], [end - begin])
+        cache.append(0, batch, k[begin:end], v[begin:end])
+        got = cache.attend(0, batch, q.detach()[begin:end])
+        assert (got - o[begin:end]).abs().max() < 1e-5
+    with pytest.raises(nsa.Error, match="io.gate.value is given, but model.gate is none"):
+        nsa.attention(q, k, v, torch.zeros(150, 4, 3), config=config)
+
+
 def test_cache_without_pages(device):
     """A row of each sequence, which slots name."""
     config = config_of()

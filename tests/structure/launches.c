@@ -175,6 +175,7 @@ static nsa_gate make_gate(const subject *x) {
   const nsai_model *m = x->m;
   const int64_t out = (int64_t)m->heads * 3, hidden = m->gate_hidden;
   nsa_gate g = { 0 };
+  if (m->gate == NSAI_GATE_NONE) return g;
   if (m->gate != NSAI_GATE_MLP) {
     g.value = TENSOR("gate", m->dtype, x->tokens, m->heads, 3);
     return g;

@@ -53,7 +53,10 @@ static void make_cache(kv_fixture *w) {
     w->cache.v[pair] = cache_tensor(w, w->options.kv_codes, n, p, g->head_dim_v);
   }
   const bool codes = w->options.cmp_codes;
+  if (g->norm_block)
+    w->k_norm = cache_tensor(w, false, rows, tokens / g->norm_stride, g->head_dim_qk);
   w->cache.k_cmp = cache_tensor(w, codes, rows, tokens / g->stride, g->head_dim_qk);
+  if (g->keys_only) return;
   w->cache.v_cmp = cache_tensor(w, codes, rows, tokens / g->stride, g->head_dim_v);
 }
 
@@ -75,6 +78,7 @@ static void make_scales(kv_fixture *w) {
   }
   if (!w->options.cmp_codes) return;
   w->scales.k_cmp_scale = make_scale(w, 2 * NSA_BRANCHES);
+  if (w->model.keys_only) return;
   w->scales.v_cmp_scale = make_scale(w, 2 * NSA_BRANCHES + 1);
 }
 
@@ -84,8 +88,9 @@ int32_t kv_new_page(kv_fixture *w) {
 }
 
 void kv_copy_page(kv_fixture *w, int32_t from, int32_t to) {
-  nsa_tensor *all[] = { &w->cache.k[0], &w->cache.v[0], &w->cache.k[1],  &w->cache.v[1],
-                        &w->cache.k[2], &w->cache.v[2], &w->cache.k_cmp, &w->cache.v_cmp };
+  nsa_tensor *all[] = { &w->cache.k[0],  &w->cache.v[0],  &w->cache.k[1],
+                        &w->cache.v[1],  &w->cache.k[2],  &w->cache.v[2],
+                        &w->cache.k_cmp, &w->cache.v_cmp, &w->k_norm };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (all[i]->data)
       memcpy(element(all[i], to * all[i]->stride[0]), element(all[i], from * all[i]->stride[0]),
@@ -150,7 +155,7 @@ void kv_oracle(kv_fixture *w) {
   t->batch.cu_cmp = toy_offsets(t, w->seqs, blocks);
   int64_t rows = toy_ints(&t->batch.cu_cmp)[w->seqs];
   t->io.kv.k_cmp = toy_tensor(t, g.dtype, 3, rows, g.kv_heads, g.head_dim_qk);
-  t->io.kv.v_cmp = toy_tensor(t, g.dtype, 3, rows, g.kv_heads, g.head_dim_v);
+  if (!g.keys_only) t->io.kv.v_cmp = toy_tensor(t, g.dtype, 3, rows, g.kv_heads, g.head_dim_v);
   machine_expect("compress", nsai_reference_compress(&g, &t->batch, &t->io, 2), NSA_OK, NULL);
   g.phi = NSAI_PHI_EXTERNAL; /* the keys as stored */
   machine_expect("forward", nsai_reference_forward(&g, NSA_SELECT_TOPN, 0, &t->batch, &t->io, 2),
@@ -252,8 +257,9 @@ void kv_call_init(kv_call *c, kv_fixture *w, const int32_t *q_len, const int32_t
     c->io.new_kv.v[pair] = gather(c, &w->toy.io.kv.v[pair]);
   }
   c->io.q = gather(c, &w->toy.io.q);
-  c->io.gate.value = gather(c, &w->toy.io.gate.value);
+  if (w->toy.io.gate.value.data) c->io.gate.value = gather(c, &w->toy.io.gate.value);
   c->io.kv = w->cache;
+  c->io.k_norm = w->k_norm;
   c->io.phi = w->toy.io.phi;
   toy_outputs(&c->memory, &c->io, c->tokens);
   if (!w->model.select_count) c->io.o_branch[1] = c->io.lse[1] = (nsa_tensor){ 0 };
@@ -302,7 +308,8 @@ void kv_compare(const kv_call *c, const char *what) {
       if (is_padded(c, s)) {
         expect_empty(what, &got->o, row, 0);
         expect_empty(what, &got->block_idx, row, -1);
-        for (int b = 0; b < NSA_BRANCHES; b++) expect_empty(what, &got->lse[b], row, -INFINITY);
+        for (int b = 0; b < NSA_BRANCHES; b++)
+          if (got->lse[b].data) expect_empty(what, &got->lse[b], row, -INFINITY);
         continue;
       }
       int64_t at = source_row(c, s, i);

@@ -29,14 +29,15 @@ static int32_t dtype_of(const machine_request *r) {
 void machine_yaml(const machine_request *r, char *text, size_t size) {
   static const char *const names[] = { "fp16", "bf16", "f32" };
   static const char *const phis[] = { "mean", "linear", "mlp", "external" };
-  static const char *const gates[] = { "weights", "logits", "mlp" };
+  static const char *const gates[] = { "weights", "logits", "mlp", "none" };
   nsai_writer w = nsai_writer_open(text, size);
   nsai_write(&w,
              "nsa: 1\nmodel:\n  heads: 6\n  kv_heads: 2\n  head_dim_qk: 24\n  head_dim_v: 16\n"
-             "  compress: {block: 8, stride: 4, phi: %s%s}\n"
-             "  select: {block: 16, count: 4, init: 1, local: 2}\n  window: 20\n  gate: %s\n",
+             "  compress: {block: 8, stride: 4, phi: %s%s%s}\n"
+             "  select: {block: 16, count: 4, init: 1, local: 2%s%s}\n  window: 20\n  gate: %s\n",
              phis[r->phi], r->phi == NSAI_PHI_MLP ? ", hidden: 10, activation: gelu" : "",
-             gates[r->gate]);
+             r->keys_only ? ", output: false" : "", r->pool == NSAI_POOL_MAX ? ", pool: max" : "",
+             r->normalized ? ", normalizer: {block: 16, stride: 8}" : "", gates[r->gate]);
   if (r->gate == NSAI_GATE_MLP)
     nsai_write(&w, "  gate_mlp: {channels: %d, hidden: %d}\n", GATE_CHANNELS, r->gate_hidden);
   nsai_write(&w, "  kv_sharing: %s\n  dtype: %s\n", r->per_branch ? "per_branch" : "shared",
@@ -160,8 +161,9 @@ static void make_compressed(machine *m, const machine_request *r) {
   if (r->phi != NSAI_PHI_EXTERNAL) return;
   t->batch.cu_cmp = toy_offsets(t, 2, blocks);
   t->io.kv.k_cmp = toy_tensor(t, t->model.dtype, 3, 7, t->model.kv_heads, 24);
-  t->io.kv.v_cmp = toy_tensor(t, t->model.dtype, 3, 7, t->model.kv_heads, 16);
   toy_randomize(t, &t->io.kv.k_cmp);
+  if (r->keys_only) return;
+  t->io.kv.v_cmp = toy_tensor(t, t->model.dtype, 3, 7, t->model.kv_heads, 16);
   toy_randomize(t, &t->io.kv.v_cmp);
 }
 
@@ -170,6 +172,9 @@ static void make_toy(machine *m, const machine_request *r) {
   nsai_model g = toy_model(r->phi);
   g.dtype = dtype_of(r);
   g.per_branch = r->per_branch;
+  g.keys_only = r->keys_only;
+  g.pool = r->pool;
+  if (r->normalized) g.norm_block = 16, g.norm_stride = 8;
   g.gate = r->gate;
   g.gate_hidden = r->gate_hidden;
   g.gate_channels = r->gate == NSAI_GATE_MLP ? GATE_CHANNELS : 0;

@@ -30,6 +30,10 @@ typedef struct machine_request {
   nsai_gate_kind gate;
   int32_t gate_hidden;
   bool per_branch;
+  bool keys_only; /* compress.output: false */
+  /* select.pool, and select.normalizer {block: 16, stride: 8} */
+  nsai_pool_kind pool;
+  bool normalized;
   int32_t dtype; /* of the model; 0: bf16 on the GPU, f32 on the CPU device */
   int32_t op, selection, max_probe_rows;
   const char *override; /* one additional override of the configuration; NULL: none */

@@ -56,6 +56,21 @@ static void test_absent(void **state) {
   machine_free(&m);
 }
 
+/* Without gates none has a gradient. */
+static void test_no_gates(void **state) {
+  for (int gpu = 0; gpu < 2; gpu++) {
+    machine m;
+    nsa_grads g;
+    const int32_t dtype = gpu ? NSA_BF16 : NSA_F32;
+    const machine_request request = { .gpu = gpu, .gate = NSAI_GATE_NONE };
+    toy *t = begin(&m, &request, dtype, &g);
+    accept(&m, "good", &g);
+    g.d_gate.value = toy_tensor(t, dtype, 3, t->tokens, 6, 3);
+    refuse(&m, &t->io, &g, "grads.d_gate.value is wanted, but the model does not read it");
+    machine_free(&m);
+  }
+}
+
 /* Every gradient of a model with all weights: wrong shape, dtype and stride are refused by name. */
 static void test_each_tensor(void **state) {
   machine m;
@@ -454,13 +469,21 @@ static void test_rows_of_q(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_absent),         cmocka_unit_test(test_each_tensor),
-    cmocka_unit_test(test_arguments),      cmocka_unit_test(test_gpu),
-    cmocka_unit_test(test_alignment),      cmocka_unit_test(test_gpu_free_alignment),
-    cmocka_unit_test(test_gpu_no_queries), cmocka_unit_test(test_gpu_linear),
-    cmocka_unit_test(test_gpu_mlp),        cmocka_unit_test(test_gpu_gate),
-    cmocka_unit_test(test_gpu_ranges),     cmocka_unit_test(test_f32_d_o),
-    cmocka_unit_test(test_recompute),      cmocka_unit_test(test_rows_of_q),
+    cmocka_unit_test(test_no_gates),
+    cmocka_unit_test(test_absent),
+    cmocka_unit_test(test_each_tensor),
+    cmocka_unit_test(test_arguments),
+    cmocka_unit_test(test_gpu),
+    cmocka_unit_test(test_alignment),
+    cmocka_unit_test(test_gpu_free_alignment),
+    cmocka_unit_test(test_gpu_no_queries),
+    cmocka_unit_test(test_gpu_linear),
+    cmocka_unit_test(test_gpu_mlp),
+    cmocka_unit_test(test_gpu_gate),
+    cmocka_unit_test(test_gpu_ranges),
+    cmocka_unit_test(test_f32_d_o),
+    cmocka_unit_test(test_recompute),
+    cmocka_unit_test(test_rows_of_q),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

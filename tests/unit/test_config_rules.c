@@ -47,6 +47,46 @@ static const diag_case rule_cases[] = {
     "remove the width, or choose mlp\n"
     "2:80: error: model.gate_mlp.hidden: 9 would be ignored: model.gate is logits (built-in); "
     "remove the width, or choose mlp" },
+  { "no compressed output, with three pairs",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128, compress: {output: false}}\n",
+    "2:67: error: model.compress.output: false leaves the first pair's values unread: "
+    "model.kv_sharing is per_branch (built-in); use kv_sharing: shared, or remove the key" },
+  { "no compressed output, without a selection",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128, compress: {output: false}, "
+    "kv_sharing: shared,\n  select: {count: 0}}\n",
+    "2:67: error: model.compress.output: false leaves compressed keys to a selection that the "
+    "model does not have: model.select.count is 0 (t.yaml:3); raise count, or remove the key" },
+  { "no compressed output",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128, compress: {output: false}, "
+    "kv_sharing: shared}\n",
+    "" },
+  { "coarse keys without a stride",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128,\n  select: {normalizer: {block: 128}}}\n",
+    "3:32: error: model.select.normalizer.block: 128 needs a stride: "
+    "model.select.normalizer.stride is 0 (built-in); give it, or remove the normaliser" },
+  { "a stride without coarse keys",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128,\n  select: {normalizer: {stride: 64}}}\n",
+    "3:33: error: model.select.normalizer.stride: 64 would be ignored: "
+    "model.select.normalizer.block is 0 (built-in); give the block, or remove the normaliser" },
+  { "coarse keys between strides",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128,\n"
+    "  select: {normalizer: {block: 128, stride: 48}}}\n",
+    "3:45: error: model.select.normalizer.stride: 48 does not divide the block: "
+    "model.select.normalizer.block is 128 (t.yaml:3); use a stride that divides it, so that blocks "
+    "begin and end on strides" },
+  { "coarse keys of external keys",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128, compress: {phi: external},\n"
+    "  select: {normalizer: {block: 128, stride: 64}}}\n",
+    "3:32: error: model.select.normalizer.block: 128 is no size of external keys: "
+    "model.compress.phi is external (t.yaml:2); coarse keys are means of raw ones: use another "
+    "phi, "
+    "or remove the normaliser" },
+  { "coarse keys and small pages",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128,\n"
+    "  select: {normalizer: {block: 128, stride: 64}}}\nserving: {page_size: 32}\n",
+    "4:22: error: serving.page_size: 32 is no multiple of the stride: "
+    "model.select.normalizer.stride is 64 (t.yaml:3); use larger pages, or a stride that divides "
+    "them" },
   { "not causal", "model: {heads: 64, kv_heads: 4, head_dim: 128, causal: false}\n",
     "2:56: error: model.causal: false is not possible: NSA selects for each query among the "
     "blocks before it, so only causal attention is defined; remove the key or set it to true" },

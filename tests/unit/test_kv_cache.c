@@ -64,6 +64,9 @@ static void test_kinds(void **state) {
   walk_options(&(machine_request){ .phi = NSAI_PHI_LINEAR }, &options);
   walk_options(&(machine_request){ .phi = NSAI_PHI_MLP, .per_branch = true }, &options);
   walk_options(&(machine_request){ .gate = NSAI_GATE_LOGITS }, &options);
+  walk_options(&(machine_request){ .gate = NSAI_GATE_NONE }, &options);
+  for (nsai_phi_kind phi = NSAI_PHI_MEAN; phi < NSAI_PHI_EXTERNAL; phi++)
+    walk_options(&(machine_request){ .phi = phi, .keys_only = true }, &options);
 }
 
 /* Other models: blocks that do not overlap or hold several pages, groups of 1, 2 and 7 heads,
@@ -88,11 +91,11 @@ static void test_models(void **state) {
 }
 
 /* One prefill of `at` tokens, one of the rest, for every at; then that again, token by token. */
-static void test_every_split(void **state) {
+static void every_split(const machine_request *model) {
   static const int32_t length = 75;
   const kv_options options = { .page_size = 32 };
   kv_fixture w;
-  kv_init(&w, &(machine_request){ .phi = *(nsai_phi_kind *)*state }, &options, 1, &length);
+  kv_init(&w, model, &options, 1, &length);
   kv_oracle(&w);
   for (int32_t at = 0; at <= length; at++) {
     int32_t rest = length - at, one = 1;
@@ -103,6 +106,47 @@ static void test_every_split(void **state) {
     for (w.len[0] = at; w.len[0] < length;) kv_step(&w, &one, true);
   }
   kv_free(&w);
+}
+
+static void test_every_split(void **state) {
+  every_split(&(machine_request){ .phi = *(nsai_phi_kind *)*state });
+}
+
+/* The selection by a pool and coarse keys, with compressed keys alone and without gates. */
+static const machine_request normalized = {
+  .gate = NSAI_GATE_NONE, .keys_only = true, .pool = NSAI_POOL_MAX, .normalized = true
+};
+
+static void test_every_split_normalized(void **state) {
+  machine_request model = normalized;
+  every_split(&model);
+  model.pool = NSAI_POOL_SUM;
+  model.keys_only = false;
+  every_split(&model);
+}
+
+/* Coarse keys under every layout of the cache, of codes, in 16 bits, of blocks that hold pages. */
+static void test_normalized(void **state) {
+  for (size_t i = 0; i < KV_PAGE_SIZES; i++)
+    for (int bits = 0; bits < 8; bits++) {
+      const bool paged = kv_page_sizes[i] > 0;
+      const kv_options options = { .page_size = kv_page_sizes[i],
+                                   .hnd = bits & 1,
+                                   .lists = (bits & 2) && paged,
+                                   .slots = (bits & 2) && !paged };
+      machine_request model = normalized;
+      if (bits & 4) model = (machine_request){ .normalized = true, .per_branch = true };
+      walk_options(&model, &options);
+    }
+  static const kv_options cases[] = {
+    { .page_size = 16, .model = { "model.select.normalizer.block=48" } },
+    { .page_size = 16, .model = { "model.select.normalizer.stride=16", "model.window=0" } },
+    { .page_size = 32,
+      .model = { "model.select.normalizer.block=2", "model.select.normalizer.stride=1" } },
+    { .page_size = 16, .hnd = true, .model = { "model.dtype=bf16" } },
+    { .page_size = NSA_NONE, .model = { "model.dtype=fp16" } },
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) walk_options(&normalized, &cases[i]);
 }
 
 /* Prefill chunks and decode rows in one batch. */
@@ -236,10 +280,11 @@ static void test_other_inputs(void **state) {
   kv_free(&w);
 }
 
-static void expect_bytes(bool per_branch, int32_t page_size, bool ring, uint64_t want) {
+static void expect_bytes(const machine_request *model, int32_t page_size, bool ring,
+                         uint64_t want) {
   char yaml[1024];
   uint64_t bytes = 0;
-  machine_yaml(&(machine_request){ .per_branch = per_branch }, yaml, sizeof yaml);
+  machine_yaml(model, yaml, sizeof yaml);
   nsa_ctx *ctx = machine_context(yaml, NULL, false);
   nsa_problem p = INIT(nsa_problem, .op = NSA_OP_DECODE, .max_seqs = 1, .max_kv_len = 1001,
                        .page_size = page_size, .window_ring = ring);
@@ -257,10 +302,17 @@ static void expect_bytes(bool per_branch, int32_t page_size, bool ring, uint64_t
 /* Rows of 2 heads, 24 + 16 numbers of 4 bytes; a row for each token and pair, and one for each
  * stride. */
 static void test_page_bytes(void **state) {
-  expect_bytes(false, 64, false, (64 + 16) * 320);
-  expect_bytes(true, 64, false, (3 * 64 + 16) * 320);
-  expect_bytes(true, 16, true, (2 * 16 + 4) * 320);
-  expect_bytes(false, NSA_NONE, false, (1001 + 251) * 320);
+  const machine_request shared = { 0 }, three = { .per_branch = true };
+  expect_bytes(&shared, 64, false, (64 + 16) * 320);
+  expect_bytes(&three, 64, false, (3 * 64 + 16) * 320);
+  expect_bytes(&three, 16, true, (2 * 16 + 4) * 320);
+  expect_bytes(&shared, NSA_NONE, false, (1001 + 251) * 320);
+  /* Without compressed values an entry has 24 numbers. */
+  const machine_request keys_only = { .keys_only = true };
+  expect_bytes(&keys_only, 64, false, 64 * 320 + 16 * 192);
+  expect_bytes(&keys_only, NSA_NONE, false, 1001 * 320 + 251 * 192);
+  expect_bytes(&normalized, 64, false, 64 * 320 + (16 + 8) * 192);
+  expect_bytes(&normalized, NSA_NONE, false, 1001 * 320 + (251 + 126) * 192);
 }
 
 /* ---- threads ---- */
@@ -332,6 +384,8 @@ int main(void) {
     cmocka_unit_test_prestate(test_every_split, &mean),
     cmocka_unit_test_prestate(test_every_split, &linear),
     cmocka_unit_test_prestate(test_every_split, &mlp),
+    cmocka_unit_test(test_every_split_normalized),
+    cmocka_unit_test(test_normalized),
     cmocka_unit_test(test_mixed),
     cmocka_unit_test(test_places),
     cmocka_unit_test(test_external),

@@ -187,6 +187,34 @@ static void test_overlaps(void **state) {
   }
 }
 
+/* Coarse keys; and what is no part of a cache without compressed values, or without coarse keys. */
+static void test_normalized(void **state) {
+  static const kv_options cases[] = { { .page_size = 16 }, { .page_size = NSA_NONE, .hnd = true } };
+  const run_fn calls[] = { run_decode, run_prefill, run_append };
+  kv_fixture w;
+  kv_call c;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    begin(&w, &c, &(machine_request){ .keys_only = true, .normalized = true }, &cases[i]);
+    for (int k = 0; k < 3; k++) {
+      corrupt(&c, calls[k], "io.k_norm", &c.io.k_norm, cases[i].page_size > 0 ? 0 : SECOND_FREE);
+      c.io.kv.v_cmp = c.io.kv.k_cmp;
+      refuse(&c, calls[k], "v_cmp", "io.kv.v_cmp is given, but model.compress.output is false");
+      c.io.kv.v_cmp = (nsa_tensor){ 0 };
+    }
+    overlap(&c, run_append, "io.k_norm", &c.io.k_norm, 0, 0);
+    if (cases[i].page_size < 0) {
+      c.io.k_norm.shape[1]--;
+      refuse(&c, run_decode, "few", "io.k_norm has shape[1] = 17, expected at least 18");
+    }
+    end(&w, &c);
+    begin(&w, &c, &(machine_request){ 0 }, &cases[i]);
+    c.io.k_norm = c.io.kv.k_cmp;
+    for (int k = 0; k < 3; k++)
+      refuse(&c, calls[k], "k_norm", "io.k_norm is given, but the model has no select.normalizer");
+    end(&w, &c);
+  }
+}
+
 /* ---- capacities of rows and rings ---- */
 
 static void test_rows(void **state) {
@@ -554,19 +582,13 @@ static void test_wide_heads(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_each_tensor),
-    cmocka_unit_test(test_overlaps),
-    cmocka_unit_test(test_rows),
-    cmocka_unit_test(test_shapes),
-    cmocka_unit_test(test_what_does_not_belong),
-    cmocka_unit_test(test_forward),
-    cmocka_unit_test(test_values),
-    cmocka_unit_test(test_slots),
-    cmocka_unit_test(test_many_alike),
-    cmocka_unit_test(test_slot_mapping),
-    cmocka_unit_test(test_prefill),
-    cmocka_unit_test(test_gpu),
-    cmocka_unit_test(test_wide_heads),
+    cmocka_unit_test(test_normalized),   cmocka_unit_test(test_each_tensor),
+    cmocka_unit_test(test_overlaps),     cmocka_unit_test(test_rows),
+    cmocka_unit_test(test_shapes),       cmocka_unit_test(test_what_does_not_belong),
+    cmocka_unit_test(test_forward),      cmocka_unit_test(test_values),
+    cmocka_unit_test(test_slots),        cmocka_unit_test(test_many_alike),
+    cmocka_unit_test(test_slot_mapping), cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_gpu),          cmocka_unit_test(test_wide_heads),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
  */
 #include "support/cmocka_all.h"
 
+#include "base/float16.h"
 #include "kv_fixture.h"
 
 #include <math.h>
@@ -407,11 +408,11 @@ static size_t bytes_of(const nsa_tensor *t) {
   return (size_t)(t->shape[0] * t->stride[0]) * (t->dtype == NSA_E4M3 ? 1 : 4);
 }
 
-static void keep_or_compare(const kv_fixture *w, void *kept[8], bool keep) {
+static void keep_or_compare(const kv_fixture *w, void *kept[9], bool keep) {
   const nsa_kv *c = &w->cache;
-  const nsa_tensor *all[] = { &c->k[0], &c->v[0], &c->k[1],  &c->v[1],
-                              &c->k[2], &c->v[2], &c->k_cmp, &c->v_cmp };
-  for (int i = 0; i < 8; i++) {
+  const nsa_tensor *all[] = { &c->k[0], &c->v[0],  &c->k[1],  &c->v[1],  &c->k[2],
+                              &c->v[2], &c->k_cmp, &c->v_cmp, &w->k_norm };
+  for (int i = 0; i < 9; i++) {
     if (!all[i]->data) continue;
     if (keep) {
       kept[i] = malloc(bytes_of(all[i]));
@@ -424,6 +425,33 @@ static void keep_or_compare(const kv_fixture *w, void *kept[8], bool keep) {
   }
 }
 
+/* Coarse keys have the model's dtype, and are the means of the values that the codes stand for. */
+static void expect_norms(const kv_fixture *w) {
+  const nsai_model *g = &w->model;
+  const int64_t size = w->options.page_size;
+  for (int64_t m = 0; m * g->norm_stride + g->norm_block <= kv_length(w, 0); m++)
+    for (int64_t head = 0; head < g->kv_heads; head++)
+      for (int64_t e = 0; e < g->head_dim_qk; e++) {
+        const int64_t first = m * g->norm_stride, last = first + g->norm_block - 1;
+        const nsa_tensor *k = &w->cache.k[0], *out = &w->k_norm, *scale = &w->scales.k_scale[0];
+        double mean = 0;
+        for (int64_t t = first; t <= last; t++) {
+          const int64_t at = w->page[0][t / size] * k->stride[0] + t % size * k->stride[1] +
+                             head * k->stride[2] + e;
+          mean += k->dtype == NSA_E4M3
+                      ? (double)nsai_float_from_e4m3(((uint8_t *)k->data)[at]) *
+                            (double)toy_floats(scale)[scale->shape[0] > 1 ? head : 0]
+                      : (double)toy_floats(k)[at];
+        }
+        mean /= (double)g->norm_block;
+        const double got = (double)toy_floats(
+            out)[w->page[0][last / size] * out->stride[0] +
+                 last % size / g->norm_stride * out->stride[1] + head * out->stride[2] + e];
+        if (!(fabs(got - mean) <= 1e-6 * (1 + fabs(mean))))
+          fail_msg("coarse key %d: %g, expected %g", (int)m, got, mean);
+      }
+}
+
 /* One prefill of all tokens; then two of every split, and decoding from some on: the same bits of the
  * cache and of every row. */
 static void test_every_split(void **state) {
@@ -434,13 +462,16 @@ static void test_every_split(void **state) {
                                    .kv_codes = codes & 1,
                                    .cmp_codes = codes & 2,
                                    .model = { "model.head_dim_qk=32" } };
-      void *kept[8] = { NULL };
+      void *kept[9] = { NULL };
       kv_fixture w;
       kv_call all;
-      kv_init(&w, &(machine_request){ .phi = (nsai_phi_kind)phi, .per_branch = true }, &options, 1,
-              &length);
+      const machine_request model = { .phi = (nsai_phi_kind)phi,
+                                      .per_branch = true,
+                                      .normalized = phi == NSAI_PHI_MEAN };
+      kv_init(&w, &model, &options, 1, &length);
       kv_call_init(&all, &w, &length, &zero);
       kv_append(&all);
+      if (model.normalized) expect_norms(&w);
       kv_attend(&all, false);
       w.want = all.io;
       keep_or_compare(&w, kept, true);
@@ -454,7 +485,7 @@ static void test_every_split(void **state) {
           while (w.len[0] < length) kv_step(&w, &one, true);
         keep_or_compare(&w, kept, false);
       }
-      for (int i = 0; i < 8; i++) free(kept[i]);
+      for (int i = 0; i < 9; i++) free(kept[i]);
       kv_call_free(&all);
       kv_free(&w);
     }

@@ -10,6 +10,12 @@
 
 #include <math.h>
 
+static const machine_request shared = { 0 };
+/* Its cache has coarse keys, and no compressed values. */
+static const machine_request normalized = {
+  .gate = NSAI_GATE_NONE, .keys_only = true, .pool = NSAI_POOL_MAX, .normalized = true
+};
+
 /* ---- pages of several sequences ---- */
 
 /* Gives sequence 1 the first tokens of sequence 0. */
@@ -24,12 +30,12 @@ static void share_tokens(kv_fixture *w, int32_t count) {
 
 /* A prefix of `prefix` tokens, computed once, serves two sequences: whole pages are shared, one
  * that is begun is copied before it is written. */
-static void share_prefix(int32_t page_size, int32_t prefix) {
+static void share_prefix(const machine_request *model, int32_t page_size, int32_t prefix) {
   static const int32_t lengths[] = { 142, 144 };
   const kv_options options = { .page_size = page_size };
   const int32_t first[] = { prefix, 0 }, rest[] = { 142 - prefix, 144 - prefix };
   kv_fixture w;
-  kv_init(&w, &(machine_request){ 0 }, &options, 2, lengths);
+  kv_init(&w, model, &options, 2, lengths);
   share_tokens(&w, prefix);
   kv_oracle(&w);
   kv_step(&w, first, false);
@@ -47,8 +53,9 @@ static void share_prefix(int32_t page_size, int32_t prefix) {
 
 static void test_sharing(void **state) {
   for (size_t i = 1; i < KV_PAGE_SIZES; i++) {
-    share_prefix(kv_page_sizes[i], 45);
-    share_prefix(kv_page_sizes[i], kv_page_sizes[i]);
+    share_prefix(&shared, kv_page_sizes[i], 45);
+    share_prefix(&shared, kv_page_sizes[i], kv_page_sizes[i]);
+    share_prefix(&normalized, kv_page_sizes[i], 45);
   }
 }
 
@@ -90,11 +97,13 @@ static void test_skipped(void **state) {
 static void test_drafts(void **state) {
   static const int32_t lengths[] = { 120 };
   for (size_t i = 0; i < KV_PAGE_SIZES; i++)
-    for (int ring = 0; ring < 2; ring++) {
+    for (int kind = 0; kind < 3; kind++) {
+      const bool ring = kind == 1;
+      const machine_request branches = { .per_branch = true };
       const kv_options options = { .page_size = kv_page_sizes[i], .ring = ring };
       int32_t one = 1, begin = KV_CHUNK;
       kv_fixture w;
-      kv_init(&w, &(machine_request){ .per_branch = true }, &options, 1, lengths);
+      kv_init(&w, kind == 2 ? &normalized : &branches, &options, 1, lengths);
       kv_oracle(&w);
       kv_step(&w, &begin, false);
       for (int32_t drafts = 1; drafts <= KV_STEP; drafts++) {

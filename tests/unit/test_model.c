@@ -47,10 +47,13 @@ static void test_same(void **state) {
   m.window = 100;
   m.gate = NSA_GATE_MLP, m.gate_channels = 13, m.gate_hidden = 5, m.gate_activation = NSA_ACT_RELU;
   m.kv_sharing = NSA_KV_SHARED;
+  m.compress_output = NSA_NONE;
+  m.select_pool = NSA_POOL_MAX, m.normalizer_block = 96, m.normalizer_stride = 48;
   expect_same(
       &m, "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim_qk: 64, head_dim_v: 128, dtype: f32, "
-          "compress: {block: 24, stride: 12, phi: mlp, hidden: 99, activation: gelu}, "
-          "select: {block: 48, count: 7, init: 2, local: 3}, window: 100, gate: mlp, "
+          "compress: {block: 24, stride: 12, phi: mlp, hidden: 99, activation: gelu, "
+          "output: false}, select: {block: 48, count: 7, init: 2, local: 3, pool: max, "
+          "normalizer: {block: 96, stride: 48}}, window: 100, gate: mlp, "
           "gate_mlp: {channels: 13, hidden: 5, activation: relu}, kv_sharing: shared}\n");
 }
 
@@ -71,9 +74,12 @@ static void test_words(void **state) {
     { offsetof(nsa_model, gate), NSA_GATE_WEIGHTS, "gate: weights" },
     { offsetof(nsa_model, gate), NSA_GATE_LOGITS, "gate: logits" },
     { offsetof(nsa_model, gate), NSA_GATE_MLP, "gate: mlp, gate_mlp: {channels: 3}" },
+    { offsetof(nsa_model, gate), NSA_GATE_NONE, "gate: none" },
     { offsetof(nsa_model, gate_activation), NSA_ACT_RELU, "gate_mlp: {activation: relu}" },
     { offsetof(nsa_model, gate_activation), NSA_ACT_SILU, "gate_mlp: {activation: silu}" },
     { offsetof(nsa_model, gate_activation), NSA_ACT_GELU, "gate_mlp: {activation: gelu}" },
+    { offsetof(nsa_model, select_pool), NSA_POOL_SUM, "select: {pool: sum}" },
+    { offsetof(nsa_model, select_pool), NSA_POOL_MAX, "select: {pool: max}" },
     { offsetof(nsa_model, kv_sharing), NSA_KV_PER_BRANCH, "kv_sharing: per_branch" },
     { offsetof(nsa_model, kv_sharing), NSA_KV_SHARED, "kv_sharing: shared" },
     { offsetof(nsa_model, dtype), NSA_F16, "dtype: fp16" },
@@ -161,9 +167,13 @@ static void test_refusals(void **state) {
     CASE(phi, 5, NSA_E_ARG, "options.model.phi is 5"),
     CASE(phi, NSA_NONE, NSA_E_ARG, "options.model.phi is -1"),
     CASE(phi_activation, 4, NSA_E_ARG, "options.model.phi_activation is 4"),
-    CASE(gate, 4, NSA_E_ARG, "options.model.gate is 4"),
+    CASE(gate, 5, NSA_E_ARG, "options.model.gate is 5"),
     CASE(gate_activation, INT32_MIN, NSA_E_ARG, "options.model.gate_activation is"),
     CASE(kv_sharing, 3, NSA_E_ARG, "options.model.kv_sharing is 3"),
+    CASE(compress_output, 1, NSA_E_ARG, "options.model.compress_output is 1: expected NSA_NONE"),
+    CASE(compress_output, NSA_NONE, NSA_E_CONFIG, "model.compress.output: false leaves the first"),
+    CASE(select_pool, 3, NSA_E_ARG, "options.model.select_pool is 3"),
+    CASE(normalizer_block, 64, NSA_E_CONFIG, "model.select.normalizer.block: 64 needs a stride"),
     CASE(dtype, NSA_I32, NSA_E_ARG, "options.model.dtype is 4"),
 #undef CASE
   };

@@ -553,6 +553,49 @@ static void test_selected_kv(void **state) {
 #define PHI_MLP                                                                                    \
   "compress_gather_rows matmul compress_bias_activation matmul matmul compress_bias_activation"
 
+/* What only the CPU device computes: each stage of the plan says so, and dense attention is not
+ * concerned. */
+static void test_cpu_only(void **state) {
+  static const struct {
+    machine_request model;
+    const char *why;
+  } cases[] = {
+    { { .gpu = true, .keys_only = true },
+      "no kernel computes model.compress.output: false: only the CPU device does" },
+    { { .gpu = true, .pool = NSAI_POOL_MAX },
+      "no kernel computes model.select.pool: max: only the CPU device does" },
+    { { .gpu = true, .normalized = true },
+      "no kernel computes model.select.normalizer: only the CPU device does" },
+  };
+  static const int32_t ops[] = { NSA_OP_FORWARD, NSA_OP_PREFILL, NSA_OP_DECODE, NSA_OP_APPEND,
+                                 NSA_OP_BACKWARD };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char yaml[1024], dir[] = "/tmp/nsa-test-plan-XXXXXX";
+    machine_overrides overrides;
+    assert_non_null(mkdtemp(dir));
+    machine_yaml(&cases[i].model, yaml, sizeof yaml);
+    machine_overrides_init(&overrides, dir, NULL);
+    nsa_ctx *ctx = machine_context(yaml, overrides.list, true);
+    nsa_problem p = INIT(nsa_problem, .max_tokens = 64, .max_seqs = 2, .max_kv_len = 64);
+    for (size_t k = 0; k < sizeof ops / sizeof *ops; k++) {
+      nsa_plan *plan = NULL;
+      nsa_caps caps = NSA_CAPS_INIT;
+      p.op = ops[k];
+      machine_expect("plan", nsa_plan_create(ctx, &p, NULL, NULL, &plan), NSA_E_UNSUPPORTED,
+                     cases[i].why);
+      machine_expect("query", nsa_query(ctx, &p, &caps), NSA_OK, NULL);
+      assert_int_equal(caps.supported, 0);
+      machine_expect_story(ctx, &p, cases[i].why);
+    }
+    nsa_caps caps = NSA_CAPS_INIT;
+    p.op = NSA_OP_DENSE;
+    machine_expect("dense", nsa_query(ctx, &p, &caps), NSA_OK, NULL);
+    assert_int_equal(caps.supported, 1);
+    nsa_destroy(ctx);
+    machine_remove(dir);
+  }
+}
+
 /* phi mlp and the gate MLP go through cuBLASLt, on the same stream. */
 static void test_products(void **state) {
   machine m;
@@ -670,6 +713,7 @@ static void test_images_that_do_not_load(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_cpu_only),
     cmocka_unit_test(test_prepare),
     cmocka_unit_test(test_cancel),
     cmocka_unit_test(test_bad_kernel),

@@ -241,6 +241,19 @@ static void test_strings(void **state) {
               marked,
               "fwd:fp16:h8/2:d192/128:l32/16:s64x16+1+2:w512:phi=mlp,99,gelu:kv=shared:"
               "gate=mlp,7,3,relu:sel=ranges:ov=high:tok100:kv100:len100:seq1:probe5");
+  expect_text(MODEL ", gate: none}", small,
+              "fwd:bf16:h8/2:d64/64:l32/16:s64x4+1+2:w128:phi=mean:kv=branch:gate=none:sel=topn:"
+              "ov=low:tok100:kv1000:len1000:seq2");
+  expect_text("nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, kv_sharing: shared, "
+              "compress: {output: false}}",
+              small,
+              "fwd:bf16:h8/2:d64/64:l32/16:s64x16+1+2:w512:phi=mean:kv=shared:gate=logits:sel=topn:"
+              "cmp=keys:ov=low:tok100:kv1000:len1000:seq2");
+  expect_text("nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, kv_sharing: shared, "
+              "select: {pool: max, normalizer: {block: 128, stride: 64}}}",
+              small,
+              "fwd:bf16:h8/2:d64/64:l32/16:s64x16+1+2:w512:phi=mean:kv=shared:gate=logits:sel=topn:"
+              "pool=max:norm=128/64:ov=low:tok100:kv1000:len1000:seq2");
   nsa_problem dense = PROBLEM(.max_seqs = 1, .max_tokens = 64, .op = NSA_OP_DENSE);
   expect_text(MODEL "}", dense, "dense:bf16:h8/2:d64/64:ov=low:tok64:kv64:len64:seq1");
   nsa_problem backward = PROBLEM(.max_seqs = 1, .max_tokens = 64, .op = NSA_OP_BACKWARD);
@@ -265,6 +278,24 @@ static void test_strings(void **state) {
   expect_text(MODEL "}\nruntime: {count_reads: true}", decode,
               "decode:bf16:h8/2:d64/64:l32/16:s64x4+1+2:w128:phi=mean:kv=branch:gate=logits:"
               "sel=topn:ov=low:tok6:q2:page64:ring:len70000:seq3:reads");
+}
+
+/* Coarse keys end in pages evenly. */
+static void test_normalizer_pages(void **state) {
+  nsai_config *config = load_model("nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, "
+                                   "select: {normalizer: {block: 128, stride: 64}}}");
+  nsai_problem p;
+  for (int32_t page = 16; page <= 128; page *= 2) {
+    const nsa_problem asked =
+        PROBLEM(.op = NSA_OP_DECODE, .max_seqs = 1, .max_kv_len = 300, .page_size = page);
+    if (page >= 64)
+      assert_int_equal(nsai_problem_resolve(config, &asked, &p), NSA_OK);
+    else
+      assert_int_equal(nsai_problem_resolve(config, &asked, &p), NSA_E_ARG);
+    const char *text = "expected a multiple of model.select.normalizer.stride (64)";
+    if (page < 64) assert_non_null(strstr(nsa_last_error(), text));
+  }
+  nsai_config_destroy(config);
 }
 
 static bool selects_all(const char *model, int64_t kv_len, int32_t selection, int32_t op) {
@@ -292,9 +323,10 @@ static void test_selects_all(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_defaults), cmocka_unit_test(test_cached_defaults),
-    cmocka_unit_test(test_none),     cmocka_unit_test(test_refusals),
-    cmocka_unit_test(test_strings),  cmocka_unit_test(test_selects_all),
+    cmocka_unit_test(test_defaults),    cmocka_unit_test(test_cached_defaults),
+    cmocka_unit_test(test_none),        cmocka_unit_test(test_refusals),
+    cmocka_unit_test(test_strings),     cmocka_unit_test(test_normalizer_pages),
+    cmocka_unit_test(test_selects_all),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

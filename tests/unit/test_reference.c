@@ -536,6 +536,50 @@ static void test_gate_forms(void **state) {
   toy_free(&t);
 }
 
+/* Without gates `o` is what gates of one give. */
+static void test_no_gates(void **state) {
+  nsai_model g = toy_model(NSAI_PHI_MEAN), none = g;
+  none.gate = NSAI_GATE_NONE;
+  for (uint32_t branches = 0; branches < 8; branches++) {
+    toy t;
+    one(&t, &g, 40, 57);
+    nsa_io io = t.io;
+    toy_outputs(&t, &io, t.tokens);
+    for (int64_t i = 0; i < toy_count(&io.gate.value); i++) toy_floats(&io.gate.value)[i] = 1;
+    t.io.gate.value = (nsa_tensor){ 0 };
+    assert_int_equal(nsai_reference_forward(&g, NSA_SELECT_TOPN, branches, &t.batch, &io, 2), 0);
+    assert_int_equal(nsai_reference_forward(&none, NSA_SELECT_TOPN, branches, &t.batch, &t.io, 2),
+                     0);
+    toy_same("o", &t.io.o, &io.o, t.tokens);
+    toy_free(&t);
+  }
+}
+
+/* A model whose compressed keys serve the selection alone gives what the other branches of the whole
+ * model give, and takes no compressed values. */
+static void test_keys_only(void **state) {
+  for (nsai_phi_kind phi = NSAI_PHI_MEAN; phi <= NSAI_PHI_EXTERNAL; phi++) {
+    nsai_model g = toy_model(phi), keys_only = g;
+    toy t;
+    keys_only.keys_only = 1;
+    one(&t, &g, 40, 57);
+    t.io.kv.k_cmp = toy_tensor(&t, NSA_F32, 3, 13, 2, 24); /* (57 - 8) / 4 + 1 */
+    t.io.kv.v_cmp = toy_tensor(&t, NSA_F32, 3, 13, 2, 16);
+    toy_randomize(&t, &t.io.kv.k_cmp);
+    toy_randomize(&t, &t.io.kv.v_cmp);
+    nsa_io io = t.io;
+    toy_outputs(&t, &io, t.tokens);
+    io.kv.v_cmp = io.o_branch[NSA_CMP] = io.lse[NSA_CMP] = (nsa_tensor){ 0 };
+    io.phi.v = (nsa_phi_side){ 0 };
+    const uint32_t others = 1u << NSA_SEL | 1u << NSA_WIN;
+    assert_int_equal(nsai_reference_forward(&g, NSA_SELECT_TOPN, others, &t.batch, &t.io, 2), 0);
+    assert_int_equal(nsai_reference_forward(&keys_only, NSA_SELECT_TOPN, 0, &t.batch, &io, 2), 0);
+    t.io.o_branch[NSA_CMP] = t.io.lse[NSA_CMP] = (nsa_tensor){ 0 };
+    toy_same_outputs("keys alone", &t.io, &io, t.tokens);
+    toy_free(&t);
+  }
+}
+
 /* To nearest; or, by draws, to one of both neighbours, and on average to the value itself. */
 static void test_rounding_draws(void **state) {
   const int32_t dtypes[] = { NSA_BF16, NSA_F16 };
@@ -598,6 +642,8 @@ int main(void) {
     WITH(test_external, mlp),
     cmocka_unit_test(test_pairs),
     cmocka_unit_test(test_gate_forms),
+    cmocka_unit_test(test_no_gates),
+    cmocka_unit_test(test_keys_only),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

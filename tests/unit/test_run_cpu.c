@@ -48,6 +48,10 @@ static void test_forward(void **state) {
   expect_forward(&(machine_request){ .phi = NSAI_PHI_MLP }, 0);
   expect_forward(&(machine_request){ .phi = NSAI_PHI_EXTERNAL }, 0);
   expect_forward(&(machine_request){ .gate = NSAI_GATE_MLP, .gate_hidden = 8 }, 0);
+  expect_forward(&(machine_request){ .gate = NSAI_GATE_NONE }, 0);
+  expect_forward(&(machine_request){ .keys_only = true }, 0);
+  expect_forward(&(machine_request){ .keys_only = true, .phi = NSAI_PHI_MLP }, 1u << NSA_SEL);
+  expect_forward(&(machine_request){ .keys_only = true, .phi = NSAI_PHI_EXTERNAL }, 0);
 }
 
 /* Given blocks: those that the library chose itself lead to the same output. */

@@ -169,6 +169,7 @@ static void test_each_tensor(void **state) {
     corrupt_all(&(machine_request){ .gpu = gpu, .phi = NSAI_PHI_LINEAR }, 0);
     corrupt_all(&(machine_request){ .gpu = gpu, .phi = NSAI_PHI_MLP }, 0);
     corrupt_all(&(machine_request){ .gpu = gpu, .phi = NSAI_PHI_EXTERNAL }, 0);
+    corrupt_all(&(machine_request){ .gpu = gpu, .gate = NSAI_GATE_NONE }, 0);
     corrupt_all(&(machine_request){ .gpu = gpu, .gate = NSAI_GATE_MLP }, 0);
     corrupt_all(&(machine_request){ .gpu = gpu, .gate = NSAI_GATE_MLP, .gate_hidden = 8 }, 0);
   }
@@ -204,6 +205,45 @@ static void test_selections(void **state) {
                    "the caller brings");
     machine_free(&m);
   }
+}
+
+/* A model without gates takes none. */
+static void test_no_gates(void **state) {
+  for (int gpu = 0; gpu < 2; gpu++) {
+    machine m;
+    machine_init(&m, &(machine_request){ .gpu = gpu, .gate = NSAI_GATE_NONE });
+    m.toy.io.gate.value = toy_tensor(&m.toy, m.toy.model.dtype, 3, m.toy.tokens, 6, 3);
+    refuse(&m, nsa_forward, "io.gate.value", "is given, but model.gate is none");
+    machine_free(&m);
+  }
+}
+
+/* A model without compressed values takes none, nor anything that belongs to them. */
+static void test_keys_only(void **state) {
+  machine m;
+  machine_init(&m, &(machine_request){ .keys_only = true });
+  toy *t = &m.toy;
+  const nsa_io good = t->io;
+  machine_expect("good", machine_forward(&m), NSA_OK, NULL);
+  t->io.kv.k_cmp = toy_tensor(t, NSA_F32, 3, 20, 2, 24);
+  t->io.kv.v_cmp = toy_tensor(t, NSA_F32, 3, 20, 2, 16);
+  static const int32_t blocks[] = { 10, 10 };
+  t->batch.cu_cmp = toy_offsets(t, 2, blocks);
+  refuse(&m, nsa_forward, "io.kv.v_cmp is given, but model.compress.output is false", "given");
+  refuse(&m, nsa_compress, "io.kv.v_cmp is given, but model.compress.output is false", "given");
+  t->io.kv.v_cmp = (nsa_tensor){ 0 };
+  machine_expect("keys", machine_forward(&m), NSA_OK, NULL);
+  nsa_tensor keys = t->io.kv.k_cmp;
+  t->io.kv.k_cmp = toy_tensor(t, NSA_F32, 3, 20, 2, 24);
+  machine_expect("keys", nsa_compress(m.plan, &m.exec, &t->batch, &t->io), NSA_OK, NULL);
+  toy_same("k_cmp", &t->io.kv.k_cmp, &keys, 3);
+  t->io = good;
+  t->io.lse[0] = toy_tensor(t, NSA_F32, 2, t->tokens, 6, 0);
+  refuse(&m, nsa_forward, "io.lse[0] is wanted, but branch 0 does not run", "wanted");
+  t->io = good;
+  m.exec.branches = 1u << NSA_CMP;
+  refuse(&m, nsa_forward, "the model has none of these branches", "asked for");
+  machine_free(&m);
 }
 
 /* f32, the CPU device's own, is aligned to its elements; strides are free. */
@@ -437,7 +477,8 @@ static void test_external(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_each_tensor), cmocka_unit_test(test_f32),
+    cmocka_unit_test(test_each_tensor), cmocka_unit_test(test_no_gates),
+    cmocka_unit_test(test_keys_only),   cmocka_unit_test(test_f32),
     cmocka_unit_test(test_selections),  cmocka_unit_test(test_capacities),
     cmocka_unit_test(test_offsets),     cmocka_unit_test(test_levels),
     cmocka_unit_test(test_exec),        cmocka_unit_test(test_pairs),

@@ -191,7 +191,7 @@ static int32_t draw(int32_t count) {
 static void random_model(char *text, size_t size) {
   static const char *const phis[] = { "mean", "linear", "mlp, hidden: 33", "external" };
   static const char *const gates[] = { "weights", "logits", "mlp, gate_mlp: {channels: 9}",
-                                       "mlp, gate_mlp: {channels: 9, hidden: 4}" };
+                                       "mlp, gate_mlp: {channels: 9, hidden: 4}", "none" };
   int32_t group = 1 + draw(64), kv = 1 + draw(4), stride = 1 + draw(32);
   int32_t block = stride * (1 + draw(8)), select = block + stride * draw(8), count = draw(32);
   snprintf(text, size,
@@ -199,7 +199,7 @@ static void random_model(char *text, size_t size) {
            "{block: %d, stride: %d, phi: %s}, select: {block: %d, count: %d, init: %d, local: %d}, "
            "window: %d, gate: %s, kv_sharing: %s, dtype: %s}\n",
            group * kv, kv, 16 + 8 * draw(31), 16 + 8 * draw(31), block, stride, phis[draw(4)],
-           select, count, count / 4, count / 3, draw(3) * 100, gates[draw(4)],
+           select, count, count / 4, count / 3, draw(3) * 100, gates[draw(5)],
            draw(2) ? "shared" : "per_branch", draw(2) ? "bf16" : "fp16");
 }
 

@@ -210,8 +210,10 @@ static bool add_branches(const chk_scenario *sc, int64_t token, int32_t head, do
   for (int b = 0; b < NSA_BRANCHES && chk_cache_position_of(sc, token) >= 0; b++) {
     const chk_cache_tensor *t = &sc->tensor[CHK_CACHE_O_BRANCH + b];
     if (!(sc->branches >> b & 1)) continue;
-    double x = value(&gate->view, gate->host,
-                     token * gate->view.stride[0] + head * gate->view.stride[1] + b);
+    double x = 1;
+    if (g->gate != NSAI_GATE_NONE)
+      x = value(&gate->view, gate->host,
+                token * gate->view.stride[0] + head * gate->view.stride[1] + b);
     if (g->gate == NSAI_GATE_LOGITS) x = 1 / (1 + exp(-x));
     int64_t at = token * t->view.stride[0] + head * t->view.stride[1];
     for (int32_t i = 0; i < g->head_dim_v; i++) plain[i] += x * value(&t->view, t->host, at + i);

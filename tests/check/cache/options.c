@@ -22,6 +22,8 @@ static void random_model(uint64_t *random, nsai_model *g) {
   static const int32_t overlaps[] = { 1, 2, 2, 2, 4 };
   static const int32_t counts[] = { 0, 1, 4, 8, 16, 16, 20, 40 };
   static const int32_t windows[] = { 0, 1, 5, 33, 64, 100, 512 };
+  static const nsai_gate_kind gates[] = { NSAI_GATE_WEIGHTS, NSAI_GATE_LOGITS, NSAI_GATE_WEIGHTS,
+                                          NSAI_GATE_LOGITS, NSAI_GATE_NONE };
   g->kv_heads = (int32_t)(1 + next(random) % 3);
   g->heads = g->kv_heads * PICK(random, groups);
   g->head_dim_qk = PICK(random, dims);
@@ -42,7 +44,7 @@ static void random_model(uint64_t *random, nsai_model *g) {
     g->phi = next(random) % 2 ? NSAI_PHI_LINEAR : NSAI_PHI_MLP;
   g->phi_hidden = g->phi == NSAI_PHI_MLP ? 48 : 0;
   g->phi_activation = NSAI_ACT_SILU;
-  g->gate = next(random) % 2 ? NSAI_GATE_WEIGHTS : NSAI_GATE_LOGITS;
+  g->gate = PICK(random, gates);
   g->gate_channels = 64;
   g->gate_hidden = 32;
   g->gate_activation = NSAI_ACT_SILU;
@@ -320,10 +322,12 @@ void chk_cache_options_print(const chk_cache_options *o, FILE *out) {
           g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block, g->stride,
           g->select_block, g->select_count, g->select_init, g->select_local, g->window,
           g->dtype == NSA_F16 ? "fp16" : "bf16", g->per_branch ? " branch" : "",
-          g->gate == NSAI_GATE_MLP ? " gates" : "", phi_names[g->phi], o->page_size,
-          o->hnd ? " hnd" : "", o->lists ? " lists" : "", o->ring ? " ring" : "",
-          o->slots ? " slots" : "", o->mapping ? " mapping" : "", o->graph ? " graph" : "",
-          o->ragged ? " ragged" : "",
+          g->gate == NSAI_GATE_MLP    ? " gates"
+          : g->gate == NSAI_GATE_NONE ? " no gates"
+                                      : "",
+          phi_names[g->phi], o->page_size, o->hnd ? " hnd" : "", o->lists ? " lists" : "",
+          o->ring ? " ring" : "", o->slots ? " slots" : "", o->mapping ? " mapping" : "",
+          o->graph ? " graph" : "", o->ragged ? " ragged" : "",
           o->selection == NSA_SELECT_TOPN     ? ""
           : o->selection == NSA_SELECT_BLOCKS ? " blocks"
                                               : " ranges",

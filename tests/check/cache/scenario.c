@@ -175,7 +175,7 @@ static nsa_status make_rest(chk_scenario *sc) {
   NSAI_TRY(chk_cache_make(sc, CHK_CACHE_Q, g->dtype, 3, SHAPE(t, g->heads, g->head_dim_qk)));
   if (g->gate == NSAI_GATE_MLP)
     NSAI_TRY(chk_cache_make(sc, CHK_CACHE_GATE, g->dtype, 2, SHAPE(t, g->gate_channels)));
-  else
+  else if (g->gate != NSAI_GATE_NONE)
     NSAI_TRY(chk_cache_make(sc, CHK_CACHE_GATE, g->dtype, 3, SHAPE(t, g->heads, 3)));
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
     NSAI_TRY(chk_cache_make(sc, CHK_CACHE_LSE + pair, NSA_F32, 2, SHAPE(t, g->heads)));

@@ -60,6 +60,7 @@ nsa_status chk_cache_make_weights(chk_scenario *sc) {
 nsa_gate chk_cache_gate(const chk_scenario *sc, bool gpu, int64_t rows) {
   nsa_tensor first = chk_cache_view(sc, CHK_CACHE_GATE, gpu);
   first.shape[0] = rows;
+  if (sc->options.model.gate == NSAI_GATE_NONE) return (nsa_gate){ 0 };
   if (sc->options.model.gate != NSAI_GATE_MLP) return (nsa_gate){ .value = first };
   return (nsa_gate){ .x = first,
                      .w1 = chk_cache_view(sc, CHK_CACHE_GATE_W1, gpu),

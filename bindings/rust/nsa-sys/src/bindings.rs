@@ -106,6 +106,9 @@ pub const NSA_ACT_GELU: i32 = 3;
 pub const NSA_GATE_WEIGHTS: i32 = 1;
 pub const NSA_GATE_LOGITS: i32 = 2;
 pub const NSA_GATE_MLP: i32 = 3;
+pub const NSA_GATE_NONE: i32 = 4;
+pub const NSA_POOL_SUM: i32 = 1;
+pub const NSA_POOL_MAX: i32 = 2;
 pub const NSA_KV_PER_BRANCH: i32 = 1;
 pub const NSA_KV_SHARED: i32 = 2;
 #[repr(C)]
@@ -132,6 +135,10 @@ pub struct nsa_model {
     pub gate_hidden: i32,
     pub gate_activation: i32,
     pub kv_sharing: i32,
+    pub compress_output: i32,
+    pub select_pool: i32,
+    pub normalizer_block: i32,
+    pub normalizer_stride: i32,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -349,6 +356,7 @@ pub struct nsa_io {
     pub v_scale: [nsa_tensor; 3usize],
     pub k_cmp_scale: nsa_tensor,
     pub v_cmp_scale: nsa_tensor,
+    pub k_norm: nsa_tensor,
 }
 extern "C" {
     pub fn nsa_forward(

@@ -239,6 +239,8 @@ impl<'a> Io<'a> {
         k_cmp_scale: Tensor => k_cmp_scale;
         /// The scale of compressed values, likewise.
         v_cmp_scale: Tensor => v_cmp_scale;
+        /// Coarse keys of a cache, where the model has a normalizer.
+        k_norm: TensorMut => k_norm;
         /// Gates or their logits.
         gates: Tensor => gate.value;
         /// The features of a gate MLP.
