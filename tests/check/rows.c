@@ -94,13 +94,14 @@ static int find_prefills(finder *f) {
   return status;
 }
 
-/* A row that reads codes has kernels of their own for them. */
-static int find_codes(finder *f, chk_cache_kind kind) {
+/* A row that reads codes has kernels of their own for them; and rows of decode others for raw codes beside
+ * entries in 16 bits. */
+static int find_codes(finder *f, chk_cache_kind kind, chk_cache_codes codes) {
   const int before = f->found;
   int status = 0;
   for (uint64_t i = 1;
        f->row->takes_codes && !status && i <= RANDOM_SCENARIOS && f->found < before + PER_ROW; i++)
-    status = try_scenario(f, kind, i, false, CHK_CACHE_CODES_BOTH);
+    status = try_scenario(f, kind, i, false, codes);
   return status;
 }
 
@@ -119,7 +120,11 @@ static int find_problems(finder *f) {
     status = try_case(f, &c);
   }
   if (!status && !cached) status = find_prefills(f);
-  return status ? status : find_codes(f, cached ? CHK_CACHE_DECODE : CHK_CACHE_PREFILL);
+  if (!status)
+    status = find_codes(f, cached ? CHK_CACHE_DECODE : CHK_CACHE_PREFILL, CHK_CACHE_CODES_BOTH);
+  if (!status && f->row->stage == NSAI_STAGE_DECODE)
+    status = find_codes(f, CHK_CACHE_DECODE, CHK_CACHE_CODES_KV);
+  return status;
 }
 
 int chk_list_make_rows(const chk_arguments *a, chk_list *list) {
