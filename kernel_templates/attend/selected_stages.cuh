@@ -7,8 +7,8 @@
 #include "attend/selected_branches.cuh"
 #include "attend/selected_tiles.cuh"
 #include "core/barrier.cuh"
-#include "core/expand_codes.cuh"
 #include "core/copy.cuh"
+#include "core/expand_codes.cuh"
 #include "core/tma.cuh"
 #include "data/cached_boxes.cuh"
 

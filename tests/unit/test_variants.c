@@ -124,6 +124,12 @@ static void choose(const nsai_config *config, const nsai_problem *p, const nsai_
   if (nsai_choose(config, p, target, NULL, NULL, out) != NSA_OK) fail_msg("%s", nsa_last_error());
 }
 
+/* Whether the model has something that no kernel computes. */
+static bool cpu_alone(const nsai_problem *p) {
+  const nsai_model *m = &p->model;
+  return p->op != NSA_OP_DENSE && (m->pool == NSAI_POOL_MAX || m->norm_block || m->keys_only);
+}
+
 static void check_problem(const nsai_config *config, const nsa_problem *asked) {
   nsai_problem p;
   nsai_choice c;
@@ -131,6 +137,11 @@ static void check_problem(const nsai_config *config, const nsa_problem *asked) {
   for (int32_t a = 0; nsai_arch_at(a); a++) {
     const nsai_arch *arch = nsai_arch_at(a);
     const nsai_target target = target_of(arch);
+    if (cpu_alone(&p)) {
+      assert_int_equal(nsai_choose(config, &p, &target, NULL, NULL, &c), NSA_E_UNSUPPORTED);
+      assert_non_null(strstr(nsa_last_error(), "only the CPU device does"));
+      continue;
+    }
     choose(config, &p, &target, &c);
     for (int s = 0; s < NSAI_STAGE_COUNT; s++)
       assert_true((c.variant[s] != NULL) == nsai_stage_needed(&p, (nsai_stage)s));

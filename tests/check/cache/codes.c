@@ -164,9 +164,11 @@ double chk_cache_entry_error(const chk_scenario *sc, int what, int64_t at, doubl
   double bound = unit * fabs(want) + least;
   if (t->codes) {
     const double scale = scale_of(sc, what, head_of(&t->view, at));
-    /* Of a saturated entry the reference has more. Half a step, and the reference's own rounding. */
+    /* Of a saturated entry the reference has more. Half a step, and the reference's own rounding; what
+     * products give has been rounded to the model's dtype before, where it may be a neighbour. */
+    const bool products = sc->options.model.phi != NSAI_PHI_MEAN;
     want = fmax(-MOST * scale, fmin(MOST * scale, want));
-    bound = step_at(want / scale * (1 + 2 * unit)) * scale / 2 + bound / 2;
+    bound = step_at(want / scale * (1 + 2 * unit)) * scale / 2 + (products ? bound : bound / 2);
   }
   return fabs(x - want) / bound;
 }
