@@ -58,10 +58,12 @@
  * ("NHD") fits, and so does [N, Hkv, P, D] ("HND"), passed with the two middle dimensions exchanged.
  *   k[b]   [N, P, Hkv, Dk]      v[b]   [N, P, Hkv, Dv]      raw tokens
  *   k_cmp  [N, P/d, Hkv, Dk]    v_cmp  [N, P/d, Hkv, Dv]    compressed entries, same pages
- * With compress.output false v_cmp does not exist. With a select.normalizer of block b and stride s,
- * which divides P, io.k_norm [N, P/s, Hkv, Dk] holds the coarse keys, in the model's dtype: the mean of
- * the raw keys of tokens m*s to e = m*s + b - 1 lies in the page of token e, at (e mod P) / s. All that
- * is said of compressed entries is true of them.
+ * With compress.output false v_cmp does not exist. With a select.normalizer of block b and stride
+ * s, which divides P, io.k_norm [N, P/s, Hkv, Dk] holds the coarse keys: the mean of the raw keys of
+ * tokens m*s to e = m*s + b - 1 lies in the page of token e, at (e mod P) / s. What is said below of
+ * where entries lie, of sharing, copies and drafts is true of them. They have the model's dtype, also
+ * in a cache in e4m3: there the codes are added up in fp32 in ascending order, and the sum times
+ * fp32(k_scale / b) is rounded once.
  * Without pages N is a number of rows, P the tokens that a row has room for, at least max_kv_len,
  * and k_cmp has ceil(P/d) entries a row. Each sequence has one row, which batch.slots names.
  *
@@ -119,8 +121,8 @@ extern "C" {
 #endif
 
 /* Says how many bytes one page takes in one layer: raw K and V of every pair that the model reads
- * and that lies in pages, the compressed entries, and coarse keys. Without pages: one row of max_kv_len
- * tokens. Rings are not counted; they take R * Hkv * (Dk + Dv) elements for each sequence.
+ * and that lies in pages, the compressed entries, and coarse keys. Without pages: one row of
+ * max_kv_len tokens. Rings are not counted; they take R * Hkv * (Dk + Dv) elements for each sequence.
  * Thread-safe.
  *
  * problem  of NSA_OP_PREFILL, NSA_OP_DECODE or NSA_OP_APPEND.
@@ -139,8 +141,9 @@ NSA_API nsa_status nsa_kv_page_bytes(nsa_ctx *ctx, const nsa_problem *problem, u
  *        and slot_mapping, with -1 for tokens of padded rows and for those with t < 0.
  * io     in: new_kv, the pairs that the model reads, dtype [T, Hkv, Dk] and [T, Hkv, Dv], without
  *        k_cmp and v_cmp; phi, the weights of phi linear and mlp; the scales of a cache in e4m3.
- *        Out: kv, the same pairs of the cache, and k_cmp, v_cmp, k_norm. With phi external the caller writes
- *        the compressed entries, and k_cmp, v_cmp are not touched.
+ *        Out: kv, the same pairs of the cache, and k_cmp, v_cmp, and k_norm with the coarse keys that
+ *        the new tokens complete. With phi external the caller writes the compressed entries, and
+ *        k_cmp, v_cmp are not touched.
  *
  * No two sequences may write different values into one place. On a GPU tokens at or behind the
  * plan's max_kv_len, and tokens without a page in their list, are not written; the CPU device
@@ -170,8 +173,9 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
  *   NSA_CMP  N(L) = L < l ? 0 : (L - l) / d + 1 entries, also for a selection or a probe alone
  *   NSA_SEL  the sum of min(l', L - j*l') over its selected blocks j; n*l' tokens if all are whole
  *   NSA_WIN  min(w, L) tokens
- * and for NSA_CMP of a model with a normalizer (L - b) / s + 1 coarse keys besides,
- * of 2 * (Dk + Dv) bytes, in e4m3 half of that; of a caller's ranges their tokens. New tokens that
+ * of 2 * (Dk + Dv) bytes, in e4m3 half of that; of a caller's ranges their tokens. Where the library
+ * selects or probes for a model with a normalizer, NSA_CMP also has L < b ? 0 : (L - b) / s + 1 coarse
+ * keys of Dk elements of the model's dtype, once a sequence. New tokens that
  * one CTA takes together read each key once: the compressed entries of the last of them, their
  * windows, and every block that one of them selects; ranges they read separately. What is read
  * again is counted again, though a hardware cache may have it. The second pass for the importance of

@@ -244,7 +244,8 @@ def _outputs_of(text: str, q, selected: bool, save: bool, branches: int = 0):
     idx = ((0,) if selected or not count else (tokens, model["kv_heads"], count), torch.int32)
     saved = []
     if save:
-        for branch, there in enumerate((True, count > 0, model["window"] > 0)):
+        compressed = model["compress"].get("output", True)
+        for branch, there in enumerate((compressed, count > 0, model["window"] > 0)):
             if there and (not branches or branches >> branch & 1):
                 saved += [(f"o_branch{branch}", *o), (f"lse{branch}", (tokens, heads), torch.float32)]
     return o, idx, saved

@@ -82,6 +82,9 @@ class KVCache:
         stride = config.compress["stride"]
         if page_size not in (16, 32, 64, 128) or page_size % stride:
             raise ValueError(f"page_size is {page_size}; it is 16, 32, 64 or 128, and a multiple of compress.stride, {stride}")
+        coarse = (config.select.get("normalizer") or {}).get("stride", 0)
+        if coarse and page_size % coarse:
+            raise ValueError(f"page_size is {page_size}; it is a multiple of select.normalizer.stride, {coarse}")
         if not 1 <= max_q <= 16:
             raise ValueError(f"max_q is {max_q}; a decode step has 1 to 16 new tokens of a sequence")
         self.config, self.page_size, self.max_q, self.device = config, page_size, max_q, torch.device(device)

@@ -42,6 +42,8 @@ class NSAttention(nn.Module):
         self.o = nn.Linear(config.heads * config.head_dim_v, dim, **make)
         self.phi = nn.ParameterDict()
         for side, width in ("k", config.head_dim), ("v", config.head_dim_v):
+            if side == "v" and not config.compress.get("output", True):
+                continue  # there are no compressed values
             for name, shape in self._phi_shapes(width).items():
                 self.phi[f"{side}_{name}"] = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.reset_parameters()

@@ -158,6 +158,9 @@ static void check_normalizer(const checker *c) {
   else if (m->norm_block && m->norm_block % m->norm_stride)
     report(c, stride, block, "does not divide the block",
            "use a stride that divides it, so that blocks begin and end on strides");
+  if (m->norm_block && is_good(c, NSAI_KEY_SELECT_COUNT) && !m->select_count)
+    report(c, block, NSAI_KEY_SELECT_COUNT, "serves a selection that the model does not have",
+           "raise count, or remove the normaliser");
   if (m->norm_block && is_good(c, NSAI_KEY_COMPRESS_PHI) && m->phi == NSAI_PHI_EXTERNAL)
     report(c, block, NSAI_KEY_COMPRESS_PHI, "is no size of external keys",
            "coarse keys are means of raw ones: use another phi, or remove the normaliser");

@@ -189,8 +189,8 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
       "new tokens of a sequence in one decode step, drafts included; 0: each problem says, else 1"),
   RANGE(PAGE_SIZE, "serving.page_size", INT, serving.page_size, 0, NSAI_MAX_PAGE_SIZE,
         NSAI_MIN_PAGE_SIZE, "0",
-        "tokens of a page of the KV cache: 16, 32, 64 or 128, a multiple of compress.stride; 0: "
-        "each problem says, else no pages"),
+        "tokens of a page of the KV cache: 16, 32, 64 or 128, a multiple of compress.stride and of "
+        "select.normalizer.stride; 0: each problem says, else no pages"),
   WORD(KV_DTYPE, "serving.kv_dtype", serving.kv_dtype, cache_dtype_words, "model",
        "of raw keys and values in the KV cache; e4m3: FP8 with scales, half the memory"),
   WORD(CMP_DTYPE, "serving.cmp_dtype", serving.cmp_dtype, cache_dtype_words, "model",

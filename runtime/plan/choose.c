@@ -76,7 +76,7 @@ static void fusing_reasons(const nsai_config *config, const nsai_problem *proble
   }
 }
 
-/* What the model asks for and the CPU device alone computes; NULL: nothing. */
+/* What keeps GPUs from serving the model, whether this problem reads it or not; NULL: nothing. */
 static const char *cpu_only(const nsai_problem *p) {
   if (p->op == NSA_OP_DENSE) return NULL;
   if (p->model.pool == NSAI_POOL_MAX) return "model.select.pool: max";

@@ -346,7 +346,8 @@ nsai_ref_keys nsai_ref_compressed_keys(const nsai_ref_problem *problem, int64_t 
 int64_t nsai_ref_visible_blocks(const nsai_ref_problem *problem, nsai_ref_position position);
 
 /* The compressed branch's probabilities, as nsai_ref_probabilities gives them, of the query at
- * `position`, which is loaded. `ranks`: also scratch->importance [t / l' + 1]. */
+ * `position`, which is loaded. `ranks`: also scratch->importance [t / l' + 1]; with a normaliser the
+ * probabilities are then there where the branch runs alone. */
 void nsai_ref_rank(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
                    nsai_ref_position position, int64_t group, bool ranks);
 

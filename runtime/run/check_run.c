@@ -434,6 +434,9 @@ nsa_status nsai_check_run(const nsai_check *check, const nsa_batch *batch, const
     NSAI_TRY(check_reads(check, io, sizes->num_seqs));
     return check_attention(check, io, sizes);
   }
+  if (nsai_present(&io->k_norm))
+    return nsai_fail(NSA_E_ARG, "io.k_norm is given, but %s has no cache: leave it out",
+                     nsai_op_name(p->op));
   NSAI_TRY(check_reads(check, io, sizes->num_seqs));
   NSAI_TRY(check_batch(check, batch, sizes));
   NSAI_TRY(check_kv(check, io, sizes));

@@ -503,6 +503,12 @@ def test_infllm(device):
     o.square().sum().backward()
     want.square().sum().backward()
     assert (q.grad.double() - wide.grad).norm() < 1e-5 * wide.grad.norm()
+    first, q.grad = q.grad, None
+    kept = config_of(**INFLLM, runtime={"recompute": "never"})
+    nsa.attention(q, k, v, config=kept).square().sum().backward()
+    assert (q.grad - first).norm() < 1e-5 * first.norm()
+    with pytest.raises(ValueError, match="multiple of select.normalizer.stride"):
+        nsa.KVCache(config_of(**{**INFLLM, "select": {**INFLLM["select"], "normalizer": {"block": 64, "stride": 32}}}), 1, 12, 16)
     cache = nsa.KVCache(config, 1, 12, 16, max_len=160, dtype=q.dtype, device=device)
     assert sorted(cache.layers[0]) == ["k0", "k_cmp", "k_norm", "v0"]
     for begin, end in (0, 37), (37, 100), *((t, t + 1) for t in range(100, 150)):

@@ -351,6 +351,9 @@ static void test_forward(void **state) {
     machine_expect(text, nsa_forward(m.plan, &m.exec, b, &m.toy.io), NSA_E_ARG, text);
     *fields[i] = (nsa_tensor){ 0 };
   }
+  m.toy.io.k_norm = m.toy.io.kv.k[0];
+  machine_expect("coarse keys", nsa_forward(m.plan, &m.exec, b, &m.toy.io), NSA_E_ARG,
+                 "io.k_norm is given, but NSA_OP_FORWARD has no cache");
   machine_free(&m);
 }
 

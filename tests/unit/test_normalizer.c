@@ -246,6 +246,19 @@ static nsai_model random_model(void) {
 }
 
 /* 300 small models, each with and without a compressed branch of its own. */
+/* The compressed branch keeps its own softmax: the same without a normaliser. */
+static void compare_compressed(toy *t) {
+  nsai_model g = t->model;
+  nsa_io io = t->io;
+  if (g.keys_only) return;
+  toy_outputs(t, &io, t->tokens);
+  io.probe_rows = io.probe_importance = (nsa_tensor){ 0 };
+  g.norm_block = g.norm_stride = 0;
+  assert_int_equal(nsai_reference_forward(&g, NSA_SELECT_TOPN, 0, &t->batch, &io, 2), NSA_OK);
+  toy_same("o_branch", &t->io.o_branch[NSA_CMP], &io.o_branch[NSA_CMP], t->tokens);
+  toy_same("lse", &t->io.lse[NSA_CMP], &io.lse[NSA_CMP], t->tokens);
+}
+
 static void test_random(void **unused) {
   (void)unused;
   state = 5;
@@ -260,6 +273,7 @@ static void test_random(void **unused) {
     for (int64_t e = 0; i % 2 && e < toy_count(&t.io.q); e++) toy_floats(&t.io.q)[e] *= 4;
     run(&t);
     compare(&t, 0);
+    compare_compressed(&t);
     toy_free(&t);
   }
 }
