@@ -7,8 +7,8 @@
 #pragma once
 #include "attend/mainloop_sm90_tiles.cuh"
 #include "core/barrier.cuh"
-#include "core/expand_codes.cuh"
 #include "core/copy.cuh"
+#include "core/expand_codes.cuh"
 #include "core/pipeline.cuh"
 #include "core/tma.cuh"
 #include "core/wgmma.cuh"
