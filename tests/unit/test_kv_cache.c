@@ -133,7 +133,8 @@ static void test_normalized(void **state) {
       const kv_options options = { .page_size = kv_page_sizes[i],
                                    .hnd = bits & 1,
                                    .lists = (bits & 2) && paged,
-                                   .slots = (bits & 2) && !paged };
+                                   .slots = (bits & 2) && !paged,
+                                   .ring = (bits & 5) == 5 };
       machine_request model = normalized;
       if (bits & 4) model = (machine_request){ .normalized = true, .per_branch = true };
       walk_options(&model, &options);
@@ -150,18 +151,23 @@ static void test_normalized(void **state) {
 }
 
 /* Prefill chunks and decode rows in one batch. */
-static void test_mixed(void **state) {
+static void mix(const machine_request *model) {
   static const int32_t lengths[] = { 100, 90, 60, 20 };
   static const int32_t first[] = { 0, 50, 0, 17 }, then[] = { 64, 1, 0, 1 },
                        last[] = { 36, 1, 60, 2 };
   const kv_options options = { .page_size = 64, .lists = true };
   kv_fixture w;
-  kv_init(&w, &(machine_request){ 0 }, &options, 4, lengths);
+  kv_init(&w, model, &options, 4, lengths);
   kv_oracle(&w);
   kv_step(&w, first, false);
   kv_step(&w, then, false);
   kv_step(&w, last, false);
   kv_free(&w);
+}
+
+static void test_mixed(void **state) {
+  mix(&(machine_request){ 0 });
+  mix(&normalized);
 }
 
 /* ---- where everything lies: the rules of kv_cache.h, written down once more ---- */

@@ -60,13 +60,13 @@ static void test_sharing(void **state) {
 }
 
 /* The whole prompt in an append that skips what is there: shared pages are not touched. */
-static void test_skipped(void **state) {
+static void skip_prefix(const machine_request *model) {
   static const int32_t lengths[] = { 80, 95 };
   const kv_options options = { .page_size = 16 };
   const int32_t prefix[] = { 32, 0 }, all[] = { 32, 60 }, none[] = { 0, 0 };
   kv_fixture w;
   kv_call c;
-  kv_init(&w, &(machine_request){ 0 }, &options, 2, lengths);
+  kv_init(&w, model, &options, 2, lengths);
   share_tokens(&w, 32);
   kv_oracle(&w);
   kv_step(&w, prefix, false);
@@ -89,6 +89,11 @@ static void test_skipped(void **state) {
   kv_compare(&c, "skipped");
   kv_call_free(&c);
   kv_free(&w);
+}
+
+static void test_skipped(void **state) {
+  skip_prefix(&(machine_request){ 0 });
+  skip_prefix(&normalized);
 }
 
 /* ---- drafts ---- */

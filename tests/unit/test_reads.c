@@ -41,7 +41,7 @@ static int64_t chosen_tokens(const kv_call *c, int64_t row, int64_t head, int64_
 }
 
 /* What a call must have added, `times` over; where the compressed branch does not run, no V of
- * it. */
+ * it. Coarse keys have no V. */
 static void expect_counts(const kv_call *c, const counters *got, uint32_t branches, int64_t times) {
   const nsai_model *g = &c->fixture->model;
   const int64_t size = g->dtype == NSA_F32 ? 4 : 2, k = g->head_dim_qk * size,
@@ -49,14 +49,16 @@ static void expect_counts(const kv_call *c, const counters *got, uint32_t branch
   int64_t row = 0;
   for (int s = 0; s < SEQS; row += c->q_len[s++])
     for (int head = 0; head < 2; head++) {
-      int64_t len = c->at[s] < 0 ? 0 : c->at[s] + c->q_len[s], sel = 0, win = 0;
+      int64_t len = c->at[s] < 0 ? 0 : c->at[s] + c->q_len[s], sel = 0, win = 0, coarse = 0;
+      if (g->norm_block && len >= g->norm_block)
+        coarse = (len - g->norm_block) / g->norm_stride + 1;
       for (int64_t i = 0; i < c->q_len[s] && len; i++) {
         sel += chosen_tokens(c, row + i, head, len - c->q_len[s] + i);
         win += nsai_smaller(g->window, len - c->q_len[s] + i + 1);
       }
       const int64_t want[4][2] = {
-        { nsai_block_count(g, len),
-          nsai_block_count(g, len) * (k + (branches >> NSA_CMP & 1 ? v : 0)) },
+        { nsai_block_count(g, len) + coarse,
+          nsai_block_count(g, len) * (k + (branches >> NSA_CMP & 1 ? v : 0)) + coarse * k },
         { branches >> NSA_SEL & 1 ? sel : 0, branches >> NSA_SEL & 1 ? sel * (k + v) : 0 },
         { branches >> NSA_WIN & 1 ? win : 0, branches >> NSA_WIN & 1 ? win * (k + v) : 0 },
         { 0, 0 }
@@ -69,9 +71,10 @@ static void expect_counts(const kv_call *c, const counters *got, uint32_t branch
 static const int32_t lengths[SEQS] = { 144, 70, 30 };
 static const int32_t none[SEQS] = { 0, 0, 0 };
 
-static void begin(kv_fixture *w, kv_call *c, const kv_options *options, const int32_t *q_len,
-                  const int32_t *at) {
-  kv_init(w, &(machine_request){ .per_branch = options->ring }, options, SEQS, lengths);
+static void begin_with(kv_fixture *w, kv_call *c, bool normalized, const kv_options *options,
+                       const int32_t *q_len, const int32_t *at) {
+  const machine_request model = { .per_branch = options->ring, .normalized = normalized };
+  kv_init(w, &model, options, SEQS, lengths);
   const int32_t most = options->ring ? KV_CHUNK : KV_MAX_LEN;
   for (bool any = true; any;) {
     int32_t step[SEQS];
@@ -88,6 +91,11 @@ static void begin(kv_fixture *w, kv_call *c, const kv_options *options, const in
   }
   kv_call_init(c, w, q_len, at);
   kv_append(c);
+}
+
+static void begin(kv_fixture *w, kv_call *c, const kv_options *options, const int32_t *q_len,
+                  const int32_t *at) {
+  begin_with(w, c, false, options, q_len, at);
 }
 
 static void end(kv_fixture *w, kv_call *c) {
@@ -113,11 +121,11 @@ static void test_counts(void **state) {
   static const int32_t one[SEQS] = { 1, 1, 1 }, drafts[SEQS] = { 5, 1, 4 };
   static const int32_t places[][SEQS] = { { 138, 66, 0 }, { 139, 69, -1 }, { 100, 3, 26 } };
   const uint32_t all = (1u << NSA_BRANCHES) - 1;
-  for (size_t i = 0; i < sizeof cases / sizeof *cases * 6; i++) {
+  for (size_t i = 0; i < sizeof cases / sizeof *cases * 12; i++) {
     kv_fixture w;
     kv_call c;
     counters got = { 0 };
-    begin(&w, &c, &cases[i / 6], i % 2 ? drafts : one, places[i / 2 % 3]);
+    begin_with(&w, &c, i / 6 % 2, &cases[i / 12], i % 2 ? drafts : one, places[i / 2 % 3]);
     c.io.kv_reads = reads_of(&got);
     run(&c, all);
     expect_counts(&c, &got, all, 1);
