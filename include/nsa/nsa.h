@@ -13,6 +13,7 @@
 #include <nsa/context.h>
 #include <nsa/kv_cache.h>
 #include <nsa/log.h>
+#include <nsa/problem.h>
 #include <nsa/tune.h>
 
 #endif /* NSA_NSA_H */

@@ -252,7 +252,7 @@ NSAI_DEVICE void flash_consume(const Params &params, typename Flash<Config>::Sha
 
 // ---- the kernel
 
-// `arrivals`: of the threads that fill a stage of keys. `expands`: codes arrive on barriers first.
+// `arrivals`: of the threads that fill a stage of keys. kExpands: codes arrive on barriers first.
 template <class Config, bool kExpands = false>
 NSAI_DEVICE void init_barriers(typename Flash<Config>::Shared &shared, int arrivals = 1) {
   constexpr int kConsumerWarps = 4 * Flash<Config>::kConsumers;

@@ -359,10 +359,8 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
     sums.clear();
     run_cta_steps<C>(schedule, shared.exchange_buffer, stage_barriers, sums, b, done, end, stages,
                      barriers + 8 * (kSummed + b), queries,
-                     queries.scaled(b == kCompressed
-                                        ? branch_scale_log2<Stream::kCoded>(p, b, group)
-                                        : branch_scale_log2<(bool)C::kRawCodes>(p, b, group)),
-                     warp, lane, [&](int i, const float(&x)[2][4]) {
+                     queries.scaled(stage_scale_log2<C>(p, b, group)), warp, lane,
+                     [&](int i, const float(&x)[2][4]) {
                        if (phase != 0 || !searches) return;
                        if (i < pooled_steps) pool.pool(x, sums.rows);
                        if (i + 1 < end) return;

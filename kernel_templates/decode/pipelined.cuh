@@ -279,10 +279,7 @@ NSAI_DEVICE void consume(const NsaiDecode &p, SharedStorage &shared, const Pipel
     const int b = round == kScan ? kCompressed : round <= kRestOfWindow ? kWindow : kSelected;
     run_steps<C>(segment.mask, keys, pipeline, done, segment.end,
                  round == kUntilScanned ? barriers + 8 * kScanned : 0, queries, o, rows,
-                 queries.scaled(b == kCompressed
-                                    ? branch_scale_log2<Tiles::kCoded>(p, b, at.group)
-                                    : branch_scale_log2<(bool)C::kRawCodes>(p, b, at.group)),
-                 b != kCompressed, at.lane);
+                 queries.scaled(stage_scale_log2<C>(p, b, at.group)), b != kCompressed, at.lane);
     if (round == kUntilScanned) {
       barrier_wait(barriers + 8 * kScanned, 0);
       const ClusterBlockRange again =

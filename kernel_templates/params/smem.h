@@ -160,7 +160,7 @@ NSAI_SIZE nsai_smem_merged_list(int tokens, int count) {
 
 /* decode/topn_token.cuh, SelectShared, for each warp: f32 [kept_blocks / warps] | u64 [159] |
  * u32 [32] | int | int [free]. `free`: blocks to be searched; `kept_blocks`: those whose importance
- * lies in shared memory, a multiple of 2 * warps where these are no power of two. */
+ * lies in shared memory, a multiple of `warps`. */
 NSAI_SIZE nsai_smem_topn_token(int warps, int free, int kept_blocks) {
   return 4 * kept_blocks + warps * (8 * 159 + 4 * 32 + 4 + 4 * nsai_smem_larger(free, 1));
 }

@@ -82,9 +82,9 @@ class KVCache:
         stride = config.compress["stride"]
         if page_size not in (16, 32, 64, 128) or page_size % stride:
             raise ValueError(f"page_size is {page_size}; it is 16, 32, 64 or 128, and a multiple of compress.stride, {stride}")
-        coarse = (config.select.get("normalizer") or {}).get("stride", 0)
-        if coarse and page_size % coarse:
-            raise ValueError(f"page_size is {page_size}; it is a multiple of select.normalizer.stride, {coarse}")
+        norm_stride = (config.select.get("normalizer") or {}).get("stride", 0)
+        if norm_stride and page_size % norm_stride:
+            raise ValueError(f"page_size is {page_size}; it is a multiple of select.normalizer.stride, {norm_stride}")
         if not 1 <= max_q <= 16:
             raise ValueError(f"max_q is {max_q}; a decode step has 1 to 16 new tokens of a sequence")
         self.config, self.page_size, self.max_q, self.device = config, page_size, max_q, torch.device(device)
@@ -96,7 +96,6 @@ class KVCache:
         of_config = lambda name: _torch.CODES if config.serving.get(name) == "e4m3" else dtype
         kv_dtype, cmp_dtype = kv_dtype or of_config("kv_dtype"), cmp_dtype or of_config("cmp_dtype")
         make = lambda rows, dim, of: torch.zeros(pages, rows, config.kv_heads, dim, dtype=of, device=device)
-        norm_stride = (config.select.get("normalizer") or {}).get("stride", 0)
         names = (0,) if config.kv_sharing == "shared" else (0, 1, 2)
         self.layers: List[Dict[str, Tensor]] = []
         for layer in range(layers):

@@ -146,13 +146,11 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
         "last blocks that are forced, the current one included"),
   WORD(SELECT_POOL, "model.select.pool", model.pool, pool_words, "sum",
        "what of its compressed blocks makes a block's importance: their sum, by the strides that "
-       "they "
-       "share with it, or the greatest"),
+       "they share with it, or the greatest"),
   RANGE(NORMALIZER_BLOCK, "model.select.normalizer.block", INT, model.norm_block, 0, MAX_BLOCK, 0,
         "0",
         "tokens of a coarse key: the importance is normalised by the log-sum-exp of coarse keys; "
-        "0: by "
-        "that of the compressed ones"),
+        "0: by that of the compressed ones"),
   RANGE(NORMALIZER_STRIDE, "model.select.normalizer.stride", INT, model.norm_stride, 0, MAX_BLOCK,
         0, "0",
         "tokens between two coarse keys; divides normalizer.block and pages; 0 without one"),
@@ -160,8 +158,7 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
         "tokens of the window, the query's own included (w); 0: no window branch"),
   WORD(MODEL_GATE, "model.gate", model.gate, gate_words, "logits",
        "how gates arrive: used as they are, through a sigmoid, or computed from token features; "
-       "none: "
-       "the branches are added up without gates"),
+       "none: the branches are added up without gates"),
   RANGE(GATE_CHANNELS, "model.gate_mlp.channels", INT, model.gate_channels, 0, MAX_WIDTH, 0, "0",
         "features of a token for gate mlp; 0 with any other gate"),
   RANGE(GATE_HIDDEN, "model.gate_mlp.hidden", INT, model.gate_hidden, 0, MAX_WIDTH, 0, "0",

@@ -57,9 +57,9 @@ typedef struct nsai_model {
   int32_t gate_channels, gate_hidden; /* C; H, 0: one layer */
   nsai_activation gate_activation;
   nsai_pool_kind pool;
-  int32_t norm_block,
-      norm_stride;   /* of the coarse keys that normalise the selection's probabilities;
-                                      the stride divides the block; 0: the compressed keys do */
+  /* Of the coarse keys that normalise the selection's probabilities: the stride divides the block. 0:
+   * the compressed keys do. */
+  int32_t norm_block, norm_stride;
   int32_t keys_only; /* 1: compressed keys serve the selection alone; there are no compressed values
                         and no compressed branch */
 } nsai_model;

@@ -14,10 +14,7 @@
 #include "decode/cluster/schedule.cuh"
 #include "decode/mainloop.cuh"
 
-static_assert(Config::kRawCodes || !Config::kEntryCodes,
-              "entries are codes beside raw codes alone");
 template <class C> using ClusterStream = KeyStream<C, 1, (bool)C::kEntryCodes>;
-template <class C> constexpr bool kExpandsRaw = C::kRawCodes && !C::kEntryCodes;
 
 // The first kWarps warps of a CTA are consumers. The producer warps behind them copy keys, search,
 // and communicate with other CTAs.

@@ -24,8 +24,7 @@ NSAI_DEVICE void leave_branch(const NsaiDecode &p, SharedStorage &shared,
     if constexpr (PipelinedTiles<C>::kCoded) {
       share_code_o<C>(to, o, value_scale(p, b, at.group), at.lane);
     } else {
-      if (PipelinedTiles<C>::kExpands && b != kCompressed)
-        scale_columns(o, value_scale(p, b, at.group));
+      if (kExpandsRaw<C> && b != kCompressed) scale_columns(o, value_scale(p, b, at.group));
       share_o<C>(to, o, at.lane);
     }
   }
@@ -63,8 +62,7 @@ NSAI_DEVICE void add_to_window(const NsaiDecode &p, SharedStorage &shared,
       }
       continue;
     }
-    const float added =
-        PipelinedTiles<C>::kExpands ? mine * value_scale(p, kWindow, at.group) : mine;
+    const float added = kExpandsRaw<C> ? mine * value_scale(p, kWindow, at.group) : mine;
     float *to = sO + (8 * r + at.lane / 4) * OutputVectors::kPitch + at.lane % 4 * 2;
 #pragma unroll
     for (int j = 0; j < kO; ++j) {

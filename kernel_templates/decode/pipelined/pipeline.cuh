@@ -24,9 +24,7 @@
 #include "params/kv_cache.h"
 
 template <class C> struct PipelinedTiles {
-  static_assert(C::kRawCodes || !C::kEntryCodes, "entries are codes beside raw codes alone");
-  static constexpr bool kCoded = C::kEntryCodes;                    // the stages hold codes
-  static constexpr bool kExpands = C::kRawCodes && !C::kEntryCodes; // of raw keys
+  static constexpr bool kCoded = C::kEntryCodes; // the stages hold codes
   using Product = typename ProductElement<C, kCoded>::Tag;
   static constexpr int kWordsK = nsai_row_words(kCoded, C::kHeadDimQk),
                        kWordsV = nsai_row_words(kCoded, C::kHeadDimV);
@@ -254,7 +252,7 @@ NSAI_DEVICE void fill_stages(PipelinedSteps<C> &steps, PipelinedRow ahead,
       const u32 stage = lane_address(pipeline.stage(i));
       const u32 phase = pipeline.phase(i) ^ 1; // phase of the stage's previous step
       ahead = steps.row(i + 1, lane);
-      const int codes = R::kExpands && i >= steps.scanned ? 2 : 1; // of a word
+      const int codes = kExpandsRaw<C> && i >= steps.scanned ? 2 : 1; // of a word
       if (i >= C::kStages) barrier_wait(pipeline.k_empty(i), phase);
       copy_step<typename R::K>(stage, from, R::kWordsK / codes, 0, policy, lane);
       barrier_arrive_after_copies(pipeline.k_full(i));
@@ -283,7 +281,7 @@ NSAI_DEVICE void run_steps(const PipelinedMask &mask, Keys &keys,
     const u32 stage = pipeline.stage(done), phase = pipeline.phase(done);
     float s[2][4]; // [16, 16 keys]
     barrier_wait(pipeline.k_full(done), phase);
-    if constexpr (R::kExpands)
+    if constexpr (kExpandsRaw<C>)
       if (raw)
         expand_code_tile<typename C::Element, C::kHeadDimQk, kStepKeys, typename R::K>(stage);
     multiply_chains_qk<C, R, kAtOnce>(s, queries, stage, lane);
@@ -294,7 +292,7 @@ NSAI_DEVICE void run_steps(const PipelinedMask &mask, Keys &keys,
         mask_row(s, r, KeyRange{ 0, keys.end(0) }, (mask.number + done - mask.step) * kStepKeys);
     softmax_step(rows, s, o, scale_log2);
     barrier_wait(pipeline.v_full(done), phase);
-    if constexpr (R::kExpands)
+    if constexpr (kExpandsRaw<C>)
       if (raw)
         expand_code_tile<typename C::Element, C::kHeadDimV, kStepKeys, typename R::V>(stage +
                                                                                       R::K::kBytes);

@@ -182,7 +182,8 @@ static void specify_compressed(const nsai_request *r, nsai_kernel_spec *spec) {
 /* Of decode_split_kv_select: its warps, and the blocks whose importance it keeps in shared memory. Six
  * warps search 171 of a 64k context's 1024 blocks each; in static memory they keep those of 256k
  * tokens of blocks of 64. A longer row of blocks takes more warps, whose loads are in flight together,
- * and memory that portable kernels have: beyond 1.1M tokens the rest is computed again. */
+ * and memory that portable kernels have: with 13 free blocks it keeps 19,200, and what is beyond them is
+ * computed again. */
 #define FEW_BLOCKS 4096
 #define FEW_WARPS 6
 #define MANY_WARPS 16

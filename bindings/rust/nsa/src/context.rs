@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub type Model = sys::nsa_model;
 
 /// What is computed, by capacity: `Problem { max_tokens: 4096, ..Default::default() }`. Zero is the default
-/// of every field; `include/nsa/attention.h` documents them.
+/// of every field; `include/nsa/problem.h` documents them.
 pub type Problem = sys::nsa_problem;
 
 /// Receives a line of the log: its level (`sys::NSA_LOG_*`), the part of the library that speaks, and the
