@@ -16,15 +16,15 @@ nsa_options options = NSA_OPTIONS_INIT;
 #ifdef NSA_PROBLEM_INIT
 extern nsa_problem problem;
 extern nsa_caps caps;
-extern nsa_exec exec;
-extern nsa_batch batch;
 nsa_problem problem = NSA_PROBLEM_INIT;
 nsa_caps caps = NSA_CAPS_INIT;
-nsa_exec exec = NSA_EXEC_INIT;
-nsa_batch batch = NSA_BATCH_INIT;
 #endif
 #ifdef NSA_IO_INIT
+extern nsa_exec exec;
+extern nsa_batch batch;
 extern nsa_io io;
+nsa_exec exec = NSA_EXEC_INIT;
+nsa_batch batch = NSA_BATCH_INIT;
 nsa_io io = NSA_IO_INIT;
 #endif
 
