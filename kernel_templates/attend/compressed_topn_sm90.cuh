@@ -248,6 +248,7 @@ NSAI_DEVICE void consume(const TopnParams<C> &params, SharedStorage<C> &all, int
   const NsaiCompressedTopn &p = packed_of(params);
   using F = Flash<FlashConfig<C>>;
   using P = KernelTraits<C>;
+  using Product = ProductConfig<FlashConfig<C>>;
   typename F::Shared &shared = all.flash;
   const int lane = threadIdx.x % 32, warp = consumer * 4 + threadIdx.x / 32 % 4;
   const bool arrives = lane == 0;
@@ -267,9 +268,9 @@ NSAI_DEVICE void consume(const TopnParams<C> &params, SharedStorage<C> &all, int
     SoftmaxRows rows;
 
     if (tiles) {
-      const float scale_log2 = scale_by_keys<C>(p.attend.attend.scale_log2, params, tile.group);
+      float scale_log2 = scale_by_keys<C>(p.attend.attend.scale_log2, params, tile.group);
       float s[16][4]; // [64, 128]
-      Probabilities<FlashConfig<C>> probabilities;
+      Probabilities<Product> probabilities;
       float factor[2];
       Border<C> border = {};
       u32 sQ = shared_address(shared.q[warp_uniform(queries.stage)][consumer]);
@@ -280,23 +281,24 @@ NSAI_DEVICE void consume(const TopnParams<C> &params, SharedStorage<C> &all, int
       };
 
       barrier_wait(shared_address(&shared.q_full[queries.stage]), queries.phase);
+      scale_log2 *= convert_flash_query<FlashConfig<C>>(sQ, kConsumerBarrier + consumer);
       barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.phase);
-      multiply_qk<FlashConfig<C>>(s, sQ, stage_k(keys.stage)); // [64, 128]
+      multiply_qk<Product>(s, sQ, stage_k(keys.stage)); // [64, 128]
       wait_read(0);
       wgmma_wait<0>();
       hold(s);
       if (arrives) barrier_arrive(shared_address(&shared.k_empty[keys.stage]));
       score<C>(s, rows, factor, tile, all_see, 0, scale_log2, pools, border, scratch.of(0, warp),
                lane);
-      pack_probabilities<FlashConfig<C>>(probabilities, s);
+      pack_probabilities<Product>(probabilities, s);
 
       for (int i = 1; i < tiles; ++i) {
         PipelineState<C::kStages> before = keys;
         keys.advance();
         barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.phase);
-        multiply_qk<FlashConfig<C>>(s, sQ, stage_k(keys.stage)); // [64, 128]
+        multiply_qk<Product>(s, sQ, stage_k(keys.stage)); // [64, 128]
         barrier_wait(shared_address(&shared.v_full[before.stage]), before.phase);
-        multiply_pv<FlashConfig<C>>(o, probabilities, stage_v(before.stage)); // [64, Dv]
+        multiply_pv<Product>(o, probabilities, stage_v(before.stage)); // [64, Dv]
         wait_read(i);
 
         wgmma_wait<1>(); // Q K^T is complete
@@ -309,11 +311,11 @@ NSAI_DEVICE void consume(const TopnParams<C> &params, SharedStorage<C> &all, int
         hold(o);
         if (arrives) barrier_arrive(shared_address(&shared.v_empty[before.stage]));
         if (grows) softmax_rescale(o, factor);
-        pack_probabilities<FlashConfig<C>>(probabilities, s);
+        pack_probabilities<Product>(probabilities, s);
       }
       barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
       barrier_wait(shared_address(&shared.v_full[keys.stage]), keys.phase);
-      multiply_pv<FlashConfig<C>>(o, probabilities, stage_v(keys.stage)); // [64, Dv]
+      multiply_pv<Product>(o, probabilities, stage_v(keys.stage)); // [64, Dv]
 
       if (pools) {
         share_lse(scratch, rows, warp, lane);

@@ -10,8 +10,9 @@
 //   q [T, Hq, Dk], k [rows, Hkv, Dk], v [rows, Hkv, Dv] -> NsaiEpilogue
 //
 // With kCached k and v lie in a KV cache: raw tokens, of attend_window_sm90, come as boxes of pages
-// (data/cached_boxes.cuh), compressed entries by cp.async (data/cached_entries.cuh). Codes become
-// elements in shared memory, before a consumer sees them.
+// (data/cached_boxes.cuh), compressed entries by cp.async (data/cached_entries.cuh). Codes become fp16
+// in shared memory, before a consumer sees them, and the consumers make Q fp16 as well
+// (core/code_fragments.cuh).
 //
 // Grid: persistent. CTA x of any number of CTAs takes tiles x, x + grid, ... of kv_heads * tiles,
 // KV head major, so that L2 holds the K and V of one head at a time. A tile has T = kRows /
@@ -61,6 +62,7 @@
 #include "attend/mainloop_sm90_producer.cuh"
 #include "attend/mainloop_sm90_tiles.cuh"
 #include "core/barrier.cuh"
+#include "core/code_fragments.cuh"
 #include "core/epilogue.cuh"
 #include "core/launch.cuh"
 #include "core/pipeline.cuh"
@@ -71,7 +73,10 @@
 #include "data/key_range.cuh"
 #include "data/source.cuh"
 #include "params/attention.h"
+
 // ---- consumers
+
+constexpr int kConsumerBarrier = 2; // and those behind it: of a consumer warpgroup
 
 // Issues S = Q K^T [64, kKeys] of a warpgroup.
 template <class Config>
@@ -123,6 +128,18 @@ template <int kN> NSAI_DEVICE void hold(float (&d)[kN][4]) {
   for (int j = 0; j < kN; ++j) wgmma_hold(d[j]);
 }
 
+// Converts the warp's rows of Q, which have arrived in sQ, where products take fp16, and returns their
+// unit. The whole warpgroup takes part; `barrier` is its own.
+template <class Config> NSAI_DEVICE float convert_flash_query(u32 sQ, int barrier) {
+  if constexpr (!kConvertsQuery<Config>) return 1.0f;
+  u32 held[1][4]; // none of Q is in registers
+  const float unit =
+      convert_split_queries<typename Config::Element, 0, 64, Flash<Config>::kSteps * 2>(
+          held, sQ, threadIdx.x % 128 / 32 * 16);
+  threads_sync(barrier, 128); // products of a warpgroup read all its rows
+  return unit;
+}
+
 // Keys that the rows of a lane and of its warp see.
 struct FlashRows {
   KeyRange seen[2]; // seen by rows group and group + 8
@@ -167,29 +184,31 @@ NSAI_DEVICE void flash_multiply(const FlashTile &tile, const FlashRows &rows,
                                 PipelineState<Config::kStages> &keys, float scale_log2,
                                 SoftmaxRows &softmax, float (&o)[Flash<Config>::kO][4]) {
   using F = Flash<Config>;
+  using Product = ProductConfig<Config>;
   float s[F::kN][4]; // [64, kKeys]
-  Probabilities<Config> probabilities;
+  Probabilities<Product> probabilities;
   float factor[2];
   bool arrives = threadIdx.x % 32 == 0;
   u32 sQ = shared_address(shared.q[warp_uniform(queries.stage)][consumer]);
   auto stage_k = [&](int stage) { return shared_address(shared.k[warp_uniform(stage)]); };
   auto stage_v = [&](int stage) { return shared_address(shared.v[warp_uniform(stage)]); };
 
+  scale_log2 *= convert_flash_query<Config>(sQ, kConsumerBarrier + consumer);
   barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.phase);
-  multiply_qk<Config>(s, sQ, stage_k(keys.stage)); // [64, kKeys]
+  multiply_qk<Product>(s, sQ, stage_k(keys.stage)); // [64, kKeys]
   wgmma_wait<0>();
   hold(s);
   if (arrives) barrier_arrive(shared_address(&shared.k_empty[keys.stage]));
   flash_softmax<Config>(s, softmax, factor, rows, tile.begin, scale_log2);
-  pack_probabilities<Config>(probabilities, s);
+  pack_probabilities<Product>(probabilities, s);
 
   for (int first = tile.begin + Config::kKeys; first < tile.end; first += Config::kKeys) {
     PipelineState<Config::kStages> before = keys;
     keys.advance();
     barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.phase);
-    multiply_qk<Config>(s, sQ, stage_k(keys.stage)); // [64, kKeys]
+    multiply_qk<Product>(s, sQ, stage_k(keys.stage)); // [64, kKeys]
     barrier_wait(shared_address(&shared.v_full[before.stage]), before.phase);
-    multiply_pv<Config>(o, probabilities, stage_v(before.stage)); // [64, Dv]
+    multiply_pv<Product>(o, probabilities, stage_v(before.stage)); // [64, Dv]
 
     wgmma_wait<1>(); // Q K^T is complete
     hold(s);
@@ -200,12 +219,12 @@ NSAI_DEVICE void flash_multiply(const FlashTile &tile, const FlashRows &rows,
     hold(o);
     if (arrives) barrier_arrive(shared_address(&shared.v_empty[before.stage]));
     if (grows) softmax_rescale(o, factor);
-    pack_probabilities<Config>(probabilities, s);
+    pack_probabilities<Product>(probabilities, s);
   }
   barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
 
   barrier_wait(shared_address(&shared.v_full[keys.stage]), keys.phase);
-  multiply_pv<Config>(o, probabilities, stage_v(keys.stage)); // [64, Dv]
+  multiply_pv<Product>(o, probabilities, stage_v(keys.stage)); // [64, Dv]
   wgmma_wait<0>();
   hold(o);
   if (arrives) barrier_arrive(shared_address(&shared.v_empty[keys.stage]));
@@ -267,7 +286,7 @@ NSAI_DEVICE void init_barriers(typename Flash<Config>::Shared &shared, int arriv
     barrier_init(shared_address(&shared.v_full[i]), arrivals);
     barrier_init(shared_address(&shared.v_empty[i]), kConsumerWarps);
     if constexpr (kExpands)
-      for (int side = 0; side < 2; ++side) barrier_init(code_barrier<Config>(shared, side, i), 1);
+      for (int side = 0; side < 2; ++side) barrier_init(code_barrier<Config>(shared, side, i), 32);
   }
   barrier_init_fence();
 }

@@ -73,14 +73,15 @@ NSAI_DEVICE void produce_entries(const Batch &batch, const NsaiCacheTensor &x,
   for (int first = 0; first < tiles * kKeys; first += kKeys, keys.advance()) {
     barrier_wait(shared_address(&empty[keys.stage]), keys.phase ^ 1);
     const auto next = entries.find_pages(first + kKeys);
-    entries.template copy<kRowWords<Config, kDim>>(shared_address(to[keys.stage]), first);
-    copy_async_wait<0>();
+    const u32 stage = shared_address(to[keys.stage]);
     if constexpr (kReadsCodes<Config>) {
-      __syncwarp(); // all lanes' codes have arrived
-      entries.template expand<typename Config::Element, kDim>(shared_address(to[keys.stage]));
+      entries.template copy<kRowWords<Config, kDim>, Entries::kCodeParts>(stage, first);
+      entries.template expand<typename ProductConfig<Config>::Element, kDim>(stage);
     } else {
-      shared_proxy_fence();
+      entries.template copy<kDim, 1>(stage, first);
+      copy_async_wait<0>();
     }
+    shared_proxy_fence();
     barrier_arrive(shared_address(&full[keys.stage]));
     entries.keep(next, x, tile.group, first + kKeys);
   }
@@ -108,7 +109,8 @@ NSAI_DEVICE void produce_keys(const NsaiCachedAttendTma &p, const FlashTile &til
   constexpr int kDk = kRowWords<Config, Config::kHeadDimQk>,
                 kDv = kRowWords<Config, Config::kHeadDimV>;
   const bool asks = threadIdx.x % 32 == 0;
-  // Where a stage's K and V arrive. Elements may also have been copied by this warp.
+  // Where a stage's K and V arrive. They may also have been copied by this warp, of which all lanes
+  // arrive for codes: other warps read those.
   auto arrives = [&](u64 *full, int side) {
     if constexpr (kReadsCodes<Config>) return code_barrier<Config>(shared, side, keys.stage);
     return shared_address(&full[keys.stage]);
@@ -132,6 +134,7 @@ NSAI_DEVICE void produce_keys(const NsaiCachedAttendTma &p, const FlashTile &til
       boxes.template copy_present<kDk>(sK, p.pair.k, tile.group, first);
       if (asks) barrier_arrive(k_full);
     }
+    if (kReadsCodes<Config> && !asks) barrier_arrive(k_full);
 
     u32 sV = shared_address(shared.v[keys.stage]);
     u32 v_full = arrives(shared.v_full, 1);
@@ -144,6 +147,7 @@ NSAI_DEVICE void produce_keys(const NsaiCachedAttendTma &p, const FlashTile &til
       boxes.template copy_present<kDv>(sV, p.pair.v, tile.group, first);
       if (asks) barrier_arrive(v_full);
     }
+    if (kReadsCodes<Config> && !asks) barrier_arrive(v_full);
     keys.advance();
   }
 }
@@ -160,22 +164,20 @@ constexpr int kExpanders = kReadsCodes<Config> && !kCachedEntries<Config, Keys> 
 template <class Config, class Keys, class Params>
 NSAI_DEVICE void flash_expand(const Params &params, typename Flash<Config>::Shared &shared,
                               int expander) {
-  constexpr int kKeys = Config::kKeys, kWarps = kExpanders<Config, Keys>, kRows = 8; // at a time
-  const int count = (kKeys / kRows - expander + kWarps - 1) / kWarps * kRows;
-  auto row_of = [&](int i) { return (i / kRows * kWarps + expander) * kRows + i % kRows; };
-  using Element = typename Config::Element;
+  constexpr int kKeys = Config::kKeys, kWarps = kExpanders<Config, Keys>;
+  using Element = typename ProductConfig<Config>::Element;
   PipelineState<Config::kStages> keys;
   for_each_tile<Config, Keys>(packed_of(params), sequences_of(params), [&](const FlashTile &tile) {
     for (int first = tile.begin; first < tile.end; first += kKeys, keys.advance()) {
       barrier_wait(code_barrier<Config>(shared, 0, keys.stage), keys.phase);
-      expand_code_rows<Element, Config::kHeadDimQk, kKeys, true>(shared_address(
-                                                                     shared.k[keys.stage]),
-                                                                 count, row_of);
+      expand_code_share<Element, Config::kHeadDimQk, kKeys, kWarps>(shared_address(
+                                                                        shared.k[keys.stage]),
+                                                                    expander);
       barrier_arrive(shared_address(&shared.k_full[keys.stage]));
       barrier_wait(code_barrier<Config>(shared, 1, keys.stage), keys.phase);
-      expand_code_rows<Element, Config::kHeadDimV, kKeys, true>(shared_address(
-                                                                    shared.v[keys.stage]),
-                                                                count, row_of);
+      expand_code_share<Element, Config::kHeadDimV, kKeys, kWarps>(shared_address(
+                                                                       shared.v[keys.stage]),
+                                                                   expander);
       barrier_arrive(shared_address(&shared.v_full[keys.stage]));
     }
   });

@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The products of attend/selected_sm80.cuh with codes (core/code_fragments.cuh). S: its KernelTraits.
+// The products of attend/selected_sm80.cuh and attend/selected_mma.cuh with codes
+// (core/code_fragments.cuh). S: their KernelTraits.
 #pragma once
 #include "core/code_fragments.cuh"
 #include "core/mma.cuh"

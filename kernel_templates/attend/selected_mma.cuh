@@ -8,14 +8,18 @@
 // one token. It multiplies only keys that its own tokens see. With 16 heads in a group no product
 // is wasted, however much the lists of adjacent tokens differ.
 //
-// Of a cache in codes the stages hold fp16, and Q becomes fp16 as well (core/code_fragments.cuh).
+// Of a cache in codes the stages hold these, and a warp converts what it multiplies
+// (core/code_fragments.cuh): what each token sees passes through registers once, as the products of
+// 16 rows do not share it.
 //
 // Config: Element, kGate, and those of attend/selected_pipeline.cuh. Shared memory:
 // nsai_smem_selected_pipeline() of params/smem.h.
 #pragma once
+#include "attend/selected_codes.cuh"
 #include "attend/selected_consumer.cuh"
 #include "attend/selected_pipeline.cuh"
 #include "core/mma.cuh"
+#include "core/panel_tile.cuh"
 #include "core/softmax.cuh"
 
 template <class Config> struct KernelTraits : SelectedPipeline<Config> {
@@ -32,6 +36,9 @@ template <class Config> struct KernelTraits : SelectedPipeline<Config> {
   static constexpr int kParts = R::kKeys / kStepKeys; // steps per stage
   static constexpr int kQBytes = kQueryInRegisters ? 0 : nsai_panel_bytes(16, Config::kHeadDimQk);
   static constexpr int kBytes = kQBytes ? R::kSQ + R::kWarps * kQBytes : R::kEnd;
+  using KTile = PanelTile<R::kKeys, R::kWordsK>;
+  using VTile = PanelTile<R::kKeys, R::kWordsV>;
+  using QTile = PanelTile<16, Config::kHeadDimQk>; // of a warp
   static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
 };
 
@@ -45,6 +52,10 @@ NSAI_DEVICE void score(float (&rS)[KernelTraits<Config>::kStepKeys / 8][4],
   const u32 k_at = sK + panel_offset((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
 #pragma unroll
   for (int j = 0; j < S::kStepKeys / 8; ++j) rS[j][0] = rS[j][1] = rS[j][2] = rS[j][3] = 0.0f;
+  if constexpr (S::kCodes) {
+    score_codes<S>(rS, rQ, q_at, k_at);
+    return;
+  }
 #pragma unroll
   for (int k = 0; k < S::kColsQk / 16; ++k) {
     u32 a[4]; // [16, 16]
@@ -57,7 +68,7 @@ NSAI_DEVICE void score(float (&rS)[KernelTraits<Config>::kStepKeys / 8][4],
       // The four matrices: keys 8j.. of columns 16k.. and 16k + 8.., then keys 8j + 8.. of both.
       u32 b[4];
       ldmatrix_x4(b, panel_along<S::kKeys>(k_at, 2 * k) + 8 * j * kPanelPitch);
-      mma_m16n16k16(typename ProductConfig<Config>::Element{}, rS[j], rS[j + 1], a, b);
+      mma_m16n16k16(typename Config::Element{}, rS[j], rS[j + 1], a, b);
     }
   }
 }
@@ -69,21 +80,25 @@ NSAI_DEVICE void accumulate(float (&rO)[kO][4],
   using S = KernelTraits<Config>;
   const int lane = threadIdx.x & 31;
   const u32 v_at = sV + panel_offset(lane & 15, lane >> 4);
+  if constexpr (S::kCodes) {
+    accumulate_codes<S>(rO, rP, v_at);
+    return;
+  }
 #pragma unroll
   for (int k = 0; k < S::kStepKeys / 16; ++k) {
     u32 a[4], rest[4]; // P [16, 16]
-    softmax_pack<typename ProductConfig<Config>::Element>(a, rP[2 * k], rP[2 * k + 1]);
-    if constexpr (kSplitP<ProductConfig<Config>>)
-      softmax_pack_rest<typename ProductConfig<Config>::Element>(rest, a, rP[2 * k], rP[2 * k + 1]);
+    softmax_pack<typename Config::Element>(a, rP[2 * k], rP[2 * k + 1]);
+    if constexpr (kSplitP<Config>)
+      softmax_pack_rest<typename Config::Element>(rest, a, rP[2 * k], rP[2 * k + 1]);
 #pragma unroll
     for (int j = 0; j < kO; j += 2) {
       // The four matrices, transposed: keys 16k.. and 16k + 8.. of columns 8j.., then of columns 8j
       // + 8...
       u32 b[4];
       ldmatrix_x4_trans(b, panel_along<S::kKeys>(v_at, j) + 16 * k * kPanelPitch);
-      mma_m16n16k16(typename ProductConfig<Config>::Element{}, rO[j], rO[j + 1], a, b);
-      if constexpr (kSplitP<ProductConfig<Config>>) {
-        mma_m16n16k16(typename ProductConfig<Config>::Element{}, rO[j], rO[j + 1], rest, b);
+      mma_m16n16k16(typename Config::Element{}, rO[j], rO[j + 1], a, b);
+      if constexpr (kSplitP<Config>) {
+        mma_m16n16k16(typename Config::Element{}, rO[j], rO[j + 1], rest, b);
       }
     }
   }
@@ -108,22 +123,22 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
     const u32 sQ = base + S::kSQ + warp * S::kQBytes;      // [16, Dk]
     const int row = 16 * warp + lane / 4;                  // this lane's rows: row, row + 8
     u32 rQ[S::kQueryInRegisters ? S::kColsQk / 16 : 1][4]; // [16, Dk]
+    float unit = 1.0f;                                     // of Q
     {
       const TilePosition at = find_tile_position<Config>(params, tile);
       if (at.empty()) continue;
       const OutputRow output_row[2] = { find_output_row<Config>(at, row),
                                         find_output_row<Config>(at, row + 8) };
       prefetch_output<Config>(p.out, p.kv_heads, output_row);
-      if constexpr (S::kQueryInRegisters)
+      if constexpr (S::kCodes)
+        unit = load_coded_query<Config, S>(rQ, sQ, p.q, at, row);
+      else if constexpr (S::kQueryInRegisters)
         load_query<Config>(rQ, p.q, at, row);
       else
         copy_query<Config, 16, 0>(sQ, 0, p.q, at, 16 * warp);
     }
-    float scale_log2 = scale_by_keys<Config>(p.scale_log2, params, group_of_tile(p, tile));
-    if constexpr (S::kCodes)
-      scale_log2 *= convert_split_queries < typename Config::Element,
-          S::kQueryInRegisters ? S::kColsQk / 16 : 0, 16,
-          S::kQueryInRegisters ? 0 : S::kColsQk / 8 > (rQ, sQ, 0);
+    const float scale_log2 =
+        unit * scale_by_keys<Config>(p.scale_log2, params, group_of_tile(p, tile));
     float rO[S::kColsV / 8][4] = {}; // [16, Dv]
     SoftmaxRows rows;
 
@@ -153,6 +168,7 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
     const OutputRow output_row[2] = { find_output_row<Config>(at, row),
                                       find_output_row<Config>(at, row + 8) };
     scale_by_values<Config>(rO, params, at.group);
+    if constexpr (S::kCodes) restore_columns(rO);
     store_output<Config>(p.out, p.kv_heads, rO, rows, output_row);
   }
 }

@@ -50,13 +50,16 @@
 // All loaders arrive on full[s], or one that is late could read the task of the next round. Where
 // four warps walk the lists, the first of them also loads.
 //
-// Codes arrive on a barrier of the stage's own, arrived[s]. The loader that asked for them expands
-// them (core/expand_codes.cuh) and only then arrives on full[s]. It has asked for its next stage by
-// then, if that is listed, so that the copies of one stage fly while another is expanded.
+// Products on wgmma take elements from shared memory (kExpandsCodes). Codes then arrive on a barrier
+// of the stage's own, arrived[s]. The loader that asked for them expands them
+// (core/expand_codes.cuh) and only then arrives on full[s]. It has asked for its next stage by then,
+// if that is listed, so that the copies of one stage fly while another is expanded. (All loaders
+// expanding a third of each stage: 15 % slower at 64k, as each then waits for every stage.)
 //
 // Config: kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kThreads = 32 * kWarps + 128,
-// kMinBlocks, kKeys, kStages, kSharedBytes, kSelectBlock, kSelectCount, kRanges; kWindow and, of a
-// cache, kWindowPageRows: kPageRows of the window's pair; those of data/source.cuh.
+// kMinBlocks, kKeys, kStages, kSharedBytes, kExpandsCodes, kSelectBlock, kSelectCount, kRanges;
+// kWindow and, of a cache, kWindowPageRows: kPageRows of the window's pair; those of
+// data/source.cuh.
 #pragma once
 #include "attend/selected_branches.cuh"
 #include "attend/selected_stages.cuh"
@@ -239,12 +242,12 @@ NSAI_DEVICE void load_stages(const Params &params, unsigned char *shared, int lo
     const auto keys = locate_lists<Config>(params, at, sequence);
     for (int task = 0; !(task & kLastTask); step.advance(), turn = turn == 2 ? 0 : turn + 1) {
       const int s = step.stage;
-      if constexpr (R::kCodes) asked.expand_before(base, step);
+      if constexpr (R::kExpands) asked.expand_before(base, step);
       barrier_wait(R::listed(base, s), step.phase);
       task = (int)load_shared_word(base + R::kSTask + 4 * s);
       const int first = task & ~(NSAI_WINDOW_BOX_ROWS - 1);
       if (turn != loader || task & kNoKeys) {
-        if (R::kCodes && turn == loader && threadIdx.x % 32 == 0)
+        if (R::kExpands && turn == loader)
           barrier_arrive(R::arrived(base, s)); // its phase follows the stage's
         barriers.producer_commit(s);
         continue;
@@ -255,10 +258,10 @@ NSAI_DEVICE void load_stages(const Params &params, unsigned char *shared, int lo
         const auto window_at = locate_window<Config>(params, at, sequence);
         fill_from_window<Config>(params, window_at, base, s, first, window_at.page_of_lane(first));
       }
-      if constexpr (R::kCodes) asked.replace(base, step);
+      if constexpr (R::kExpands) asked.replace(base, step);
     }
   }
-  if constexpr (R::kCodes) asked.expand(base);
+  if constexpr (R::kExpands) asked.expand(base);
 }
 
 // ---- body

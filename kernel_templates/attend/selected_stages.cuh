@@ -63,8 +63,8 @@ NSAI_DEVICE void fill_stage(const NsaiTensorMap &k_map, const NsaiTensorMap &v_m
     tma_load_panels<Config::kHeadDimV>(sV, v_map, full, R::kKeys, box_head(v, at.group), row);
 }
 
-// The same from a cache; `page`: at.page_of_lane(first). Codes arrive on the stage's own barrier, and
-// expand_stage() continues.
+// The same from a cache; `page`: at.page_of_lane(first). Codes that are expanded arrive on a barrier
+// of their own, and expand_stage() continues.
 template <class Config, class Boxes>
 NSAI_DEVICE void fill_stage(const NsaiTensorMap &k_map, const NsaiTensorMap &v_map,
                             const NsaiCacheTensor &k, const NsaiCacheTensor &v,
@@ -74,7 +74,7 @@ NSAI_DEVICE void fill_stage(const NsaiTensorMap &k_map, const NsaiTensorMap &v_m
   constexpr int kDk = kRowWords<Config, Config::kHeadDimQk>,
                 kDv = kRowWords<Config, Config::kHeadDimV>;
   const u32 full =
-      R::kCodes ? R::arrived(base, s) : Barriers<R::kStages>{ base + R::kBarriers }.full(s);
+      R::kExpands ? R::arrived(base, s) : Barriers<R::kStages>{ base + R::kBarriers }.full(s);
   const u32 sK = base + R::kSK + s * R::kKBytes; // [kKeys, Dk]
   const u32 sV = base + R::kSV + s * R::kVBytes; // [kKeys, Dv]
   const bool keys = at.boxes.boxed(), values = at.boxes.boxed_values(first);
@@ -87,19 +87,16 @@ NSAI_DEVICE void fill_stage(const NsaiTensorMap &k_map, const NsaiTensorMap &v_m
   __syncwarp(); // the bytes are announced before any arrives
   if (keys) at.boxes.template load<kDk>(sK, k_map, full, k, at.group, first, page);
   if (values) at.boxes.template load<kDv>(sV, v_map, full, v, at.group, first, page);
-  if (!R::kCodes && !announces) barrier_arrive(full);
+  if (!announces) barrier_arrive(full);
 }
 
 // Waits for the codes of stage s, expands them, and arrives on its full barrier. A whole warp.
 template <class Config> NSAI_DEVICE void expand_stage(u32 base, int s, u32 phase) {
   using R = SelectedPipeline<Config>;
   using Element = typename ProductConfig<Config>::Element;
-  auto row_of = [](int i) { return i; };
   barrier_wait(R::arrived(base, s), phase);
-  expand_code_rows<Element, Config::kHeadDimQk, R::kKeys, true>(base + R::kSK + s * R::kKBytes,
-                                                                R::kKeys, row_of);
-  expand_code_rows<Element, Config::kHeadDimV, R::kKeys, true>(base + R::kSV + s * R::kVBytes,
-                                                               R::kKeys, row_of);
+  expand_code_share<Element, Config::kHeadDimQk, R::kKeys, 1>(base + R::kSK + s * R::kKBytes, 0);
+  expand_code_share<Element, Config::kHeadDimV, R::kKeys, 1>(base + R::kSV + s * R::kVBytes, 0);
   Barriers<R::kStages>{ base + R::kBarriers }.producer_commit(s);
 }
 

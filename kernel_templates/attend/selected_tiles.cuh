@@ -24,11 +24,16 @@ template <class Config> struct SelectedPipeline {
   static constexpr int kProducers = kTokens <= 32 ? 1 : 4;                    // producer warps
   static constexpr int kLists = ceil_div(kTokens, 32 * kProducers);           // lists per lane
   static constexpr int kLoaders = Config::kCached && kProducers == 1 ? 3 : 0; // further warps
-  static constexpr bool kCodes = kReadsCodes<Config>;                         // loaders expand them
+  static constexpr bool kCodes = kReadsCodes<Config>;
+  // Loaders expand codes for products that take elements from shared memory.
+  static constexpr bool kExpands = Config::kExpandsCodes;
   static constexpr int kColsQk = padded_dim(Config::kHeadDimQk),
                        kColsV = padded_dim(Config::kHeadDimV);
-  static constexpr int kKBytes = nsai_panel_bytes(kKeys, Config::kHeadDimQk);
-  static constexpr int kVBytes = nsai_panel_bytes(kKeys, Config::kHeadDimV);
+  // Elements of a stage's rows, or words of two codes.
+  static constexpr int kWordsK = nsai_row_words(kCodes && !kExpands, Config::kHeadDimQk),
+                       kWordsV = nsai_row_words(kCodes && !kExpands, Config::kHeadDimV);
+  static constexpr int kKBytes = nsai_panel_bytes(kKeys, kWordsK);
+  static constexpr int kVBytes = nsai_panel_bytes(kKeys, kWordsV);
 
   // Registers per thread. The launch gives kLaunch to each thread; the producer warpgroup hands its
   // surplus to the consumers. A cursor takes 8. Loaders get what consumers cannot share evenly.
@@ -48,10 +53,12 @@ template <class Config> struct SelectedPipeline {
   static constexpr int kBarriers = kSPartly + 4 * kStages * kProducers;
   static constexpr int kSLeast = kBarriers + Barriers<kStages>::kBytes; // int [2, kProducers]
   static constexpr int kListed = kSLeast + 8 * kProducers; // u64 barriers, if there are loaders
-  static constexpr int kArrived = kListed + (kLoaders ? 8 * kStages : 0); // u64 barriers: codes
-  static constexpr int kSTask = kArrived + (kCodes ? 8 * kStages : 0);  // int, if there are loaders
-  static constexpr int kSUnits = kSTask + (kLoaders ? 4 * kStages : 0); // f32 [kWarps]: codes
-  static constexpr int kEnd = nsai_smem_aligned(kSUnits + (kCodes ? 4 * kWarps : 0), 16);
+  static constexpr int kArrived =
+      kListed + (kLoaders ? 8 * kStages : 0); // u64 barriers, if codes are expanded
+  static constexpr int kSTask =
+      kArrived + (kExpands ? 8 * kStages : 0);                          // int, if there are loaders
+  static constexpr int kSUnits = kSTask + (kLoaders ? 4 * kStages : 0); // f32 [kWarps], likewise
+  static constexpr int kEnd = nsai_smem_aligned(kSUnits + (kExpands ? 4 * kWarps : 0), 16);
   static constexpr int kSQ = nsai_smem_aligned(kEnd, 1024); // Q of each warp or warpgroup, or empty
   static constexpr u32 kLast = 1u << 31;                    // flag in kSSeen
 
@@ -66,11 +73,13 @@ template <class Config> struct SelectedPipeline {
   static_assert(kWarps % 4 == 0 && kWarps <= 12, "whole warpgroups, which share 65536 registers");
   static_assert(kWarps * Config::kMinBlocks >= 8,
                 "four consumer warps alone would leave registers unused");
+  static_assert(!kCodes || (Config::kHeadDimQk % 16 == 0 && Config::kHeadDimV % 16 == 0),
+                "a chunk of 16 bytes holds 16 codes");
   static_assert(kKeys == 64, "the keys of a stage are the bits of a word");
   static_assert(Config::kGroupPadded <= 64, "a warpgroup holds whole tokens");
   static_assert(Config::kThreads == 32 * kWarps + 128, "one producer warpgroup");
   static_assert(kStages >= 2, "a stage is filled while another is read");
-  static_assert(!kCodes || kLoaders, "loaders expand codes");
+  static_assert(!kExpands || kLoaders, "loaders expand codes");
 };
 
 NSAI_DEVICE int group_of_tile(const NsaiAttendSelected &p, int tile) {
@@ -121,6 +130,6 @@ template <class Config> NSAI_DEVICE void init_pipeline(u32 base) {
   Barriers<R::kStages>{ base + R::kBarriers }.init(32 * (R::kProducers + R::kLoaders),
                                                    32 * R::kWarps);
   for (int s = 0; R::kLoaders && s < R::kStages; ++s) barrier_init(R::listed(base, s), 32);
-  for (int s = 0; R::kCodes && s < R::kStages; ++s) barrier_init(R::arrived(base, s), 1);
+  for (int s = 0; R::kExpands && s < R::kStages; ++s) barrier_init(R::arrived(base, s), 32);
   barrier_init_fence();
 }

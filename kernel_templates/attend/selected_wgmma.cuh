@@ -120,7 +120,7 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
         threads_sync(1 + group, 128);
         copy_query<Config, 64, S::kHeldPanels>(sQ, 16 * (warp % 4), p.q, at, 16 * warp);
       }
-      if constexpr (S::kCodes) {
+      if constexpr (S::kExpands) {
         const float unit = convert_split_queries<typename Config::Element, S::kHeldSteps, 64,
                                                  S::kQBytes / 64 / 16>(rQ, sQ, 16 * (warp % 4));
         // There is no register for it.
@@ -137,7 +137,7 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
       SoftmaxRows rows;
       float scale_log2 =
           scale_by_keys<Config>(p.scale_log2, params, group_of_tile(p, tile), branch);
-      if constexpr (S::kCodes)
+      if constexpr (S::kExpands)
         scale_log2 *= __uint_as_float(load_shared_word(base + S::kSUnits + 4 * warp));
       if (kCanWindow<Params> && branch == NSAI_FUSED_WINDOW) {
         if constexpr (kCanWindow<Params>)

@@ -75,6 +75,17 @@ NSAI_DEVICE u32 greatest_magnitude(u32 highest, u32 word) {
   return highest;
 }
 
+// The greater of each half of two words of magnitudes.
+NSAI_DEVICE u32 greater_halves(u32 a, u32 b) {
+#if __CUDA_ARCH__ >= 900
+  u32 r;
+  asm("max.u16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+#else
+  return max(a & 0xffff, b & 0xffff) | max(a >> 16, b >> 16) << 16;
+#endif
+}
+
 // The unit of a warp's 16 rows, from the lanes' greatest magnitudes; 1 in fp16. All lanes take part.
 template <class Element> NSAI_DEVICE PartialUnit query_unit(u32 highest) {
   if constexpr (Element::kPrecision == Fp16::kPrecision) return PartialUnit{ 1.0f, 1.0f };
@@ -111,27 +122,38 @@ template <class Element, int kSteps> NSAI_DEVICE float convert_queries(u32 (&rQ)
 template <class Element, int kHeldSteps, int kRows, int kChunks, int kSteps>
 NSAI_DEVICE float convert_split_queries(u32 (&rQ)[kSteps][4], u32 sQ, int first) {
   if constexpr (Element::kPrecision == Fp16::kPrecision) return 1.0f;
-  u32 highest = 0;
-#pragma unroll
-  for (int k = 0; k < kHeldSteps; ++k)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) highest = greatest_magnitude(highest, rQ[k][i]);
   auto at = [&](int i) {
     const int chunk = i % kChunks;
     return sQ + (u32)(chunk / 8 * kRows * kPanelPitch) + panel_offset(first + i / kChunks, chunk);
   };
-#pragma unroll 1
-  for (int i = threadIdx.x % 32; i < 16 * kChunks; i += 32) {
-    const Chunk x = load_shared(at(i));
+  // The greatest finite magnitude, or that of each half of the words, of which any may be infinite.
+  auto greatest = [&](bool finite) {
+    u32 highest = 0;
+    auto see = [&](u32 word) {
+      highest =
+          finite ? greatest_magnitude(highest, word) : greater_halves(highest, word & 0x7fff7fffu);
+    };
 #pragma unroll
-    for (int w = 0; w < 4; ++w) highest = greatest_magnitude(highest, x.w[w]);
-  }
+    for (int k = 0; k < kHeldSteps; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) see(rQ[k][i]);
+#pragma unroll 2
+    for (int i = threadIdx.x % 32; i < 16 * kChunks; i += 32) {
+      const Chunk x = load_shared(at(i));
+#pragma unroll
+      for (int w = 0; w < 4; ++w) see(x.w[w]);
+    }
+    return highest;
+  };
+  const u32 halves = greatest(false);
+  u32 highest = max(halves & 0xffff, halves >> 16);
+  if (__any_sync(~0u, highest >= 0x7f80)) highest = greatest(true); // there is infinity or NaN
   const PartialUnit unit = query_unit<Element>(highest);
 #pragma unroll
   for (int k = 0; k < kHeldSteps; ++k)
 #pragma unroll
     for (int i = 0; i < 4; ++i) rQ[k][i] = convert_query<Element>(rQ[k][i], unit.inverse);
-#pragma unroll 1
+#pragma unroll 2
   for (int i = threadIdx.x % 32; i < 16 * kChunks; i += 32) {
     Chunk x = load_shared(at(i));
 #pragma unroll

@@ -19,53 +19,79 @@
 #include "core/tile.cuh"
 #include "core/tma.cuh"
 
-// Expands `count` rows by a whole warp, to which their codes are visible: rows row_of(i), i < count,
-// whose chunk c of 16 bytes lies at at(row, c). kAhead: codes are read while those before are
-// expanded, where registers allow it.
-template <class Element, int kDim, bool kAhead, class RowOf, class At>
-NSAI_DEVICE void expand_codes_at(int count, RowOf row_of, At at) {
+// Expands the codes of kDim columns in `groups` groups of kGroup (4 or 8) rows, kStep (a multiple of
+// 8) apart, by a whole warp to which the codes are visible. `first`: the first row, a multiple of
+// kGroup. Layout has offset(row, chunk), and down(address, rows): the address of the same chunk
+// `rows` (constant) further down a group.
+//
+// A lane takes a piece of 8 codes of a row at a time, and four such pieces at once: few warps expand
+// a tile, and only independent conversions keep them from waiting for each.
+template <class Element, int kDim, int kGroup, int kStep, class Layout>
+NSAI_DEVICE void expand_code_groups(u32 tile, int first, int groups) {
   static_assert(kDim % 16 == 0 && kDim <= 256, "a row of codes consists of chunks of 16 bytes");
-  constexpr int kChunks = kDim / 16; // of a row of codes
-  constexpr int kLanes = kChunks > 8 ? 16 : kChunks > 4 ? 8 : kChunks > 2 ? 4 : kChunks;
-  const int lane = recomputed(threadIdx.x) % 32;
-  // Lanes beyond the last chunk read it, too, and write nothing.
-  const bool exists = kLanes == kChunks || lane % kLanes < kChunks;
-  const int chunk = kLanes == kChunks ? lane % kLanes : min(lane % kLanes, kChunks - 1);
-  auto row = [&](int first) { return row_of(min(first + lane / kLanes, count - 1)); };
-  Chunk next;
-  if constexpr (kAhead) next = load_shared(at(row(0), chunk));
+  static_assert((kGroup == 4 || kGroup == 8) && kStep % 8 == 0, "rows 8 apart have one swizzle");
+  constexpr int kPieces = kDim / 8;                                                  // of a row
+  constexpr int kLanes = kPieces > 16 ? 32 : kPieces > 8 ? 16 : kPieces > 4 ? 8 : 4; // of a row
+  constexpr int kRows = 32 / kLanes < kGroup ? 32 / kLanes : kGroup;                 // at a time
+  constexpr int kTimes = kGroup / kRows;                                             // for a group
+  constexpr int kAtOnce = kDim > 128 ? 2 : 4,
+                kGroups = kTimes < kAtOnce ? kAtOnce / kTimes : 1; // groups at once
+  const u32 lane = (u32)recomputed(threadIdx.x) % 32, piece = lane % kLanes;
+  const bool exists = piece < kPieces && lane / kLanes < kRows;
+  first += lane / kLanes;
+  u32 from = tile + Layout::offset(first, piece / 2) + piece % 2 * 8;
+  u32 to = tile + Layout::offset(first, piece);
 #pragma unroll 1
-  for (int first = 0; first < count; first += 32 / kLanes) {
-    const Chunk codes = kAhead ? next : load_shared(at(row(first), chunk));
-    if (kAhead && first + 32 / kLanes < count)
-      next = load_shared(at(row(first + 32 / kLanes), chunk));
-    __syncwarp(); // the codes of these rows have been read
-    // The lanes of a row write even and odd chunks in different orders, so that eight of them write
-    // to different banks.
-    const bool odd_first = chunk & 4;
+  for (int group = 0; group < groups; group += kGroups) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const bool odd = odd_first != (half != 0);
-      const Chunk x = expand_eight<Element>(odd ? make_uint2(codes.w[2], codes.w[3])
-                                                : make_uint2(codes.w[0], codes.w[1]));
-      if (exists && first + lane / kLanes < count) store_shared(at(row(first), 2 * chunk + odd), x);
+    for (int time = 0; time < kTimes * kGroups; time += kAtOnce) {
+      uint2 codes[kAtOnce];
+      auto wanted = [&](int i) { return exists && (i < kTimes || group + i / kTimes < groups); };
+      auto along = [](u32 address, int i) {
+        return Layout::down(address, i % kTimes * kRows) + i / kTimes * kStep * Layout::kPitch;
+      };
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (wanted(time + i)) codes[i] = load_shared_pair(along(from, time + i));
+      __syncwarp(); // the codes of these rows have been read
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (wanted(time + i)) store_shared(along(to, time + i), expand_eight<Element>(codes[i]));
     }
+    from += kGroups * kStep * Layout::kPitch;
+    to += kGroups * kStep * Layout::kPitch;
   }
 }
 
-// Expands rows of a tile of panels (core/tma.cuh) of kRows rows. On return this thread's elements are
-// visible to wgmma for threads that its arrival on a barrier reaches.
-template <class Element, int kDim, int kRows, bool kAhead, class RowOf>
-NSAI_DEVICE void expand_code_rows(u32 tile, int count, RowOf row_of) {
-  expand_codes_at<Element, kDim, kAhead>(count, row_of, [=](int row, int c) {
-    return tile + (u32)(c / 8 * kRows * kPanelPitch) + panel_offset(row, c);
-  });
+// A tile of panels (core/tma.cuh) of kRows rows.
+template <int kRows> struct PanelLayout {
+  static constexpr int kPitch = kPanelPitch;
+  static NSAI_DEVICE u32 offset(int row, int c) {
+    return (u32)(c / 8 * kRows * kPanelPitch) + panel_offset(row, c);
+  }
+  static NSAI_DEVICE u32 down(u32 address, int rows) {
+    return (address ^ (u32)((rows & 7) << 4)) + (u32)(rows * kPanelPitch);
+  }
+};
+
+// Expands rows of a tile of panels. On return this thread's elements are visible to wgmma for threads
+// that its arrival on a barrier reaches.
+template <class Element, int kDim, int kRows, int kGroup, int kStep>
+NSAI_DEVICE void expand_code_rows(u32 tile, int first, int groups) {
+  expand_code_groups<Element, kDim, kGroup, kStep, PanelLayout<kRows>>(tile, first, groups);
   shared_proxy_fence();
+}
+
+// The share of one of kWarps warps of expanding all rows of a tile of panels: `warp` has groups of 8
+// rows in turn.
+template <class Element, int kDim, int kRows, int kWarps>
+NSAI_DEVICE void expand_code_share(u32 tile, int warp) {
+  expand_code_rows<Element, kDim, kRows, 8, 8 * kWarps>(tile, warp * 8,
+                                                        (kRows / 8 - warp + kWarps - 1) / kWarps);
 }
 
 // Expands all rows of a Tile (core/tile.cuh). On return the elements are visible to the warp.
 template <class Element, int kDim, int kRows, class T> NSAI_DEVICE void expand_code_tile(u32 tile) {
-  expand_codes_at<Element, kDim, false>(
-      kRows, [](int i) { return i; }, [=](int row, int c) { return tile + T::offset(row, c); });
+  expand_code_groups<Element, kDim, 8, 8, T>(tile, 0, kRows / 8);
   __syncwarp();
 }

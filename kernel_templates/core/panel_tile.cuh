@@ -17,6 +17,9 @@ template <int kRowsOf, int kCols> struct PanelTile {
   static NSAI_DEVICE u32 offset(int row, int chunk) {
     return (u32)(chunk / 8 * kRows * kPanelPitch) + panel_offset(row, chunk);
   }
+  static NSAI_DEVICE u32 along(u32 address, int chunks) {
+    return panel_along<kRows>(address, chunks);
+  }
 };
 
 template <bool kPanels, int kRows, int kCols> struct ProductTileOf {

@@ -32,6 +32,12 @@ template <int kRows, int kCols> struct Tile {
     if constexpr (!kSwizzled) return address + (u32)(chunks << 4);
     return (address ^ (u32)((chunks & 7) << 4)) + (u32)((chunks & ~7) << 4);
   }
+
+  // The address of the same chunk `rows` (constant) further down, whose bits are not set in the
+  // number of the row that `address` belongs to.
+  static NSAI_DEVICE u32 down(u32 address, int rows) {
+    return (kSwizzled ? address ^ (u32)((rows & 7) << 4) : address) + (u32)(rows * kPitch);
+  }
 };
 
 // Columns of a tile for head dim `d`.

@@ -77,29 +77,39 @@ template <int kPageRows, int kFirstIndex, int kRows, class Order> struct EntryTi
     __syncwarp();
   }
 
+  // A tile of codes is copied in kParts groups of copies, so that the first are expanded while the
+  // last arrive.
+  static constexpr int kPasses = kRows / 8;
+  static constexpr int kCodeParts = kPasses % 8 == 0 ? 4 : kPasses % 4 == 0 ? 2 : 1;
+
   // Starts the copies of the tile from block `first` on, which was kept. Blocks from `end` on
   // become zeros.
-  template <int kDim> NSAI_DEVICE void copy(u32 to_shared, int first) const {
+  template <int kDim, int kParts> NSAI_DEVICE void copy(u32 to_shared, int first) const {
     const int chunk = threadIdx.x % 8, row = threadIdx.x % 64 / 8;
     to_shared += panel_offset(row, chunk);
     first += Order::block(row);
 // Producers have few registers.
-#pragma unroll(kDim % kPanelColumns ? 1 : 2)
-    for (int pass = 0; pass < kRows / 8; ++pass, first += Order::kStep) {
+#pragma unroll(kDim % kPanelColumns || kParts > 1 && kPasses / kParts % 2 ? 1 : 2)
+    for (int pass = 0; pass < kPasses; ++pass, first += Order::kStep) {
       const uint2 at = load_shared_pair(addresses + (pass * 4 + threadIdx.x % 32 / 8) * 8);
       const u16 *from = (const u16 *)((u64)at.y << 32 | at.x) + chunk * 8;
 #pragma unroll
       for (int i = 0; i < panels(kDim); ++i)
         copy_async_16(to_shared + (i * kRows + pass * 8) * kPanelPitch, from + i * kPanelColumns,
                       first < end && i * kPanelColumns + chunk * 8 < kDim);
+      if (kParts > 1 && (pass + 1) % (kPasses / kParts) == 0) copy_async_commit();
     }
-    copy_async_commit();
+    if (kParts == 1) copy_async_commit();
   }
 
-  // Expands the codes of kDim columns that this warp has copied.
-  template <class Element, int kDim> NSAI_DEVICE void expand(u32 tile) const {
-    const int half = recomputed(threadIdx.x) % 64 / 32 * 4;
-    expand_code_rows<Element, kDim, kRows, false>(tile, kOwn,
-                                                  [=](int i) { return i / 4 * 8 + half + i % 4; });
+  // Expands the codes of kDim columns that this warp has copied in kCodeParts parts, as they arrive.
+  template <class Element, int kDim, int kPart = 0> NSAI_DEVICE void expand(u32 tile) const {
+    constexpr int kGroups = kPasses / kCodeParts;
+    const int half = (u32)recomputed(threadIdx.x) % 64 / 32 * 4;
+    copy_async_wait<kCodeParts - 1 - kPart>();
+    __syncwarp(); // all lanes' codes have arrived
+    expand_code_groups<Element, kDim, 4, 8, PanelLayout<kRows>>(tile, kPart * kGroups * 8 + half,
+                                                                kGroups);
+    if constexpr (kPart + 1 < kCodeParts) expand<Element, kDim, kPart + 1>(tile);
   }
 };

@@ -44,6 +44,8 @@ template <class C> struct ProductsOf<C, true> {
   };
 };
 template <class C> using ProductConfig = typename ProductsOf<C, kReadsCodes<C>>::Type;
+template <class C>
+constexpr bool kConvertsQuery = C::Element::kPrecision != ProductConfig<C>::Element::kPrecision;
 
 // Elements, or words of two codes, of a row of kDim columns.
 template <class C, int kDim> constexpr int kRowWords = nsai_row_words(kReadsCodes<C>, kDim);

@@ -102,17 +102,17 @@ NSAI_SIZE nsai_smem_selected_sm80(int warps, int keys, int stages, int tokens, i
   return nsai_smem_aligned(q + stages * stage + nsai_barrier_bytes(stages) + 24, 16);
 }
 
-/* attend/selected_pipeline.cuh: K [stages, 64, Dk] | V [stages, 64, Dv] |
+/* attend/selected_pipeline.cuh: K [stages, 64, Dk] | V [stages, 64, Dv], elements or words of codes |
  * u64 [stages, tokens]: keys that each token sees | u32 [2, stages, producers] | barriers |
- * int [2, producers] | with `cached`, for the loaders: barriers [stages], with codes twice |
- * int [stages] | with codes f32 [coded_warps], the consumers; 0: no codes |
- * from a multiple of 1024 on: q_bytes of Q that registers do not hold. */
+ * int [2, producers] | with `cached`, for the loaders: barriers [stages] | where they expand codes
+ * barriers [stages] | int [stages] | where they expand codes f32 [expanded_warps], the consumers;
+ * 0: they do not | from a multiple of 1024 on: q_bytes of Q that registers do not hold. */
 NSAI_SIZE nsai_smem_selected_pipeline(int stages, int tokens, int q_bytes, int dk, int dv,
-                                      int cached, int coded_warps) {
+                                      int cached, int expanded_warps) {
   const int producers = tokens <= 32 ? 1 : 4, loaders = cached && producers == 1;
   const int stage = nsai_panel_pair(64, dk, dv) + 8 * tokens + 8 * producers;
   const int end = stages * stage + nsai_barrier_bytes(stages) + 8 * producers +
-                  (loaders ? (coded_warps ? 20 : 12) * stages : 0) + 4 * coded_warps;
+                  (loaders ? (expanded_warps ? 20 : 12) * stages : 0) + 4 * expanded_warps;
   return q_bytes ? nsai_smem_aligned(end, 1024) + q_bytes : nsai_smem_aligned(end, 16);
 }
 

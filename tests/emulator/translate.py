@@ -30,6 +30,7 @@ INSTRUCTIONS = [(re.compile(pattern), function) for pattern, function in [
     (r"\{\.reg \.b16 c; cvt\.rn\.satfinite\.e4m3x2\.f32 c, %1, %2; cvt\.u32\.u16 %0, c;\}", "cvt_e4m3x2"),
     (r"\{\.reg \.b16 l, h; mov\.b32 \{l, h\}, %1; cvt\.rn\.f16x2\.e4m3x2 %0, l;\}", "cvt_f16x2_e4m3x2"),
     (r"prmt\.b32 ", "prmt"),
+    (r"max\.u16x2 ", "max_u16x2"),
     (r"mul\.rn\.f16x2 ", "mul_f16x2"),
     (r"fma\.rn\.bf16x2 ", "fma_bf16x2"),
     (r"\{\.reg \.b16 l, h; mov\.b32 \{l, h\}, %1; cvt\.f32\.f16 %0, l;\}", "f16_low"),

@@ -29,18 +29,26 @@ int32_t nsai_selected_consumer_registers(const nsai_model *m, const nsai_tiles *
 /* Tokens of a tile for whose lists one warp suffices. */
 #define MOST_LOADED_TOKENS 32
 
+static bool expands(const nsai_problem *p, const nsai_selected_products *products) {
+  return p->kv_dtype == NSA_E4M3 && products->expands;
+}
+
 /* Codes are expanded by loaders, of which there are none where four warps walk the lists. */
-static bool expands(const nsai_problem *p, const nsai_tiles *s) {
-  return !p->kv_dtype || tokens_of(&p->model, s) <= MOST_LOADED_TOKENS;
+static bool can_expand(const nsai_problem *p, const nsai_tiles *s,
+                       const nsai_selected_products *products) {
+  return !expands(p, products) || tokens_of(&p->model, s) <= MOST_LOADED_TOKENS;
 }
 
 static uint32_t shared_bytes(const nsai_problem *p, const nsai_tiles *s,
                              const nsai_selected_products *products) {
   const nsai_model *m = &p->model;
+  const bool expanded = expands(p, products), codes = p->kv_dtype == NSA_E4M3 && !expanded;
   return nsai_smem_selected_pipeline(s->of[NSAI_TILE_STAGES], tokens_of(m, s),
-                                     products->query_bytes(p, s), m->head_dim_qk, m->head_dim_v,
+                                     products->query_bytes(p, s),
+                                     nsai_row_words(codes, m->head_dim_qk),
+                                     nsai_row_words(codes, m->head_dim_v),
                                      nsai_problem_is_cached(p),
-                                     p->kv_dtype == NSA_E4M3 ? s->of[NSAI_TILE_WARPS] : 0);
+                                     expanded ? s->of[NSAI_TILE_WARPS] : 0);
 }
 
 /* ---- tiles ---- */
@@ -52,12 +60,13 @@ nsai_tiles nsai_selected_tiles(int32_t warps, int32_t stages) {
 static bool holds(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                   const nsai_selected_products *products) {
   uint32_t bytes = shared_bytes(p, s, products);
-  return bytes <= t->shared_bytes && nsai_holds_ctas(t, bytes, ctas_of(s)) && expands(p, s);
+  return bytes <= t->shared_bytes && nsai_holds_ctas(t, bytes, ctas_of(s)) &&
+         can_expand(p, s, products);
 }
 
 void nsai_selected_fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                        nsai_reasons *reasons, const nsai_selected_products *products) {
-  if (!expands(p, s))
+  if (!can_expand(p, s, products))
     nsai_refuse(reasons, "%d tokens of a tile: over codes at most %d are taken",
                 tokens_of(&p->model, s), MOST_LOADED_TOKENS);
   else if (!holds(p, t, s, products))
@@ -92,7 +101,7 @@ void nsai_selected_legal(const nsai_problem *p, const nsai_target *t, nsai_reaso
     nsai_refuse(reasons,
                 "needs the copy engine and the registers' division of sm_90a, the target is %s",
                 t->arch);
-  else if (p->kv_dtype && nsai_padded_group(&p->model) < 4)
+  else if (expands(p, products) && nsai_padded_group(&p->model) < 4)
     nsai_refuse(reasons, "groups of %d query heads over codes: at least 3 are taken",
                 p->model.heads / p->model.kv_heads);
   else if (!nsai_selected_deepest(p, t, 8, products).of[NSAI_TILE_STAGES])
@@ -125,6 +134,7 @@ void nsai_selected_specify(const nsai_request *r, const char *entry, int32_t win
   nsai_selected_add_lists(r->problem, kernel);
   nsai_source_add(spec, r->problem, 1);
   nsai_codes_add(spec, r->problem->kv_dtype);
+  nsai_constant_add(spec, "kExpandsCodes", expands(r->problem, products));
 }
 
 nsa_status nsai_selected_enqueue(const nsai_run *run, const nsai_form *form,

@@ -15,6 +15,7 @@
 typedef struct nsai_selected_products {
   int32_t (*registers)(const nsai_problem *);                       /* all but Q */
   int32_t (*query_bytes)(const nsai_problem *, const nsai_tiles *); /* of Q in shared memory */
+  bool expands; /* it takes elements from shared memory: codes are expanded there */
 } nsai_selected_products;
 
 #define NSAI_SELECTED_KEYS 64 /* of a stage: the bits of a word; 64 rows of 128 bytes are a panel */

@@ -18,7 +18,7 @@ static int32_t query_bytes(const nsai_problem *p, const nsai_tiles *s) {
   return others > 0 ? 16 * s->of[NSAI_TILE_WARPS] * others * NSAI_PANEL_PITCH : 0;
 }
 
-const nsai_selected_products nsai_selected_sm90_products = { registers, query_bytes };
+const nsai_selected_products nsai_selected_sm90_products = { registers, query_bytes, true };
 
 static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                 nsai_reasons *reasons) {

@@ -17,7 +17,7 @@ static int32_t query_bytes(const nsai_problem *p, const nsai_tiles *s) {
   return nsai_panel_bytes(16 * s->of[NSAI_TILE_WARPS], m->head_dim_qk);
 }
 
-static const nsai_selected_products products = { registers, query_bytes };
+static const nsai_selected_products products = { registers, query_bytes, false };
 
 static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                 nsai_reasons *reasons) {
