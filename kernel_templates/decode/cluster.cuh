@@ -370,7 +370,7 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
                        barrier_arrive(barriers + 8 * kPooled);
                      });
     done = end;
-    if (Stream::kCoded || (kExpandsRaw<C> && b != kCompressed)) {
+    if (Stream::kCoded || (kRawCodesAlone<C> && b != kCompressed)) {
       const float scale = p.branches >> b & 1 ? value_scale(p, b, group) : 0.0f;
 #pragma unroll
       for (int j = 0; j < BranchAccumulator<C>::kEach; ++j) scale_columns(sums.o[j], scale);

@@ -91,9 +91,9 @@ template <bool kCoded> NSAI_DEVICE float branch_scale_log2(const NsaiDecode &p, 
   return p.scale_log2;
 }
 
-// Kernels whose stages hold the keys of all branches in turn. Raw codes beside entries that are
-// elements are expanded in the stages (core/expand_codes.cuh).
-template <class C> constexpr bool kExpandsRaw = C::kRawCodes && !C::kEntryCodes;
+// Kernels whose stages hold the keys of all branches in turn: whether raw K and V are codes, beside
+// entries that are elements.
+template <class C> constexpr bool kRawCodesAlone = C::kRawCodes && !C::kEntryCodes;
 template <class C> NSAI_DEVICE float stage_scale_log2(const NsaiDecode &p, int b, int group) {
   static_assert(C::kRawCodes || !C::kEntryCodes, "entries are codes beside raw codes alone");
   if (b == kCompressed) return branch_scale_log2<(bool)C::kEntryCodes>(p, b, group);

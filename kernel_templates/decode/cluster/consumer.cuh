@@ -193,7 +193,7 @@ NSAI_DEVICE int score_cta_step(const StepSchedule<C> &schedule, const StageBarri
   if (warp < cta_step.warps) {
     barrier_wait(barriers.keys(i % C::kStages), i / C::kStages & 1);
     const u32 keys = stages + (i % C::kStages * C::kWarps + warp) * S::kStageBytes;
-    if constexpr (kExpandsRaw<C>)
+    if constexpr (kRawCodesAlone<C>)
       if (i >= schedule.scanned)
         expand_code_tile<typename C::Element, C::kHeadDimQk, kStepKeys, typename S::K>(keys);
     multiply_chains_qk<C, S, 1>(s, queries, keys, lane);
@@ -233,7 +233,7 @@ NSAI_DEVICE void run_cta_steps(const StepSchedule<C> &schedule, ExchangeBuffer<C
       }
       pool(i, s);
       if (warp < warps) share_probabilities(exchange_buffer, s, warp, lane);
-      if constexpr (kExpandsRaw<C>)
+      if constexpr (kRawCodesAlone<C>)
         if (b != kCompressed && warp < warps) {
           barrier_wait(barriers.values(at), i / C::kStages & 1);
           expand_code_tile<typename C::Element, C::kHeadDimV, kStepKeys, typename S::V>(

@@ -67,7 +67,7 @@ NSAI_DEVICE void copy_cta_step(const StepSchedule<C> &schedule, const ScheduledR
   const bool halves = cta_step.warps <= kHalf, behind = halves && producer_warp >= kHalf;
   const int first = behind ? producer_warp - kHalf : producer_warp, at = i % C::kStages;
   const u32 stage = stages + at * C::kWarps * S::kStageBytes;
-  const int codes = kExpandsRaw<C> && i >= schedule.scanned ? 2 : 1; // of a word
+  const int codes = kRawCodesAlone<C> && i >= schedule.scanned ? 2 : 1; // of a word
   const u16 *row[kEach];
   rows.template find<kEach, kProducerWarps<C>>(row, schedule, cta_step, first, lane);
   if (i >= C::kStages) {

@@ -12,8 +12,8 @@
 #include "decode/pipelined/shared.cuh"
 
 // Stores O and statistics of a branch in shared memory (and after the compressed branch the carry
-// behind the warp's last key), and resets o and rows.
-template <class C, int kO>
+// behind the warp's last key), and resets o and rows. R: the tiles of the branch.
+template <class C, class R, int kO>
 NSAI_DEVICE void leave_branch(const NsaiDecode &p, SharedStorage &shared,
                               const PipelinedWorkItem &at, int b, float (&o)[kO][4],
                               SoftmaxRows &rows, ScanKeys<C> &keys) {
@@ -21,10 +21,9 @@ NSAI_DEVICE void leave_branch(const NsaiDecode &p, SharedStorage &shared,
   if (b != kWindow || at.has_window(at.warp)) {
     float *to = b == kSelected ? (float *)shared.kv_stages[at.warp]
                                : &shared.exchange_buffer[at.warp].o[0][0];
-    if constexpr (PipelinedTiles<C>::kCoded) {
+    if constexpr (R::kCoded) {
       share_code_o<C>(to, o, value_scale(p, b, at.group), at.lane);
     } else {
-      if (kExpandsRaw<C> && b != kCompressed) scale_columns(o, value_scale(p, b, at.group));
       share_o<C>(to, o, at.lane);
     }
   }
@@ -37,7 +36,7 @@ NSAI_DEVICE void leave_branch(const NsaiDecode &p, SharedStorage &shared,
 
 // Adds O and statistics of the window-selected keys to those of the window. The caller's o and rows
 // remain valid for the selected branch.
-template <class C, int kO>
+template <class C, class R, int kO>
 NSAI_DEVICE void add_to_window(const NsaiDecode &p, SharedStorage &shared,
                                const PipelinedWorkItem &at, const float (&o)[kO][4],
                                const SoftmaxRows &rows) {
@@ -51,7 +50,7 @@ NSAI_DEVICE void add_to_window(const NsaiDecode &p, SharedStorage &shared,
     const float before = exp2_approx(stats.x - sum.x), mine = exp2_approx(own.x - sum.x);
     __syncwarp(); // all lanes have read them
     if (at.lane % 4 == 0) stats = sum;
-    if constexpr (PipelinedTiles<C>::kCoded) {
+    if constexpr (R::kCoded) {
       const float scaled = mine * value_scale(p, kWindow, at.group);
       float *to = sO + (8 * r + at.lane / 4) * OutputVectors::kPitch + at.lane % 4 * 4;
 #pragma unroll
@@ -62,13 +61,12 @@ NSAI_DEVICE void add_to_window(const NsaiDecode &p, SharedStorage &shared,
       }
       continue;
     }
-    const float added = kExpandsRaw<C> ? mine * value_scale(p, kWindow, at.group) : mine;
     float *to = sO + (8 * r + at.lane / 4) * OutputVectors::kPitch + at.lane % 4 * 2;
 #pragma unroll
     for (int j = 0; j < kO; ++j) {
       float2 &x = *(float2 *)(to + 8 * j);
-      x = make_float2(fmaf(added, o[j][2 * r], before * x.x),
-                      fmaf(added, o[j][2 * r + 1], before * x.y));
+      x = make_float2(fmaf(mine, o[j][2 * r], before * x.x),
+                      fmaf(mine, o[j][2 * r + 1], before * x.y));
     }
   }
 }

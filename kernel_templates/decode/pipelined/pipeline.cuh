@@ -7,8 +7,8 @@
 // needs few registers: lanes 0 to 15 look up and copy a step's rows of K, lanes 16 to 31 those of
 // V.
 //
-// Where raw K and V are codes and the entries are elements, the stages hold elements, and a consumer
-// expands the codes of a step before it uses them (core/expand_codes.cuh).
+// Where raw K and V are codes and the entries are elements, stages hold either: the keys of the
+// compressed branch come first, and Q is loaded again behind them, for products with codes.
 //
 // Config: those of decode/mainloop.cuh, kSelectBlock (l'), kPageSize (P; 0: no pages), kRing (the
 // window's K and V lie in a ring buffer), kRawCodes, kEntryCodes (codes in both, in none, or in raw K
@@ -16,15 +16,15 @@
 #pragma once
 #include "core/barrier.cuh"
 #include "core/copy_rows.cuh"
-#include "core/expand_codes.cuh"
 #include "core/tile.cuh"
 #include "data/cache_rows.cuh"
 #include "decode/mainloop.cuh"
 #include "decode/work.cuh"
 #include "params/kv_cache.h"
 
-template <class C> struct PipelinedTiles {
-  static constexpr bool kCoded = C::kEntryCodes; // the stages hold codes
+// kRaw: steps of raw keys.
+template <class C, bool kRaw = false> struct PipelinedTiles {
+  static constexpr bool kCoded = kRaw ? C::kRawCodes : C::kEntryCodes; // the stages hold codes
   using Product = typename ProductElement<C, kCoded>::Tag;
   static constexpr int kWordsK = nsai_row_words(kCoded, C::kHeadDimQk),
                        kWordsV = nsai_row_words(kCoded, C::kHeadDimV);
@@ -40,6 +40,9 @@ template <class C> struct PipelinedTiles {
       C::kStages * kStageBytes > kOBytes ? C::kStages *kStageBytes : kOBytes;
   static constexpr int kBytes = (kUsed + 127) / 128 * 128;
 };
+
+// The tiles of raw keys: of a type of their own only where they differ.
+template <class C> using PipelinedRawTiles = PipelinedTiles<C, kRawCodesAlone<C>>;
 
 // ---- the steps of a warp
 
@@ -230,12 +233,23 @@ NSAI_DEVICE void copy_step(u32 tile, const u16 *from, int words, int lane_of_row
   }
 }
 
+// Copies step i into its stage, once consumers have read what lay there.
+template <class C, class R>
+NSAI_DEVICE void fill_stage(const PipelinedStages<C> &pipeline, int i, u32 stage, u32 phase,
+                            const u16 *from, u64 policy, int lane) {
+  if (i >= C::kStages) barrier_wait(pipeline.k_empty(i), phase);
+  copy_step<typename R::K>(stage, from, R::kWordsK, 0, policy, lane);
+  barrier_arrive_after_copies(pipeline.k_full(i));
+  if (i >= C::kStages) barrier_wait(pipeline.v_empty(i), phase);
+  copy_step<typename R::V>(stage + R::K::kBytes, from, R::kWordsV, kStepKeys, policy, lane);
+  barrier_arrive_after_copies(pipeline.v_full(i));
+}
+
 // Producer: copies all steps in order. `ahead`: the first step's row. `add_chosen(steps)` waits for
 // the list.
 template <class C, class AddChosen>
 NSAI_DEVICE void fill_stages(PipelinedSteps<C> &steps, PipelinedRow ahead,
                              const PipelinedStages<C> &pipeline, int lane, AddChosen add_chosen) {
-  using R = PipelinedTiles<C>;
   const u64 policy = l2_policy(true);
   int i = 0;
 #pragma unroll 1
@@ -252,14 +266,10 @@ NSAI_DEVICE void fill_stages(PipelinedSteps<C> &steps, PipelinedRow ahead,
       const u32 stage = lane_address(pipeline.stage(i));
       const u32 phase = pipeline.phase(i) ^ 1; // phase of the stage's previous step
       ahead = steps.row(i + 1, lane);
-      const int codes = kExpandsRaw<C> && i >= steps.scanned ? 2 : 1; // of a word
-      if (i >= C::kStages) barrier_wait(pipeline.k_empty(i), phase);
-      copy_step<typename R::K>(stage, from, R::kWordsK / codes, 0, policy, lane);
-      barrier_arrive_after_copies(pipeline.k_full(i));
-      if (i >= C::kStages) barrier_wait(pipeline.v_empty(i), phase);
-      copy_step<typename R::V>(stage + R::K::kBytes, from, R::kWordsV / codes, kStepKeys, policy,
-                               lane);
-      barrier_arrive_after_copies(pipeline.v_full(i));
+      if (kRawCodesAlone<C> && i >= steps.scanned)
+        fill_stage<C, PipelinedRawTiles<C>>(pipeline, i, stage, phase, from, policy, lane);
+      else
+        fill_stage<C, PipelinedTiles<C>>(pipeline, i, stage, phase, from, policy, lane);
     }
   }
 }
@@ -267,13 +277,12 @@ NSAI_DEVICE void fill_stages(PipelinedSteps<C> &steps, PipelinedRow ahead,
 // ---- products
 
 // Processes steps [done, end), accumulating onto o and rows. Stops early when the first phase of
-// barrier `until` has completed (0: no barrier). raw: the steps are raw keys.
-template <class C, class Keys, int kO>
+// barrier `until` has completed (0: no barrier). R: the steps' tiles.
+template <class C, class R, class Keys, int kO>
 NSAI_DEVICE void run_steps(const PipelinedMask &mask, Keys &keys,
                            const PipelinedStages<C> &pipeline, int &done, int end, u32 until,
-                           const Queries<PipelinedTiles<C>> &queries, float (&o)[kO][4],
-                           SoftmaxRows &rows, float scale_log2, bool raw, int lane) {
-  using R = PipelinedTiles<C>;
+                           const Queries<R> &queries, float (&o)[kO][4], SoftmaxRows &rows,
+                           float scale_log2, int lane) {
   constexpr int kAtOnce = 4; // loads in flight before the products that use them
 #pragma unroll 1
   while (done < end) {
@@ -281,9 +290,6 @@ NSAI_DEVICE void run_steps(const PipelinedMask &mask, Keys &keys,
     const u32 stage = pipeline.stage(done), phase = pipeline.phase(done);
     float s[2][4]; // [16, 16 keys]
     barrier_wait(pipeline.k_full(done), phase);
-    if constexpr (kExpandsRaw<C>)
-      if (raw)
-        expand_code_tile<typename C::Element, C::kHeadDimQk, kStepKeys, typename R::K>(stage);
     multiply_chains_qk<C, R, kAtOnce>(s, queries, stage, lane);
     barrier_arrive(pipeline.k_empty(done));
     if (done >= mask.step) // all rows see the same keys
@@ -292,10 +298,6 @@ NSAI_DEVICE void run_steps(const PipelinedMask &mask, Keys &keys,
         mask_row(s, r, KeyRange{ 0, keys.end(0) }, (mask.number + done - mask.step) * kStepKeys);
     softmax_step(rows, s, o, scale_log2);
     barrier_wait(pipeline.v_full(done), phase);
-    if constexpr (kExpandsRaw<C>)
-      if (raw)
-        expand_code_tile<typename C::Element, C::kHeadDimV, kStepKeys, typename R::V>(stage +
-                                                                                      R::K::kBytes);
     multiply_step_pv<C, R, kAtOnce>(o, s, stage + R::K::kBytes, lane);
     barrier_arrive(pipeline.v_empty(done));
     ++done;

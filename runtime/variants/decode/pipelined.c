@@ -20,7 +20,7 @@ enum {
 #define ROWS NSAI_DECODE_ROWS
 #define MOST_FREE 32 /* core/topn_warp.cuh */
 
-/* Whether the stages hold codes: beside entries in 16 bits raw codes are expanded in them. */
+/* Whether the stages hold codes alone. */
 static bool holds_codes(const nsai_problem *p) { return p->cmp_dtype == NSA_E4M3; }
 
 /* Stages of a consumer's pipeline. Of codes they hold half as much, and so there are twice as many. */
