@@ -245,6 +245,12 @@ typedef struct NsaiCodedAppend {
   NsaiPairScales entry_scales;
 } NsaiCodedAppend;
 
+/* kv_cache_append with coarse keys. The scales are unused unless the cache holds codes. */
+typedef struct NsaiNormedAppend {
+  NsaiCodedAppend coded;
+  NsaiCacheTensor norms; /* coarse keys, never in codes */
+} NsaiNormedAppend;
+
 typedef struct NsaiCodedGatherEntries {
   NsaiGatherEntries gather;
   NsaiScale scale; /* of x */
@@ -291,6 +297,7 @@ NSAI_SIZE_IS(NsaiCodedSelectedWindow, 1472);
 NSAI_SIZE_IS(NsaiCodedImportance, 288);
 NSAI_SIZE_IS(NsaiCodedDecode, 952);
 NSAI_SIZE_IS(NsaiCodedAppend, 648);
+NSAI_SIZE_IS(NsaiNormedAppend, 680);
 NSAI_SIZE_IS(NsaiCodedGatherEntries, 168);
 NSAI_SIZE_IS(NsaiCodedScatterEntries, 208);
 NSAI_SIZE_IS(NsaiCachedSelect, 176);

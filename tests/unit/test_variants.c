@@ -103,7 +103,10 @@ static void check_kernels(const nsai_problem *p, const nsai_choice *c) {
     assert_true(has_slot(c, NSAI_STAGE_COMPRESS, NSAI_PHI_ACTIVATION) == (m->phi == NSAI_PHI_MLP));
   assert_true(has_slot(c, NSAI_STAGE_GATE, 1) == (m->gate == NSAI_GATE_MLP));
   assert_true(has_slot(c, NSAI_STAGE_GATE, 0) == (m->gate_hidden > 0));
-  assert_true(has_slot(c, NSAI_STAGE_ATTEND_COMPRESSED, 0));
+  assert_true(has_slot(c, NSAI_STAGE_ATTEND_COMPRESSED, 0) == !m->keys_only);
+  assert_true(
+      has(c, "select_normalizer") ==
+      (nsai_normalizes_apart(m) && ((own && !nsai_problem_selects_all(p)) || p->max_probe_rows)));
   assert_true(has_slot(c, NSAI_STAGE_IMPORTANCE, 0) ==
               (own && !nsai_problem_selects_all(p) && !nsai_is_fused(c, NSAI_STAGE_IMPORTANCE)));
   assert_true(has_slot(c, NSAI_STAGE_IMPORTANCE, 1) == (p->max_probe_rows > 0));
@@ -124,12 +127,6 @@ static void choose(const nsai_config *config, const nsai_problem *p, const nsai_
   if (nsai_choose(config, p, target, NULL, NULL, out) != NSA_OK) fail_msg("%s", nsa_last_error());
 }
 
-/* Whether the model has something that no kernel computes. */
-static bool cpu_alone(const nsai_problem *p) {
-  const nsai_model *m = &p->model;
-  return p->op != NSA_OP_DENSE && (m->pool == NSAI_POOL_MAX || m->norm_block || m->keys_only);
-}
-
 static void check_problem(const nsai_config *config, const nsa_problem *asked) {
   nsai_problem p;
   nsai_choice c;
@@ -137,11 +134,6 @@ static void check_problem(const nsai_config *config, const nsa_problem *asked) {
   for (int32_t a = 0; nsai_arch_at(a); a++) {
     const nsai_arch *arch = nsai_arch_at(a);
     const nsai_target target = target_of(arch);
-    if (cpu_alone(&p)) {
-      assert_int_equal(nsai_choose(config, &p, &target, NULL, NULL, &c), NSA_E_UNSUPPORTED);
-      assert_non_null(strstr(nsa_last_error(), "only the CPU device does"));
-      continue;
-    }
     choose(config, &p, &target, &c);
     for (int s = 0; s < NSAI_STAGE_COUNT; s++)
       assert_true((c.variant[s] != NULL) == nsai_stage_needed(&p, (nsai_stage)s));
