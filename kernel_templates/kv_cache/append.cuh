@@ -55,6 +55,8 @@ template <class C> NSAI_DEVICE const NsaiCodedAppend &coded(const NsaiAppend &p)
   return (const NsaiCodedAppend &)p;
 }
 
+template <class C> constexpr bool kMakesCoarseKeys = C::kNormBlock > 0;
+
 // What is averaged: the compressed entries, or coarse keys.
 template <class C> struct Entries {
   static constexpr int kBlock = C::kBlock, kStride = C::kStride, kDimV = C::kEntryDimV;
@@ -236,17 +238,19 @@ template <class C> NSAI_DEVICE void append(const NsaiAppend &p) {
   }
 
   // ---- the coarse key that ends with it
-  if constexpr (C::kNormBlock > 0) {
+  if constexpr (kMakesCoarseKeys<C>) {
     if (at.position >= C::kNormBlock - 1 && (at.position + 1) % C::kNormStride == 0)
       write_entry<C, CoarseKeys<C>>(p, rows, at);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks) kv_cache_append(
-    const __grid_constant__ ParamsOf<(Config::kNormBlock > 0),
-                                     typename ParamsOf<Config::kRawCodes || Config::kEntryCodes,
-                                                       NsaiAppend, NsaiCodedAppend>::Type,
-                                     NsaiNormedAppend>::Type p) {
+using AppendParams =
+    ParamsOf<kMakesCoarseKeys<Config>,
+             ParamsOf<Config::kRawCodes || Config::kEntryCodes, NsaiAppend, NsaiCodedAppend>::Type,
+             NsaiNormedAppend>::Type;
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    kv_cache_append(const __grid_constant__ AppendParams p) {
   begin_kernel();
   append<Config>((const NsaiAppend &)p);
 }

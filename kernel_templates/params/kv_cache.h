@@ -234,6 +234,12 @@ typedef struct NsaiCodedImportance {
   NsaiScale k_scale;
 } NsaiCodedImportance;
 
+/* select_importance and select_normalizer with Config::kCountReads. */
+typedef struct NsaiCountedImportance {
+  NsaiCodedImportance coded;
+  NsaiKvReads kv_reads;
+} NsaiCountedImportance;
+
 typedef struct NsaiCodedDecode {
   NsaiDecode decode;
   NsaiPairScales scales[NSAI_BRANCH_COUNT]; /* of entries, selected and window */
@@ -295,6 +301,7 @@ NSAI_SIZE_IS(NsaiCodedCompressedTopn, 960);
 NSAI_SIZE_IS(NsaiCodedAttendSelectedTma, 832);
 NSAI_SIZE_IS(NsaiCodedSelectedWindow, 1472);
 NSAI_SIZE_IS(NsaiCodedImportance, 288);
+NSAI_SIZE_IS(NsaiCountedImportance, 320);
 NSAI_SIZE_IS(NsaiCodedDecode, 952);
 NSAI_SIZE_IS(NsaiCodedAppend, 648);
 NSAI_SIZE_IS(NsaiNormedAppend, 680);

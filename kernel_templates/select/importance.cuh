@@ -36,7 +36,7 @@
 // Bound by mma.sync: 2.2 TFLOP of Q K^T in 7.5 ms at 64k tokens, D 128, G 16 on the H200.
 //
 // Config: Element, kHeadDimQk, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads, kMinBlocks,
-// kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kProbe, kMaxPool; those of data/source.cuh.
+// kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kProbe, kMaxPool, kCountReads; those of data/source.cuh.
 #pragma once
 #include "core/copy.cuh"
 #include "core/launch.cuh"
@@ -220,7 +220,8 @@ template <class C> NSAI_DEVICE float pool(const float *row, int start, float beg
 
 // ---- body
 
-template <class C, class Params> NSAI_DEVICE void importance(const Params &params) {
+template <class C> NSAI_DEVICE void importance(const CountedRowParams<C> &counted) {
+  const RowParams<C> &params = (const RowParams<C> &)counted;
   using P = KernelTraits<C>;
   const NsaiImportance &p = packed_of(params);
   extern __shared__ __align__(128) unsigned char shared_bytes[];
@@ -319,13 +320,11 @@ template <class C, class Params> NSAI_DEVICE void importance(const Params &param
                       float sum = open ? shared.carry[tiles % 2][warp][token][j % 2] : 0;
                       gI[(tokens.out_base + query) * p.importance_token_stride + j] = sum;
                     });
+  count_keys<C>(counted, tokens.s, group, visible_to_any);
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    select_importance(
-        const __grid_constant__
-            CodedParamsOf<Config, NsaiImportance, NsaiCachedImportance, NsaiCodedImportance>
-                p) {
+    select_importance(const __grid_constant__ CountedRowParams<Config> p) {
   begin_kernel();
   importance<Config>(p);
 }

@@ -75,7 +75,8 @@ NSAI_DEVICE void store_rows(const NsaiImportance &p, const TokenTile &tokens, in
     }
 }
 
-template <class C, class Params> NSAI_DEVICE void normalize(const Params &params) {
+template <class C> NSAI_DEVICE void normalize(const CountedRowParams<C> &counted) {
+  const RowParams<C> &params = (const RowParams<C> &)counted;
   const NsaiImportance &p = packed_of(params);
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   SharedStorage<C> &shared = *(SharedStorage<C> *)shared_bytes;
@@ -121,13 +122,11 @@ template <class C, class Params> NSAI_DEVICE void normalize(const Params &params
     }
   }
   store_rows<C>(p, tokens, group, warp, lane, rows);
+  count_keys<C>(counted, tokens.s, group, visible_to_any);
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    select_normalizer(
-        const __grid_constant__
-            CodedParamsOf<Config, NsaiImportance, NsaiCachedImportance, NsaiCodedImportance>
-                p) {
+    select_normalizer(const __grid_constant__ CountedRowParams<Config> p) {
   begin_kernel();
   normalize<Config>(p);
 }

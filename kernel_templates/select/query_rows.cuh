@@ -8,12 +8,13 @@
 // kGroupPadded heads: 32 / kGroupPadded tokens per warp, or half a token with more than 32 heads.
 //
 // Config: Element, kHeadDimQk, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads, kBlock, kStride,
-// kProbe; those of data/source.cuh.
+// kProbe, kCountReads (keys are counted, of a decode step); those of data/source.cuh.
 #pragma once
 #include "core/copy.cuh"
 #include "core/mma.cuh"
 #include "core/tile.cuh"
 #include "core/types.cuh"
+#include "data/read_counter.cuh"
 #include "data/sequence.cuh"
 #include "data/source.cuh"
 #include "params/attention.h"
@@ -34,6 +35,13 @@ template <class C> struct RowTraits {
   static constexpr int kSteps = padded_dim(C::kHeadDimQk) / 16; // k16 steps
   static constexpr int kSliceTiles = 4;                         // n8 tiles in a slice of 32 keys
 };
+
+// The parameters of both kernels, and those without counters.
+template <class C>
+using RowParams = CodedParamsOf<C, NsaiImportance, NsaiCachedImportance, NsaiCodedImportance>;
+template <class C>
+using CountedRowParams =
+    typename ParamsOf<C::kCountReads, RowParams<C>, NsaiCountedImportance>::Type;
 
 template <class C> using KeyTileOf = Tile<C::kKeys, padded_dim(C::kHeadDimQk)>;
 
@@ -148,5 +156,16 @@ NSAI_DEVICE void mask(float (&rS)[2][RowTraits<C>::kSliceTiles][4], const TokenT
         if (n * 8 + 1 >= visible) rS[tile][n][2 * half + 1] = hidden;
       }
     }
+  }
+}
+
+// Adds the `keys` keys that a CTA has copied for sequence s and a KV head to the caller's counters.
+template <class C>
+NSAI_DEVICE void count_keys(const CountedRowParams<C> &params, int s, int group, int keys) {
+  if constexpr (C::kCountReads) {
+    u64 *gReads = find_kv_reads<C>(params.kv_reads, s, group, NSAI_BRANCH_COMPRESSED);
+    if (!gReads || threadIdx.x != 0 || keys == 0) return;
+    atomicAdd(gReads, (u64)keys);
+    atomicAdd(gReads + 1, (u64)keys * (2 * kRowWords<C, C::kHeadDimQk>));
   }
 }

@@ -29,11 +29,6 @@ static void set_outputs(const nsai_run *run, NsaiDecode *p) {
   p->out[0].o = nsai_view(&run->io->o);
 }
 
-static NsaiKvReads reads_of(const nsai_run *run) {
-  const nsa_tensor *t = &run->io->kv_reads;
-  return (NsaiKvReads){ t->data, t->stride[0], t->stride[1], t->stride[2] };
-}
-
 /* KvTensors of decode/cluster/schedule.cuh takes the pairs as an array. */
 _Static_assert(offsetof(NsaiDecode, selected) == offsetof(NsaiDecode, entries) +
                                                      NSAI_BRANCH_SELECTED * sizeof(NsaiCachePair) &&
@@ -67,7 +62,7 @@ NsaiCodedDecode nsai_decode_params(const nsai_run *run, const nsai_decode_split 
     p->idx_token_stride = idx.stride[0];
     p->idx_head_stride = idx.stride[1];
   }
-  if (problem->count_reads) p->kv_reads = reads_of(run);
+  if (problem->count_reads) p->kv_reads = nsai_kv_reads(run);
   set_outputs(run, p);
   coded.scales[NSA_CMP] = nsai_entry_scales(run);
   coded.scales[NSA_SEL] = nsai_pair_scales(run, NSA_SEL);

@@ -98,6 +98,7 @@ void nsai_importance_specify(const nsai_problem *p, const nsai_tiles *s, bool pr
   nsai_constant_add(spec, "kStride", m->stride);
   nsai_constant_add(spec, "kSelectBlock", m->select_block);
   nsai_constant_add(spec, "kProbe", probe);
+  nsai_constant_add(spec, "kCountReads", p->count_reads && !probe);
   nsai_constant_add(spec, "kMaxPool", m->pool == NSAI_POOL_MAX);
   nsai_source_add(spec, p, m->stride);
   nsai_codes_add(spec, p->cmp_dtype);
@@ -149,12 +150,14 @@ static nsa_status launch(const nsai_run *run, const nsai_kernel *kernel, int64_t
   const uint64_t grid = (uint64_t)(tiles * p->kv_heads);
   if (!nsai_problem_is_cached(&run->plan->problem))
     return nsai_launch(run->queue, kernel, grid, 1, p);
-  /* A kernel without codes takes the first member alone. */
-  NsaiCodedImportance coded = {
-    .cached = { .batch = nsai_cache_batch(run), .k = nsai_cache_tensor(keys), .packed = *p },
-    .k_scale = nsai_entry_scales(run).k
-  };
-  return nsai_launch(run->queue, kernel, grid, 1, &coded);
+  /* A kernel without counters takes the first member alone, and one without codes that member's
+   * first. */
+  NsaiCountedImportance counted = { .coded = { .cached = { .batch = nsai_cache_batch(run),
+                                                           .k = nsai_cache_tensor(keys),
+                                                           .packed = *p },
+                                               .k_scale = nsai_entry_scales(run).k } };
+  if (run->plan->problem.count_reads) counted.kv_reads = nsai_kv_reads(run);
+  return nsai_launch(run->queue, kernel, grid, 1, &counted);
 }
 
 nsa_status nsai_importance_launch(const nsai_run *run, const nsai_kernel *kernel,

@@ -49,6 +49,7 @@ void nsai_normalizer_specify(const nsai_problem *p, const nsai_target *t,
   nsai_constant_add(spec, "kBlock", keys.block);
   nsai_constant_add(spec, "kStride", keys.stride);
   nsai_constant_add(spec, "kProbe", false);
+  nsai_constant_add(spec, "kCountReads", p->count_reads);
   nsai_source_add(spec, p, keys.stride);
   /* Coarse keys are never codes. */
   nsai_codes_add(spec, m->norm_block ? 0 : p->cmp_dtype);
