@@ -234,11 +234,16 @@ typedef struct NsaiCodedImportance {
   NsaiScale k_scale;
 } NsaiCodedImportance;
 
-/* select_importance and select_normalizer with Config::kCountReads. */
-typedef struct NsaiCountedImportance {
+/* select_importance and select_normalizer with Config::kStep: of a decode step, whose keys are split
+ * over CTAs. */
+typedef struct NsaiStepImportance {
   NsaiCodedImportance coded;
-  NsaiKvReads kv_reads;
-} NsaiCountedImportance;
+  NsaiKvReads kv_reads; /* Config::kCountReads */
+  /* select_normalizer has a part of the LSE for each of its splits, which select_importance adds up. */
+  long long lse_split_stride; /* elements from one to the next */
+  int lse_splits;
+  int reserved;
+} NsaiStepImportance;
 
 typedef struct NsaiCodedDecode {
   NsaiDecode decode;
@@ -301,7 +306,7 @@ NSAI_SIZE_IS(NsaiCodedCompressedTopn, 960);
 NSAI_SIZE_IS(NsaiCodedAttendSelectedTma, 832);
 NSAI_SIZE_IS(NsaiCodedSelectedWindow, 1472);
 NSAI_SIZE_IS(NsaiCodedImportance, 288);
-NSAI_SIZE_IS(NsaiCountedImportance, 320);
+NSAI_SIZE_IS(NsaiStepImportance, 336);
 NSAI_SIZE_IS(NsaiCodedDecode, 952);
 NSAI_SIZE_IS(NsaiCodedAppend, 648);
 NSAI_SIZE_IS(NsaiNormedAppend, 680);

@@ -28,7 +28,8 @@
 // it does not see add exact zeros.
 //
 // Grid: x = kv_heads * tiles, group-major, long tiles first, over the tiles of kTokens = kRows /
-// kGroupPadded tokens that can hold a token of the chunk. kProbe: num_rows tiles.
+// kGroupPadded tokens that can hold a token of the chunk. kProbe: num_rows tiles. kStep: a part of the
+// keys for each blockIdx.y.
 //
 // CTA: the rows of select/query_rows.cuh. Registers: Q (Dk / 2 per thread) and a 32x32 slice of scores. Shared memory:
 // nsai_smem_importance() of params/smem.h.
@@ -36,10 +37,11 @@
 // Bound by mma.sync: 2.2 TFLOP of Q K^T in 7.5 ms at 64k tokens, D 128, G 16 on the H200.
 //
 // Config: Element, kHeadDimQk, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads, kMinBlocks,
-// kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kProbe, kMaxPool, kCountReads; those of data/source.cuh.
+// kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kProbe, kMaxPool, kStep, kCountReads; those of data/source.cuh.
 #pragma once
 #include "core/copy.cuh"
 #include "core/launch.cuh"
+#include "core/softmax.cuh"
 #include "core/tile.cuh"
 #include "core/topn.cuh"
 #include "core/types.cuh"
@@ -104,18 +106,39 @@ template <class C> NSAI_DEVICE int written_blocks(const NsaiImportance &p, int t
 
 // ---- steps
 
+// The sum of a row's parts of the LSE, as -lse in base 2, by the four lanes that have the row. All lanes
+// of the warp take part.
+NSAI_DEVICE float add_splits(const NsaiStepImportance &step, const float *gLse, bool present,
+                             int lane) {
+  float2 sum = make_float2(kNoReference, 0.0f);
+  for (int split = lane % 4; present && split < step.lse_splits; split += 4) {
+    const float part = gLse[split * step.lse_split_stride] * kLog2e; // -inf: no keys
+    if (part != kMinusInf) sum = add_stats(sum, make_float2(part, 1.0f));
+  }
+#pragma unroll
+  for (int delta = 1; delta < 4; delta *= 2)
+    sum = add_stats(sum, make_float2(__shfl_xor_sync(~0u, sum.x, delta),
+                                     __shfl_xor_sync(~0u, sum.y, delta)));
+  return sum.y == 0.0f ? kMinusInf : -(sum.x + log2_approx(sum.y));
+}
+
 // Loads the warp's rows, and -lse in base 2. Padding heads and absent tokens get zeros and -inf, so
 // that P = 0.
 template <class C>
-NSAI_DEVICE void load_rows(const NsaiImportance &p, const TokenTile &tokens, int group, int warp,
-                           int lane, u32 (&rQ)[2][KernelTraits<C>::kSteps][4],
+NSAI_DEVICE void load_rows(const StepRowParams<C> &step, const TokenTile &tokens, int group,
+                           int warp, int lane, u32 (&rQ)[2][KernelTraits<C>::kSteps][4],
                            float (&bias)[2][2]) {
+  const NsaiImportance &p = packed_of((const RowParams<C> &)step);
   load_queries<C>(p, tokens, group, warp, lane, rQ,
                   [&](int tile, int half, bool present, long long token, int query_head) {
-                    float lse =
-                        present ? p.lse[token * p.lse_token_stride + query_head * p.lse_head_stride]
-                                : kMinusInf;
-                    bias[tile][half] = lse == kMinusInf ? kMinusInf : -lse * kLog2e;
+                    const float *gLse =
+                        p.lse + token * p.lse_token_stride + query_head * p.lse_head_stride;
+                    if constexpr (C::kStep) {
+                      bias[tile][half] = add_splits(step, gLse, present, lane);
+                    } else {
+                      float lse = present ? *gLse : kMinusInf;
+                      bias[tile][half] = lse == kMinusInf ? kMinusInf : -lse * kLog2e;
+                    }
                   });
 }
 
@@ -220,8 +243,8 @@ template <class C> NSAI_DEVICE float pool(const float *row, int start, float beg
 
 // ---- body
 
-template <class C> NSAI_DEVICE void importance(const CountedRowParams<C> &counted) {
-  const RowParams<C> &params = (const RowParams<C> &)counted;
+template <class C> NSAI_DEVICE void importance(const StepRowParams<C> &step) {
+  const RowParams<C> &params = (const RowParams<C> &)step;
   using P = KernelTraits<C>;
   const NsaiImportance &p = packed_of(params);
   extern __shared__ __align__(128) unsigned char shared_bytes[];
@@ -243,7 +266,13 @@ template <class C> NSAI_DEVICE void importance(const CountedRowParams<C> &counte
   const int visible_to_any = visible_blocks<C>(tokens.seq.position(tokens.end - 1));
   // m - 1 keys more than are visible, so that a block is pooled even if only the last visible keys
   // touch it.
-  const int tiles = visible_to_any ? ceil_div(visible_to_any + P::kOverlap - 1, C::kKeys) : 0;
+  const int all_tiles = visible_to_any ? ceil_div(visible_to_any + P::kOverlap - 1, C::kKeys) : 0;
+  // Tiles that are not whole blocks are not split.
+  const KeyTiles tiles = P::kAligned ? find_key_tiles<C>(all_tiles) : KeyTiles{ 0, all_tiles };
+  // A split computes the tile before its first one, too, for the history.
+  const int first_tile = C::kStep && P::kHistory > 0 ? max(tiles.begin - 1, 0) : tiles.begin;
+  if constexpr (C::kStep)
+    if (blockIdx.y > 0 && (!P::kAligned || tiles.begin >= tiles.end)) return;
 
   float scale_log2 = p.scale_log2;
   if constexpr (kReadsCodes<C>) scale_log2 *= scale_of(params.k_scale, group);
@@ -252,24 +281,25 @@ template <class C> NSAI_DEVICE void importance(const CountedRowParams<C> &counte
   float *sums = &shared.sums[warp][0][0];                      // [kWarpTokens, kSumPitch]
 
   // ---- prologue
-  if (tiles) keys.load(shared_address(shared.keys[0]), 0, visible_to_any);
+  if (first_tile < tiles.end)
+    keys.load(shared_address(shared.keys[first_tile % 2]), first_tile * C::kKeys, visible_to_any);
   copy_async_commit();
   u32 rQ[2][P::kSteps][4]; // [32 rows, Dk]
   float bias[2][2];        // [32 rows]
-  load_rows<C>(p, tokens, group, warp, lane, rQ, bias);
+  load_rows<C>(step, tokens, group, warp, lane, rQ, bias);
   for (int i = lane; i < P::kWarpTokens * P::kHistory; i += 32)
     sums[i / max(P::kHistory, 1) * P::kSumPitch + i % max(P::kHistory, 1)] = 0;
   for (int i = lane; i < P::kWarpTokens * 4; i += 32)
     shared.carry[i / 2 % 2][warp][i / 4][i % 2] = 0;
 
   // ---- key tiles
-  for (int tile = 0; tile < tiles; ++tile) {
+  for (int tile = first_tile; tile < tiles.end; ++tile) {
     const int first = tile * C::kKeys;
     copy_async_wait<0>();
     // All warps' copies of this tile have arrived, and all warps have finished with the other
     // buffer.
     __syncthreads();
-    if (tile + 1 < tiles)
+    if (tile + 1 < tiles.end)
       keys.load(shared_address(shared.keys[(tile + 1) % 2]), first + C::kKeys, visible_to_any);
     copy_async_commit();
 
@@ -296,7 +326,8 @@ template <class C> NSAI_DEVICE void importance(const CountedRowParams<C> &counte
                           opened ? shared.carry[tile % 2][warp][token][j % 2] : 0);
       if (!closed)
         shared.carry[(tile + 1) % 2][warp][token][j % 2] = sum;
-      else if (tokens.present(query) && j < written_blocks<C>(p, tokens.seq.position(query)))
+      else if (tile >= tiles.begin && tokens.present(query) &&
+               j < written_blocks<C>(p, tokens.seq.position(query)))
         gI[(tokens.out_base + query) * p.importance_token_stride + j] = sum;
     });
     if constexpr (P::kHistory > 0) {
@@ -309,22 +340,23 @@ template <class C> NSAI_DEVICE void importance(const CountedRowParams<C> &counte
   }
 
   // ---- blocks that are still open, and those that no key has reached
+  count_keys<C>(step, tokens.s, group, visible_to_any); // where they are counted there is one split
+  if (tiles.end < all_tiles) return;                    // they are the last split's
   sync_token<C>();
-  const int keys_seen = tiles * C::kKeys;
+  const int keys_seen = tiles.end * C::kKeys;
   auto written = [&](int query) {
     return tokens.present(query) ? written_blocks<C>(p, tokens.seq.position(query)) : 0;
   };
   for_each_block<C>(tokens, warp, lane, keys_seen / P::kRatio, written,
                     [&](int token, int query, int j) {
                       bool open = !P::kAligned && j * P::kRatio - (P::kOverlap - 1) < keys_seen;
-                      float sum = open ? shared.carry[tiles % 2][warp][token][j % 2] : 0;
+                      float sum = open ? shared.carry[tiles.end % 2][warp][token][j % 2] : 0;
                       gI[(tokens.out_base + query) * p.importance_token_stride + j] = sum;
                     });
-  count_keys<C>(counted, tokens.s, group, visible_to_any);
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    select_importance(const __grid_constant__ CountedRowParams<Config> p) {
+    select_importance(const __grid_constant__ StepRowParams<Config> p) {
   begin_kernel();
   importance<Config>(p);
 }

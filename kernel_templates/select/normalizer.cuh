@@ -16,7 +16,8 @@
 // tokens: its sums run over the same keys in the same order, and keys that it does not see add exact
 // zeros.
 //
-// Grid: as of select_importance.
+// Grid: as of select_importance. With kStep a part of the keys for each blockIdx.y, and of Z, which
+// select_importance adds up.
 //
 // CTA: the rows of select/query_rows.cuh. Registers: Q (Dk / 2 per thread), a 32x32 slice of scores,
 // and four references and sums. Bound by mma.sync; a decode step by memory, or by the latency of
@@ -59,8 +60,8 @@ NSAI_DEVICE void add_scores(SoftmaxRows (&rows)[2], float (&rS)[2][RowTraits<C>:
 
 // Stores the LSE of the warp's rows that are present.
 template <class C>
-NSAI_DEVICE void store_rows(const NsaiImportance &p, const TokenTile &tokens, int group, int warp,
-                            int lane, const SoftmaxRows (&rows)[2]) {
+NSAI_DEVICE void store_rows(const NsaiImportance &p, float *gLse, const TokenTile &tokens,
+                            int group, int warp, int lane, const SoftmaxRows (&rows)[2]) {
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile)
 #pragma unroll
@@ -70,13 +71,13 @@ NSAI_DEVICE void store_rows(const NsaiImportance &p, const TokenTile &tokens, in
       const float total = lanes_sum<4>(rows[tile].sum[half]);
       if (lane % 4 != 0 || head >= C::kGroup || !tokens.present(query)) continue;
       const long long token = tokens.seq.q_begin + query;
-      p.lse[token * p.lse_token_stride + (group * C::kGroup + head) * p.lse_head_stride] =
+      gLse[token * p.lse_token_stride + (group * C::kGroup + head) * p.lse_head_stride] =
           softmax_lse(rows[tile].reference[half], total);
     }
 }
 
-template <class C> NSAI_DEVICE void normalize(const CountedRowParams<C> &counted) {
-  const RowParams<C> &params = (const RowParams<C> &)counted;
+template <class C> NSAI_DEVICE void normalize(const StepRowParams<C> &step) {
+  const RowParams<C> &params = (const RowParams<C> &)step;
   const NsaiImportance &p = packed_of(params);
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   SharedStorage<C> &shared = *(SharedStorage<C> *)shared_bytes;
@@ -88,26 +89,27 @@ template <class C> NSAI_DEVICE void normalize(const CountedRowParams<C> &counted
   if (tokens.begin >= tokens.end) return;
   const int visible_to_all = visible_blocks<C>(tokens.seq.position(tokens.begin));
   const int visible_to_any = visible_blocks<C>(tokens.seq.position(tokens.end - 1));
-  const int tiles = ceil_div(visible_to_any, C::kKeys);
+  const KeyTiles tiles = find_key_tiles<C>(ceil_div(visible_to_any, C::kKeys));
   float scale_log2 = p.scale_log2;
   if constexpr (kReadsCodes<C>) scale_log2 *= scale_of(params.k_scale, group);
   const auto keys = find_keys<C>(params, tokens.s, group); // [N, Dk]
 
   // ---- prologue
-  if (tiles) keys.load(shared_address(shared.keys[0]), 0, visible_to_any);
+  if (tiles.begin < tiles.end)
+    keys.load(shared_address(shared.keys[tiles.begin % 2]), tiles.begin * C::kKeys, visible_to_any);
   copy_async_commit();
   u32 rQ[2][RowTraits<C>::kSteps][4]; // [32 rows, Dk]
   load_queries<C>(p, tokens, group, warp, lane, rQ, [](int, int, bool, long long, int) {});
   SoftmaxRows rows[2]; // [32 rows]
 
   // ---- key tiles
-  for (int tile = 0; tile < tiles; ++tile) {
+  for (int tile = tiles.begin; tile < tiles.end; ++tile) {
     const int first = tile * C::kKeys;
     copy_async_wait<0>();
     // All warps' copies of this tile have arrived, and all warps have finished with the other
     // buffer.
     __syncthreads();
-    if (tile + 1 < tiles)
+    if (tile + 1 < tiles.end)
       keys.load(shared_address(shared.keys[(tile + 1) % 2]), first + C::kKeys, visible_to_any);
     copy_async_commit();
 
@@ -121,12 +123,14 @@ template <class C> NSAI_DEVICE void normalize(const CountedRowParams<C> &counted
       add_scores<C>(rows, rS, scale_log2);
     }
   }
-  store_rows<C>(p, tokens, group, warp, lane, rows);
-  count_keys<C>(counted, tokens.s, group, visible_to_any);
+  float *gLse = p.lse; // [T, Hq]
+  if constexpr (C::kStep) gLse += blockIdx.y * step.lse_split_stride;
+  store_rows<C>(p, gLse, tokens, group, warp, lane, rows);
+  count_keys<C>(step, tokens.s, group, visible_to_any);
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    select_normalizer(const __grid_constant__ CountedRowParams<Config> p) {
+    select_normalizer(const __grid_constant__ StepRowParams<Config> p) {
   begin_kernel();
   normalize<Config>(p);
 }

@@ -8,7 +8,8 @@
 // kGroupPadded heads: 32 / kGroupPadded tokens per warp, or half a token with more than 32 heads.
 //
 // Config: Element, kHeadDimQk, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads, kBlock, kStride,
-// kProbe, kCountReads (keys are counted, of a decode step); those of data/source.cuh.
+// kProbe, kStep (a decode step: keys are split over blockIdx.y), kCountReads (keys are counted; with
+// kStep); those of data/source.cuh.
 #pragma once
 #include "core/copy.cuh"
 #include "core/mma.cuh"
@@ -36,12 +37,11 @@ template <class C> struct RowTraits {
   static constexpr int kSliceTiles = 4;                         // n8 tiles in a slice of 32 keys
 };
 
-// The parameters of both kernels, and those without counters.
+// The parameters of both kernels, and those that are not of a decode step.
 template <class C>
 using RowParams = CodedParamsOf<C, NsaiImportance, NsaiCachedImportance, NsaiCodedImportance>;
 template <class C>
-using CountedRowParams =
-    typename ParamsOf<C::kCountReads, RowParams<C>, NsaiCountedImportance>::Type;
+using StepRowParams = typename ParamsOf<C::kStep, RowParams<C>, NsaiStepImportance>::Type;
 
 template <class C> using KeyTileOf = Tile<C::kKeys, padded_dim(C::kHeadDimQk)>;
 
@@ -159,9 +159,20 @@ NSAI_DEVICE void mask(float (&rS)[2][RowTraits<C>::kSliceTiles][4], const TokenT
   }
 }
 
+// The tiles of keys that a CTA takes: all `tiles` or, of a decode step, its split's.
+struct KeyTiles {
+  int begin, end;
+};
+
+template <class C> NSAI_DEVICE KeyTiles find_key_tiles(int tiles) {
+  if constexpr (!C::kStep) return KeyTiles{ 0, tiles };
+  const int each = ceil_div(tiles, (int)gridDim.y), begin = min((int)blockIdx.y * each, tiles);
+  return KeyTiles{ begin, min(begin + each, tiles) };
+}
+
 // Adds the `keys` keys that a CTA has copied for sequence s and a KV head to the caller's counters.
 template <class C>
-NSAI_DEVICE void count_keys(const CountedRowParams<C> &params, int s, int group, int keys) {
+NSAI_DEVICE void count_keys(const StepRowParams<C> &params, int s, int group, int keys) {
   if constexpr (C::kCountReads) {
     u64 *gReads = find_kv_reads<C>(params.kv_reads, s, group, NSAI_BRANCH_COMPRESSED);
     if (!gReads || threadIdx.x != 0 || keys == 0) return;

@@ -67,6 +67,11 @@ void nsai_legal_common(const nsai_problem *, nsai_reasons *);
  * probabilities; the kernel `instead` ranks them in every way. */
 void nsai_legal_ranking(const nsai_problem *, const char *instead, nsai_reasons *);
 
+/* Whether a decode step ranks blocks by the kernels of a prefill. */
+static inline bool nsai_ranks_by_step(const nsai_problem *p) {
+  return p->op == NSA_OP_DECODE && !nsai_ranks_by_branch(&p->model);
+}
+
 /* Appends how a kernel for packed tensors and caches finds its keys: Config::kCached and, with a
  * cache, kPageRows, the rows of a page where each row stands for `stride` tokens. */
 void nsai_source_add(nsai_kernel_spec *spec, const nsai_problem *problem, int32_t stride);

@@ -342,7 +342,8 @@ static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
   const nsai_decode_most most =
       nsai_decode_most_of(p, scan, present(&kernel[ATTEND]), r->target->sms);
   const int64_t rows = nsai_decode_scan_rows(p, scan), group = m->heads / m->kv_heads;
-  if (kernel[NORMALIZER].entry) nsai_normalizer_workspace(p, &out->bytes[NORMALIZED]);
+  if (kernel[NORMALIZER].entry)
+    nsai_normalizer_workspace(r, &kernel[NORMALIZER], &out->bytes[NORMALIZED]);
   if (scan->entry) {
     out->bytes[SCAN_O] = NSAI_PRODUCT(most.scan_results, rows, m->head_dim_v, 4);
     out->bytes[SCAN_STATS] = NSAI_PRODUCT(most.scan_results, rows, 2, 4);
@@ -402,7 +403,7 @@ static NsaiCodedDecode params_of(const nsai_run *run, const nsai_form *form,
 }
 
 /* Ranks blocks, in chunks of tokens. */
-static nsa_status rank(const nsai_run *run, const nsai_form *form, const nsa_tensor *lse) {
+static nsa_status rank(const nsai_run *run, const nsai_form *form, const nsai_split_lse *lse) {
   const nsai_kernel *kernel = form->kernel;
   const int64_t tokens = run->sizes.tokens, step = run->plan->workspace.chunk_tokens;
   const int32_t heads = run->plan->problem.model.kv_heads;
@@ -423,16 +424,18 @@ static nsa_status select_blocks(const nsai_run *run, const nsai_form *form, cons
   const bool selects = nsai_run_selects(run);
   if (!apart)
     return selects ? launch(run, &kernel[SELECT], run->sizes.tokens * p->kv_heads, p) : NSA_OK;
-  const nsa_tensor lse = nsai_normalizer_lse(run, &form->buffer[NORMALIZED]);
+  const nsai_split_lse lse =
+      nsai_normalizer_lse(run, &kernel[NORMALIZER], &form->buffer[NORMALIZED]);
   if (nsai_decode_probes(run) || (selects && run->plan->workspace.importance.bytes))
     NSAI_TRY(nsai_normalizer_enqueue(run, &kernel[NORMALIZER], &form->buffer[NORMALIZED]));
   return selects ? rank(run, form, &lse) : NSA_OK;
 }
 
 static nsa_status probe_rows(const nsai_run *run, const nsai_form *form) {
-  const nsa_tensor lse = nsai_ranks_by_branch(&run->plan->problem.model)
-                             ? nsai_compressed_lse(run)
-                             : nsai_normalizer_lse(run, &form->buffer[NORMALIZED]);
+  const nsai_split_lse lse =
+      nsai_ranks_by_branch(&run->plan->problem.model)
+          ? nsai_branch_lse(run)
+          : nsai_normalizer_lse(run, &form->kernel[NORMALIZER], &form->buffer[NORMALIZED]);
   return nsai_probe_enqueue(run, &form->kernel[PROBE], &lse);
 }
 

@@ -5,7 +5,6 @@
 
 #include "base/math.h"
 #include "variants/compress/mean.h"
-#include "variants/select/importance.h"
 
 /* The keys whose LSE it takes: every `stride` tokens the mean of `block`. */
 static nsai_mean keys_of(const nsai_model *m) {
@@ -49,6 +48,7 @@ void nsai_normalizer_specify(const nsai_problem *p, const nsai_target *t,
   nsai_constant_add(spec, "kBlock", keys.block);
   nsai_constant_add(spec, "kStride", keys.stride);
   nsai_constant_add(spec, "kProbe", false);
+  nsai_constant_add(spec, "kStep", nsai_ranks_by_step(p));
   nsai_constant_add(spec, "kCountReads", p->count_reads);
   nsai_source_add(spec, p, keys.stride);
   /* Coarse keys are never codes. */
@@ -58,17 +58,29 @@ void nsai_normalizer_specify(const nsai_problem *p, const nsai_target *t,
   nsai_mean_specify(m, &keys, &mean, &kernel[NSAI_NORMALIZER_MEAN]);
 }
 
-void nsai_normalizer_workspace(const nsai_problem *p, int64_t bytes[]) {
+void nsai_normalizer_workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
+                               int64_t bytes[]) {
+  const nsai_problem *p = r->problem;
   const nsai_model *m = &p->model;
-  bytes[NSAI_NORMALIZER_OUT] = NSAI_PRODUCT(p->max_tokens, m->heads, 4);
+  const int32_t tile = kernel[NSAI_NORMALIZER_LSE].tile_tokens;
+  bytes[NSAI_NORMALIZER_OUT] = NSAI_PRODUCT(nsai_most_split_tokens(r, tile), m->heads, 4);
   if (makes_keys(p))
     bytes[NSAI_NORMALIZER_KEYS] =
         NSAI_PRODUCT(key_rows(m, p->max_kv_tokens), m->kv_heads, m->head_dim_qk, 2);
 }
 
-nsa_tensor nsai_normalizer_lse(const nsai_run *run, const nsai_buffer buffer[]) {
-  return (nsa_tensor){ .data = nsai_buffer_at(run, buffer[NSAI_NORMALIZER_OUT]),
-                       .stride = { run->plan->problem.model.heads, 1 } };
+nsai_split_lse nsai_normalizer_lse(const nsai_run *run, const nsai_kernel kernel[],
+                                   const nsai_buffer buffer[]) {
+  const nsai_problem *p = &run->plan->problem;
+  const nsai_mean keys = keys_of(&p->model);
+  const nsai_model blocks = { .block = keys.block, .stride = keys.stride };
+  const int64_t tokens = run->sizes.tokens;
+  const int64_t tiles = nsai_span_tiles(run, &kernel[NSAI_NORMALIZER_LSE], 0, tokens);
+  return (nsai_split_lse){ .first = { .data = nsai_buffer_at(run, buffer[NSAI_NORMALIZER_OUT]),
+                                      .stride = { p->model.heads, 1 } },
+                           .stride = tokens * p->model.heads,
+                           .parts = nsai_key_splits(run, tiles,
+                                                    nsai_block_count(&blocks, p->max_kv_len)) };
 }
 
 /* Makes the coarse keys `made`. */
@@ -87,7 +99,10 @@ nsa_status nsai_normalizer_enqueue(const nsai_run *run, const nsai_kernel kernel
                                    const nsai_buffer buffer[]) {
   const nsai_problem *problem = &run->plan->problem;
   const nsai_model *m = &problem->model;
-  const nsa_tensor lse = nsai_normalizer_lse(run, buffer);
+  const nsai_kernel *pass = &kernel[NSAI_NORMALIZER_LSE];
+  const nsai_split_lse lse = nsai_normalizer_lse(run, kernel, buffer);
+  const nsai_ranking x = { nsai_span_tiles(run, pass, 0, run->sizes.tokens), lse.parts,
+                           m->norm_block ? &run->io->k_norm : &run->io->kv.k_cmp, &lse };
   NsaiImportance p = nsai_importance_params(run, &lse);
   p.token_end = (int)run->sizes.tokens;
   if (makes_keys(problem)) {
@@ -95,6 +110,5 @@ nsa_status nsai_normalizer_enqueue(const nsai_run *run, const nsai_kernel kernel
     p.k = nsai_buffer_view(run, buffer[NSAI_NORMALIZER_KEYS], m->kv_heads, m->head_dim_qk);
     NSAI_TRY(make_keys(run, &kernel[NSAI_NORMALIZER_MEAN], &p.k));
   }
-  return nsai_importance_launch(run, &kernel[NSAI_NORMALIZER_LSE],
-                                m->norm_block ? &run->io->k_norm : &run->io->kv.k_cmp, &p);
+  return nsai_importance_launch(run, pass, &x, &p);
 }
