@@ -125,18 +125,20 @@ NSAI_DEVICE float add_splits(const NsaiStepImportance &step, const float *gLse, 
 // Loads the warp's rows, and -lse in base 2. Padding heads and absent tokens get zeros and -inf, so
 // that P = 0.
 template <class C>
-NSAI_DEVICE void load_rows(const StepRowParams<C> &step, const TokenTile &tokens, int group,
-                           int warp, int lane, u32 (&rQ)[2][KernelTraits<C>::kSteps][4],
-                           float (&bias)[2][2]) {
-  const NsaiImportance &p = packed_of((const RowParams<C> &)step);
+NSAI_DEVICE void load_rows(const StepRowParams<C> &step, const NsaiImportance &p,
+                           const TokenTile &tokens, int group, int warp, int lane,
+                           u32 (&rQ)[2][KernelTraits<C>::kSteps][4], float (&bias)[2][2]) {
   load_queries<C>(p, tokens, group, warp, lane, rQ,
                   [&](int tile, int half, bool present, long long token, int query_head) {
-                    const float *gLse =
-                        p.lse + token * p.lse_token_stride + query_head * p.lse_head_stride;
                     if constexpr (C::kStep) {
+                      const float *gLse =
+                          p.lse + token * p.lse_token_stride + query_head * p.lse_head_stride;
                       bias[tile][half] = add_splits(step, gLse, present, lane);
                     } else {
-                      float lse = present ? *gLse : kMinusInf;
+                      float lse =
+                          present
+                              ? p.lse[token * p.lse_token_stride + query_head * p.lse_head_stride]
+                              : kMinusInf;
                       bias[tile][half] = lse == kMinusInf ? kMinusInf : -lse * kLog2e;
                     }
                   });
@@ -281,12 +283,12 @@ template <class C> NSAI_DEVICE void importance(const StepRowParams<C> &step) {
   float *sums = &shared.sums[warp][0][0];                      // [kWarpTokens, kSumPitch]
 
   // ---- prologue
-  if (first_tile < tiles.end)
+  if (first_tile != tiles.end)
     keys.load(shared_address(shared.keys[first_tile % 2]), first_tile * C::kKeys, visible_to_any);
   copy_async_commit();
   u32 rQ[2][P::kSteps][4]; // [32 rows, Dk]
   float bias[2][2];        // [32 rows]
-  load_rows<C>(step, tokens, group, warp, lane, rQ, bias);
+  load_rows<C>(step, p, tokens, group, warp, lane, rQ, bias);
   for (int i = lane; i < P::kWarpTokens * P::kHistory; i += 32)
     sums[i / max(P::kHistory, 1) * P::kSumPitch + i % max(P::kHistory, 1)] = 0;
   for (int i = lane; i < P::kWarpTokens * 4; i += 32)
@@ -326,7 +328,7 @@ template <class C> NSAI_DEVICE void importance(const StepRowParams<C> &step) {
                           opened ? shared.carry[tile % 2][warp][token][j % 2] : 0);
       if (!closed)
         shared.carry[(tile + 1) % 2][warp][token][j % 2] = sum;
-      else if (tile >= tiles.begin && tokens.present(query) &&
+      else if ((!C::kStep || tile >= tiles.begin) && tokens.present(query) &&
                j < written_blocks<C>(p, tokens.seq.position(query)))
         gI[(tokens.out_base + query) * p.importance_token_stride + j] = sum;
     });
