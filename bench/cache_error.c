@@ -21,7 +21,7 @@
 typedef struct side {
   nsa_plan *append, *decode;
   nsa_plan *given; /* attends on the other cache's lists; of the codes alone */
-  nsa_kv cache;
+  nsai_verify_kv cache;
 } side;
 
 typedef struct experiment {
@@ -244,14 +244,16 @@ static nsa_status fill_all(const experiment *x, inputs kind) {
 
 static nsa_status append(const experiment *x, const side *s) {
   nsa_io io = NSA_IO_INIT;
-  io.kv = s->cache;
+  io.kv = s->cache.kv;
+  io.k_norm = s->cache.k_norm;
   io.new_kv = x->prompt;
   return nsa_kv_append(s->append, &x->exec, &x->append, &io);
 }
 
 static nsa_status attend(const experiment *x, const side *s, const nsa_plan *plan, outcome *out) {
   nsa_io io = x->io;
-  io.kv = s->cache;
+  io.kv = s->cache.kv;
+  io.k_norm = s->cache.k_norm;
   if (plan == s->given) io.probe_rows = io.probe_importance = (nsa_tensor){ 0 };
   NSAI_TRY(nsa_decode(plan, &x->exec, &x->decode, &io));
   NSAI_TRY(nsai_verify_device_wait(x->device, NULL));

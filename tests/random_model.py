@@ -41,8 +41,23 @@ def selection(rng):
     return count, init, local
 
 
-def model(rng):
-    """The section `model`, as lines of YAML."""
+def ranking(rng, stride, count, external, shared):
+    """How blocks are ranked, in a third of the models: what follows in `compress` and in `select`, and
+    the stride by which pages must be divisible."""
+    if not count or rng.random() < 2 / 3:
+        return '', '', stride
+    output = ', output: false' if shared and rng.random() < 0.5 else ''
+    pool = ', pool: max' if rng.random() < 0.5 else ''
+    if external or rng.random() < 0.25:
+        return output, pool, stride
+    norm_stride = stride * rng.choice([1, 2, 4])
+    return output, (f'{pool}, normalizer: {{block: {norm_stride * rng.randint(1, 4)}, '
+                    f'stride: {norm_stride}}}'), norm_stride
+
+
+def model(rng, ranks):
+    """The section `model`, as lines of YAML, and the stride of pages. `ranks` draws the ranking: the
+    rest of a seed's model is what it is without."""
     group = usual(rng, [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64], lambda: rng.randint(1, MAX_GROUP))
     kv_heads = rng.choice([1, 2, 4, 8])
     stride, block, select_block = blocks(rng)
@@ -65,15 +80,20 @@ def model(rng):
     if gate == 'mlp':
         lines.append(f'  gate_mlp: {{channels: {8 * rng.randint(8, 256)}, '
                      f'hidden: {rng.choice([0, hidden])}, activation: silu}}')
-    lines += [f'  kv_sharing: {rng.choice(["shared", "per_branch"])}',
+    sharing = rng.choice(['shared', 'per_branch'])
+    lines += [f'  kv_sharing: {sharing}',
               f'  dtype: {rng.choice(["bf16", "fp16"])}']
-    return lines, stride
+    compress, select, page_stride = ranking(ranks, stride, count, phi == 'external',
+                                            sharing == 'shared')
+    for at, more in ((5, compress), (6, select)):
+        lines[at] = lines[at][:-1] + more + '}'
+    return lines, page_stride
 
 
 def configuration(seed):
     """The model of a seed and how it is served, as the text of a configuration."""
     rng = random.Random(seed)
-    lines, stride = model(rng)
+    lines, stride = model(rng, random.Random(f'ranking of {seed}'))
     length = rng.choice([2048, 32768, 65536, 1 << 20])
     page = rng.choice([0] + [page for page in PAGES if page % stride == 0])
     lines.append(f'serving: {{max_tokens: {length}, max_kv_len: {length}, '

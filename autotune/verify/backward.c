@@ -137,7 +137,7 @@ static nsa_status find_block_sums(nsai_trial_run *trial, const nsa_batch *batch,
   nsa_grads grads = NSA_GRADS_INIT;
   nsa_tensor blocks[2] = { { 0 }, { 0 } };
   nsa_status status;
-  if (!nsai_phi_has_weights(&model)) return NSA_OK;
+  if (!nsai_phi_has_weights(&model) || model.keys_only) return NSA_OK;
   NSAI_TRY_TO(done, round_compressed(trial, batch, &rounded));
   model.phi = NSAI_PHI_EXTERNAL;
   NSAI_TRY_TO(done, make_compressed(&trial->data, NSA_F32, model.head_dim_qk, &blocks[0]));

@@ -71,7 +71,7 @@ static void declare_gate(nsai_verify_cache_setup *w) {
 }
 
 static void declare_cache(nsai_verify_cache_setup *w) {
-  nsa_kv cache;
+  nsai_verify_kv cache;
   const nsai_verify_cache_dtypes dtypes = { w->c.problem.kv_dtype, w->c.problem.cmp_dtype };
   nsai_verify_cache_declare(model_of(w), dtypes, all_pages(w), page_tokens(w), &cache);
   for (int i = 0; i < NSAI_VERIFY_CACHE_TENSORS; i++)
@@ -117,11 +117,12 @@ static nsa_batch batch_of(const nsai_verify_cache_setup *w, bool on_device) {
   return batch;
 }
 
-static nsa_kv cache_of(const nsai_verify_cache_setup *w, bool on_device) {
-  nsa_kv kv = { 0 };
+static void set_cache(const nsai_verify_cache_setup *w, bool on_device, nsa_io *io) {
+  nsai_verify_kv cache;
   for (int i = 0; i < NSAI_VERIFY_CACHE_TENSORS; i++)
-    *nsai_verify_cache_tensor(&kv, i) = view_of(w, NSAI_VERIFY_CACHE_K + i, on_device);
-  return kv;
+    *nsai_verify_cache_tensor(&cache, i) = view_of(w, NSAI_VERIFY_CACHE_K + i, on_device);
+  io->kv = cache.kv;
+  io->k_norm = cache.k_norm;
 }
 
 /* The inputs, and on the device also the outputs. */
@@ -129,7 +130,7 @@ static nsa_io io_of(const nsai_verify_cache_setup *w, bool on_device) {
   nsa_io io = NSA_IO_INIT;
   bool mlp = model_of(w)->gate == NSAI_GATE_MLP;
   io.q = view_of(w, NSAI_VERIFY_CACHE_Q, on_device);
-  io.kv = cache_of(w, on_device);
+  set_cache(w, on_device, &io);
   *(mlp ? &io.gate.x : &io.gate.value) = view_of(w, NSAI_VERIFY_CACHE_GATE, on_device);
   io.gate.w1 = view_of(w, NSAI_VERIFY_CACHE_GATE_W1, on_device);
   io.gate.w2 = view_of(w, NSAI_VERIFY_CACHE_GATE_W2, on_device);
@@ -194,7 +195,7 @@ static nsa_status make_new_kv(const nsai_verify_cache_setup *w, const nsai_verif
 
 /* Fills compressed entries that would need weights with arbitrary numbers. */
 static void fill_entries(nsai_verify_cache_setup *w, const nsai_verify_inputs *in) {
-  for (int side = 0; side < 2; side++) {
+  for (int side = 0; side < (model_of(w)->keys_only ? 1 : 2); side++) {
     nsa_tensor t = view_of(w, NSAI_VERIFY_CACHE_K_CMP + side, false);
     nsa_tensor rows =
         nsai_verify_tensor(t.dtype, 3,
@@ -219,7 +220,7 @@ static nsa_status fill_cache(nsai_verify_cache_setup *w, const nsai_verify_input
     g.phi = NSAI_PHI_EXTERNAL;
     fill_entries(w, in);
   }
-  io.kv = cache_of(w, false);
+  set_cache(w, false, &io);
   NSAI_TRY_TO(done, make_new_kv(w, in, ends[w->c.seqs], &io.new_kv));
   NSAI_TRY_TO(done, nsai_reference_append(&g, &layout, &batch, &io, w->threads));
 done:

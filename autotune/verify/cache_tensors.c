@@ -48,29 +48,35 @@ int64_t nsai_verify_cache_copies(double bytes) {
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-nsa_tensor *nsai_verify_cache_tensor(nsa_kv *cache, int index) {
-  if (index < NSA_BRANCHES) return &cache->k[index];
-  if (index < 2 * NSA_BRANCHES) return &cache->v[index - NSA_BRANCHES];
-  return index == 2 * NSA_BRANCHES ? &cache->k_cmp : &cache->v_cmp;
+nsa_tensor *nsai_verify_cache_tensor(nsai_verify_kv *cache, int index) {
+  nsa_tensor *const rest[] = { &cache->kv.k_cmp, &cache->kv.v_cmp, &cache->k_norm };
+  if (index < NSA_BRANCHES) return &cache->kv.k[index];
+  if (index < 2 * NSA_BRANCHES) return &cache->kv.v[index - NSA_BRANCHES];
+  return rest[index - 2 * NSA_BRANCHES];
 }
 
 void nsai_verify_cache_declare(const nsai_model *g, nsai_verify_cache_dtypes dtypes, int64_t pages,
-                               int64_t tokens, nsa_kv *out) {
+                               int64_t tokens, nsai_verify_kv *out) {
   const int32_t raw = dtypes.kv == NSA_E4M3 ? NSA_E4M3 : g->dtype;
   const int32_t compressed = dtypes.cmp == NSA_E4M3 ? NSA_E4M3 : g->dtype;
   const int64_t entries = (tokens + g->stride - 1) / g->stride;
   const int64_t raw_k[] = { pages, tokens, g->kv_heads, g->head_dim_qk };
   const int64_t raw_v[] = { pages, tokens, g->kv_heads, g->head_dim_v };
-  *out = (nsa_kv){ 0 };
+  *out = (nsai_verify_kv){ { { { 0 } } } };
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
     if (!nsai_reads_pair(g, pair)) continue;
-    out->k[pair] = nsai_verify_tensor(raw, 4, raw_k);
-    out->v[pair] = nsai_verify_tensor(raw, 4, raw_v);
+    out->kv.k[pair] = nsai_verify_tensor(raw, 4, raw_k);
+    out->kv.v[pair] = nsai_verify_tensor(raw, 4, raw_v);
   }
-  out->k_cmp =
+  out->kv.k_cmp =
       nsai_verify_tensor(compressed, 4, (int64_t[]){ pages, entries, g->kv_heads, g->head_dim_qk });
-  out->v_cmp =
-      nsai_verify_tensor(compressed, 4, (int64_t[]){ pages, entries, g->kv_heads, g->head_dim_v });
+  if (!g->keys_only)
+    out->kv.v_cmp = nsai_verify_tensor(compressed, 4,
+                                       (int64_t[]){ pages, entries, g->kv_heads, g->head_dim_v });
+  if (!g->norm_block) return;
+  const int64_t norms = (tokens + g->norm_stride - 1) / g->norm_stride;
+  out->k_norm =
+      nsai_verify_tensor(g->dtype, 4, (int64_t[]){ pages, norms, g->kv_heads, g->head_dim_qk });
 }
 
 static nsa_status alloc_tensor(nsai_verify_cache *w, int32_t dtype, int32_t ndim,
@@ -192,7 +198,7 @@ nsa_batch nsai_verify_cache_batch(const nsai_verify_cache *w, int64_t copy) {
 
 /* Fills compressed entries that no append computes with arbitrary numbers. */
 static nsa_status fill_entries(nsai_verify_cache *w, const nsai_verify_inputs *in, int side) {
-  const nsa_tensor *t = side ? &w->cache.v_cmp : &w->cache.k_cmp;
+  const nsa_tensor *t = side ? &w->cache.kv.v_cmp : &w->cache.kv.k_cmp;
   const int64_t all = t->shape[0] * t->shape[1], rows = nsai_smaller(all, MOST_ENTRIES);
   nsa_tensor host = nsai_verify_tensor(t->dtype, 3, (int64_t[]){ rows, t->shape[2], t->shape[3] });
   const size_t row = nsai_verify_tensor_bytes(&host) / (size_t)rows;
@@ -223,7 +229,8 @@ static nsa_status fill_cache(nsai_verify_cache *w, const nsa_plan *plan, const n
     const int64_t chunk = i % chunks, tokens = values[chunk] - chunk * rows;
     nsa_batch batch = NSA_BATCH_INIT;
     nsa_io io = NSA_IO_INIT;
-    io.kv = w->cache;
+    io.kv = w->cache.kv;
+    io.k_norm = w->cache.k_norm;
     io.new_kv = *prompt;
     set_rows(w, i / chunks, 1, &batch);
     batch.kv_len = ends;
@@ -300,7 +307,8 @@ static nsa_status make_step(nsai_verify_cache *w, const nsai_verify_inputs *in) 
   NSAI_TRY(make_gate(w, in, tokens));
   NSAI_TRY(alloc_tensor(w, g->dtype, 3, (int64_t[]){ tokens, g->heads, g->head_dim_v }, &w->io.o));
   NSAI_TRY(make_pairs(w, in, tokens, &w->io.new_kv));
-  w->io.kv = w->cache;
+  w->io.kv = w->cache.kv;
+  w->io.k_norm = w->cache.k_norm;
   int32_t *lengths = malloc((size_t)w->options.batch * sizeof *lengths);
   if (!lengths) return nsai_fail_nomem("lengths", (size_t)w->options.batch * sizeof *lengths);
   for (int64_t i = 0; i < w->options.batch; i++) lengths[i] = (int32_t)w->options.context;

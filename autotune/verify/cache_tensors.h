@@ -11,6 +11,12 @@
 #include "verify/case.h"
 #include "verify/device.h"
 
+/* The tensors of a cache, as nsa_io has them. */
+typedef struct nsai_verify_kv {
+  nsa_kv kv;
+  nsa_tensor k_norm;
+} nsai_verify_kv;
+
 typedef struct nsai_verify_cache_options {
   const nsai_model *model; /* the caller's; must outlive the caches */
   nsai_verify_fill fill;
@@ -28,7 +34,7 @@ typedef struct nsai_verify_cache {
   const nsai_verify_device *device;
   nsai_verify_cache_options options; /* its `copies` is the actual number */
   int64_t pages;                     /* of one sequence; 1 without pages */
-  nsa_kv cache;                      /* of all copies */
+  nsai_verify_kv cache;              /* of all copies */
   nsa_io io;                         /* of a step; its kv is the cache */
   nsa_tensor lengths,
       tables; /* i32 [batch], i32 [copies * batch, pages] or slots [copies * batch] */
@@ -64,9 +70,10 @@ nsa_status nsai_verify_cache_alloc(nsai_verify_cache *kv, size_t bytes, void **o
  * progress. */
 nsa_status nsai_verify_cache_workspace(nsai_verify_cache *kv, uint64_t bytes);
 
-/* The tensors of a cache in this order: K of each pair, V of each, compressed K, compressed V. */
-#define NSAI_VERIFY_CACHE_TENSORS (2 * NSA_BRANCHES + 2)
-nsa_tensor *nsai_verify_cache_tensor(nsa_kv *cache, int index);
+/* The tensors of a cache in this order: K of each pair, V of each, compressed K, compressed V, coarse
+ * keys. */
+#define NSAI_VERIFY_CACHE_TENSORS (2 * NSA_BRANCHES + 3)
+nsa_tensor *nsai_verify_cache_tensor(nsai_verify_kv *cache, int index);
 
 /* What a cache is stored in: NSA_E4M3, or anything else for the model's dtype. */
 typedef struct nsai_verify_cache_dtypes {
@@ -74,9 +81,9 @@ typedef struct nsai_verify_cache_dtypes {
 } nsai_verify_cache_dtypes;
 
 /* Declares a cache of this many pages (or rows) of this many tokens, without memory: the pairs
- * that the model reads, and compressed entries. */
+ * that the model reads, and the compressed entries and coarse keys that it has. */
 void nsai_verify_cache_declare(const nsai_model *model, nsai_verify_cache_dtypes dtypes,
-                               int64_t pages, int64_t tokens, nsa_kv *out);
+                               int64_t pages, int64_t tokens, nsai_verify_kv *out);
 
 /* Number of copies after whose steps, each reading this many bytes, nothing of the first copy is
  * in L2. */

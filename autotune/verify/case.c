@@ -209,6 +209,15 @@ static int parse_count(const char *name, const char *value, nsai_verify_case *c)
   return -1;
 }
 
+/* How blocks are ranked: "pool=max", "norm=128/64", "cmp=keys". Returns 0, -1, or 1: it is none. */
+static int parse_ranking(const char *name, const char *value, nsai_model *g) {
+  int32_t *const norm[] = { &g->norm_block, &g->norm_stride };
+  if (!strcmp(name, "norm")) return parse_form(value, "#/#", norm);
+  if (!strcmp(name, "pool") && !strcmp(value, "max")) return g->pool = NSAI_POOL_MAX, 0;
+  if (!strcmp(name, "cmp") && !strcmp(value, "keys")) return g->keys_only = 1, 0;
+  return 1;
+}
+
 /* One "name=value" field. Returns 0, or -1. */
 static int parse_named(const char *name, char *value, nsai_verify_case *c, int *q_count) {
   if (!strcmp(name, "phi")) return parse_phi(value, &c->model);
@@ -228,7 +237,8 @@ static int parse_named(const char *name, char *value, nsai_verify_case *c, int *
   }
   if (!strcmp(name, "force")) return (c->force = nsai_variant_find(value)) ? 0 : -1;
   if (!strcmp(name, "scale")) return parse_scale(value, &c->softmax_scale);
-  int status = parse_word(name, value, c);
+  int status = parse_ranking(name, value, &c->model);
+  if (status > 0) status = parse_word(name, value, c);
   return status > 0 ? parse_count(name, value, c) : status;
 }
 
@@ -279,6 +289,11 @@ static const char *inconsistent(const nsai_verify_case *c, int q_count, int kv_c
     return "KV heads must divide heads";
   if (g->stride < 1 || g->block % g->stride || g->select_block < 1 || g->select_block % g->stride)
     return "the stride must divide both block sizes";
+  if (g->norm_block && (g->norm_stride < 1 || g->norm_block % g->norm_stride ||
+                        g->phi == NSAI_PHI_EXTERNAL || !g->select_count))
+    return "norm needs a stride that divides its block, selected blocks, and no phi=external";
+  if (g->keys_only && (g->per_branch || !g->select_count))
+    return "cmp=keys needs kv=shared and selected blocks";
   if (c->kind == NSAI_VERIFY_ZERO_GATE && !nsai_gate_is_given(g))
     return "zero_gate needs gate=weights or gate=logits";
   if (c->no_batch && c->num_seqs != 1) return "nobatch means one sequence";
@@ -345,6 +360,9 @@ static void print_options(FILE *out, const nsai_verify_case *c) {
   fprintf(out, ":kv=%s", g->per_branch ? "branches" : "shared");
   fprintf(out, ":sel=%s%s", select_names[c->selection - NSA_SELECT_TOPN],
           c->index_shared ? ".shared" : "");
+  if (g->keys_only) fprintf(out, ":cmp=keys");
+  if (g->pool == NSAI_POOL_MAX) fprintf(out, ":pool=max");
+  if (g->norm_block) fprintf(out, ":norm=%d/%d", g->norm_block, g->norm_stride);
 }
 
 void nsai_verify_case_print(const nsai_verify_case *c, char *text, size_t size) {

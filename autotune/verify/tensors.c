@@ -199,6 +199,7 @@ static void declare_compressed(nsai_verify_tensors *d) {
   if (!in && !(run >> NSA_CMP & 1) && !own) return;
   declare_heads(d, in ? NSAI_VERIFY_K_CMP_IN : NSAI_VERIFY_K_CMP, rows, g->kv_heads,
                 g->head_dim_qk);
+  if (g->keys_only) return;
   declare_heads(d, in ? NSAI_VERIFY_V_CMP_IN : NSAI_VERIFY_V_CMP, rows, g->kv_heads, g->head_dim_v);
 }
 
@@ -268,7 +269,7 @@ static void declare_gradients(nsai_verify_tensors *d) {
   if (g->phi == NSAI_PHI_EXTERNAL) {
     int64_t rows = d->view[NSAI_VERIFY_K_CMP_IN].shape[0];
     declare_gradient(d, NSAI_VERIFY_D_K_CMP, rows, g->kv_heads, g->head_dim_qk);
-    declare_gradient(d, NSAI_VERIFY_D_V_CMP, rows, g->kv_heads, g->head_dim_v);
+    if (!g->keys_only) declare_gradient(d, NSAI_VERIFY_D_V_CMP, rows, g->kv_heads, g->head_dim_v);
   }
   for (int i = 0; i < 6; i++) {
     declare_weights(d, NSAI_VERIFY_D_PHI_K + i, NSAI_VERIFY_PHI_K + i);
@@ -299,7 +300,7 @@ static void declare_all(nsai_verify_tensors *d) {
   }
   if (c->kind != NSAI_VERIFY_DENSE) {
     declare_phi(d, NSAI_VERIFY_PHI_K, g->head_dim_qk);
-    declare_phi(d, NSAI_VERIFY_PHI_V, g->head_dim_v);
+    if (!g->keys_only) declare_phi(d, NSAI_VERIFY_PHI_V, g->head_dim_v);
     declare_compressed(d);
   }
   if (c->kind == NSAI_VERIFY_COMPRESS) return;

@@ -203,10 +203,10 @@ void nsai_verify_tensors_fill(nsai_verify_tensors *d, int threads, const int64_t
     nsai_verify_fill_values(&in, b, &v);
   }
   if (g->phi == NSAI_PHI_EXTERNAL && nsai_verify_tensors_has(d, NSAI_VERIFY_K_CMP_IN)) {
-    nsa_tensor k = host(d, NSAI_VERIFY_K_CMP_IN, d->blocks),
-               v = host(d, NSAI_VERIFY_V_CMP_IN, d->blocks);
-    nsai_verify_fill_normal(&in, STREAM_SLOT + NSAI_VERIFY_K_CMP_IN, 1, &k);
-    nsai_verify_fill_normal(&in, STREAM_SLOT + NSAI_VERIFY_V_CMP_IN, 1, &v);
+    for (int slot = NSAI_VERIFY_K_CMP_IN; slot <= NSAI_VERIFY_V_CMP_IN; slot++) {
+      nsa_tensor t = host(d, slot, d->blocks);
+      if (t.data) nsai_verify_fill_normal(&in, STREAM_SLOT + (uint64_t)slot, 1, &t);
+    }
   }
   fill_phi(d, &in, NSAI_VERIFY_PHI_K, g->head_dim_qk);
   fill_phi(d, &in, NSAI_VERIFY_PHI_V, g->head_dim_v);

@@ -132,7 +132,8 @@ static nsa_status make_tensors(prompt *p, int64_t most_chunks) {
   p->whole.q = io.q;
   p->whole.o = io.o;
   p->whole.gate = io.gate;
-  p->whole.kv = p->cache.cache;
+  p->whole.kv = p->cache.cache.kv;
+  p->whole.k_norm = p->cache.cache.k_norm;
   for (int b = 0; b < NSA_BRANCHES; b++) {
     p->whole.new_kv.k[b] = io.kv.k[b];
     p->whole.new_kv.v[b] = io.kv.v[b];
@@ -257,7 +258,8 @@ done:
 static step make_rows(const prompt *p, const plan_pair *pair) {
   const int32_t rows = p->options->rows;
   nsa_io io = take_rows(&p->cache.io, 1, rows);
-  io.kv = p->cache.cache;
+  io.kv = p->cache.cache.kv;
+  io.k_norm = p->cache.cache.k_norm;
   return make_step(p, pair, nsai_verify_cache_sequences(&p->cache, 1, rows), io);
 }
 

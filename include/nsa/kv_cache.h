@@ -175,7 +175,9 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
  *   NSA_WIN  min(w, L) tokens
  * of 2 * (Dk + Dv) bytes, in e4m3 half of that; of a caller's ranges their tokens. Where the library
  * selects or probes for a model with a normalizer, NSA_CMP also has L < b ? 0 : (L - b) / s + 1 coarse
- * keys of Dk elements of the model's dtype, once a sequence. New tokens that
+ * keys of Dk elements of the model's dtype, once a sequence. A GPU that ranks blocks by the maximum, by
+ * coarse keys or without a compressed branch reads the compressed keys for their importance, in addition
+ * to those of the branch, and without a normalizer once more for their LSE. New tokens that
  * one CTA takes together read each key once: the compressed entries of the last of them, their
  * windows, and every block that one of them selects; ranges they read separately. What is read
  * again is counted again, though a hardware cache may have it. The second pass for the importance of

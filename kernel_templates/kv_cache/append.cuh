@@ -18,13 +18,17 @@
 //   entries[i] = sum of codes * f,  f = scale / (l * scale of the entries), or scale / l if these
 //                                   are no codes; rounded once
 //
+// With kNormBlock it also writes the coarse keys that end with a token: of K alone, each the mean of
+// kNormBlock tokens that end on a multiple of kNormStride, and no codes.
+//
 // Grid: x = T, one CTA per token; a thread moves 16 bytes of a head's row at a time. Tokens with t
 // < 0 or t >= max_kv_len, tokens behind all sequences and tokens with slot_mapping -1 write
 // nothing. Bound by memory or latency.
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kPageSize (P; 0: no pages),
 // kRing (pair 2 lies in ring buffers), kMean (entries are written), kRawCodes (the pairs hold
-// codes), kEntryCodes, kThreads, kMinBlocks.
+// codes), kEntryCodes, kEntryDimV (columns of an entry's V; 0: entries have none), kNormBlock (0: no
+// coarse keys), kNormStride, kThreads, kMinBlocks.
 #pragma once
 #include "core/e4m3.cuh"
 #include "core/launch.cuh"
@@ -51,18 +55,34 @@ template <class C> NSAI_DEVICE const NsaiCodedAppend &coded(const NsaiAppend &p)
   return (const NsaiCodedAppend &)p;
 }
 
+template <class C> constexpr bool kMakesCoarseKeys = C::kNormBlock > 0;
+
+// What is averaged: the compressed entries, or coarse keys.
+template <class C> struct Entries {
+  static constexpr int kBlock = C::kBlock, kStride = C::kStride, kDimV = C::kEntryDimV;
+  static constexpr bool kCodes = C::kEntryCodes;
+  static NSAI_DEVICE const NsaiCachePair &of(const NsaiAppend &p) { return p.entries; }
+};
+template <class C> struct CoarseKeys {
+  static constexpr int kBlock = C::kNormBlock, kStride = C::kNormStride, kDimV = 0;
+  static constexpr bool kCodes = false;
+  static NSAI_DEVICE NsaiCachePair of(const NsaiAppend &p) {
+    return NsaiCachePair{ ((const NsaiNormedAppend &)p).norms, {}, 0, 0 };
+  }
+};
+
 // Eight columns of K or V within a head's row.
-template <class C> struct Piece {
+template <class C, int kDimV = C::kHeadDimV> struct Piece {
   bool is_k;
   int head, column;
   NSAI_DEVICE Piece(int i) {
-    constexpr int kChunksK = C::kHeadDimQk / 8, kChunks = kChunksK + C::kHeadDimV / 8;
+    constexpr int kChunksK = C::kHeadDimQk / 8, kChunks = kChunksK + kDimV / 8;
     const int chunk = i % kChunks;
     is_k = chunk < kChunksK;
     head = i / kChunks;
     column = (is_k ? chunk : chunk - kChunksK) * 8;
   }
-  static constexpr int kPerHead = (C::kHeadDimQk + C::kHeadDimV) / 8;
+  static constexpr int kPerHead = (C::kHeadDimQk + kDimV) / 8;
   NSAI_DEVICE const u16 *new_kv(const NsaiAppend &p, int pair, int token) const {
     const NsaiView &x = is_k ? p.k[pair] : p.v[pair];
     return (const u16 *)x.data + token * x.token_stride + head * x.head_stride + column;
@@ -94,13 +114,13 @@ NSAI_DEVICE void copy_token(const NsaiAppend &p, const Rows &rows, int pair, int
 }
 
 // The sum of a piece over the tokens of an entry, in codes. codes_of(i): the piece of token i < l.
-template <class C, class CodesOf> NSAI_DEVICE void sum_codes(float (&sum)[8], CodesOf codes_of) {
-  for (int begin = 0; begin < C::kBlock; begin += kLoads) {
+template <int kBlock, class CodesOf> NSAI_DEVICE void sum_codes(float (&sum)[8], CodesOf codes_of) {
+  for (int begin = 0; begin < kBlock; begin += kLoads) {
     uint2 codes[kLoads];
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       codes[i] = make_uint2(0, 0);
-      if (C::kBlock % kLoads == 0 || begin + i < C::kBlock) codes[i] = codes_of(begin + i);
+      if (kBlock % kLoads == 0 || begin + i < kBlock) codes[i] = codes_of(begin + i);
     }
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
@@ -115,50 +135,50 @@ template <class C, class CodesOf> NSAI_DEVICE void sum_codes(float (&sum)[8], Co
 }
 
 // Stores a piece of an entry.
-template <class C> NSAI_DEVICE void store_piece(u16 *to, const float (&x)[8]) {
+template <class C, bool kCodes> NSAI_DEVICE void store_piece(u16 *to, const float (&x)[8]) {
   u32 pairs[4];
 #pragma unroll
   for (int w = 0; w < 4; ++w)
-    pairs[w] = C::kEntryCodes ? pack_codes(x[2 * w], x[2 * w + 1])
-                              : C::Element::pack(x[2 * w], x[2 * w + 1]);
-  if constexpr (C::kEntryCodes)
+    pairs[w] =
+        kCodes ? pack_codes(x[2 * w], x[2 * w + 1]) : C::Element::pack(x[2 * w], x[2 * w + 1]);
+  if constexpr (kCodes)
     *(uint2 *)to = make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
   else
     *(Chunk *)to = Chunk{ { pairs[0], pairs[1], pairs[2], pairs[3] } };
 }
 
-// Writes the entry whose last token is at `position`; all of its tokens exist.
-template <class C, class Rows>
+// Writes the entry, or the coarse key, whose last token is at `position`; all of its tokens exist.
+template <class C, class E, class Rows>
 NSAI_DEVICE void write_entry(const NsaiAppend &p, const Rows &rows, const NewToken &at) {
-  const int first = at.position - (C::kBlock - 1);
+  const int first = at.position - (E::kBlock - 1);
   const int old = at.seq.kv_len - at.seq.q_len; // tokens before the new ones
-  const auto entries = find_rows<C::kPageSize / C::kStride>(p.batch, at.s, 0);
-  const int index = at.position / C::kStride; // of the entry
-  for (int i = threadIdx.x; i < p.kv_heads * Piece<C>::kPerHead; i += C::kThreads) {
-    const Piece<C> piece(i);
+  const auto entries = find_rows<C::kPageSize / E::kStride>(p.batch, at.s, 0);
+  const int index = at.position / E::kStride; // of the entry
+  for (int i = threadIdx.x; i < p.kv_heads * Piece<C, E::kDimV>::kPerHead; i += C::kThreads) {
+    const Piece<C, E::kDimV> piece(i);
     float sum[8] = {};
     if constexpr (C::kRawCodes) {
       const float scale = piece.scale(coded<C>(p).scales[0]);
-      sum_codes<C>(sum, [&](int x) {
+      sum_codes<E::kBlock>(sum, [&](int x) {
         const int position = first + x, token = at.seq.q_begin + position - old;
         if (position < old || !is_kept(p.slot_mapping, token))
           return *(const uint2 *)piece.template cached<true>(p.cache[0], rows, position);
         return pack_eight<typename C::Element>(*(const Chunk *)piece.new_kv(p, 0, token), scale);
       });
-      float unit = C::kBlock;
-      if constexpr (C::kEntryCodes) unit *= piece.scale(coded<C>(p).entry_scales);
+      float unit = E::kBlock;
+      if constexpr (E::kCodes) unit *= piece.scale(coded<C>(p).entry_scales);
       const float factor = __fdiv_rn(scale, unit);
 #pragma unroll
       for (int i = 0; i < 8; ++i) sum[i] = __fmul_rn(sum[i], factor);
-      store_piece<C>(piece.template cached<C::kEntryCodes>(p.entries, entries, index), sum);
+      store_piece<C, E::kCodes>(piece.template cached<E::kCodes>(E::of(p), entries, index), sum);
       continue;
     }
-    for (int begin = 0; begin < C::kBlock; begin += kLoads) {
+    for (int begin = 0; begin < E::kBlock; begin += kLoads) {
       Chunk chunk[kLoads];
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
         const int position = first + begin + i, token = at.seq.q_begin + position - old;
-        const bool exists = C::kBlock % kLoads == 0 || begin + i < C::kBlock;
+        const bool exists = E::kBlock % kLoads == 0 || begin + i < E::kBlock;
         const bool is_new = exists && position >= old && is_kept(p.slot_mapping, token);
         chunk[i] = Chunk{};
         if (exists)
@@ -173,19 +193,19 @@ NSAI_DEVICE void write_entry(const NsaiAppend &p, const Rows &rows, const NewTok
           sum[2 * w + 1] += C::Element::high(chunk[i].w[w]);
         }
     }
-    constexpr float kInverse = 1.0f / C::kBlock;
-    if constexpr (C::kEntryCodes) {
+    constexpr float kInverse = 1.0f / E::kBlock;
+    if constexpr (E::kCodes) {
       const float scale = piece.scale(coded<C>(p).entry_scales);
 #pragma unroll
       for (int i = 0; i < 8; ++i) sum[i] = __fdiv_rn(__fmul_rn(sum[i], kInverse), scale);
-      store_piece<C>(piece.template cached<true>(p.entries, entries, index), sum);
+      store_piece<C, E::kCodes>(piece.template cached<true>(E::of(p), entries, index), sum);
       continue;
     }
     Chunk mean;
 #pragma unroll
     for (int w = 0; w < 4; ++w)
       mean.w[w] = C::Element::pack(sum[2 * w] * kInverse, sum[2 * w + 1] * kInverse);
-    *(Chunk *)piece.cached(p.entries, entries, index) = mean;
+    *(Chunk *)piece.cached(E::of(p), entries, index) = mean;
   }
 }
 
@@ -214,13 +234,23 @@ template <class C> NSAI_DEVICE void append(const NsaiAppend &p) {
   // ---- the compressed block that ends with it
   if constexpr (C::kMean) {
     if (at.position >= C::kBlock - 1 && (at.position + 1) % C::kStride == 0)
-      write_entry<C>(p, rows, at);
+      write_entry<C, Entries<C>>(p, rows, at);
+  }
+
+  // ---- the coarse key that ends with it
+  if constexpr (kMakesCoarseKeys<C>) {
+    if (at.position >= C::kNormBlock - 1 && (at.position + 1) % C::kNormStride == 0)
+      write_entry<C, CoarseKeys<C>>(p, rows, at);
   }
 }
 
+using AppendParams =
+    ParamsOf<kMakesCoarseKeys<Config>,
+             ParamsOf<Config::kRawCodes || Config::kEntryCodes, NsaiAppend, NsaiCodedAppend>::Type,
+             NsaiNormedAppend>::Type;
+
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    kv_cache_append(const __grid_constant__ ParamsOf<Config::kRawCodes || Config::kEntryCodes,
-                                                     NsaiAppend, NsaiCodedAppend>::Type p) {
+    kv_cache_append(const __grid_constant__ AppendParams p) {
   begin_kernel();
   append<Config>((const NsaiAppend &)p);
 }

@@ -207,12 +207,12 @@ typedef struct NsaiCombine {
 } NsaiCombine;
 
 /* select_importance: I[t, g, j] of the tokens [token_begin, token_end), or of the tokens in
- * `rows`. */
+ * `rows`. select_normalizer: the LSE over the keys k, coarse ones among them. */
 typedef struct NsaiImportance {
   NsaiSequences seq;
   NsaiView q;
-  NsaiView k;       /* compressed keys */
-  const float *lse; /* f32 [T, Hq] of the compressed branch, natural log */
+  NsaiView k; /* compressed keys */
+  float *lse; /* f32 [T, Hq] of the compressed branch, or select_normalizer's output; natural log */
   long long lse_token_stride;
   long long lse_head_stride;
   float *importance; /* f32 [token - token_begin, or index in rows; Hkv; >= blocks] */

@@ -234,6 +234,17 @@ typedef struct NsaiCodedImportance {
   NsaiScale k_scale;
 } NsaiCodedImportance;
 
+/* select_importance and select_normalizer with Config::kStep: of a decode step, whose keys are split
+ * over CTAs. */
+typedef struct NsaiStepImportance {
+  NsaiCodedImportance coded;
+  NsaiKvReads kv_reads; /* Config::kCountReads */
+  /* select_normalizer has a part of the LSE for each of its splits, which select_importance adds up. */
+  long long lse_split_stride; /* elements from one to the next */
+  int lse_splits;
+  int reserved;
+} NsaiStepImportance;
+
 typedef struct NsaiCodedDecode {
   NsaiDecode decode;
   NsaiPairScales scales[NSAI_BRANCH_COUNT]; /* of entries, selected and window */
@@ -244,6 +255,12 @@ typedef struct NsaiCodedAppend {
   NsaiPairScales scales[3]; /* as in `cache` */
   NsaiPairScales entry_scales;
 } NsaiCodedAppend;
+
+/* kv_cache_append with coarse keys. The scales are unused unless the cache holds codes. */
+typedef struct NsaiNormedAppend {
+  NsaiCodedAppend coded;
+  NsaiCacheTensor norms; /* coarse keys, never in codes */
+} NsaiNormedAppend;
 
 typedef struct NsaiCodedGatherEntries {
   NsaiGatherEntries gather;
@@ -289,8 +306,10 @@ NSAI_SIZE_IS(NsaiCodedCompressedTopn, 960);
 NSAI_SIZE_IS(NsaiCodedAttendSelectedTma, 832);
 NSAI_SIZE_IS(NsaiCodedSelectedWindow, 1472);
 NSAI_SIZE_IS(NsaiCodedImportance, 288);
+NSAI_SIZE_IS(NsaiStepImportance, 336);
 NSAI_SIZE_IS(NsaiCodedDecode, 952);
 NSAI_SIZE_IS(NsaiCodedAppend, 648);
+NSAI_SIZE_IS(NsaiNormedAppend, 680);
 NSAI_SIZE_IS(NsaiCodedGatherEntries, 168);
 NSAI_SIZE_IS(NsaiCodedScatterEntries, 208);
 NSAI_SIZE_IS(NsaiCachedSelect, 176);

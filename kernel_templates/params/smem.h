@@ -134,6 +134,9 @@ NSAI_SIZE nsai_smem_importance(int keys, int warps, int tokens, int history, int
   return 2 * nsai_tile_bytes(keys, dk) + 4 * warps * tokens * (((history + keys) | 1) + 4);
 }
 
+/* select/normalizer.cuh: K [2, keys, Dk]. */
+NSAI_SIZE nsai_smem_normalizer(int keys, int dk) { return 2 * nsai_tile_bytes(keys, dk); }
+
 /* ---- decode ---- */
 
 /* decode/consumer_groups.cuh, KeyStream: Q [rows, Dk], unless registers hold it |

@@ -9,11 +9,16 @@
 //                where i*d + l - 1 <= t, else 0
 //   w(i, j)    = strides of d that compressed block i and selection block j share
 //
+// With kMaxPool the greatest one counts instead of their sum:
+//
+//   I[t, g, j] = max over compressed blocks i with w(i, j) > 0 of the sum over heads h of P[t, h, i]
+//
 // With m = l/d and r = l'/d (m <= r), block j covers the compressed keys j*r - (m-1) + x, x in
 // [0, r+m-1), with weights min(x+1, m, r+m-1-x): a trapezoid. (m 2, r 4: keys 4j-1 .. 4j+3, weights
 // 1 2 2 2 1.)
 //
-//   q [T, Hq, Dk], kc [rows, Hkv, Dk], lse f32 [T, Hq] (from the compressed branch)
+//   q [T, Hq, Dk], kc [rows, Hkv, Dk], lse f32 [T, Hq] (the compressed branch's
+//   or select_normalizer's)
 //   -> importance f32 [tokens, Hkv, blocks] (for select_topn)
 //
 // Output: every j <= t / l' of the tokens in [token_begin, token_end). With kProbe: the tokens
@@ -23,39 +28,29 @@
 // it does not see add exact zeros.
 //
 // Grid: x = kv_heads * tiles, group-major, long tiles first, over the tiles of kTokens = kRows /
-// kGroupPadded tokens that can hold a token of the chunk. kProbe: num_rows tiles.
+// kGroupPadded tokens that can hold a token of the chunk. kProbe: num_rows tiles. kStep: a part of the
+// keys for each blockIdx.y.
 //
-// CTA: kWarps warps of two m16 tiles each, which share every K fragment. Rows are token-major over
-// kGroupPadded heads: 32 / kGroupPadded tokens per warp, or half a token with more than 32 heads.
-// Registers: Q (Dk / 2 per thread) and a 32x32 slice of scores. Shared memory:
+// CTA: the rows of select/query_rows.cuh. Registers: Q (Dk / 2 per thread) and a 32x32 slice of scores. Shared memory:
 // nsai_smem_importance() of params/smem.h.
 //
 // Bound by mma.sync: 2.2 TFLOP of Q K^T in 7.5 ms at 64k tokens, D 128, G 16 on the H200.
 //
 // Config: Element, kHeadDimQk, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads, kMinBlocks,
-// kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kProbe; those of data/source.cuh.
+// kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kProbe, kMaxPool, kStep, kCountReads; those of data/source.cuh.
 #pragma once
 #include "core/copy.cuh"
 #include "core/launch.cuh"
-#include "core/mma.cuh"
+#include "core/softmax.cuh"
 #include "core/tile.cuh"
 #include "core/topn.cuh"
 #include "core/types.cuh"
-#include "data/sequence.cuh"
 #include "data/source.cuh"
 #include "params/attention.h"
 #include "params/kv_cache.h"
 #include "select/importance_keys.cuh"
+#include "select/query_rows.cuh"
 
-static_assert(Config::kRows == 32 * Config::kWarps, "a warp has two m16 tiles of rows");
-static_assert(Config::kThreads == 32 * Config::kWarps, "all warps compute and copy");
-static_assert(Config::kGroupPadded >= Config::kGroup &&
-                  (Config::kGroupPadded & (Config::kGroupPadded - 1)) == 0,
-              "rows are token-major over a power of two of heads");
-static_assert(Config::kGroupPadded <= Config::kRows && Config::kGroupPadded <= 64,
-              "a token lies within one CTA and at most two warps");
-static_assert(Config::kKeys % 32 == 0, "scores are computed 32 keys at a time");
-static_assert(Config::kHeadDimQk % 8 == 0, "rows are copied 16 bytes at a time");
 static_assert(Config::kBlock % Config::kStride == 0 &&
                   Config::kSelectBlock % Config::kStride == 0 &&
                   Config::kBlock <= Config::kSelectBlock,
@@ -63,12 +58,9 @@ static_assert(Config::kBlock % Config::kStride == 0 &&
 
 // ---- kernel traits
 
-template <class C> struct KernelTraits {
-  static constexpr int kTokens = C::kRows / C::kGroupPadded;
+template <class C> struct KernelTraits : RowTraits<C> {
   static constexpr int kWarpTokens = C::kGroupPadded > 32 ? 1 : 32 / C::kGroupPadded;
   static constexpr int kTokenWarps = C::kGroupPadded > 32 ? C::kGroupPadded / 32 : 1;
-  static constexpr int kSteps = padded_dim(C::kHeadDimQk) / 16; // k16 steps
-  static constexpr int kSliceTiles = 4;                         // n8 tiles in a slice of 32 keys
   // Tokens among the four rows of a thread, which lie 8 rows apart.
   static constexpr int kSets = C::kGroupPadded >= 32 ? 1 : C::kGroupPadded == 16 ? 2 : 4;
   // Lanes that hold heads of one token, within a column of a fragment.
@@ -96,8 +88,7 @@ template <class C> struct KernelTraits {
 };
 
 template <class C> struct SharedStorage {
-  using KeyTile = Tile<C::kKeys, padded_dim(C::kHeadDimQk)>;
-  u8 keys[2][KeyTile::kBytes]; // [kKeys, Dk], this tile and the next
+  u8 keys[2][KeyTileOf<C>::kBytes]; // [kKeys, Dk], this tile and the next
   float sums[C::kWarps][KernelTraits<C>::kWarpTokens]
             [KernelTraits<C>::kSumPitch]; // [history + kKeys] sums of P over heads
   float carry[2][C::kWarps][KernelTraits<C>::kWarpTokens][2]; // by tile parity, ..., block parity
@@ -107,44 +98,6 @@ static_assert(sizeof(SharedStorage<Config>) == Config::kSharedBytes,
 
 // ---- coordinates
 
-// The tokens of a CTA, as queries of one sequence: slot x holds query first + x, which is present
-// if it lies in [begin, end).
-struct TokenTile {
-  Sequence seq;
-  int s;
-  int first, begin, end;
-  int out_base; // row of `importance` = out_base + query
-  NSAI_DEVICE bool present(int query) const { return begin <= query && query < end; }
-};
-
-template <class C, class Params>
-NSAI_DEVICE TokenTile find_tokens(const Params &params, int index, int count) {
-  const NsaiImportance &p = packed_of(params);
-  const auto &seqs = sequences_of(params);
-  if constexpr (C::kProbe) {
-    int row = p.rows[index];
-    int s = find_row_sequence(seqs, row);
-    Sequence seq = load_sequence(seqs, s);
-    int query = row - seq.q_begin;
-    bool present = 0 <= query && query < seq.q_len;
-    return TokenTile{ seq, s, query, query, query + present, index - query };
-  } else {
-    constexpr int kTokens = KernelTraits<C>::kTokens;
-    // Token x lies in tile x / kTokens - 1 or later, whatever the sequence lengths are.
-    int skipped = max(0, p.token_begin / kTokens - numbers_tiles_by_sequence(seqs));
-    QueryTile tile = find_query_tile<kTokens>(seqs, skipped + count - 1 - index);
-    int begin = max(tile.first_query, p.token_begin - tile.seq.q_begin);
-    int end = min(min(tile.first_query + kTokens, tile.seq.q_len), p.token_end - tile.seq.q_begin);
-    return TokenTile{ tile.seq, tile.s, tile.first_query,
-                      begin,    end,    tile.seq.q_begin - p.token_begin };
-  }
-}
-
-// Number of compressed blocks that position t sees.
-template <class C> NSAI_DEVICE int visible_blocks(int t) {
-  return block_count<C::kBlock, C::kStride>(t + 1);
-}
-
 // Number of selection blocks to write for position t.
 template <class C> NSAI_DEVICE int written_blocks(const NsaiImportance &p, int t) {
   if constexpr (C::kProbe) return p.columns;
@@ -153,61 +106,42 @@ template <class C> NSAI_DEVICE int written_blocks(const NsaiImportance &p, int t
 
 // ---- steps
 
-// Loads the four rows of a thread: Q fragments, and -lse in base 2. Padding heads and absent tokens
-// get zeros and -inf, so that P = 0.
-template <class C>
-NSAI_DEVICE void load_queries(const NsaiImportance &p, const TokenTile &tokens, int group, int warp,
-                              int lane, u32 (&rQ)[2][KernelTraits<C>::kSteps][4],
-                              float (&bias)[2][2]) {
-  const u16 *gQ = (const u16 *)p.q.data; // [T, Hq, Dk]
-#pragma unroll
-  for (int tile = 0; tile < 2; ++tile) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      int row = 32 * warp + 16 * tile + 8 * half + lane / 4;
-      int head = row % C::kGroupPadded, query = tokens.first + row / C::kGroupPadded;
-      bool present = head < C::kGroup && tokens.present(query);
-      long long token = present ? tokens.seq.q_begin + query : 0;
-      int query_head = present ? group * C::kGroup + head : 0;
-      const u16 *from = gQ + token * p.q.token_stride + query_head * p.q.head_stride + lane % 4 * 2;
-#pragma unroll
-      for (int k = 0; k < KernelTraits<C>::kSteps; ++k) {
-        bool upper = k * 16 + 8 < C::kHeadDimQk;
-        rQ[tile][k][half] = present ? *(const u32 *)(from + k * 16) : 0;
-        rQ[tile][k][half + 2] = present && upper ? *(const u32 *)(from + k * 16 + 8) : 0;
-      }
-      float lse =
-          present ? p.lse[token * p.lse_token_stride + query_head * p.lse_head_stride] : kMinusInf;
-      bias[tile][half] = lse == kMinusInf ? kMinusInf : -lse * kLog2e;
-    }
+// The sum of a row's parts of the LSE, as -lse in base 2, by the four lanes that have the row. All lanes
+// of the warp take part.
+NSAI_DEVICE float add_splits(const NsaiStepImportance &step, const float *gLse, bool present,
+                             int lane) {
+  float2 sum = make_float2(kNoReference, 0.0f);
+  for (int split = lane % 4; present && split < step.lse_splits; split += 4) {
+    const float part = gLse[split * step.lse_split_stride] * kLog2e; // -inf: no keys
+    if (part != kMinusInf) sum = add_stats(sum, make_float2(part, 1.0f));
   }
+#pragma unroll
+  for (int delta = 1; delta < 4; delta *= 2)
+    sum = add_stats(sum, make_float2(__shfl_xor_sync(~0u, sum.x, delta),
+                                     __shfl_xor_sync(~0u, sum.y, delta)));
+  return sum.y == 0.0f ? kMinusInf : -(sum.x + log2_approx(sum.y));
 }
 
-// S = Q K^T of the warp's 32 rows and the 32 keys that begin at shared address `keys`.
+// Loads the warp's rows, and -lse in base 2. Padding heads and absent tokens get zeros and -inf, so
+// that P = 0.
 template <class C>
-NSAI_DEVICE void scores(float (&rS)[2][KernelTraits<C>::kSliceTiles][4],
-                        const u32 (&rQ)[2][KernelTraits<C>::kSteps][4], u32 keys, int lane) {
-  using KeyTile = typename SharedStorage<C>::KeyTile;
-#pragma unroll
-  for (int tile = 0; tile < 2; ++tile)
-#pragma unroll
-    for (int n = 0; n < KernelTraits<C>::kSliceTiles; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) rS[tile][n][i] = 0;
-  int key = lane / 16 * 8 + lane % 8, chunk = lane / 8 % 2; // for ldmatrix: n tile, then k half
-#pragma unroll
-  for (int k = 0; k < KernelTraits<C>::kSteps; ++k) {
-#pragma unroll
-    for (int n = 0; n < KernelTraits<C>::kSliceTiles; n += 2) {
-      u32 rK[4]; // 16 keys x 16 columns
-      ldmatrix_x4(rK, KeyTile::along(keys + KeyTile::offset(key, chunk), 2 * k) +
-                          n * 8 * KeyTile::kPitch);
-#pragma unroll
-      for (int tile = 0; tile < 2; ++tile) {
-        mma_m16n16k16(typename C::Element{}, rS[tile][n], rS[tile][n + 1], rQ[tile][k], rK);
-      }
-    }
-  }
+NSAI_DEVICE void load_rows(const StepRowParams<C> &step, const NsaiImportance &p,
+                           const TokenTile &tokens, int group, int warp, int lane,
+                           u32 (&rQ)[2][KernelTraits<C>::kSteps][4], float (&bias)[2][2]) {
+  load_queries<C>(p, tokens, group, warp, lane, rQ,
+                  [&](int tile, int half, bool present, long long token, int query_head) {
+                    if constexpr (C::kStep) {
+                      const float *gLse =
+                          p.lse + token * p.lse_token_stride + query_head * p.lse_head_stride;
+                      bias[tile][half] = add_splits(step, gLse, present, lane);
+                    } else {
+                      float lse =
+                          present
+                              ? p.lse[token * p.lse_token_stride + query_head * p.lse_head_stride]
+                              : kMinusInf;
+                      bias[tile][half] = lse == kMinusInf ? kMinusInf : -lse * kLog2e;
+                    }
+                  });
 }
 
 // Turns scores into P; `bias` is -lse in base 2.
@@ -221,25 +155,6 @@ NSAI_DEVICE void exponentiate(float (&rS)[2][KernelTraits<C>::kSliceTiles][4],
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         rS[tile][n][i] = exp2_approx(__fmaf_rn(rS[tile][n][i], scale_log2, bias[tile][i / 2]));
-}
-
-// Sets P of keys that a row's token does not see to 0. `first` is the slice's first key.
-template <class C>
-NSAI_DEVICE void mask(float (&rP)[2][KernelTraits<C>::kSliceTiles][4], const TokenTile &tokens,
-                      int first, int warp, int lane) {
-#pragma unroll
-  for (int tile = 0; tile < 2; ++tile) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      int query = tokens.first + (32 * warp + 16 * tile + 8 * half + lane / 4) / C::kGroupPadded;
-      int visible = visible_blocks<C>(tokens.seq.position(query)) - first - lane % 4 * 2;
-#pragma unroll
-      for (int n = 0; n < KernelTraits<C>::kSliceTiles; ++n) {
-        if (n * 8 >= visible) rP[tile][n][2 * half] = 0;
-        if (n * 8 + 1 >= visible) rP[tile][n][2 * half + 1] = 0;
-      }
-    }
-  }
 }
 
 // Sums P over the heads of each token into `sums` [kWarpTokens, kSumPitch] for 32 keys. A thread
@@ -309,8 +224,8 @@ NSAI_DEVICE void for_each_block(const TokenTile &tokens, int warp, int lane, int
   }
 }
 
-// Returns `begin` plus the part of block j whose head sums lie in this tile; `start` is the index
-// in `row` of the block's first key.
+// Returns `begin` plus the part of block j whose head sums lie in this tile or, with kMaxPool, the
+// greatest of both; `start` is the index in `row` of the block's first key.
 template <class C> NSAI_DEVICE float pool(const float *row, int start, float begin) {
   using P = KernelTraits<C>;
   // Distance from the first warp's sums of a token to the second warp's.
@@ -323,14 +238,15 @@ template <class C> NSAI_DEVICE float pool(const float *row, int start, float beg
   for (int x = from; x < to; ++x) {
     float weight = (float)min(min(x + 1, P::kOverlap), P::kSupport - x);
     float heads = P::kTokenWarps > 1 ? row[start + x] + row[start + x + kSecond] : row[start + x];
-    sum = __fmaf_rn(weight, heads, sum);
+    sum = C::kMaxPool ? fmaxf(sum, heads) : __fmaf_rn(weight, heads, sum);
   }
   return sum;
 }
 
 // ---- body
 
-template <class C, class Params> NSAI_DEVICE void importance(const Params &params) {
+template <class C> NSAI_DEVICE void importance(const StepRowParams<C> &step) {
+  const RowParams<C> &params = (const RowParams<C> &)step;
   using P = KernelTraits<C>;
   const NsaiImportance &p = packed_of(params);
   extern __shared__ __align__(128) unsigned char shared_bytes[];
@@ -352,7 +268,13 @@ template <class C, class Params> NSAI_DEVICE void importance(const Params &param
   const int visible_to_any = visible_blocks<C>(tokens.seq.position(tokens.end - 1));
   // m - 1 keys more than are visible, so that a block is pooled even if only the last visible keys
   // touch it.
-  const int tiles = visible_to_any ? ceil_div(visible_to_any + P::kOverlap - 1, C::kKeys) : 0;
+  const int all_tiles = visible_to_any ? ceil_div(visible_to_any + P::kOverlap - 1, C::kKeys) : 0;
+  // Tiles that are not whole blocks are not split.
+  const KeyTiles tiles = P::kAligned ? find_key_tiles<C>(all_tiles) : KeyTiles{ 0, all_tiles };
+  // A split computes the tile before its first one, too, for the history.
+  const int first_tile = C::kStep && P::kHistory > 0 ? max(tiles.begin - 1, 0) : tiles.begin;
+  if constexpr (C::kStep)
+    if (blockIdx.y > 0 && (!P::kAligned || tiles.begin >= tiles.end)) return;
 
   float scale_log2 = p.scale_log2;
   if constexpr (kReadsCodes<C>) scale_log2 *= scale_of(params.k_scale, group);
@@ -361,24 +283,25 @@ template <class C, class Params> NSAI_DEVICE void importance(const Params &param
   float *sums = &shared.sums[warp][0][0];                      // [kWarpTokens, kSumPitch]
 
   // ---- prologue
-  if (tiles) keys.load(shared_address(shared.keys[0]), 0, visible_to_any);
+  if (first_tile != tiles.end)
+    keys.load(shared_address(shared.keys[first_tile % 2]), first_tile * C::kKeys, visible_to_any);
   copy_async_commit();
   u32 rQ[2][P::kSteps][4]; // [32 rows, Dk]
   float bias[2][2];        // [32 rows]
-  load_queries<C>(p, tokens, group, warp, lane, rQ, bias);
+  load_rows<C>(step, p, tokens, group, warp, lane, rQ, bias);
   for (int i = lane; i < P::kWarpTokens * P::kHistory; i += 32)
     sums[i / max(P::kHistory, 1) * P::kSumPitch + i % max(P::kHistory, 1)] = 0;
   for (int i = lane; i < P::kWarpTokens * 4; i += 32)
     shared.carry[i / 2 % 2][warp][i / 4][i % 2] = 0;
 
   // ---- key tiles
-  for (int tile = 0; tile < tiles; ++tile) {
+  for (int tile = first_tile; tile < tiles.end; ++tile) {
     const int first = tile * C::kKeys;
     copy_async_wait<0>();
     // All warps' copies of this tile have arrived, and all warps have finished with the other
     // buffer.
     __syncthreads();
-    if (tile + 1 < tiles)
+    if (tile + 1 < tiles.end)
       keys.load(shared_address(shared.keys[(tile + 1) % 2]), first + C::kKeys, visible_to_any);
     copy_async_commit();
 
@@ -386,9 +309,9 @@ template <class C, class Params> NSAI_DEVICE void importance(const Params &param
 #pragma unroll
     for (int slice = 0; slice < C::kKeys; slice += 32) {
       float rS[2][P::kSliceTiles][4]; // [32 rows, 32 keys]
-      scores<C>(rS, rQ, sK + slice * SharedStorage<C>::KeyTile::kPitch, lane);
+      scores<C>(rS, rQ, sK + slice * KeyTileOf<C>::kPitch, lane);
       exponentiate<C>(rS, bias, scale_log2);
-      if (first + slice + 32 > visible_to_all) mask<C>(rS, tokens, first + slice, warp, lane);
+      if (first + slice + 32 > visible_to_all) mask<C>(rS, tokens, first + slice, 0, warp, lane);
       sum_heads<C>(rS, sums + P::kHistory + slice, lane);
     }
     sync_token<C>();
@@ -405,7 +328,8 @@ template <class C, class Params> NSAI_DEVICE void importance(const Params &param
                           opened ? shared.carry[tile % 2][warp][token][j % 2] : 0);
       if (!closed)
         shared.carry[(tile + 1) % 2][warp][token][j % 2] = sum;
-      else if (tokens.present(query) && j < written_blocks<C>(p, tokens.seq.position(query)))
+      else if ((!C::kStep || tile >= tiles.begin) && tokens.present(query) &&
+               j < written_blocks<C>(p, tokens.seq.position(query)))
         gI[(tokens.out_base + query) * p.importance_token_stride + j] = sum;
     });
     if constexpr (P::kHistory > 0) {
@@ -418,24 +342,23 @@ template <class C, class Params> NSAI_DEVICE void importance(const Params &param
   }
 
   // ---- blocks that are still open, and those that no key has reached
+  count_keys<C>(step, tokens.s, group, visible_to_any); // where they are counted there is one split
+  if (tiles.end < all_tiles) return;                    // they are the last split's
   sync_token<C>();
-  const int keys_seen = tiles * C::kKeys;
+  const int keys_seen = tiles.end * C::kKeys;
   auto written = [&](int query) {
     return tokens.present(query) ? written_blocks<C>(p, tokens.seq.position(query)) : 0;
   };
   for_each_block<C>(tokens, warp, lane, keys_seen / P::kRatio, written,
                     [&](int token, int query, int j) {
                       bool open = !P::kAligned && j * P::kRatio - (P::kOverlap - 1) < keys_seen;
-                      float sum = open ? shared.carry[tiles % 2][warp][token][j % 2] : 0;
+                      float sum = open ? shared.carry[tiles.end % 2][warp][token][j % 2] : 0;
                       gI[(tokens.out_base + query) * p.importance_token_stride + j] = sum;
                     });
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    select_importance(
-        const __grid_constant__
-            CodedParamsOf<Config, NsaiImportance, NsaiCachedImportance, NsaiCodedImportance>
-                p) {
+    select_importance(const __grid_constant__ StepRowParams<Config> p) {
   begin_kernel();
   importance<Config>(p);
 }

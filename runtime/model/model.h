@@ -83,6 +83,17 @@ static inline uint32_t nsai_branches(const nsai_model *g) {
   return bits;
 }
 
+/* Whether importance takes its log-sum-exp from a pass of its own: over coarse keys or, where there is
+ * no compressed branch, over the compressed keys. */
+static inline int nsai_normalizes_apart(const nsai_model *g) {
+  return g->norm_block || g->keys_only;
+}
+
+/* Whether importance is a weighted sum of the compressed branch's own probabilities. */
+static inline int nsai_ranks_by_branch(const nsai_model *g) {
+  return !nsai_normalizes_apart(g) && g->pool == NSAI_POOL_SUM;
+}
+
 /* Whether the gates are a tensor of the caller's: weights or logits [T, Hq, 3]. */
 static inline int nsai_gate_is_given(const nsai_model *g) {
   return g->gate == NSAI_GATE_WEIGHTS || g->gate == NSAI_GATE_LOGITS;

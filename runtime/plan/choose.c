@@ -22,7 +22,7 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   switch (stage) {
   case NSAI_STAGE_GATE: break; /* above */
   case NSAI_STAGE_COMPRESS: return m->phi != NSAI_PHI_EXTERNAL && !nsai_problem_is_cached(p);
-  case NSAI_STAGE_ATTEND_COMPRESSED: return true;
+  case NSAI_STAGE_ATTEND_COMPRESSED: return !m->keys_only;
   case NSAI_STAGE_IMPORTANCE:
     return p->max_probe_rows || (m->select_count && p->selection == NSA_SELECT_TOPN);
   case NSAI_STAGE_SELECT: return m->select_count && p->selection == NSA_SELECT_TOPN;
@@ -76,14 +76,6 @@ static void fusing_reasons(const nsai_config *config, const nsai_problem *proble
   }
 }
 
-/* What keeps GPUs from serving the model, whether this problem reads it or not; NULL: nothing. */
-static const char *cpu_only(const nsai_problem *p) {
-  if (p->op == NSA_OP_DENSE) return NULL;
-  if (p->model.pool == NSAI_POOL_MAX) return "model.select.pool: max";
-  if (p->model.norm_block) return "model.select.normalizer";
-  return p->model.keys_only ? "model.compress.output: false" : NULL;
-}
-
 void nsai_variant_reasons(const nsai_config *config, const nsai_problem *problem,
                           const nsai_target *target, const nsai_variant *variant,
                           nsai_reasons *reasons) {
@@ -95,10 +87,6 @@ void nsai_variant_reasons(const nsai_config *config, const nsai_problem *problem
     if (nsai_variant_name_matches(&name, config->variants.disable.items[i]))
       nsai_refuse(reasons, "variants.disable matches it with \"%s\"",
                   config->variants.disable.items[i]);
-  if (cpu_only(problem)) {
-    nsai_refuse(reasons, "no kernel computes %s: only the CPU device does", cpu_only(problem));
-    return;
-  }
   fusing_reasons(config, problem, variant, reasons);
   int before = reasons->count;
   if (nsai_problem_has_codes(problem) && !variant->takes_codes)

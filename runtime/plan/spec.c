@@ -91,6 +91,15 @@ void nsai_legal_common(const nsai_problem *p, nsai_reasons *reasons) {
         "model.dtype is f32: GPU kernels take bf16 and fp16, f32 runs with runtime.device: cpu");
 }
 
+void nsai_legal_ranking(const nsai_problem *p, const char *instead, nsai_reasons *reasons) {
+  const nsai_model *m = &p->model;
+  static const char text[] = "%s: it ranks blocks by the sum of the compressed branch's own "
+                             "probabilities: take %s";
+  if (m->keys_only) nsai_refuse(reasons, text, "model.compress.output is false", instead);
+  if (m->norm_block) nsai_refuse(reasons, text, "the model has a select.normalizer", instead);
+  if (m->pool == NSAI_POOL_MAX) nsai_refuse(reasons, text, "model.select.pool is max", instead);
+}
+
 void nsai_legal_packed(const nsai_problem *p, nsai_reasons *reasons) {
   if (nsai_problem_is_cached(p))
     nsai_refuse(reasons, "keys and values lie in a cache: it reads packed tensors");

@@ -63,6 +63,15 @@ static inline int32_t nsai_row_registers(const nsai_model *m) {
 /* Adds the reasons against every GPU kernel: the dtype. */
 void nsai_legal_common(const nsai_problem *, nsai_reasons *);
 
+/* Adds the reason against a kernel that ranks blocks by the sum of the compressed branch's own
+ * probabilities; the kernel `instead` ranks them in every way. */
+void nsai_legal_ranking(const nsai_problem *, const char *instead, nsai_reasons *);
+
+/* Whether a decode step ranks blocks by the kernels of a prefill. */
+static inline bool nsai_ranks_by_step(const nsai_problem *p) {
+  return p->op == NSA_OP_DECODE && !nsai_ranks_by_branch(&p->model);
+}
+
 /* Appends how a kernel for packed tensors and caches finds its keys: Config::kCached and, with a
  * cache, kPageRows, the rows of a page where each row stands for `stride` tokens. */
 void nsai_source_add(nsai_kernel_spec *spec, const nsai_problem *problem, int32_t stride);

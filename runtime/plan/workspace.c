@@ -85,10 +85,13 @@ static void reserve_backward(nsai_workspace *out, const nsai_problem *p) {
       take(out, "row statistics", NSAI_PRODUCT(NSA_BRANCHES, p->max_tokens, m->heads, 16));
 }
 
-/* Of a decode step: lists, and the LSE that probed rows need. */
+/* Of a decode step: lists, and the LSE that probed rows need. Fused kernels keep importance to
+ * themselves. */
 static void reserve_step(nsai_workspace *out, const nsai_problem *p) {
-  if (p->model.select_count) reserve_lists(out, p, p->selection == NSA_SELECT_TOPN);
-  if (p->max_probe_rows)
+  const bool made = p->selection == NSA_SELECT_TOPN;
+  if (p->model.select_count && made && !nsai_ranks_by_branch(&p->model)) reserve_importance(out, p);
+  if (p->model.select_count) reserve_lists(out, p, made);
+  if (p->max_probe_rows && nsai_ranks_by_branch(&p->model))
     out->lse = take(out, "lse", NSAI_PRODUCT(p->max_tokens, p->model.heads, 4));
 }
 
@@ -100,14 +103,15 @@ static void reserve_branches(nsai_workspace *out, const nsai_problem *p,
   if (makes_blocks(p)) {
     out->k_cmp =
         take(out, "compressed keys", NSAI_PRODUCT(out->cmp_rows, m->kv_heads, m->head_dim_qk, 2));
-    out->v_cmp =
-        take(out, "compressed values", NSAI_PRODUCT(out->cmp_rows, m->kv_heads, m->head_dim_v, 2));
+    if (!m->keys_only)
+      out->v_cmp = take(out, "compressed values",
+                        NSAI_PRODUCT(out->cmp_rows, m->kv_heads, m->head_dim_v, 2));
   }
   if (p->op == NSA_OP_BACKWARD) {
     reserve_backward(out, p);
     return;
   }
-  out->lse = take(out, "lse", NSAI_PRODUCT(p->max_tokens, m->heads, 4));
+  if (!m->keys_only) out->lse = take(out, "lse", NSAI_PRODUCT(p->max_tokens, m->heads, 4));
   if (m->select_count || m->window) reserve_partial(out, p);
   if (!m->select_count) return;
   bool made = p->selection == NSA_SELECT_TOPN;

@@ -2,11 +2,11 @@
  * SPDX-License-Identifier: MIT
  *
  * Order of the stages of a forward: gates, compress, attend_window where no other row fuses it,
- * attend_compressed, importance and select in chunks of tokens, attend_selected. So attend_window
- * runs beside the end of compress, and attend_compressed, whose keys are there by then, beside the
- * end of attend_window (driver/launch.h). Each branch's kernel adds its gated output in fp32 to a
- * partial sum, which goes from one to the next in 16 bits and a unit for each row
- * (core/epilogue.cuh). The last branch that runs rounds the sum into o.
+ * attend_compressed, importance and select in chunks of tokens, attend_selected. Where importance has
+ * an LSE of its own, that comes before the chunks. So attend_window runs beside the end of compress, and attend_compressed,
+ * whose keys are there by then, beside the end of attend_window (driver/launch.h). Each branch's
+ * kernel adds its gated output in fp32 to a partial sum, which goes from one to the next in 16 bits
+ * and a unit for each row (core/epilogue.cuh). The last branch that runs rounds the sum into o.
  *
  * nsa_prefill is the same over a cache, without compress: the cache has the entries. nsa_dense,
  * nsa_decode and nsa_kv_append run one stage, behind the gates.
@@ -75,17 +75,27 @@ static nsa_status attend_last(const nsai_run *run) {
   return nsai_run_has(run, NSA_SEL) || window ? whole(run, NSAI_STAGE_ATTEND_SELECTED) : NSA_OK;
 }
 
+/* The LSE of importance, where the compressed branch does not give it. */
+static nsa_status normalize(const nsai_run *run, bool selecting, bool probes) {
+  const nsai_span all = { .token_end = run->sizes.tokens, .prepare = true };
+  const bool ranks = selecting && run->plan->workspace.importance.bytes;
+  if (!nsai_normalizes_apart(&run->plan->problem.model) || !(ranks || probes)) return NSA_OK;
+  return nsai_enqueue_stage(run, NSAI_STAGE_IMPORTANCE, &all);
+}
+
 nsa_status nsai_enqueue_forward(const nsai_run *run) {
   const nsai_model *m = &run->plan->problem.model;
   bool probes = nsai_present(&run->io->probe_rows), selecting = nsai_run_selects(run);
-  bool compressed = nsai_run_has(run, NSA_CMP) || selecting || probes;
+  bool ranking = selecting || probes, branch = nsai_run_has(run, NSA_CMP);
   bool made = m->phi == NSAI_PHI_EXTERNAL || nsai_problem_is_cached(&run->plan->problem);
   NSAI_TRY(nsai_enqueue_gates(run));
-  if (!made && (compressed || nsai_present(&run->io->kv.k_cmp)))
+  if (!made && (branch || ranking || nsai_present(&run->io->kv.k_cmp)))
     NSAI_TRY(whole(run, NSAI_STAGE_COMPRESS));
   if (nsai_run_has(run, NSA_WIN) && !nsai_run_fuses(run, NSAI_STAGE_ATTEND_WINDOW))
     NSAI_TRY(whole(run, NSAI_STAGE_ATTEND_WINDOW));
-  if (compressed) NSAI_TRY(whole(run, NSAI_STAGE_ATTEND_COMPRESSED));
+  if (branch || (ranking && !nsai_normalizes_apart(m)))
+    NSAI_TRY(whole(run, NSAI_STAGE_ATTEND_COMPRESSED));
+  NSAI_TRY(normalize(run, selecting, probes));
   if (selecting && !nsai_run_fuses(run, NSAI_STAGE_SELECT)) NSAI_TRY(select_blocks(run));
   if (probes) NSAI_TRY(probe_rows(run));
   return attend_last(run);

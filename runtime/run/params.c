@@ -292,6 +292,11 @@ NsaiCacheTensor nsai_cache_tensor(const nsa_tensor *t) {
                             t->stride[2] / codes };
 }
 
+NsaiKvReads nsai_kv_reads(const nsai_run *run) {
+  const nsa_tensor *t = &run->io->kv_reads;
+  return (NsaiKvReads){ t->data, t->stride[0], t->stride[1], t->stride[2] };
+}
+
 static NsaiScale scale_of(const nsa_tensor *t) {
   if (!nsai_present(t)) return (NsaiScale){ 0 };
   return (NsaiScale){ t->data, t->shape[0] > 1 ? t->stride[0] : 0 };

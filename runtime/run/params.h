@@ -119,6 +119,9 @@ NsaiCacheBatch nsai_cache_batch(const nsai_run *run);
 /* A tensor of the cache: k, v, k_cmp or v_cmp. Strides of codes count words of two. */
 NsaiCacheTensor nsai_cache_tensor(const nsa_tensor *tensor);
 
+/* The caller's counters of a decode step (kv_reads). */
+NsaiKvReads nsai_kv_reads(const nsai_run *run);
+
 /* The pair of K and V that a branch reads: its own, or the one that all share. */
 int nsai_run_pair(const nsai_run *run, int branch);
 

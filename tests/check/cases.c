@@ -85,6 +85,17 @@ const char *const chk_fixed_cases[] = {
   "fwd:gate=mlp.64.0.silu:q=200", "fwd:gate=mlp.64.32.gelu:q=200", "fwd:sel=blocks.shared:q=300",
   "fwd:sel=ranges:q=300,40", "fwd:sel=ranges.shared:q=300",
   "fwd:h2/1:d16/16:l4/4:s4x3+1+2:w16:q=9:kv=2100",
+  /* other rankings of blocks, alone and as MiniCPM4 has them */
+  "fwd:pool=max:h16/1:d128/128:s64x6+1+2:q=900,77",
+  "fwd:cmp=keys:h16/1:d128/128:s64x6+1+2:q=900,77",
+  "fwd:norm=128/64:h16/1:d128/128:s64x6+1+2:q=900,130,5",
+  "fwd:norm=64/16:cmp=keys:q=5,127:kv=700,130",
+  "fwd:pool=max:norm=32/32:h64/1:l16/16:s48x5+1+1:q=700:fill=correlated",
+  "fwd:cmp=keys:pool=max:norm=128/64:gate=none:w0:h32/2:d128/"
+  "128:s64x24+1+8:q=2500,70:fill=correlated",
+  "fwd:cmp=keys:phi=linear:pool=max:q=300,20", "fwd:cmp=keys:phi=external:q=300,20",
+  "fwd:pool=max:norm=64/32:branches=2:q=500:fill=constant", "fwd:cmp=keys:sel=blocks:q=300",
+  "compress:cmp=keys:q=200,31", "compress:cmp=keys:phi=mlp.32.silu:q=200",
   /* stages alone */
   "compress:q=200,31,0,65", "compress:q=77,301:layout=strided:h16/4:d128/64",
   "compress:phi=linear:q=300", "compress:phi=mlp.64.silu:q=300:f16", "select:q=700:s32x6+1+2",
@@ -148,7 +159,10 @@ const char *const chk_fixed_cases[] = {
   "bwd:sel=ranges:q=5,0,130:kv=9,3,130:slack=9:layout=strided:f32grads:accumulate",
   "bwd:sel=ranges:q=3,90:kv=300,77:saved", "bwd:sel=ranges:d192/128:q=300:kv=branches",
   "bwd:sel=ranges:d256/256:q=300:mma", "bwd:sel=ranges:s64x256+1+2:q=700:branches=2:f16",
-  "bwd:sel=ranges:q=0:kv=9",
+  "bwd:sel=ranges:q=0:kv=9", "bwd:cmp=keys:q=300,20",
+  "bwd:cmp=keys:phi=linear:gate=mlp.64.32.silu:q=200,9:seed=2",
+  "bwd:cmp=keys:pool=max:norm=128/64:gate=none:w0:h32/2:d128/128:s64x6+1+2:q=700:saved",
+  "bwd:cmp=keys:phi=external:q=200", "bwd:pool=max:norm=64/32:q=300:accumulate",
   /* kernels that share rows and keys: groups, sequences that end within a tile, windows that
    * begin within one, tiles of keys that only some rows see */
   "bwd:h32/2:d128/128:s64x6+1+2:w200:q=300,33,0,5:kv=900,70,9,5:slack=7:layout=strided",
@@ -186,6 +200,10 @@ const char *const chk_short_cases[] = {
   "bwd:q=60:phi=external:kv=branches:sel=blocks:branches=3:gate=weights.f32",
   "bwd:q=60,9:phi=mlp.16.gelu:gate=mlp.32.16.silu:sel=ranges:f32dout:slack=7:seed=2",
   "fwd:q=100:gate=none",
+  "fwd:q=200,90:cmp=keys:pool=max:norm=64/32:s32x4+1+1",
+  "fwd:q=150:pool=max:norm=32/32:s32x3+0+1",
+  "fwd:q=150:cmp=keys:phi=external:s32x3+0+1",
+  "bwd:q=60,20:cmp=keys:norm=32/16",
   "bwd:q=60:gate=none",
   "bwd:q=60:phi=linear:gate=mlp.32.0.silu:accumulate:saved:recompute=never:seed=2",
   "select:q=200:s32x4+1+1:fill=constant",
@@ -302,10 +320,8 @@ static void random_problem(nsai_verify_random *random, nsai_verify_case *c) {
     c->index_shared = (int32_t)nsai_verify_pick(random, 0, 1);
   }
   /* Some of the branches that the model has; if the pick leaves none, 0: all. */
-  uint32_t has =
-      1u << NSA_CMP | (g->select_count ? 1u << NSA_SEL : 0) | (g->window ? 1u << NSA_WIN : 0);
   if (nsai_verify_pick(random, 0, 7) == 0)
-    c->branches = (uint32_t)nsai_verify_pick(random, 1, 7) & has;
+    c->branches = (uint32_t)nsai_verify_pick(random, 1, 7) & nsai_branches(g);
   if (nsai_verify_pick(random, 0, 7) == 0) c->softmax_scale = 0.2f;
   if (nsai_verify_pick(random, 0, 3) == 0) random_backward(random, c);
 }

@@ -39,6 +39,7 @@ static nsa_status verify_alone(nsai_trial_run *trial, nsai_verify_result *result
   for (int slot = NSAI_VERIFY_K_CMP; slot <= NSAI_VERIFY_V_CMP; slot++) {
     nsa_tensor batch = nsai_verify_tensors_view(&trial->data, slot, NSAI_VERIFY_HOST),
                one = nsai_verify_tensors_view(&other.data, slot, NSAI_VERIFY_HOST);
+    if (!batch.data) continue; /* no compressed values */
     int64_t first = trial->data.blocks - other.data.blocks;
     for (int64_t r = 0; r < other.data.blocks; r++)
       for (int64_t h = 0; h < one.shape[1]; h++)

@@ -85,6 +85,21 @@ static void draw_layers(nsai_verify_random *random, nsai_model *g) {
   }
 }
 
+/* How blocks are ranked. Drawn last: the rest of a seed's model is what it would be without. Coarse
+ * keys are 1 to 4 times as long as compressed ones, and as far apart, in powers of two: pages hold them
+ * evenly where they hold those. */
+static void draw_ranking(nsai_verify_random *random, nsai_model *g) {
+  const bool is_max = pick(random, 0, 3) == 0, keys_only = pick(random, 0, 5) == 0;
+  const bool normalized = pick(random, 0, 4) == 0;
+  const int32_t stride = 1 << pick(random, 0, 2), overlap = pick(random, 1, 4);
+  if (!g->select_count) return;
+  if (is_max) g->pool = NSAI_POOL_MAX;
+  if (keys_only && !g->per_branch) g->keys_only = 1;
+  if (!normalized || g->phi == NSAI_PHI_EXTERNAL) return;
+  g->norm_stride = g->stride * stride;
+  g->norm_block = g->norm_stride * overlap;
+}
+
 void chk_model_random(uint64_t seed, nsai_model *out) {
   nsai_verify_random random = { nsai_verify_key(seed, 0x6d6f64656c), 0 }; /* "model" */
   memset(out, 0, sizeof *out);
@@ -97,4 +112,5 @@ void chk_model_random(uint64_t seed, nsai_model *out) {
   out->dtype = pick(&random, 0, 2) ? NSA_BF16 : NSA_F16;
   out->per_branch = pick(&random, 0, 1);
   draw_layers(&random, out);
+  draw_ranking(&random, out);
 }

@@ -112,11 +112,15 @@ void chk_write_config(FILE *out, const nsai_model *g, int32_t device, const char
           g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v);
   fprintf(out, "  compress:\n    block: %d\n    stride: %d\n    phi: %s\n", g->block, g->stride,
           phi_words[g->phi]);
+  if (g->keys_only) fprintf(out, "    output: false\n");
   if (g->phi == NSAI_PHI_MLP)
     fprintf(out, "    hidden: %d\n    activation: %s\n", g->phi_hidden,
             act_words[g->phi_activation]);
   fprintf(out, "  select:\n    block: %d\n    count: %d\n    init: %d\n    local: %d\n",
           g->select_block, g->select_count, g->select_init, g->select_local);
+  if (g->pool == NSAI_POOL_MAX) fprintf(out, "    pool: max\n");
+  if (g->norm_block)
+    fprintf(out, "    normalizer: {block: %d, stride: %d}\n", g->norm_block, g->norm_stride);
   fprintf(out, "  window: %d\n  gate: %s\n", g->window, gate_words[g->gate]);
   if (g->gate == NSAI_GATE_MLP)
     fprintf(out, "  gate_mlp:\n    channels: %d\n    hidden: %d\n    activation: %s\n",

@@ -63,9 +63,9 @@ static nsa_plan *plan_for(decode_run *r, int32_t op, int32_t selection, int32_t 
 
 static nsa_plan *plan_of(decode_run *r, int32_t op) { return plan_for(r, op, NSA_SELECT_TOPN, 0); }
 
-static void begin_with(decode_run *r, const char *override, nsai_phi_kind phi) {
+static void begin_model(decode_run *r, const machine_request *request) {
   memset(r, 0, sizeof *r);
-  machine_init(&r->m, &(machine_request){ .gpu = true, .phi = phi, .override = override });
+  machine_init(&r->m, request);
   r->memory.model = r->m.ctx->config->model;
   r->append = plan_of(r, NSA_OP_APPEND);
   r->decode = plan_of(r, NSA_OP_DECODE);
@@ -88,6 +88,10 @@ static void begin_with(decode_run *r, const char *override, nsai_phi_kind phi) {
   r->m.exec.workspace = aligned_alloc(256, WORKSPACE);
   r->m.exec.workspace_bytes = WORKSPACE;
   *machine_record() = (fake_cuda_state){ .retained = 1 };
+}
+
+static void begin_with(decode_run *r, const char *override, nsai_phi_kind phi) {
+  begin_model(r, &(machine_request){ .gpu = true, .phi = phi, .override = override });
 }
 
 static void begin(decode_run *r, const char *variant, nsai_phi_kind phi) {
@@ -184,6 +188,54 @@ static void test_lists(void **state) {
   nsa_plan_destroy(r.decode);
   r.decode = own;
   end(&r);
+}
+
+#define RANKED "select_normalizer select_importance select_topn_cta "
+#define ATTENDED "decode_split_kv_attend decode_split_kv_combine"
+
+/* Blocks that are not ranked by the sum of the branch's own probabilities: by the kernels of a prefill,
+ * whose keys are split over CTAs, and without decode_split_kv_compressed where there is no branch. */
+static void test_rankings(void **state) {
+  static const struct {
+    machine_request model;
+    const char *all, *selected;
+  } cases[] = {
+    { { .gpu = true, .pool = NSAI_POOL_MAX },
+      "decode_split_kv_compressed " RANKED ATTENDED,
+      RANKED ATTENDED },
+    { { .gpu = true, .normalized = true },
+      "decode_split_kv_compressed " RANKED ATTENDED,
+      RANKED ATTENDED },
+    { { .gpu = true, .keys_only = true, .normalized = true }, RANKED ATTENDED, RANKED ATTENDED },
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    decode_run r;
+    begin_model(&r, &cases[i].model);
+    if (cases[i].model.normalized) r.io.k_norm = paged(&r, 2, 24);
+    if (cases[i].model.keys_only) r.io.kv.v_cmp = (nsa_tensor){ 0 };
+    machine_expect("append", nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
+    expect_launches("kv_cache_append");
+    nsa_plan_destroy(r.decode);
+    r.decode = machine_plan(r.m.ctx, &INIT(nsa_problem, .op = NSA_OP_DECODE, .max_tokens = TOKENS,
+                                           .max_kv_len = 4096, .max_seqs = SEQS, .max_q_len = 4,
+                                           .page_size = 16));
+    nsa_caps caps = NSA_CAPS_INIT;
+    machine_expect("caps", nsa_plan_caps(r.decode, &caps), NSA_OK, NULL);
+    assert_true(caps.workspace_bytes <= WORKSPACE);
+    *machine_record() = (fake_cuda_state){ .retained = 1 };
+    decode(&r, 0);
+    const int first = !cases[i].model.keys_only;
+    /* 1024 compressed keys, 128 a split; 512 coarse ones */
+    assert_int_equal(machine_record()->launch[first + 1].grid_y, 8);
+    assert_int_equal(machine_record()->launch[first].grid_y, cases[i].model.normalized ? 4 : 8);
+    assert_int_equal(machine_record()->launch[first + 2].grid_x, TOKENS * 2);
+    expect_launches(cases[i].all);
+    decode(&r, 1u << NSA_SEL);
+    expect_launches(cases[i].selected);
+    decode(&r, 1u << NSA_WIN);
+    expect_launches(ATTENDED);
+    end(&r);
+  }
 }
 
 /* No kernel looks behind a row of the table, whatever lengths say. */
@@ -341,10 +393,10 @@ static void test_prefill(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_launches), cmocka_unit_test(test_cluster),
-    cmocka_unit_test(test_lists),    cmocka_unit_test(test_narrow_table),
-    cmocka_unit_test(test_full),     cmocka_unit_test(test_products),
-    cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_launches),     cmocka_unit_test(test_cluster),
+    cmocka_unit_test(test_rankings),     cmocka_unit_test(test_lists),
+    cmocka_unit_test(test_narrow_table), cmocka_unit_test(test_full),
+    cmocka_unit_test(test_products),     cmocka_unit_test(test_prefill),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -553,22 +553,47 @@ static void test_selected_kv(void **state) {
 #define PHI_MLP                                                                                    \
   "compress_gather_rows matmul compress_bias_activation matmul matmul compress_bias_activation"
 
-/* What only the CPU device computes: each stage of the plan says so, and dense attention is not
- * concerned. */
-static void test_cpu_only(void **state) {
+/* Models that rank blocks otherwise than by the sum of the compressed branch's own probabilities: where
+ * the LSE of importance comes from, and that specialised kernels leave them alone. */
+static void test_rankings(void **state) {
+  static const char *const all = "thresholds.select_dense_below=0";
+  machine m;
+  begin(&m, &(machine_request){ .gpu = true, .pool = NSAI_POOL_MAX, .override = all });
+  expect_launches(&m, machine_forward(&m),
+                  "compress_mean attend_window_sm90 attend_compressed_sm90 select_importance "
+                  "select_topn attend_selected_sm90_mma");
+  machine_free(&m);
+  begin(&m, &(machine_request){ .gpu = true, .keys_only = true, .override = all });
+  expect_launches(&m, machine_forward(&m),
+                  "compress_mean attend_window_sm90 select_normalizer select_importance "
+                  "select_topn attend_selected_sm90_mma");
+  machine_free(&m);
+  begin(&m, &(machine_request){ .gpu = true, .normalized = true, .override = all });
+  expect_launches(&m, machine_forward(&m),
+                  "compress_mean attend_window_sm90 attend_compressed_sm90 compress_mean "
+                  "select_normalizer select_importance select_topn attend_selected_sm90_mma");
+  m.exec.branches = 1u << NSA_SEL; /* the compressed branch's own LSE is not needed */
+  memset(m.toy.io.o_branch, 0, sizeof m.toy.io.o_branch);
+  memset(m.toy.io.lse, 0, sizeof m.toy.io.lse);
+  expect_launches(&m, RUN(&m, machine_forward(&m)),
+                  "compress_mean compress_mean select_normalizer select_importance select_topn "
+                  "attend_selected_sm90_mma");
+  m.exec.branches = 1u << NSA_WIN;
+  m.toy.io.block_idx = (nsa_tensor){ 0 };
+  expect_launches(&m, RUN(&m, machine_forward(&m)), "attend_window_sm90");
+  machine_free(&m);
+}
+
+/* A row that ranks by the branch's sum alone says so, and what to take instead. */
+static void test_refused_rankings(void **state) {
   static const struct {
     machine_request model;
     const char *why;
   } cases[] = {
-    { { .gpu = true, .keys_only = true },
-      "no kernel computes model.compress.output: false: only the CPU device does" },
-    { { .gpu = true, .pool = NSAI_POOL_MAX },
-      "no kernel computes model.select.pool: max: only the CPU device does" },
-    { { .gpu = true, .normalized = true },
-      "no kernel computes model.select.normalizer: only the CPU device does" },
+    { { .gpu = true, .keys_only = true }, "model.compress.output is false: it ranks blocks" },
+    { { .gpu = true, .pool = NSAI_POOL_MAX }, "model.select.pool is max: it ranks blocks" },
+    { { .gpu = true, .normalized = true }, "the model has a select.normalizer: it ranks blocks" },
   };
-  static const int32_t ops[] = { NSA_OP_FORWARD, NSA_OP_PREFILL, NSA_OP_DECODE, NSA_OP_APPEND,
-                                 NSA_OP_BACKWARD };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     char yaml[1024], dir[] = "/tmp/nsa-test-plan-XXXXXX";
     machine_overrides overrides;
@@ -577,20 +602,16 @@ static void test_cpu_only(void **state) {
     machine_overrides_init(&overrides, dir, NULL);
     nsa_ctx *ctx = machine_context(yaml, overrides.list, true);
     nsa_problem p = INIT(nsa_problem, .max_tokens = 64, .max_seqs = 2, .max_kv_len = 64);
+    static const int32_t ops[] = { NSA_OP_FORWARD, NSA_OP_PREFILL,  NSA_OP_DECODE,
+                                   NSA_OP_APPEND,  NSA_OP_BACKWARD, NSA_OP_DENSE };
     for (size_t k = 0; k < sizeof ops / sizeof *ops; k++) {
-      nsa_plan *plan = NULL;
       nsa_caps caps = NSA_CAPS_INIT;
       p.op = ops[k];
-      machine_expect("plan", nsa_plan_create(ctx, &p, NULL, NULL, &plan), NSA_E_UNSUPPORTED,
-                     cases[i].why);
       machine_expect("query", nsa_query(ctx, &p, &caps), NSA_OK, NULL);
-      assert_int_equal(caps.supported, 0);
-      machine_expect_story(ctx, &p, cases[i].why);
+      assert_int_equal(caps.supported, 1);
+      /* The forward of a model without a compressed branch has no such stage. */
+      if (p.op == NSA_OP_DECODE) machine_expect_story(ctx, &p, cases[i].why);
     }
-    nsa_caps caps = NSA_CAPS_INIT;
-    p.op = NSA_OP_DENSE;
-    machine_expect("dense", nsa_query(ctx, &p, &caps), NSA_OK, NULL);
-    assert_int_equal(caps.supported, 1);
     nsa_destroy(ctx);
     machine_remove(dir);
   }
@@ -713,7 +734,6 @@ static void test_images_that_do_not_load(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_cpu_only),
     cmocka_unit_test(test_prepare),
     cmocka_unit_test(test_cancel),
     cmocka_unit_test(test_bad_kernel),
@@ -732,6 +752,8 @@ int main(void) {
     cmocka_unit_test(test_selected_kv),
     cmocka_unit_test(test_products),
     cmocka_unit_test(test_contexts),
+    cmocka_unit_test(test_rankings),
+    cmocka_unit_test(test_refused_rankings),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

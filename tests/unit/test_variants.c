@@ -97,13 +97,19 @@ static void check_kernels(const nsai_problem *p, const nsai_choice *c) {
   const nsai_model *m = &p->model;
   bool own = m->select_count && p->selection == NSA_SELECT_TOPN;
   bool products = m->phi == NSAI_PHI_LINEAR || m->phi == NSAI_PHI_MLP;
-  assert_true(has(c, "compress_mean") == (m->phi == NSAI_PHI_MEAN));
+  const bool normalizes =
+      nsai_normalizes_apart(m) && ((own && !nsai_problem_selects_all(p)) || p->max_probe_rows);
+  assert_true(has(c, "compress_mean") ==
+              (m->phi == NSAI_PHI_MEAN || (m->norm_block && normalizes)));
   assert_true(has(c, "compress_gather_rows") == products);
   if (products)
     assert_true(has_slot(c, NSAI_STAGE_COMPRESS, NSAI_PHI_ACTIVATION) == (m->phi == NSAI_PHI_MLP));
   assert_true(has_slot(c, NSAI_STAGE_GATE, 1) == (m->gate == NSAI_GATE_MLP));
   assert_true(has_slot(c, NSAI_STAGE_GATE, 0) == (m->gate_hidden > 0));
-  assert_true(has_slot(c, NSAI_STAGE_ATTEND_COMPRESSED, 0));
+  assert_true(has_slot(c, NSAI_STAGE_ATTEND_COMPRESSED, 0) == !m->keys_only);
+  assert_true(
+      has(c, "select_normalizer") ==
+      (nsai_normalizes_apart(m) && ((own && !nsai_problem_selects_all(p)) || p->max_probe_rows)));
   assert_true(has_slot(c, NSAI_STAGE_IMPORTANCE, 0) ==
               (own && !nsai_problem_selects_all(p) && !nsai_is_fused(c, NSAI_STAGE_IMPORTANCE)));
   assert_true(has_slot(c, NSAI_STAGE_IMPORTANCE, 1) == (p->max_probe_rows > 0));
@@ -124,12 +130,6 @@ static void choose(const nsai_config *config, const nsai_problem *p, const nsai_
   if (nsai_choose(config, p, target, NULL, NULL, out) != NSA_OK) fail_msg("%s", nsa_last_error());
 }
 
-/* Whether the model has something that no kernel computes. */
-static bool cpu_alone(const nsai_problem *p) {
-  const nsai_model *m = &p->model;
-  return p->op != NSA_OP_DENSE && (m->pool == NSAI_POOL_MAX || m->norm_block || m->keys_only);
-}
-
 static void check_problem(const nsai_config *config, const nsa_problem *asked) {
   nsai_problem p;
   nsai_choice c;
@@ -137,11 +137,6 @@ static void check_problem(const nsai_config *config, const nsa_problem *asked) {
   for (int32_t a = 0; nsai_arch_at(a); a++) {
     const nsai_arch *arch = nsai_arch_at(a);
     const nsai_target target = target_of(arch);
-    if (cpu_alone(&p)) {
-      assert_int_equal(nsai_choose(config, &p, &target, NULL, NULL, &c), NSA_E_UNSUPPORTED);
-      assert_non_null(strstr(nsa_last_error(), "only the CPU device does"));
-      continue;
-    }
     choose(config, &p, &target, &c);
     for (int s = 0; s < NSAI_STAGE_COUNT; s++)
       assert_true((c.variant[s] != NULL) == nsai_stage_needed(&p, (nsai_stage)s));
@@ -205,13 +200,21 @@ static void random_model(char *text, size_t size) {
                                        "mlp, gate_mlp: {channels: 9, hidden: 4}", "none" };
   int32_t group = 1 + draw(64), kv = 1 + draw(4), stride = 1 + draw(32);
   int32_t block = stride * (1 + draw(8)), select = block + stride * draw(8), count = draw(32);
+  const int32_t phi = draw(4);
+  const bool shared = draw(2), selects = count > 0, normalized = selects && phi < 3 && !draw(3);
+  char norm[64] = "";
+  if (normalized)
+    snprintf(norm, sizeof norm, ", normalizer: {block: %d, stride: %d}", stride * (1 + draw(2)) * 2,
+             stride * 2);
   snprintf(text, size,
            "nsa: 1\nmodel: {heads: %d, kv_heads: %d, head_dim_qk: %d, head_dim_v: %d, compress: "
-           "{block: %d, stride: %d, phi: %s}, select: {block: %d, count: %d, init: %d, local: %d}, "
+           "{block: %d, stride: %d, phi: %s%s}, select: {block: %d, count: %d, init: %d, local: "
+           "%d%s%s}, "
            "window: %d, gate: %s, kv_sharing: %s, dtype: %s}\n",
-           group * kv, kv, 16 + 8 * draw(31), 16 + 8 * draw(31), block, stride, phis[draw(4)],
-           select, count, count / 4, count / 3, draw(3) * 100, gates[draw(5)],
-           draw(2) ? "shared" : "per_branch", draw(2) ? "bf16" : "fp16");
+           group * kv, kv, 16 + 8 * draw(31), 16 + 8 * draw(31), block, stride, phis[phi],
+           selects && shared && !draw(3) ? ", output: false" : "", select, count, count / 4,
+           count / 3, draw(3) ? "" : ", pool: max", norm, draw(3) * 100, gates[draw(5)],
+           shared ? "shared" : "per_branch", draw(2) ? "bf16" : "fp16");
 }
 
 static void test_random(void **state) {

@@ -101,6 +101,7 @@ static void check_model(const nsai_model *m, nsai_reasons *reasons) {
 
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   nsai_legal_common(p, reasons);
+  nsai_legal_ranking(p, "attend_compressed_sm90 and importance_sm80", reasons);
   if (strcmp(t->arch, "sm_90a"))
     nsai_refuse(reasons, "needs wgmma and the registers' division of sm_90a, the target is %s",
                 t->arch);

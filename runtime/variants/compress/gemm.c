@@ -25,7 +25,7 @@ static void specify_gather(const nsai_problem *p, int32_t dim, nsai_kernel_spec 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   const nsai_model *m = &r->problem->model;
   specify_gather(r->problem, m->head_dim_qk, &kernel[NSAI_PHI_GATHER_K]);
-  specify_gather(r->problem, m->head_dim_v, &kernel[NSAI_PHI_GATHER_V]);
+  if (!m->keys_only) specify_gather(r->problem, m->head_dim_v, &kernel[NSAI_PHI_GATHER_V]);
   nsai_phi_specify(r->problem, false, kernel);
 }
 
@@ -44,12 +44,13 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
     &io->phi.k, &io->kv.k[0],     NULL, nsai_compressed_view(run, 0), m->head_dim_qk,
     rows,       NSAI_PHI_GATHER_K
   };
+  (void)span;
+  NSAI_TRY(nsai_phi_enqueue(run, form, &k));
+  if (m->keys_only) return NSA_OK;
   const nsai_phi_pass v = {
     &io->phi.v, &io->kv.v[0],     NULL, nsai_compressed_view(run, 1), m->head_dim_v,
     rows,       NSAI_PHI_GATHER_V
   };
-  (void)span;
-  NSAI_TRY(nsai_phi_enqueue(run, form, &k));
   return nsai_phi_enqueue(run, form, &v);
 }
 

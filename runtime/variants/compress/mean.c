@@ -3,9 +3,9 @@
  *
  * compress_mean.
  */
+#include "variants/compress/mean.h"
+
 #include "base/math.h"
-#include "plan/spec.h"
-#include "run/params.h"
 
 enum { MEAN, KERNELS };
 
@@ -17,11 +17,15 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   if (p->model.phi != NSAI_PHI_MEAN) nsai_refuse(reasons, "model.compress.phi is not mean");
 }
 
+nsai_tiles nsai_mean_tiles(void) {
+  return (nsai_tiles){ { [NSAI_TILE_WARPS] = THREADS / 32, [NSAI_TILE_CTAS] = 4 } };
+}
+
 static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   (void)p;
   (void)t;
   *by = NSAI_BY_DEFAULT;
-  return (nsai_tiles){ { [NSAI_TILE_WARPS] = THREADS / 32, [NSAI_TILE_CTAS] = 4 } };
+  return nsai_mean_tiles();
 }
 
 static void fit_mean(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
@@ -50,35 +54,51 @@ static const nsai_space space = {
   cost_mean,
 };
 
-static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
-  const nsai_model *m = &r->problem->model;
-  nsai_kernel_spec *spec = &kernel[MEAN];
+void nsai_mean_specify(const nsai_model *m, const nsai_mean *mean, const nsai_tiles *tiles,
+                       nsai_kernel_spec *spec) {
   *spec = (nsai_kernel_spec){ .entry = "compress_mean",
                               .dtype = m->dtype,
-                              .threads = 32 * r->tiles->of[NSAI_TILE_WARPS],
+                              .threads = 32 * tiles->of[NSAI_TILE_WARPS],
                               .compile_cost = 200 };
   nsai_constant_add(spec, "kHeadDimQk", m->head_dim_qk);
-  nsai_constant_add(spec, "kHeadDimV", m->head_dim_v);
-  nsai_constant_add(spec, "kBlock", m->block);
-  nsai_constant_add(spec, "kStride", m->stride);
-  nsai_constant_add(spec, "kMinBlocks", r->tiles->of[NSAI_TILE_CTAS]);
+  nsai_constant_add(spec, "kHeadDimV", mean->dim_v);
+  nsai_constant_add(spec, "kBlock", mean->block);
+  nsai_constant_add(spec, "kStride", mean->stride);
+  nsai_constant_add(spec, "kMinBlocks", tiles->of[NSAI_TILE_CTAS]);
+}
+
+/* That of compressed blocks; without a compressed branch there are no compressed values. */
+static nsai_mean compression(const nsai_model *m) {
+  return (nsai_mean){ m->block, m->stride, m->keys_only ? 0 : m->head_dim_v };
+}
+
+static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
+  const nsai_mean mean = compression(&r->problem->model);
+  nsai_mean_specify(&r->problem->model, &mean, r->tiles, &kernel[MEAN]);
+}
+
+nsa_status nsai_mean_launch(const nsai_run *run, const nsai_kernel *kernel, const nsai_mean *mean,
+                            const NsaiCompress *p) {
+  const int64_t rows = (int64_t)p->rows * p->kv_heads; /* 16 bytes a thread */
+  const int64_t rows_each =
+      kernel->threads / ((run->plan->problem.model.head_dim_qk + mean->dim_v) / 8);
+  return nsai_launch(run->queue, kernel, (uint64_t)nsai_ceil_div(rows, rows_each), 1, p);
 }
 
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
   const nsai_model *m = &run->plan->problem.model;
-  const nsai_kernel *kernel = &form->kernel[MEAN];
-  const NsaiCompress p = { .seq = nsai_compressed_sequences(run),
-                           .k = nsai_view(&run->io->kv.k[0]),
-                           .v = nsai_view(&run->io->kv.v[0]),
-                           .k_cmp = nsai_compressed_view(run, 0),
-                           .v_cmp = nsai_compressed_view(run, 1),
-                           .rows = (int)nsai_compressed_rows(run),
-                           .kv_heads = m->kv_heads };
-  const int64_t rows = (int64_t)p.rows * m->kv_heads;
-  const int64_t rows_each =
-      kernel->threads / ((m->head_dim_qk + m->head_dim_v) / 8); /* 16 bytes a thread */
+  const nsai_mean mean = compression(m);
+  NsaiCompress p = { .seq = nsai_compressed_sequences(run),
+                     .k = nsai_view(&run->io->kv.k[0]),
+                     .k_cmp = nsai_compressed_view(run, 0),
+                     .rows = (int)nsai_compressed_rows(run),
+                     .kv_heads = m->kv_heads };
   (void)span;
-  return nsai_launch(run->queue, kernel, (uint64_t)nsai_ceil_div(rows, rows_each), 1, &p);
+  if (mean.dim_v) {
+    p.v = nsai_view(&run->io->kv.v[0]);
+    p.v_cmp = nsai_compressed_view(run, 1);
+  }
+  return nsai_mean_launch(run, &form->kernel[MEAN], &mean, &p);
 }
 
 const nsai_variant nsai_compress_mean = {

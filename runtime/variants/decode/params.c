@@ -9,9 +9,14 @@
 
 bool nsai_decode_probes(const nsai_run *run) { return nsai_present(&run->io->probe_rows); }
 
+/* Whether they need the compressed branch's LSE, which is then kept. */
+static bool keeps_lse(const nsai_run *run) {
+  return nsai_decode_probes(run) && nsai_ranks_by_branch(&run->plan->problem.model);
+}
+
 static void set_outputs(const nsai_run *run, NsaiDecode *p) {
   for (int b = 0; b < NSA_BRANCHES; b++) {
-    bool kept = b == NSA_CMP && nsai_decode_probes(run);
+    bool kept = b == NSA_CMP && keeps_lse(run);
     nsa_tensor lse = kept ? nsai_compressed_lse(run) : run->io->lse[b];
     NsaiEpilogue *out = &p->out[b];
     out->gate_branch = b;
@@ -22,11 +27,6 @@ static void set_outputs(const nsai_run *run, NsaiDecode *p) {
     if (nsai_present(&run->io->o_branch[b])) out->o_branch = nsai_view(&run->io->o_branch[b]);
   }
   p->out[0].o = nsai_view(&run->io->o);
-}
-
-static NsaiKvReads reads_of(const nsai_run *run) {
-  const nsa_tensor *t = &run->io->kv_reads;
-  return (NsaiKvReads){ t->data, t->stride[0], t->stride[1], t->stride[2] };
 }
 
 /* KvTensors of decode/cluster/schedule.cuh takes the pairs as an array. */
@@ -52,7 +52,7 @@ NsaiCodedDecode nsai_decode_params(const nsai_run *run, const nsai_decode_split 
                      .pooled_blocks = (int)nsai_decode_pooled_blocks(problem),
                      .window_splits = split->window_splits,
                      .branches = (int)run->branches,
-                     .probes = nsai_decode_probes(run),
+                     .probes = keeps_lse(run),
                      .row_warps = split->row_warps };
   if (nsai_run_has(run, NSA_SEL)) p->selected = nsai_cache_pair(run, &run->io->kv, NSA_SEL);
   if (nsai_run_has(run, NSA_WIN)) p->window = nsai_cache_pair(run, &run->io->kv, NSA_WIN);
@@ -62,7 +62,7 @@ NsaiCodedDecode nsai_decode_params(const nsai_run *run, const nsai_decode_split 
     p->idx_token_stride = idx.stride[0];
     p->idx_head_stride = idx.stride[1];
   }
-  if (problem->count_reads) p->kv_reads = reads_of(run);
+  if (problem->count_reads) p->kv_reads = nsai_kv_reads(run);
   set_outputs(run, p);
   coded.scales[NSA_CMP] = nsai_entry_scales(run);
   coded.scales[NSA_SEL] = nsai_pair_scales(run, NSA_SEL);

@@ -3,6 +3,10 @@
  *
  * decode_split_kv: a chain of launches. Keys are split over as many CTAs as the device holds;
  * partial results are combined. It serves every problem, and any number of items.
+ *
+ * Where blocks are ranked otherwise than by the sum of the compressed branch's own probabilities, the
+ * kernels of a prefill rank them: select_normalizer, select_importance and select_topn take the place
+ * of decode_split_kv_select, and decode_split_kv_compressed runs for the branch's output alone.
  */
 #include "base/math.h"
 #include "plan/context.h"
@@ -10,11 +14,24 @@
 #include "variants/decode/params.h"
 #include "variants/decode/stream.h"
 #include "variants/select/importance.h"
+#include "variants/select/normalizer.h"
 #include "variants/select/sort.h"
+#include "variants/select/topn.h"
 
 #include <math.h>
 
-enum { COMPRESSED, SELECT, SORT, ATTEND, COMBINE, PROBE, KERNELS };
+enum {
+  COMPRESSED,
+  SELECT,
+  SORT,
+  ATTEND,
+  COMBINE,
+  PROBE,
+  IMPORTANCE,
+  TOPN,
+  NORMALIZER,
+  KERNELS = NORMALIZER + NSAI_NORMALIZER_KERNELS
+};
 enum {
   SCAN_O,       /* f32 [items, splits, rows, Dv] */
   SCAN_STATS,   /* f32 [items, splits, rows, 2] */
@@ -22,10 +39,12 @@ enum {
   CARRIES,      /* f32 [items, splits, consumer groups, rows] */
   ATTEND_O,     /* f32 [T, Hkv, splits, G, Dv] */
   ATTEND_STATS, /* f32 [T, Hkv, splits, G, 2] */
-  BUFFERS
+  NORMALIZED,   /* those of select_normalizer */
+  BUFFERS = NORMALIZED + NSAI_NORMALIZER_BUFFERS
 };
 
 #define COMBINE_THREADS 256 /* what decode_split_kv_combine asserts */
+#define TOPN_WARPS 8        /* of select_topn_cta, as its row chooses */
 
 static uint32_t scan_shared(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   const int32_t rows = nsai_decode_tile_rows(p, t);
@@ -167,16 +186,21 @@ static nsai_tiles most_groups(const nsai_problem *p, const nsai_target *t, const
   return four_groups(p, t, &two, shared);
 }
 
+/* Whether decode_split_kv_compressed pools what decode_split_kv_select ranks. */
+static bool pools(const nsai_problem *p) {
+  return p->model.select_count && p->selection == NSA_SELECT_TOPN &&
+         nsai_ranks_by_branch(&p->model);
+}
+
 static void specify_compressed(const nsai_request *r, nsai_kernel_spec *spec) {
   const nsai_problem *p = r->problem;
-  const bool selects = p->model.select_count && p->selection == NSA_SELECT_TOPN;
   *spec = (nsai_kernel_spec){ .entry = "decode_split_kv_compressed",
                               .shared_bytes = scan_shared(p, r->target, r->tiles),
                               .tile_tokens = nsai_decode_tile_room(p, r->target),
                               .compile_cost = 500 };
   nsai_decode_stream_add(spec, r);
   nsai_decode_entry_codes_add(spec, p);
-  nsai_constant_add(spec, "kSelectCount", selects ? p->model.select_count : 0);
+  nsai_constant_add(spec, "kSelectCount", pools(p) ? p->model.select_count : 0);
 }
 
 /* Of decode_split_kv_select: its warps, and the blocks whose importance it keeps in shared memory. Six
@@ -233,7 +257,8 @@ static void specify_attend(const nsai_request *r, nsai_kernel_spec *spec) {
   nsai_decode_stream_add(spec, r);
   nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kRanges", p->selection == NSA_SELECT_RANGES);
-  nsai_constant_add(spec, "kPooled", p->selection == NSA_SELECT_TOPN);
+  nsai_constant_add(spec, "kPooled",
+                    p->selection == NSA_SELECT_TOPN && nsai_ranks_by_branch(&p->model));
   nsai_constant_add(spec, "kMaxQLen", p->max_q_len);
   nsai_constant_add(spec, "kWindow", p->model.window);
   nsai_constant_add(spec, "kRing", p->window_ring);
@@ -262,6 +287,25 @@ static void specify_combine(const nsai_request *r, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kMinBlocks", combine_ctas(r->problem, r->target));
 }
 
+/* The kernels that rank blocks in the place of decode_split_kv_select. */
+static void specify_ranking(const nsai_request *r, nsai_kernel_spec kernel[]) {
+  const nsai_problem *p = r->problem;
+  const nsai_tiles tiles = nsai_importance_tiles(p, r->target);
+  const nsai_tiles rows = { { [NSAI_TILE_WARPS] = TOPN_WARPS, [NSAI_TILE_CTAS] = 2 } };
+  const nsai_request topn = { p, r->target, &rows, r->standalone };
+  const bool selects = p->model.select_count && p->selection == NSA_SELECT_TOPN;
+  if (selects) nsai_topn_specify(&topn, "select_topn_cta", &kernel[TOPN]);
+  if (selects && !nsai_problem_selects_all(p))
+    nsai_importance_specify(p, &tiles, false, &kernel[IMPORTANCE]);
+  if (p->max_probe_rows || kernel[IMPORTANCE].entry)
+    nsai_normalizer_specify(p, r->target, &kernel[NORMALIZER]);
+}
+
+static void specify_probe(const nsai_request *r, nsai_kernel_spec *spec) {
+  const nsai_tiles tiles = nsai_importance_tiles(r->problem, r->target);
+  nsai_importance_specify(r->problem, &tiles, true, spec);
+}
+
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   const nsai_problem *p = r->problem;
   const nsai_target *t = r->target;
@@ -274,13 +318,16 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   const nsai_request scan = { p, t, &scan_tiles, r->standalone };
   const nsai_request attend = { p, t, &attend_tiles, r->standalone };
   specify_compressed(&scan, &kernel[COMPRESSED]);
+  /* The split of a step follows from its sizes even where it does not run. */
+  if (m->keys_only) kernel[COMPRESSED].entry = NULL;
+  if (!nsai_ranks_by_branch(m)) specify_ranking(r, kernel);
   if (p->selection != NSA_SELECT_TOPN)
     nsai_sort_specify(p, &kernel[SORT]);
-  else if (m->select_count)
+  else if (pools(p))
     specify_select(&scan, &kernel[SELECT]);
   if (m->select_count || m->window) specify_attend(&attend, &kernel[ATTEND]);
   specify_combine(r, &kernel[COMBINE]);
-  if (p->max_probe_rows) nsai_probe_specify(p, t, &kernel[PROBE]);
+  if (p->max_probe_rows) specify_probe(r, &kernel[PROBE]);
 }
 
 static const nsai_kernel_spec *present(const nsai_kernel_spec *spec) {
@@ -295,9 +342,13 @@ static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
   const nsai_decode_most most =
       nsai_decode_most_of(p, scan, present(&kernel[ATTEND]), r->target->sms);
   const int64_t rows = nsai_decode_scan_rows(p, scan), group = m->heads / m->kv_heads;
-  out->bytes[SCAN_O] = NSAI_PRODUCT(most.scan_results, rows, m->head_dim_v, 4);
-  out->bytes[SCAN_STATS] = NSAI_PRODUCT(most.scan_results, rows, 2, 4);
-  out->bytes[POOLED] = nsai_decode_pooled_bytes(p, most.tiles, rows);
+  if (kernel[NORMALIZER].entry)
+    nsai_normalizer_workspace(r, &kernel[NORMALIZER], &out->bytes[NORMALIZED]);
+  if (scan->entry) {
+    out->bytes[SCAN_O] = NSAI_PRODUCT(most.scan_results, rows, m->head_dim_v, 4);
+    out->bytes[SCAN_STATS] = NSAI_PRODUCT(most.scan_results, rows, 2, 4);
+  }
+  if (pools(p)) out->bytes[POOLED] = nsai_decode_pooled_bytes(p, most.tiles, rows);
   if (out->bytes[POOLED])
     out->bytes[CARRIES] =
         NSAI_PRODUCT(most.scan_results, nsai_decode_scan_groups(p, scan), rows, 4);
@@ -351,21 +402,60 @@ static NsaiCodedDecode params_of(const nsai_run *run, const nsai_form *form,
   return coded;
 }
 
+/* Ranks blocks, in chunks of tokens. */
+static nsa_status rank(const nsai_run *run, const nsai_form *form, const nsai_split_lse *lse) {
+  const nsai_kernel *kernel = form->kernel;
+  const int64_t tokens = run->sizes.tokens, step = run->plan->workspace.chunk_tokens;
+  const int32_t heads = run->plan->problem.model.kv_heads;
+  for (int64_t begin = 0; begin < tokens; begin += step) {
+    const nsai_span span = { .token_begin = begin,
+                             .token_end = nsai_smaller(begin + step, tokens) };
+    if (run->plan->workspace.importance.bytes)
+      NSAI_TRY(nsai_importance_enqueue(run, &kernel[IMPORTANCE], lse, &span));
+    NSAI_TRY(nsai_topn_launch(run, &kernel[TOPN], (span.token_end - begin) * heads, &span));
+  }
+  return NSA_OK;
+}
+
+/* The lists of a step that selects. */
+static nsa_status select_blocks(const nsai_run *run, const nsai_form *form, const NsaiDecode *p) {
+  const nsai_kernel *kernel = form->kernel;
+  const bool apart = !nsai_ranks_by_branch(&run->plan->problem.model);
+  const bool selects = nsai_run_selects(run);
+  if (!apart)
+    return selects ? launch(run, &kernel[SELECT], run->sizes.tokens * p->kv_heads, p) : NSA_OK;
+  const nsai_split_lse lse =
+      nsai_normalizer_lse(run, &kernel[NORMALIZER], &form->buffer[NORMALIZED]);
+  if (nsai_decode_probes(run) || (selects && run->plan->workspace.importance.bytes))
+    NSAI_TRY(nsai_normalizer_enqueue(run, &kernel[NORMALIZER], &form->buffer[NORMALIZED]));
+  return selects ? rank(run, form, &lse) : NSA_OK;
+}
+
+static nsa_status probe_rows(const nsai_run *run, const nsai_form *form) {
+  const nsai_split_lse lse =
+      nsai_ranks_by_branch(&run->plan->problem.model)
+          ? nsai_branch_lse(run)
+          : nsai_normalizer_lse(run, &form->kernel[NORMALIZER], &form->buffer[NORMALIZED]);
+  return nsai_probe_enqueue(run, &form->kernel[PROBE], &lse);
+}
+
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
   const nsai_kernel *kernel = form->kernel;
+  const nsai_model *m = &run->plan->problem.model;
   const nsai_decode_split split = split_of(run, form);
-  const bool selects = nsai_run_selects(run), probes = nsai_decode_probes(run);
+  const bool ranks = nsai_run_selects(run) || nsai_decode_probes(run);
   const bool brought = run->plan->problem.selection != NSA_SELECT_TOPN;
   NsaiCodedDecode coded = params_of(run, form, &split);
   NsaiDecode *p = &coded.decode;
   (void)span;
-  if (nsai_run_has(run, NSA_CMP) || selects || probes)
+  if (m->keys_only) p->scan.splits = 0; /* there are no partial results, and no memory for them */
+  if (nsai_run_has(run, NSA_CMP) || (ranks && nsai_ranks_by_branch(m)))
     NSAI_TRY(launch(run, &kernel[COMPRESSED], split.tiles * p->kv_heads * split.scan_splits, p));
-  if (selects) NSAI_TRY(launch(run, &kernel[SELECT], run->sizes.tokens * p->kv_heads, p));
+  NSAI_TRY(select_blocks(run, form, p));
   if (nsai_run_has(run, NSA_SEL) && brought) NSAI_TRY(sort_lists(run, &kernel[SORT], p));
   if (p->attend.splits) NSAI_TRY(launch(run, &kernel[ATTEND], split.attend_items * p->kv_heads, p));
   NSAI_TRY(combine(run, &kernel[COMBINE], p));
-  return probes ? nsai_probe_enqueue(run, &kernel[PROBE]) : NSA_OK;
+  return nsai_decode_probes(run) ? probe_rows(run, form) : NSA_OK;
 }
 
 const nsai_variant nsai_decode_split_kv = {

@@ -30,13 +30,13 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   const nsai_problem *p = r->problem;
   nsai_append_specify(p, &kernel[APPEND]); /* it makes no entries here */
   specify_gather(p, p->model.head_dim_qk, &kernel[NSAI_PHI_GATHER_K]);
-  specify_gather(p, p->model.head_dim_v, &kernel[NSAI_PHI_GATHER_V]);
+  if (!p->model.keys_only) specify_gather(p, p->model.head_dim_v, &kernel[NSAI_PHI_GATHER_V]);
   nsai_phi_specify(p, true, kernel);
   kernel[SCATTER] = (nsai_kernel_spec){ .entry = "kv_cache_scatter_entries",
                                         .dtype = p->model.dtype,
                                         .threads = NSAI_APPEND_THREADS };
   nsai_constant_add(&kernel[SCATTER], "kHeadDimQk", p->model.head_dim_qk);
-  nsai_constant_add(&kernel[SCATTER], "kHeadDimV", p->model.head_dim_v);
+  nsai_constant_add(&kernel[SCATTER], "kHeadDimV", p->model.keys_only ? 0 : p->model.head_dim_v);
   nsai_constant_add(&kernel[SCATTER], "kEntryCodes", p->cmp_dtype == NSA_E4M3);
   nsai_append_add_cache(p, &kernel[SCATTER]);
 }
@@ -53,14 +53,14 @@ static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
   (void)kernel;
   nsai_phi_workspace(m, rows, out->bytes);
   out->bytes[K_CMP] = NSAI_PRODUCT(rows, m->kv_heads, m->head_dim_qk, 2);
-  out->bytes[V_CMP] = NSAI_PRODUCT(rows, m->kv_heads, m->head_dim_v, 2);
+  if (!m->keys_only) out->bytes[V_CMP] = NSAI_PRODUCT(rows, m->kv_heads, m->head_dim_v, 2);
 }
 
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
   const nsai_model *m = &run->plan->problem.model;
   const nsa_io *io = run->io;
-  const NsaiCodedAppend coded = nsai_append_params(run);
-  const NsaiAppend append = coded.append;
+  const NsaiNormedAppend normed = nsai_append_params(run);
+  const NsaiAppend append = normed.coded.append;
   const int64_t rows = product_rows(m, run->sizes.tokens, run->sizes.num_seqs);
   const NsaiView k_rows = nsai_buffer_view(run, form->buffer[K_CMP], m->kv_heads, m->head_dim_qk);
   const NsaiView v_rows = nsai_buffer_view(run, form->buffer[V_CMP], m->kv_heads, m->head_dim_v);
@@ -76,9 +76,9 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
                                                          .kv_heads = m->kv_heads },
                                             .scales = nsai_entry_scales(run) };
   (void)span;
-  NSAI_TRY(nsai_launch(run->queue, &form->kernel[APPEND], (uint64_t)run->sizes.tokens, 1, &coded));
+  NSAI_TRY(nsai_launch(run->queue, &form->kernel[APPEND], (uint64_t)run->sizes.tokens, 1, &normed));
   NSAI_TRY(nsai_phi_enqueue(run, form, &k));
-  NSAI_TRY(nsai_phi_enqueue(run, form, &v));
+  if (!m->keys_only) NSAI_TRY(nsai_phi_enqueue(run, form, &v));
   return nsai_launch(run->queue, &form->kernel[SCATTER], (uint64_t)rows, 1, &scatter);
 }
 

@@ -6,10 +6,12 @@
 #include "variants/select/importance.h"
 
 #include "base/math.h"
+#include "plan/context.h"
+#include "variants/select/normalizer.h"
 
 #include <math.h>
 
-enum { IMPORTANCE, PROBE, KERNELS };
+enum { IMPORTANCE, PROBE, NORMALIZER, KERNELS = NORMALIZER + NSAI_NORMALIZER_KERNELS };
 
 /* Tiles that end on block ends have a history. */
 static uint32_t importance_shared(const nsai_model *m, const nsai_tiles *s) {
@@ -73,8 +75,17 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   nsai_legal_common(p, reasons);
 }
 
-static void specify_importance(const nsai_problem *p, const nsai_tiles *s, bool probe,
-                               nsai_kernel_spec *spec) {
+void nsai_query_rows_add(nsai_kernel_spec *spec, const nsai_problem *p, const nsai_tiles *s) {
+  nsai_constant_add(spec, "kHeadDimQk", p->model.head_dim_qk);
+  nsai_group_add(spec, p);
+  nsai_constant_add(spec, "kRows", 32 * s->of[NSAI_TILE_WARPS]);
+  nsai_constant_add(spec, "kKeys", s->of[NSAI_TILE_KEYS]);
+  nsai_constant_add(spec, "kWarps", s->of[NSAI_TILE_WARPS]);
+  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_CTAS]);
+}
+
+void nsai_importance_specify(const nsai_problem *p, const nsai_tiles *s, bool probe,
+                             nsai_kernel_spec *spec) {
   const nsai_model *m = &p->model;
   int32_t warps = s->of[NSAI_TILE_WARPS], rows = 32 * warps;
   *spec = (nsai_kernel_spec){ .entry = "select_importance",
@@ -83,63 +94,119 @@ static void specify_importance(const nsai_problem *p, const nsai_tiles *s, bool 
                               .shared_bytes = importance_shared(m, s),
                               .tile_tokens = rows / nsai_padded_group(m),
                               .compile_cost = 300 };
-  nsai_constant_add(spec, "kHeadDimQk", m->head_dim_qk);
-  nsai_constant_add(spec, "kGroup", m->heads / m->kv_heads);
-  nsai_constant_add(spec, "kGroupPadded", nsai_padded_group(m));
-  nsai_constant_add(spec, "kRows", rows);
-  nsai_constant_add(spec, "kKeys", s->of[NSAI_TILE_KEYS]);
-  nsai_constant_add(spec, "kWarps", warps);
-  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_CTAS]);
+  nsai_query_rows_add(spec, p, s);
   nsai_constant_add(spec, "kBlock", m->block);
   nsai_constant_add(spec, "kStride", m->stride);
   nsai_constant_add(spec, "kSelectBlock", m->select_block);
   nsai_constant_add(spec, "kProbe", probe);
+  nsai_constant_add(spec, "kStep", nsai_ranks_by_step(p));
+  nsai_constant_add(spec, "kCountReads", p->count_reads && !probe && nsai_ranks_by_step(p));
+  nsai_constant_add(spec, "kMaxPool", m->pool == NSAI_POOL_MAX);
   nsai_source_add(spec, p, m->stride);
   nsai_codes_add(spec, p->cmp_dtype);
 }
 
+/* Whether a plan's importance row, or one that stands alone, ever ranks blocks; it always may be asked
+ * for probed rows. */
+static bool ranks(const nsai_request *r) {
+  const nsai_problem *p = r->problem;
+  return p->model.select_count && p->selection == NSA_SELECT_TOPN && !r->standalone &&
+         !nsai_problem_selects_all(p);
+}
+
+static bool normalizes(const nsai_request *r) {
+  return nsai_normalizes_apart(&r->problem->model) && (ranks(r) || r->problem->max_probe_rows);
+}
+
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   const nsai_problem *p = r->problem;
-  bool selects = p->model.select_count && p->selection == NSA_SELECT_TOPN && !r->standalone;
-  if (selects && !nsai_problem_selects_all(p))
-    specify_importance(p, r->tiles, false, &kernel[IMPORTANCE]);
-  if (p->max_probe_rows) specify_importance(p, r->tiles, true, &kernel[PROBE]);
+  if (ranks(r)) nsai_importance_specify(p, r->tiles, false, &kernel[IMPORTANCE]);
+  if (p->max_probe_rows) nsai_importance_specify(p, r->tiles, true, &kernel[PROBE]);
+  if (normalizes(r)) nsai_normalizer_specify(p, r->target, &kernel[NORMALIZER]);
 }
 
-void nsai_probe_specify(const nsai_problem *p, const nsai_target *t, nsai_kernel_spec *spec) {
+static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
+                      nsai_form_sizes *out) {
+  if (normalizes(r)) nsai_normalizer_workspace(r, &kernel[NORMALIZER], out->bytes);
+}
+
+nsai_tiles nsai_importance_tiles(const nsai_problem *p, const nsai_target *t) {
   nsai_decider by;
-  nsai_tiles tiles = choose_importance(p, t, &by);
-  specify_importance(p, &tiles, true, spec);
+  return choose_importance(p, t, &by);
 }
 
-static NsaiImportance importance_params(const nsai_run *run) {
-  nsa_tensor lse = nsai_compressed_lse(run);
+/* ---- launches ---- */
+
+/* CTAs that a multiprocessor holds, for tiles of decode steps; fewest keys of a split, for which a
+ * CTA's start and the tile before its first are worth it; and most splits, whose parts of the LSE each
+ * CTA of select_importance adds up. (Guesses.) */
+#define CTAS_PER_SM 2
+#define LEAST_SPLIT_KEYS 128
+#define MOST_SPLITS 64
+
+int32_t nsai_key_splits(const nsai_run *run, int64_t tiles, int64_t keys) {
+  const nsai_problem *p = &run->plan->problem;
+  if (!nsai_ranks_by_step(p) || p->count_reads) return 1; /* each key is read and counted once */
+  const int64_t room = (int64_t)CTAS_PER_SM * run->plan->ctx->target.sms;
+  const int64_t wanted = nsai_smaller(room / nsai_larger(tiles * p->model.kv_heads, 1),
+                                      nsai_ceil_div(keys, LEAST_SPLIT_KEYS));
+  return (int32_t)nsai_larger(nsai_smaller(wanted, MOST_SPLITS), 1);
+}
+
+/* A run of T tokens has at least T / tile_tokens tiles. */
+int64_t nsai_most_split_tokens(const nsai_request *r, int32_t tile_tokens) {
+  const nsai_problem *p = r->problem;
+  const int64_t room = (int64_t)CTAS_PER_SM * r->target->sms;
+  if (!nsai_ranks_by_step(p)) return p->max_tokens;
+  return nsai_larger(p->max_tokens, nsai_ceil_div(room * tile_tokens, p->model.kv_heads));
+}
+
+int64_t nsai_span_tiles(const nsai_run *run, const nsai_kernel *kernel, int64_t token_begin,
+                        int64_t token_end) {
+  const int32_t tile = kernel->tile_tokens;
+  /* With sequences a token lies at most one tile before and num_seqs - 1 tiles behind token /
+   * tile. */
+  const int64_t first = nsai_larger(0, token_begin / tile - run->sizes.packed);
+  const int64_t last = (token_end - 1) / tile + (run->sizes.packed ? run->sizes.num_seqs - 1 : 0);
+  return last - first + 1;
+}
+
+nsai_split_lse nsai_branch_lse(const nsai_run *run) {
+  return (nsai_split_lse){ .first = nsai_compressed_lse(run), .parts = 1 };
+}
+
+NsaiImportance nsai_importance_params(const nsai_run *run, const nsai_split_lse *lse) {
   return (NsaiImportance){ .seq = nsai_compressed_sequences(run),
                            .q = nsai_view(&run->io->q),
                            .k = nsai_compressed_view(run, 0),
-                           .lse = lse.data,
-                           .lse_token_stride = lse.stride[0],
-                           .lse_head_stride = lse.stride[1],
+                           .lse = lse->first.data,
+                           .lse_token_stride = lse->first.stride[0],
+                           .lse_head_stride = lse->first.stride[1],
                            .scale_log2 = nsai_run_scale_log2(run),
                            .kv_heads = run->plan->problem.model.kv_heads };
 }
 
-static nsa_status launch(const nsai_run *run, const nsai_kernel *kernel, int64_t tiles,
-                         const NsaiImportance *p) {
-  const uint64_t grid = (uint64_t)(tiles * p->kv_heads);
+nsa_status nsai_importance_launch(const nsai_run *run, const nsai_kernel *kernel,
+                                  const nsai_ranking *x, const NsaiImportance *p) {
+  const uint64_t grid = (uint64_t)(x->tiles * p->kv_heads);
   if (!nsai_problem_is_cached(&run->plan->problem))
     return nsai_launch(run->queue, kernel, grid, 1, p);
-  /* A kernel without codes takes the first member alone. */
-  NsaiCodedImportance coded = { .cached = { .batch = nsai_cache_batch(run),
-                                            .k = nsai_cache_tensor(&run->io->kv.k_cmp),
-                                            .packed = *p },
-                                .k_scale = nsai_entry_scales(run).k };
-  return nsai_launch(run->queue, kernel, grid, 1, &coded);
+  /* A kernel that is not of a decode step takes the first member alone, and one without codes that
+   * member's first. */
+  NsaiStepImportance step = { .coded = { .cached = { .batch = nsai_cache_batch(run),
+                                                     .k = nsai_cache_tensor(x->keys),
+                                                     .packed = *p },
+                                         .k_scale = nsai_entry_scales(run).k },
+                              .lse_split_stride = x->lse->stride,
+                              .lse_splits = x->lse->parts };
+  if (run->plan->problem.count_reads) step.kv_reads = nsai_kv_reads(run);
+  return nsai_launch(run->queue, kernel, grid, (uint32_t)x->splits, &step);
 }
 
-nsa_status nsai_probe_enqueue(const nsai_run *run, const nsai_kernel *kernel) {
+nsa_status nsai_probe_enqueue(const nsai_run *run, const nsai_kernel *kernel,
+                              const nsai_split_lse *lse) {
   const nsa_tensor *out = &run->io->probe_importance;
-  NsaiImportance p = importance_params(run);
+  NsaiImportance p = nsai_importance_params(run, lse);
   p.importance = out->data;
   p.importance_token_stride = out->stride[0];
   p.importance_head_stride = out->stride[1];
@@ -147,24 +214,35 @@ nsa_status nsai_probe_enqueue(const nsai_run *run, const nsai_kernel *kernel) {
   p.rows = run->io->probe_rows.data;
   p.num_rows = (int)run->io->probe_rows.shape[0];
   p.token_end = (int)run->sizes.tokens;
-  return launch(run, kernel, p.num_rows, &p);
+  const nsai_ranking x = { p.num_rows, 1, &run->io->kv.k_cmp, lse };
+  return nsai_importance_launch(run, kernel, &x, &p);
 }
 
-static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
+nsa_status nsai_importance_enqueue(const nsai_run *run, const nsai_kernel *kernel,
+                                   const nsai_split_lse *lse, const nsai_span *span) {
   const nsai_workspace *w = &run->plan->workspace;
-  const int32_t tile = form->kernel[IMPORTANCE].tile_tokens;
-  if (span->probe) return nsai_probe_enqueue(run, &form->kernel[PROBE]);
-  NsaiImportance p = importance_params(run);
+  const nsai_problem *problem = &run->plan->problem;
+  NsaiImportance p = nsai_importance_params(run, lse);
   p.importance = nsai_buffer_at(run, w->importance);
   p.importance_token_stride = p.kv_heads * w->importance_columns;
   p.importance_head_stride = w->importance_columns;
   p.token_begin = (int)span->token_begin;
   p.token_end = (int)span->token_end;
-  /* With sequences a token lies at most one tile before and num_seqs - 1 tiles behind token /
-   * tile. */
-  int64_t first = nsai_larger(0, span->token_begin / tile - run->sizes.packed);
-  int64_t last = (span->token_end - 1) / tile + (run->sizes.packed ? run->sizes.num_seqs - 1 : 0);
-  return launch(run, &form->kernel[IMPORTANCE], last - first + 1, &p);
+  nsai_ranking x = { .tiles = nsai_span_tiles(run, kernel, span->token_begin, span->token_end),
+                     .keys = &run->io->kv.k_cmp,
+                     .lse = lse };
+  x.splits = nsai_key_splits(run, x.tiles, nsai_block_count(&problem->model, problem->max_kv_len));
+  return nsai_importance_launch(run, kernel, &x, &p);
+}
+
+static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
+  const nsai_kernel *normalizer = &form->kernel[NORMALIZER];
+  const bool apart = nsai_normalizes_apart(&run->plan->problem.model);
+  if (span->prepare) return apart ? nsai_normalizer_enqueue(run, normalizer, form->buffer) : NSA_OK;
+  const nsai_split_lse lse =
+      apart ? nsai_normalizer_lse(run, normalizer, form->buffer) : nsai_branch_lse(run);
+  if (span->probe) return nsai_probe_enqueue(run, &form->kernel[PROBE], &lse);
+  return nsai_importance_enqueue(run, &form->kernel[IMPORTANCE], &lse, span);
 }
 
 const nsai_variant nsai_importance_sm80 = {
@@ -172,10 +250,12 @@ const nsai_variant nsai_importance_sm80 = {
   .stage = NSAI_STAGE_IMPORTANCE,
   .why = "second pass over q k^T with the known LSE, exact in fp32",
   .kernels = KERNELS,
+  .buffers = NSAI_NORMALIZER_BUFFERS,
   .takes_codes = true,
   .stands_alone = true,
   .legal = legal,
   .space = &space,
   .specify = specify,
+  .workspace = workspace,
   .enqueue = enqueue,
 };

@@ -98,12 +98,12 @@ static void compare_all_entries(chk_scenario *sc, int what) {
 }
 
 nsa_status chk_cache_compare_cache(chk_scenario *sc) {
-  for (int what = CHK_CACHE_K; what <= CHK_CACHE_V_CMP; what++) {
+  for (int what = CHK_CACHE_K; what <= CHK_CACHE_K_NORM; what++) {
     if (!sc->tensor[what].host) continue;
     NSAI_TRY(chk_cache_fetch(sc, what));
   }
   chk_cache_inject_cache(sc);
-  for (int what = CHK_CACHE_K; what <= CHK_CACHE_V_CMP; what++) {
+  for (int what = CHK_CACHE_K; what <= CHK_CACHE_K_NORM; what++) {
     if (!sc->tensor[what].host) continue;
     if (what >= CHK_CACHE_K_CMP && sc->options.model.phi != NSAI_PHI_EXTERNAL)
       compare_all_entries(sc, what);

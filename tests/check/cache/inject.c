@@ -94,7 +94,7 @@ void chk_cache_inject_step(chk_scenario *sc) {
 void chk_cache_inject_cache(chk_scenario *sc) {
   bool entry = sc->inject && *sc->inject == CHK_CACHE_INJECT_ENTRY;
   if (!entry && !(sc->inject && *sc->inject == CHK_CACHE_INJECT_CACHE)) return;
-  for (int what = entry ? CHK_CACHE_K_CMP : CHK_CACHE_K; what <= CHK_CACHE_V_CMP; what++) {
+  for (int what = entry ? CHK_CACHE_K_CMP : CHK_CACHE_K; what <= CHK_CACHE_K_NORM; what++) {
     chk_cache_tensor *t = &sc->tensor[what];
     if (!t->host) continue;
     chk_cache_fetched(t)[t->gpu.bytes - 1] ^= 0x40;

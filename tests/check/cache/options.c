@@ -88,7 +88,8 @@ static void make_searched(chk_cache_options *out) {
   if (g->head_dim_qk > 128) g->head_dim_qk = 128;
   if (g->head_dim_v > 128) g->head_dim_v = 128;
   if (g->phi != NSAI_PHI_EXTERNAL)
-    g->phi = NSAI_PHI_MEAN; /* products of blocks of 32 are slow here */
+    g->phi = NSAI_PHI_MEAN;           /* products of blocks of 32 are slow here */
+  g->norm_block = g->norm_stride = 0; /* of other strides */
   g->stride = next(&random) % 2 ? 16 : 32;
   g->block = 32;
   g->select_block = 64;
@@ -114,10 +115,12 @@ static void choose_lists(uint64_t *random, chk_cache_options *out) {
       selects && out->selection == NSA_SELECT_TOPN && next(random) % 2 && has_probed_rows(out);
 }
 
-/* The pages of a cache hold a whole number of strides; a model of another stride has rows. */
+/* The pages of a cache hold a whole number of strides, those of coarse keys included; a model of
+ * another stride has rows. */
 static int32_t fit_page(const nsai_model *g, int32_t page_size) {
-  while (page_size > 0 && page_size < NSAI_MAX_PAGE_SIZE && page_size % g->stride) page_size *= 2;
-  return page_size > 0 && page_size % g->stride ? NSA_NONE : page_size;
+  const int32_t stride = g->norm_block ? g->norm_stride : g->stride; /* a multiple of the other */
+  while (page_size > 0 && page_size < NSAI_MAX_PAGE_SIZE && page_size % stride) page_size *= 2;
+  return page_size > 0 && page_size % stride ? NSA_NONE : page_size;
 }
 
 static void make_random(uint64_t seed, uint64_t model, int32_t longest, chk_cache_options *out) {
@@ -240,6 +243,7 @@ static void make_large(int32_t op, chk_cache_options *out) {
   g->head_dim_qk = g->head_dim_v = x->dim;
   g->block = x->block;
   g->stride = x->stride;
+  g->norm_block = g->norm_stride = 0; /* of another model */
   g->select_block = x->select_block;
   g->select_count = x->count;
   g->select_init = 1;
@@ -268,6 +272,21 @@ static void make_large(int32_t op, chk_cache_options *out) {
   out->steps = 3;
 }
 
+/* How blocks are ranked, in a third of the scenarios other than by the branch's own sum. Draws nothing
+ * that other scenarios draw. */
+static void make_ranking(chk_cache_options *out) {
+  uint64_t random = out->seed * 0x94d049bb133111ebull + 1;
+  nsai_model *g = &out->model;
+  if (!g->select_count || next(&random) % 3) return;
+  if (next(&random) % 2) g->pool = NSAI_POOL_MAX;
+  if (next(&random) % 2 && !g->per_branch) g->keys_only = 1;
+  if (next(&random) % 3 == 0 || g->phi == NSAI_PHI_EXTERNAL) return;
+  g->norm_stride = g->stride;
+  while (next(&random) % 2 && (out->page_size < 0 || out->page_size % (2 * g->norm_stride) == 0))
+    g->norm_stride *= 2;
+  g->norm_block = g->norm_stride * (int32_t)(1 + next(&random) % 4);
+}
+
 /* Draws nothing that other scenarios draw: without codes a seed's scenario stays what it is. */
 static void make_codes(chk_cache_codes codes, chk_cache_options *out) {
   uint64_t random = out->seed * 0xbf58476d1ce4e5b9ull + 1;
@@ -294,6 +313,7 @@ void chk_cache_options_make(const chk_cache_case *c, chk_cache_options *out) {
     make_split(c->model > 0, out);
   else if (c->kind == CHK_CACHE_PREFILL)
     make_prefill(out);
+  if (!c->model) make_ranking(out);
   make_codes(c->codes, out);
   out->spread = c->spread;
   out->force = c->force;
@@ -316,8 +336,10 @@ static const char *const phi_names[] = { "", " linear", " mlp", " external" };
 
 void chk_cache_options_print(const chk_cache_options *o, FILE *out) {
   const nsai_model *g = &o->model;
+  char norm[40] = "";
+  if (g->norm_block) snprintf(norm, sizeof norm, " norm%d/%d", g->norm_block, g->norm_stride);
   fprintf(out,
-          "h%d/%d d%d/%d l%d/%d s%dx%d+%d+%d w%d %s%s%s%s page%d%s%s%s%s%s%s%s%s%s%s%s"
+          "h%d/%d d%d/%d l%d/%d s%dx%d+%d+%d w%d %s%s%s%s%s%s%s page%d%s%s%s%s%s%s%s%s%s%s%s"
           "%s%s%s%s scale %.2f seq%d q%d len%d",
           g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block, g->stride,
           g->select_block, g->select_count, g->select_init, g->select_local, g->window,
@@ -325,9 +347,10 @@ void chk_cache_options_print(const chk_cache_options *o, FILE *out) {
           g->gate == NSAI_GATE_MLP    ? " gates"
           : g->gate == NSAI_GATE_NONE ? " no gates"
                                       : "",
-          phi_names[g->phi], o->page_size, o->hnd ? " hnd" : "", o->lists ? " lists" : "",
-          o->ring ? " ring" : "", o->slots ? " slots" : "", o->mapping ? " mapping" : "",
-          o->graph ? " graph" : "", o->ragged ? " ragged" : "",
+          phi_names[g->phi], g->keys_only ? " keys only" : "",
+          g->pool == NSAI_POOL_MAX ? " max" : "", norm, o->page_size, o->hnd ? " hnd" : "",
+          o->lists ? " lists" : "", o->ring ? " ring" : "", o->slots ? " slots" : "",
+          o->mapping ? " mapping" : "", o->graph ? " graph" : "", o->ragged ? " ragged" : "",
           o->selection == NSA_SELECT_TOPN     ? ""
           : o->selection == NSA_SELECT_BLOCKS ? " blocks"
                                               : " ranges",

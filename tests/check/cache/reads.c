@@ -32,18 +32,75 @@ static int64_t tile_tokens(const chk_scenario *sc) {
   return most;
 }
 
-/* Compressed entries read for a sequence: for each tile of tokens, those up to its last token;
- * on the CPU device once for all. */
-static int64_t entries_read(const chk_scenario *sc, int s) {
-  const nsai_model *g = &sc->options.model;
-  const int64_t tile = tile_tokens(sc);
-  bool selects = g->select_count && sc->options.selection == NSA_SELECT_TOPN;
+/* What a counter has to report. */
+typedef struct expected_reads {
+  int64_t tokens, bytes;
+} expected_reads;
+
+static void add_reads(expected_reads *to, int64_t tokens, int64_t row_bytes) {
+  to->tokens += tokens;
+  to->bytes += tokens * row_bytes;
+}
+
+/* Blocks of `block` tokens, `stride` apart, read for a sequence: for each tile of tokens, those up to
+ * its last token. */
+static int64_t blocks_read(const chk_scenario *sc, int s, int64_t tile, int32_t block,
+                           int32_t stride) {
+  const nsai_model blocks = { .block = block, .stride = stride };
   int64_t sum = 0;
-  if (!runs(sc, NSA_CMP) && !selects && !sc->options.probed) return 0;
-  if (!sc->device->driver) return nsai_block_count(g, sc->len[s]);
   for (int64_t first = 0; first < sc->q_len[s]; first += tile)
-    sum +=
-        nsai_block_count(g, sc->len[s] - sc->q_len[s] + nsai_smaller(first + tile, sc->q_len[s]));
+    sum += nsai_block_count(&blocks,
+                            sc->len[s] - sc->q_len[s] + nsai_smaller(first + tile, sc->q_len[s]));
+  return sum;
+}
+
+static int64_t element_bytes(const chk_scenario *sc, int part) {
+  return chk_cache_dtype(&sc->options, part) == NSA_E4M3 ? 1 : 2;
+}
+
+/* On the CPU device: entries once for all tokens, without V where the branch does not run, and coarse
+ * keys. */
+static expected_reads entries_read_by_cpu(const chk_scenario *sc, int s, bool ranks) {
+  const nsai_model *g = &sc->options.model;
+  const int64_t dims = g->head_dim_qk + (runs(sc, NSA_CMP) ? g->head_dim_v : 0);
+  expected_reads sum = { 0 };
+  add_reads(&sum, nsai_block_count(g, sc->len[s]), dims * element_bytes(sc, CHK_CACHE_K_CMP));
+  if (ranks) add_reads(&sum, nsai_norm_count(g, sc->len[s]), 2 * g->head_dim_qk);
+  return sum;
+}
+
+/* Where blocks are not ranked by what decode_split_kv_compressed pools: keys for the LSE, and compressed
+ * keys for importance, unless every block is chosen. */
+static void add_ranking(const chk_scenario *sc, int s, bool selects, expected_reads *sum) {
+  const nsai_model *g = &sc->options.model;
+  const nsai_choice *choice = &sc->gpu_attend->choice;
+  const nsai_kernel_spec *lse = nsai_choice_kernel(choice, "select_normalizer");
+  const int64_t entry = element_bytes(sc, CHK_CACHE_K_CMP) * g->head_dim_qk;
+  const bool ranks = selects && sc->gpu_attend->workspace.importance.bytes;
+  if (lse && g->norm_block && (ranks || sc->options.probed))
+    add_reads(sum, blocks_read(sc, s, lse->tile_tokens, g->norm_block, g->norm_stride),
+              2 * g->head_dim_qk);
+  else if (lse && (ranks || sc->options.probed))
+    add_reads(sum, blocks_read(sc, s, lse->tile_tokens, g->block, g->stride), entry);
+  if (ranks)
+    add_reads(sum,
+              blocks_read(sc, s, nsai_choice_kernel(choice, "select_importance")->tile_tokens,
+                          g->block, g->stride),
+              entry);
+}
+
+/* Compressed entries, and coarse keys, read for a sequence. */
+static expected_reads entries_read(const chk_scenario *sc, int s) {
+  const nsai_model *g = &sc->options.model;
+  const bool selects = g->select_count && sc->options.selection == NSA_SELECT_TOPN;
+  const bool ranks = selects || sc->options.probed, pools = nsai_ranks_by_branch(g);
+  expected_reads sum = { 0 };
+  if (!runs(sc, NSA_CMP) && !ranks) return sum;
+  if (!sc->device->driver) return entries_read_by_cpu(sc, s, ranks);
+  if (runs(sc, NSA_CMP) || pools)
+    add_reads(&sum, blocks_read(sc, s, tile_tokens(sc), g->block, g->stride),
+              element_bytes(sc, CHK_CACHE_K_CMP) * (g->head_dim_qk + g->head_dim_v));
+  if (!pools) add_ranking(sc, s, selects, &sum);
   return sum;
 }
 
@@ -113,21 +170,15 @@ static int64_t chosen_read(const chk_scenario *sc, int s, int64_t first, int32_t
   return sum;
 }
 
-/* Tokens read for a sequence's new tokens, from row `first` of q on, for one head and branch. */
-static int64_t tokens_read(const chk_scenario *sc, int s, int64_t first, int32_t head, int branch,
-                           char *seen) {
-  if (branch == NSA_CMP) return entries_read(sc, s);
-  if (branch == NSA_WIN) return windows_read(sc, s);
-  return chosen_read(sc, s, first, head, seen);
-}
-
-/* Bytes of K and V of a token; the CPU device reads no V where it only selects. */
-static int64_t row_bytes(const chk_scenario *sc, int branch) {
+/* What is read for a sequence's new tokens, from row `first` of q on, for one head and branch. */
+static expected_reads expect(const chk_scenario *sc, int s, int64_t first, int32_t head, int branch,
+                             char *seen) {
   const nsai_model *g = &sc->options.model;
-  bool k_alone = !sc->device->driver && branch == NSA_CMP && !runs(sc, NSA_CMP);
-  const int part = branch == NSA_CMP ? CHK_CACHE_K_CMP : CHK_CACHE_K;
-  const int64_t element = chk_cache_dtype(&sc->options, part) == NSA_E4M3 ? 1 : 2;
-  return element * (int64_t)(g->head_dim_qk + (k_alone ? 0 : g->head_dim_v));
+  expected_reads sum = { 0 };
+  if (branch == NSA_CMP) return entries_read(sc, s);
+  add_reads(&sum, branch == NSA_WIN ? windows_read(sc, s) : chosen_read(sc, s, first, head, seen),
+            element_bytes(sc, CHK_CACHE_K) * (g->head_dim_qk + g->head_dim_v));
+  return sum;
 }
 
 void chk_cache_compare_reads(chk_scenario *sc) {
@@ -143,15 +194,14 @@ void chk_cache_compare_reads(chk_scenario *sc) {
     for (int32_t head = 0; head < sc->options.model.kv_heads; head++)
       for (int branch = 0; branch < NSA_BRANCHES; branch++, i += 2) {
         int64_t tokens = got[i] - start_of(i), bytes = got[i + 1] - start_of(i + 1);
-        int64_t want = tokens_read(sc, s, first, head, branch, seen);
-        sc->result->counted += want;
-        if ((tokens == want && bytes == want * row_bytes(sc, branch)) || sc->result->failure[0])
-          continue;
+        const expected_reads want = expect(sc, s, first, head, branch, seen);
+        sc->result->counted += want.tokens;
+        if ((tokens == want.tokens && bytes == want.bytes) || sc->result->failure[0]) continue;
         snprintf(sc->result->failure, sizeof sc->result->failure,
                  "reads of sequence %d (%d of %d tokens new), head %d, branch %d: %lld tokens, "
                  "%lld bytes, expected %lld, %lld",
                  s, sc->q_len[s], sc->len[s], head, branch, (long long)tokens, (long long)bytes,
-                 (long long)want, (long long)(want * row_bytes(sc, branch)));
+                 (long long)want.tokens, (long long)want.bytes);
       }
   free(seen);
 }

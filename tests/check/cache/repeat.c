@@ -10,7 +10,7 @@
 #include <string.h>
 
 static bool is_written(int what) {
-  return what <= CHK_CACHE_V_CMP || (what >= CHK_CACHE_READS && what < CHK_CACHE_PROBE_ROWS);
+  return what <= CHK_CACHE_K_NORM || (what >= CHK_CACHE_READS && what < CHK_CACHE_PROBE_ROWS);
 }
 
 static nsa_status fetch(chk_scenario *sc) {

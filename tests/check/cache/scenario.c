@@ -131,7 +131,7 @@ static nsa_status make_caches(chk_scenario *sc) {
   const int32_t stride = o->model.stride;
   int64_t rows = o->page_size > 0 ? sc->pages : o->seqs + 1;
   int64_t tokens = o->page_size > 0 ? o->page_size : nsai_round_up(o->max_kv_len, stride);
-  nsa_kv cache;
+  nsai_verify_kv cache;
   nsai_verify_cache_declare(&o->model, (nsai_verify_cache_dtypes){ 0 }, rows, tokens, &cache);
   for (int i = 0; i < NSAI_VERIFY_CACHE_TENSORS; i++) {
     nsa_tensor *t = nsai_verify_cache_tensor(&cache, i);
@@ -453,11 +453,12 @@ nsa_batch chk_cache_batch(const chk_scenario *sc, bool gpu, bool append) {
   return b;
 }
 
-static nsa_kv cache_of(const chk_scenario *sc, bool gpu) {
-  nsa_kv kv = { 0 };
+static void set_cache(const chk_scenario *sc, bool gpu, nsa_io *io) {
+  nsai_verify_kv cache;
   for (int i = 0; i < NSAI_VERIFY_CACHE_TENSORS; i++)
-    *nsai_verify_cache_tensor(&kv, i) = chk_cache_view(sc, CHK_CACHE_K + i, gpu);
-  return kv;
+    *nsai_verify_cache_tensor(&cache, i) = chk_cache_view(sc, CHK_CACHE_K + i, gpu);
+  io->kv = cache.kv;
+  io->k_norm = cache.k_norm;
 }
 
 nsa_io chk_cache_io(const chk_scenario *sc, bool gpu) {
@@ -465,7 +466,7 @@ nsa_io chk_cache_io(const chk_scenario *sc, bool gpu) {
   io.softmax_scale = sc->options.softmax_scale;
   io.q = rows_of(sc, CHK_CACHE_Q, gpu);
   io.gate = chk_cache_gate(sc, gpu, sc->rows);
-  io.kv = cache_of(sc, gpu);
+  set_cache(sc, gpu, &io);
   io.o = rows_of(sc, CHK_CACHE_O, gpu);
   for (int b = 0; b < NSA_BRANCHES; b++) {
     if (!(sc->branches >> b & 1)) continue;
@@ -489,7 +490,7 @@ nsa_io chk_cache_io(const chk_scenario *sc, bool gpu) {
 nsa_status chk_cache_append(chk_scenario *sc, bool gpu) {
   nsa_io io = NSA_IO_INIT;
   nsa_batch batch = chk_cache_batch(sc, gpu, true);
-  io.kv = cache_of(sc, gpu);
+  set_cache(sc, gpu, &io);
   io.phi = chk_cache_phi(sc, gpu);
   if (gpu) chk_cache_add_scales(sc, &io);
   for (int i = 0; i < NSA_BRANCHES; i++) {
@@ -507,7 +508,7 @@ static void end_sequence(chk_scenario *sc, int s) {
   for (int i = 0; i < sc->page_count[s]; i++) {
     int32_t page = sc->page[s][i];
     sc->free_page[sc->free_count++] = page;
-    for (int what = CHK_CACHE_K; what <= CHK_CACHE_V_CMP; what++) {
+    for (int what = CHK_CACHE_K; what <= CHK_CACHE_K_NORM; what++) {
       chk_cache_tensor *t = &sc->tensor[what];
       size_t bytes = (size_t)t->view.stride[0] * 2;
       bool kept = what >= CHK_CACHE_K_CMP && sc->options.model.phi == NSAI_PHI_EXTERNAL;
@@ -522,7 +523,7 @@ static void end_sequence(chk_scenario *sc, int s) {
 static nsa_status end_sequences(chk_scenario *sc) {
   for (int s = 0; s < sc->options.seqs; s++)
     if (chk_cache_next(sc) % 2 && !sc->options.ring) end_sequence(sc, s);
-  for (int what = CHK_CACHE_K; what <= CHK_CACHE_V_CMP; what++)
+  for (int what = CHK_CACHE_K; what <= CHK_CACHE_K_NORM; what++)
     if (sc->tensor[what].host) NSAI_TRY(chk_cache_upload(sc, what));
   return NSA_OK;
 }
@@ -586,13 +587,9 @@ static void choose_step(chk_scenario *sc) {
   }
 }
 
-static uint32_t all_branches(const nsai_model *g) {
-  return 1u << NSA_CMP | (g->select_count ? 1u << NSA_SEL : 0) | (g->window ? 1u << NSA_WIN : 0);
-}
-
 /* Chooses some of the branches, at least one. */
 static void choose_branches(chk_scenario *sc) {
-  uint32_t all = all_branches(&sc->options.model);
+  uint32_t all = nsai_branches(&sc->options.model);
   do sc->branches = all & (uint32_t)chk_cache_next(sc);
   while (!sc->branches);
 }
@@ -648,7 +645,7 @@ static void size_scenario(chk_scenario *sc) {
   sc->most_pages = o->page_size > 0 ? o->max_kv_len / o->page_size + 2 : 1;
   sc->pages =
       (int32_t)(o->seqs * (o->short_kv_len ? o->short_kv_len / o->page_size + 2 : sc->most_pages));
-  sc->branches = all_branches(g);
+  sc->branches = nsai_branches(g);
 }
 
 nsa_problem chk_cache_problem(const chk_cache_options *options, int32_t op) {
@@ -685,6 +682,7 @@ nsa_status chk_cache_create(chk_scenario *sc, const chk_plans_options *given) {
   NSAI_TRY(chk_cache_make_weights(sc));
   if (sc->options.model.phi == NSAI_PHI_EXTERNAL)
     for (int what = CHK_CACHE_K_CMP; what <= CHK_CACHE_V_CMP; what++) {
+      if (!sc->tensor[what].host) continue; /* no compressed values */
       chk_cache_fill(sc, what, sc->tensor[what].view.shape[0]);
       NSAI_TRY(chk_cache_upload(sc, what));
     }

@@ -95,6 +95,7 @@ enum {
   CHK_CACHE_V = CHK_CACHE_K + NSA_BRANCHES,
   CHK_CACHE_K_CMP = CHK_CACHE_V + NSA_BRANCHES,
   CHK_CACHE_V_CMP,
+  CHK_CACHE_K_NORM,
   CHK_CACHE_CU_Q, /* from here on: inputs of a call */
   CHK_CACHE_LEN,
   CHK_CACHE_TABLE,

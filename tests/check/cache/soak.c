@@ -73,7 +73,7 @@ static nsa_status release(soak *k, int32_t page) {
   if (--k->users[page]) return NSA_OK;
   sc->free_page[sc->free_count++] = page;
   k->counts->poisoned++;
-  for (int what = CHK_CACHE_K; what <= CHK_CACHE_V_CMP; what++) {
+  for (int what = CHK_CACHE_K; what <= CHK_CACHE_K_NORM; what++) {
     const chk_cache_tensor *t = &sc->tensor[what];
     if (t->host)
       NSAI_TRY(nsai_verify_device_set(sc->device, page_at(t, page), 0xff, page_bytes(t)));
@@ -100,7 +100,7 @@ static nsa_status copy_page(soak *k, int s, int32_t i) {
   chk_scenario *sc = &k->sc;
   int32_t from = sc->page[s][i], to = take(k);
   k->counts->copies++;
-  for (int what = CHK_CACHE_K; what <= CHK_CACHE_V_CMP; what++) {
+  for (int what = CHK_CACHE_K; what <= CHK_CACHE_K_NORM; what++) {
     const chk_cache_tensor *t = &sc->tensor[what];
     if (t->host)
       NSAI_TRY(
@@ -252,7 +252,7 @@ static nsa_status rebuild(soak *k) {
   memcpy(len, sc->len, sizeof len);
   memcpy(q_len, sc->q_len, sizeof q_len);
   memset(sc->q_len, 0, sizeof sc->q_len);
-  for (int what = CHK_CACHE_K; what <= CHK_CACHE_V_CMP; what++)
+  for (int what = CHK_CACHE_K; what <= CHK_CACHE_K_NORM; what++)
     if (sc->tensor[what].host) memset(sc->tensor[what].host, 0xff, sc->tensor[what].bytes);
   for (int s = 0; s < sc->options.seqs; s++) {
     for (int32_t at = 0; at < len[s]; at = sc->len[s]) {
@@ -285,6 +285,15 @@ static void compare_page(soak *k, int what, int32_t page, int32_t begin, int32_t
     }
 }
 
+/* Compares the entries of blocks of `block` tokens, `stride` apart, that end among the first `tokens`
+ * of page i of sequence s. */
+static void compare_entries(soak *k, int what, int s, int32_t i, int32_t block, int32_t stride,
+                            int32_t tokens) {
+  const int32_t before = i * k->sc.options.page_size;
+  const int32_t begin = before < block - stride ? block - stride - before : 0;
+  compare_page(k, what, k->sc.page[s][i], begin / stride, tokens / stride);
+}
+
 /* Compares the visible part of all sequences' pages, and checks that free pages are unchanged. */
 static void compare_pages(soak *k) {
   chk_scenario *sc = &k->sc;
@@ -293,17 +302,18 @@ static void compare_pages(soak *k) {
   for (int s = 0; s < sc->options.seqs; s++)
     for (int32_t i = 0; i * size < sc->len[s]; i++) {
       int32_t tokens = sc->len[s] - i * size < size ? sc->len[s] - i * size : size;
-      int32_t begin = i * size < g->block - g->stride ? (g->block - g->stride - i * size) : 0;
-      for (int what = CHK_CACHE_K; what <= CHK_CACHE_V_CMP; what++) {
+      for (int what = CHK_CACHE_K; what <= CHK_CACHE_K_NORM; what++) {
         if (!sc->tensor[what].host) continue;
         if (what < CHK_CACHE_K_CMP)
           compare_page(k, what, sc->page[s][i], 0, tokens);
+        else if (what == CHK_CACHE_K_NORM)
+          compare_entries(k, what, s, i, g->norm_block, g->norm_stride, tokens);
         else
-          compare_page(k, what, sc->page[s][i], begin / g->stride, tokens / g->stride);
+          compare_entries(k, what, s, i, g->block, g->stride, tokens);
       }
     }
   for (int32_t i = 0; i < sc->free_count; i++)
-    for (int what = CHK_CACHE_K; what <= CHK_CACHE_V_CMP; what++) {
+    for (int what = CHK_CACHE_K; what <= CHK_CACHE_K_NORM; what++) {
       const chk_cache_tensor *t = &sc->tensor[what];
       const uint8_t *page = chk_cache_fetched(t) + (size_t)sc->free_page[i] * page_bytes(t);
       for (size_t x = 0; t->host && x < page_bytes(t); x++)
@@ -315,7 +325,7 @@ static nsa_status check(soak *k) {
   chk_scenario *sc = &k->sc;
   k->counts->checks++;
   k->slot = 0; /* the device has been waited for, so it has read them */
-  for (int what = CHK_CACHE_K; what <= CHK_CACHE_V_CMP; what++) {
+  for (int what = CHK_CACHE_K; what <= CHK_CACHE_K_NORM; what++) {
     if (!sc->tensor[what].host) continue;
     NSAI_TRY(chk_cache_fetch(sc, what));
     chk_cache_check_guards(sc, &sc->tensor[what].gpu, "cache");
