@@ -10,7 +10,8 @@
  * h heads/KV heads, d Dk/Dv, l block/stride, s block x count + initial + local, w window. Only
  * the first field, the kind, has a fixed position. Omitted fields have the defaults of
  * nsai_verify_case_init. Further fields: phi=mlp.H.act, gate=weights.f32, gate=mlp.C.H.act,
- * kv=branches, sel=blocks.shared, sel=ranges, layout=strided|packed|heads|shared, slack=N
+ * kv=branches, pool=max, norm=BLOCK/STRIDE (of coarse keys), cmp=keys (no compressed branch),
+ * sel=blocks.shared, sel=ranges, layout=strided|packed|heads|shared, slack=N
  * (capacity beyond the actual lengths), branches=MASK, scale=X (softmax), overlap,
  * nobatch (no batch struct: one sequence), gemm (dense by plain matrix products), lists
  * (selected by lists, also when every block is selected), f32grads, f32dout, accumulate, saved,

@@ -157,9 +157,9 @@ typedef struct nsai_form {
 /* The part of a stage that one call enqueues. */
 typedef struct nsai_span {
   int64_t token_begin, token_end; /* query tokens */
-  bool
-      prepare; /* of the backward pass: only what other stages need from this one first; of importance:
-                   only the LSE of all tokens that it takes, unless the compressed branch gives it */
+  /* Of the backward pass: only what other stages need from this one first. Of importance: only the LSE
+   * of all tokens that it takes, unless the compressed branch gives it. */
+  bool prepare;
   bool gate;  /* of backward_kv: the backward pass of the gate MLP, and nothing else */
   bool probe; /* of importance: the rows that io.probe_rows names, and nothing else */
 } nsai_span;

@@ -3,10 +3,11 @@
  *
  * Order of the stages of a forward: gates, compress, attend_window where no other row fuses it,
  * attend_compressed, importance and select in chunks of tokens, attend_selected. Where importance has
- * an LSE of its own, that comes before the chunks. So attend_window runs beside the end of compress, and attend_compressed,
- * whose keys are there by then, beside the end of attend_window (driver/launch.h). Each branch's
- * kernel adds its gated output in fp32 to a partial sum, which goes from one to the next in 16 bits
- * and a unit for each row (core/epilogue.cuh). The last branch that runs rounds the sum into o.
+ * an LSE of its own, that comes before the chunks. So attend_window runs beside the end of compress,
+ * and attend_compressed, whose keys are there by then, beside the end of attend_window
+ * (driver/launch.h). Each branch's kernel adds its gated output in fp32 to a partial sum, which goes
+ * from one to the next in 16 bits and a unit for each row (core/epilogue.cuh). The last branch that
+ * runs rounds the sum into o.
  *
  * nsa_prefill is the same over a cache, without compress: the cache has the entries. nsa_dense,
  * nsa_decode and nsa_kv_append run one stage, behind the gates.

@@ -234,6 +234,14 @@ static void test_rankings(void **state) {
     expect_launches(cases[i].selected);
     decode(&r, 1u << NSA_WIN);
     expect_launches(ATTENDED);
+    nsa_plan_destroy(r.decode); /* a caller's lists: nothing is ranked */
+    r.decode = plan_for(&r, NSA_OP_DECODE, NSA_SELECT_BLOCKS, 0);
+    r.io.block_idx = toy_tensor(&r.memory, NSA_I32, 2, TOKENS, 4, 0);
+    *machine_record() = (fake_cuda_state){ .retained = 1 };
+    decode(&r, 0);
+    expect_launches(cases[i].model.keys_only
+                        ? "data_sort_blocks " ATTENDED
+                        : "decode_split_kv_compressed data_sort_blocks " ATTENDED);
     end(&r);
   }
 }

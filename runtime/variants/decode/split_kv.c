@@ -295,10 +295,8 @@ static void specify_ranking(const nsai_request *r, nsai_kernel_spec kernel[]) {
   const nsai_request topn = { p, r->target, &rows, r->standalone };
   const bool selects = p->model.select_count && p->selection == NSA_SELECT_TOPN;
   if (selects) nsai_topn_specify(&topn, "select_topn_cta", &kernel[TOPN]);
-  if (selects && !nsai_problem_selects_all(p))
-    nsai_importance_specify(p, &tiles, false, &kernel[IMPORTANCE]);
-  if (p->max_probe_rows || kernel[IMPORTANCE].entry)
-    nsai_normalizer_specify(p, r->target, &kernel[NORMALIZER]);
+  if (selects) nsai_importance_specify(p, &tiles, false, &kernel[IMPORTANCE]);
+  if (selects || p->max_probe_rows) nsai_normalizer_specify(p, r->target, &kernel[NORMALIZER]);
 }
 
 static void specify_probe(const nsai_request *r, nsai_kernel_spec *spec) {
@@ -410,8 +408,7 @@ static nsa_status rank(const nsai_run *run, const nsai_form *form, const nsai_sp
   for (int64_t begin = 0; begin < tokens; begin += step) {
     const nsai_span span = { .token_begin = begin,
                              .token_end = nsai_smaller(begin + step, tokens) };
-    if (run->plan->workspace.importance.bytes)
-      NSAI_TRY(nsai_importance_enqueue(run, &kernel[IMPORTANCE], lse, &span));
+    NSAI_TRY(nsai_importance_enqueue(run, &kernel[IMPORTANCE], lse, &span));
     NSAI_TRY(nsai_topn_launch(run, &kernel[TOPN], (span.token_end - begin) * heads, &span));
   }
   return NSA_OK;
@@ -420,14 +417,13 @@ static nsa_status rank(const nsai_run *run, const nsai_form *form, const nsai_sp
 /* The lists of a step that selects. */
 static nsa_status select_blocks(const nsai_run *run, const nsai_form *form, const NsaiDecode *p) {
   const nsai_kernel *kernel = form->kernel;
-  const bool apart = !nsai_ranks_by_branch(&run->plan->problem.model);
-  const bool selects = nsai_run_selects(run);
-  if (!apart)
+  const bool selects = nsai_run_selects(run), probes = nsai_decode_probes(run);
+  if (nsai_ranks_by_branch(&run->plan->problem.model))
     return selects ? launch(run, &kernel[SELECT], run->sizes.tokens * p->kv_heads, p) : NSA_OK;
+  if (!selects && !probes) return NSA_OK; /* the plan may have no select_normalizer */
   const nsai_split_lse lse =
       nsai_normalizer_lse(run, &kernel[NORMALIZER], &form->buffer[NORMALIZED]);
-  if (nsai_decode_probes(run) || (selects && run->plan->workspace.importance.bytes))
-    NSAI_TRY(nsai_normalizer_enqueue(run, &kernel[NORMALIZER], &form->buffer[NORMALIZED]));
+  NSAI_TRY(nsai_normalizer_enqueue(run, &kernel[NORMALIZER], &form->buffer[NORMALIZED]));
   return selects ? rank(run, form, &lse) : NSA_OK;
 }
 
