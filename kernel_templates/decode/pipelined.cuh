@@ -240,16 +240,56 @@ NSAI_DEVICE PipelinedSegment find_chosen_segment(const SharedStorage &shared,
                            PipelinedMask{ end - 1, chosen.step(chosen.count - 1) } };
 }
 
-// Consumer: the rounds from `first` on. R: the tiles of their steps.
-template <class C, class R>
-NSAI_DEVICE void run_rounds(const NsaiDecode &p, SharedStorage &shared, const PipelinedWorkItem &at,
-                            const PipelinedStages<C> &pipeline, int first,
-                            const Queries<R> &queries, float *kept, ScanKeys<C> &keys, int done,
-                            float (&o)[Tiles::kO][4], SoftmaxRows &rows) {
+// Consumer: round kScan where the other rounds multiply codes. `row`: of Q.
+template <class C>
+NSAI_DEVICE void scan_entries(const NsaiDecode &p, SharedStorage &shared,
+                              const PipelinedWorkItem &at, const QueryRows<C> &row,
+                              const PipelinedStages<C> &pipeline, ScanKeys<C> &keys, int &done,
+                              float (&o)[Tiles::kO][4], SoftmaxRows &rows) {
+  const PipelinedSegment segment = shared.segments[at.warp][kScanSegment];
+  Queries<Tiles> queries; // [16, Dk]
+  load_register_queries<C>(queries, row, 0, at.lane);
+  keys.ends[0] = keys.ends[1] = segment.keys;
+  run_steps<C, Tiles>(segment.mask, keys, pipeline, done, segment.end, 0, queries, o, rows,
+                      stage_scale_log2<C>(p, kCompressed, at.group), at.lane);
+  leave_branch<C, Tiles>(p, shared, at, kCompressed, o, rows, keys);
+  barrier_arrive(shared_address(&shared.barriers[kScanned]));
+  if constexpr (C::kCluster > 1) cluster_wait(); // all CTAs have started
+}
+
+// Consumer: O and statistics of every branch, and the list.
+template <class C>
+NSAI_DEVICE void consume(const NsaiDecode &p, SharedStorage &shared, const PipelinedWorkItem &at,
+                         const ClusterBlockRange &block_range, const PipelinedSteps<C> &steps) {
+  using R = PipelinedRawTiles<C>;
+  constexpr bool kApart = kRawCodesAlone<C>; // the compressed branch takes Q in another order
   const u32 barriers = shared_address(shared.barriers);
   PipelinedSegment *segments = shared.segments[at.warp];
+  if (at.lane == 0) {
+    segments[kScanSegment] = steps.segment(steps.scanned, steps.visible);
+    segments[kWindowSegment] = steps.segment(steps.window_end(), steps.window.keys);
+    segments[kWindowSelectedSegment] =
+        steps.segment(steps.window_selected_end(), steps.window.window_selected);
+  }
+  __syncwarp(); // the segments are written
+  const u32 gate = load_gate_of<C>(p, at.row, at.group);
+  const QueryRows<C> row = { p.q, at.row, 1, at.group };
+  Queries<R> queries; // [16, Dk]
+  if constexpr (!kApart) load_register_queries<C>(queries, row, 0, at.lane);
+  keep_gate(shared.gates, gate);
+  float *kept = &shared.pooled[0][0];
+  ScanKeys<C> keys = find_scan_keys<C>(shared, at, block_range, steps.visible,
+                                       find_pooled<C>(p, kept, at.work_item, block_range));
+  const PipelinedStages<C> pipeline(shared.kv_stages[at.warp], shared.stage_barriers[at.warp]);
+  float o[Tiles::kO][4] = {}; // [16, Dv]
+  SoftmaxRows rows;
+  int done = 0; // steps
+  if constexpr (kApart) {
+    scan_entries<C>(p, shared, at, row, pipeline, keys, done, o, rows);
+    load_register_queries<C>(queries, row, 0, at.lane);
+  }
 #pragma unroll 1
-  for (int round = first; round < kRounds; ++round) {
+  for (int round = kApart ? kUntilScanned : kScan; round < kRounds; ++round) {
     if (round == kUntilScanned && !at.scans) continue;
     PipelinedSegment segment = segments[round == kScan           ? kScanSegment
                                         : round <= kRestOfWindow ? kWindowSegment
@@ -290,47 +330,6 @@ NSAI_DEVICE void run_rounds(const NsaiDecode &p, SharedStorage &shared, const Pi
     if (round != kScan) continue;
     barrier_arrive(barriers + 8 * kScanned);
     if constexpr (C::kCluster > 1) cluster_wait(); // all CTAs have started
-  }
-}
-
-// Consumer: O and statistics of every branch, and the list.
-template <class C>
-NSAI_DEVICE void consume(const NsaiDecode &p, SharedStorage &shared, const PipelinedWorkItem &at,
-                         const ClusterBlockRange &block_range, const PipelinedSteps<C> &steps) {
-  PipelinedSegment *segments = shared.segments[at.warp];
-  if (at.lane == 0) {
-    segments[kScanSegment] = steps.segment(steps.scanned, steps.visible);
-    segments[kWindowSegment] = steps.segment(steps.window_end(), steps.window.keys);
-    segments[kWindowSelectedSegment] =
-        steps.segment(steps.window_selected_end(), steps.window.window_selected);
-  }
-  __syncwarp(); // the segments are written
-  const u32 gate = load_gate_of<C>(p, at.row, at.group);
-  const QueryRows<C> query = { p.q, at.row, 1, at.group };
-  Queries<Tiles> queries; // [16, Dk]
-  load_register_queries<C>(queries, query, 0, at.lane);
-  keep_gate(shared.gates, gate);
-  float *kept = &shared.pooled[0][0];
-  ScanKeys<C> keys = find_scan_keys<C>(shared, at, block_range, steps.visible,
-                                       find_pooled<C>(p, kept, at.work_item, block_range));
-  const PipelinedStages<C> pipeline(shared.kv_stages[at.warp], shared.stage_barriers[at.warp]);
-  float o[Tiles::kO][4] = {}; // [16, Dv]
-  SoftmaxRows rows;
-  if constexpr (kRawCodesAlone<C>) {
-    const PipelinedSegment segment = segments[kScanSegment];
-    int done = 0; // steps
-    keys.ends[0] = keys.ends[1] = segment.keys;
-    run_steps<C, Tiles>(segment.mask, keys, pipeline, done, segment.end, 0, queries, o, rows,
-                        stage_scale_log2<C>(p, kCompressed, at.group), at.lane);
-    leave_branch<C, Tiles>(p, shared, at, kCompressed, o, rows, keys);
-    barrier_arrive(shared_address(&shared.barriers[kScanned]));
-    if constexpr (C::kCluster > 1) cluster_wait(); // all CTAs have started
-    Queries<PipelinedRawTiles<C>> raw_queries;
-    load_register_queries<C>(raw_queries, query, 0, at.lane);
-    run_rounds<C, PipelinedRawTiles<C>>(p, shared, at, pipeline, kUntilScanned, raw_queries, kept,
-                                        keys, done, o, rows);
-  } else {
-    run_rounds<C, Tiles>(p, shared, at, pipeline, kScan, queries, kept, keys, 0, o, rows);
   }
 }
 
