@@ -281,7 +281,7 @@ NSAI_DEVICE void consume(const TopnParams<C> &params, SharedStorage<C> &all, int
       };
 
       barrier_wait(shared_address(&shared.q_full[queries.stage]), queries.phase);
-      scale_log2 *= convert_flash_query<FlashConfig<C>>(sQ, kConsumerBarrier + consumer);
+      scale_log2 *= convert_flash_query<FlashConfig<C>>(sQ, consumer, tile.tokens);
       barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.phase);
       multiply_qk<Product>(s, sQ, stage_k(keys.stage)); // [64, 128]
       wait_read(0);

@@ -129,14 +129,19 @@ template <int kN> NSAI_DEVICE void hold(float (&d)[kN][4]) {
 }
 
 // Converts the warp's rows of Q, which have arrived in sQ, where products take fp16, and returns their
-// unit. The whole warpgroup takes part; `barrier` is its own.
-template <class Config> NSAI_DEVICE float convert_flash_query(u32 sQ, int barrier) {
+// unit. The whole consumer warpgroup takes part. Boxes of Q also bring tokens behind the tile's
+// `tokens`, and heads of the next group.
+template <class Config> NSAI_DEVICE float convert_flash_query(u32 sQ, int consumer, int tokens) {
   if constexpr (!kConvertsQuery<Config>) return 1.0f;
+  constexpr int kPadded = Config::kGroupPadded;
   u32 held[1][4]; // none of Q is in registers
+  const int first = threadIdx.x % 128 / 32 * 16, row = consumer * 64 + first;
   const float unit =
       convert_split_queries<typename Config::Element, 0, 64, Flash<Config>::kSteps * 2>(
-          held, sQ, threadIdx.x % 128 / 32 * 16);
-  threads_sync(barrier, 128); // products of a warpgroup read all its rows
+          held, sQ, first, [=](int i) {
+            return (row + i) % kPadded < Config::kGroup && (row + i) / kPadded < tokens;
+          });
+  threads_sync(kConsumerBarrier + consumer, 128); // products of a warpgroup read all its rows
   return unit;
 }
 
@@ -193,7 +198,7 @@ NSAI_DEVICE void flash_multiply(const FlashTile &tile, const FlashRows &rows,
   auto stage_k = [&](int stage) { return shared_address(shared.k[warp_uniform(stage)]); };
   auto stage_v = [&](int stage) { return shared_address(shared.v[warp_uniform(stage)]); };
 
-  scale_log2 *= convert_flash_query<Config>(sQ, kConsumerBarrier + consumer);
+  scale_log2 *= convert_flash_query<Config>(sQ, consumer, tile.tokens);
   barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.phase);
   multiply_qk<Product>(s, sQ, stage_k(keys.stage)); // [64, kKeys]
   wgmma_wait<0>();

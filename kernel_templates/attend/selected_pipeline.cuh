@@ -213,9 +213,11 @@ template <class Config> struct AskedStage {
   // Expands it where there is nothing else to do, or nothing to wait for.
   NSAI_DEVICE void expand_before(u32 base, const PipelineState<Config::kStages> &step) {
     using R = SelectedPipeline<Config>;
-    if (stage >= 0 && (barrier_passed(R::arrived(base, stage), phase) ||
-                       !barrier_passed(R::listed(base, step.stage), step.phase)))
-      expand(base);
+    if (stage < 0) return;
+    // One answer for the warp: lanes that expanded apart would write over what others have yet to read.
+    const bool now = barrier_passed(R::arrived(base, stage), phase) ||
+                     !barrier_passed(R::listed(base, step.stage), step.phase);
+    if (__any_sync(~0u, now)) expand(base);
   }
 };
 

@@ -56,8 +56,9 @@ template <class Config> struct SelectedPipeline {
   static constexpr int kArrived =
       kListed + (kLoaders ? 8 * kStages : 0); // u64 barriers, if codes are expanded
   static constexpr int kSTask =
-      kArrived + (kExpands ? 8 * kStages : 0);                          // int, if there are loaders
-  static constexpr int kSUnits = kSTask + (kLoaders ? 4 * kStages : 0); // f32 [kWarps], likewise
+      kArrived + (kExpands ? 8 * kStages : 0); // int, if there are loaders
+  static constexpr int kSUnits =
+      kSTask + (kLoaders ? 4 * kStages : 0); // f32 [kWarps], if codes are expanded
   static constexpr int kEnd = nsai_smem_aligned(kSUnits + (kExpands ? 4 * kWarps : 0), 16);
   static constexpr int kSQ = nsai_smem_aligned(kEnd, 1024); // Q of each warp or warpgroup, or empty
   static constexpr u32 kLast = 1u << 31;                    // flag in kSSeen

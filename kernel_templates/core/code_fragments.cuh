@@ -117,15 +117,18 @@ template <class Element, int kSteps> NSAI_DEVICE float convert_queries(u32 (&rQ)
 }
 
 // The same of rows whose first kHeldSteps steps of 16 columns rQ holds, and whose other kChunks chunks
-// lie in rows [first, first + 16) of a tile of panels of kRows rows. On return these are visible to
-// wgmma for threads that this one's arrival on a barrier reaches, and to the warp.
-template <class Element, int kHeldSteps, int kRows, int kChunks, int kSteps>
-NSAI_DEVICE float convert_split_queries(u32 (&rQ)[kSteps][4], u32 sQ, int first) {
+// lie in rows [first, first + 16) of a tile of panels of kRows rows. Rows of these that are not
+// present(row) may hold anything, and become 0: they must not decide the unit of the others. On
+// return the rows are visible to wgmma for threads that this one's arrival on a barrier reaches, and
+// to the warp.
+template <class Element, int kHeldSteps, int kRows, int kChunks, int kSteps, class Present>
+NSAI_DEVICE float convert_split_queries(u32 (&rQ)[kSteps][4], u32 sQ, int first, Present present) {
   if constexpr (Element::kPrecision == Fp16::kPrecision) return 1.0f;
   auto at = [&](int i) {
     const int chunk = i % kChunks;
     return sQ + (u32)(chunk / 8 * kRows * kPanelPitch) + panel_offset(first + i / kChunks, chunk);
   };
+  auto load = [&](int i) { return present(i / kChunks) ? load_shared(at(i)) : Chunk{}; };
   // The greatest finite magnitude, or that of each half of the words, of which any may be infinite.
   auto greatest = [&](bool finite) {
     u32 highest = 0;
@@ -139,7 +142,7 @@ NSAI_DEVICE float convert_split_queries(u32 (&rQ)[kSteps][4], u32 sQ, int first)
       for (int i = 0; i < 4; ++i) see(rQ[k][i]);
 #pragma unroll 2
     for (int i = threadIdx.x % 32; i < 16 * kChunks; i += 32) {
-      const Chunk x = load_shared(at(i));
+      const Chunk x = load(i);
 #pragma unroll
       for (int w = 0; w < 4; ++w) see(x.w[w]);
     }
@@ -155,7 +158,7 @@ NSAI_DEVICE float convert_split_queries(u32 (&rQ)[kSteps][4], u32 sQ, int first)
     for (int i = 0; i < 4; ++i) rQ[k][i] = convert_query<Element>(rQ[k][i], unit.inverse);
 #pragma unroll 2
   for (int i = threadIdx.x % 32; i < 16 * kChunks; i += 32) {
-    Chunk x = load_shared(at(i));
+    Chunk x = load(i);
 #pragma unroll
     for (int w = 0; w < 4; ++w) x.w[w] = convert_query<Element>(x.w[w], unit.inverse);
     store_shared(at(i), x);

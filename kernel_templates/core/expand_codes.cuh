@@ -16,6 +16,7 @@
 #pragma once
 #include "core/copy.cuh"
 #include "core/e4m3.cuh"
+#include "core/panel_tile.cuh"
 #include "core/tile.cuh"
 #include "core/tma.cuh"
 
@@ -24,8 +25,9 @@
 // kGroup. Layout has offset(row, chunk), and down(address, rows): the address of the same chunk
 // `rows` (constant) further down a group.
 //
-// A lane takes a piece of 8 codes of a row at a time, and four such pieces at once: few warps expand
-// a tile, and only independent conversions keep them from waiting for each.
+// A lane takes a piece of 8 codes of a row at a time, and kAtOnce such pieces together: few warps
+// expand a tile, and with independent conversions they need not wait for each one. (With four of wide
+// rows, loaders spill.)
 template <class Element, int kDim, int kGroup, int kStep, class Layout>
 NSAI_DEVICE void expand_code_groups(u32 tile, int first, int groups) {
   static_assert(kDim % 16 == 0 && kDim <= 256, "a row of codes consists of chunks of 16 bytes");
@@ -63,22 +65,11 @@ NSAI_DEVICE void expand_code_groups(u32 tile, int first, int groups) {
   }
 }
 
-// A tile of panels (core/tma.cuh) of kRows rows.
-template <int kRows> struct PanelLayout {
-  static constexpr int kPitch = kPanelPitch;
-  static NSAI_DEVICE u32 offset(int row, int c) {
-    return (u32)(c / 8 * kRows * kPanelPitch) + panel_offset(row, c);
-  }
-  static NSAI_DEVICE u32 down(u32 address, int rows) {
-    return (address ^ (u32)((rows & 7) << 4)) + (u32)(rows * kPanelPitch);
-  }
-};
-
 // Expands rows of a tile of panels. On return this thread's elements are visible to wgmma for threads
 // that its arrival on a barrier reaches.
 template <class Element, int kDim, int kRows, int kGroup, int kStep>
 NSAI_DEVICE void expand_code_rows(u32 tile, int first, int groups) {
-  expand_code_groups<Element, kDim, kGroup, kStep, PanelLayout<kRows>>(tile, first, groups);
+  expand_code_groups<Element, kDim, kGroup, kStep, PanelTile<kRows, kDim>>(tile, first, groups);
   shared_proxy_fence();
 }
 

@@ -20,6 +20,10 @@ template <int kRowsOf, int kCols> struct PanelTile {
   static NSAI_DEVICE u32 along(u32 address, int chunks) {
     return panel_along<kRows>(address, chunks);
   }
+  // As Tile::down().
+  static NSAI_DEVICE u32 down(u32 address, int rows) {
+    return (address ^ (u32)((rows & 7) << 4)) + (u32)(rows * kPanelPitch);
+  }
 };
 
 template <bool kPanels, int kRows, int kCols> struct ProductTileOf {

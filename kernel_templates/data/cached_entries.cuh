@@ -108,8 +108,9 @@ template <int kPageRows, int kFirstIndex, int kRows, class Order> struct EntryTi
     const int half = (u32)recomputed(threadIdx.x) % 64 / 32 * 4;
     copy_async_wait<kCodeParts - 1 - kPart>();
     __syncwarp(); // all lanes' codes have arrived
-    expand_code_groups<Element, kDim, 4, 8, PanelLayout<kRows>>(tile, kPart * kGroups * 8 + half,
-                                                                kGroups);
+    expand_code_groups<Element, kDim, 4, 8, PanelTile<kRows, kDim>>(tile,
+                                                                    kPart * kGroups * 8 + half,
+                                                                    kGroups);
     if constexpr (kPart + 1 < kCodeParts) expand<Element, kDim, kPart + 1>(tile);
   }
 };

@@ -194,8 +194,9 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
 #pragma unroll
   for (int b = 0; b < kBranches; ++b)
     gates[b] = p.branches >> b & 1 ? load_gate<C>(p.out[b], output_row) : 0;
-  // The batch and the gates were written before decode_split_kv_compressed ran, and its splits
-  // before decode_split_kv_attend ran: they may be read before waiting for the previous kernel.
+  // The batch and the gates were written before the step's first kernel ran, and the splits of
+  // decode_split_kv_compressed before decode_split_kv_attend ran: they may be read before waiting for
+  // the previous kernel.
   const bool early = p.attend.splits > 0;
   if (!early) begin_kernel();
 

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Copies the compressed keys of one sequence and KV head from packed tensors or a KV cache into
-// select_importance's tiles.
+// Copies the compressed or coarse keys of one sequence and KV head from packed tensors or a KV cache
+// into the tiles of select_importance and select_normalizer.
 //
 // Codes of a cache (core/e4m3.cuh) are converted to elements on their way.
 //

@@ -13,8 +13,8 @@
 // select_importance, whose `lse` is its output and whose `importance` it leaves alone.
 //
 // Output: the tokens in [token_begin, token_end). A token's result is bit-identical in every chunk of
-// tokens: its sums run over the same keys in the same order, and keys that it does not see add exact
-// zeros.
+// tokens of a run: its sums run over the same keys in the same order, and keys that it does not see
+// add exact zeros. (In decode the number of parts below depends on the batch.)
 //
 // Grid: as of select_importance. With kStep a part of the keys for each blockIdx.y, and of Z, which
 // select_importance adds up.

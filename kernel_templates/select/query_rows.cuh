@@ -20,6 +20,7 @@
 #include "data/source.cuh"
 #include "params/attention.h"
 #include "params/kv_cache.h"
+#include "select/importance_keys.cuh"
 
 static_assert(Config::kRows == 32 * Config::kWarps, "a warp has two m16 tiles of rows");
 static_assert(Config::kThreads == 32 * Config::kWarps, "all warps compute and copy");
@@ -43,7 +44,7 @@ using RowParams = CodedParamsOf<C, NsaiImportance, NsaiCachedImportance, NsaiCod
 template <class C>
 using StepRowParams = typename ParamsOf<C::kStep, RowParams<C>, NsaiStepImportance>::Type;
 
-template <class C> using KeyTileOf = Tile<C::kKeys, padded_dim(C::kHeadDimQk)>;
+template <class C> using KeyTileOf = typename KeyCopy<C>::KeyTile;
 
 // ---- coordinates
 

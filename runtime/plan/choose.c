@@ -58,7 +58,7 @@ static void check_shared(const nsai_problem *problem, const nsai_target *target,
   const nsai_request request = { problem, target, &tiles, false };
   variant->specify(&request, specs);
   for (int i = 0; i < variant->kernels; i++)
-    if (specs[i].shared_bytes > target->shared_bytes)
+    if (specs[i].entry && specs[i].shared_bytes > target->shared_bytes)
       nsai_refuse(reasons, "%s needs %u bytes of shared memory, a CTA has %u here", specs[i].entry,
                   specs[i].shared_bytes, target->shared_bytes);
 }
