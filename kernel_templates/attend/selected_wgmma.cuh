@@ -121,11 +121,10 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
         copy_query<Config, 64, S::kHeldPanels>(sQ, 16 * (warp % 4), p.q, at, 16 * warp);
       }
       if constexpr (S::kExpands) {
+        auto present = [](int) { return true; }; // absent rows are zeros
         const float unit =
             convert_split_queries<typename Config::Element, S::kHeldSteps, 64,
-                                  S::kQBytes / 64 / 16>(rQ, sQ, 16 * (warp % 4), [](int) {
-              return true;
-            }); // absent rows are zeros;
+                                  S::kQBytes / 64 / 16>(rQ, sQ, 16 * (warp % 4), present);
         // There is no register for it.
         if (lane == 0) store_shared_word(base + S::kSUnits + 4 * warp, __float_as_uint(unit));
         __syncwarp();

@@ -31,13 +31,14 @@
 // kGroupPadded tokens that can hold a token of the chunk. kProbe: num_rows tiles. kStep: a part of the
 // keys for each blockIdx.y.
 //
-// CTA: the rows of select/query_rows.cuh. Registers: Q (Dk / 2 per thread) and a 32x32 slice of scores. Shared memory:
-// nsai_smem_importance() of params/smem.h.
+// CTA: the rows of select/query_rows.cuh. Registers: Q (Dk / 2 per thread) and a 32x32 slice of
+// scores. Shared memory: nsai_smem_importance() of params/smem.h.
 //
 // Bound by mma.sync: 2.2 TFLOP of Q K^T in 7.5 ms at 64k tokens, D 128, G 16 on the H200.
 //
 // Config: Element, kHeadDimQk, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads, kMinBlocks,
-// kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kProbe, kMaxPool, kStep, kCountReads; those of data/source.cuh.
+// kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kProbe, kMaxPool, kStep,
+// kCountReads; those of data/source.cuh.
 #pragma once
 #include "core/copy.cuh"
 #include "core/launch.cuh"

@@ -44,7 +44,6 @@ enum {
 };
 
 #define COMBINE_THREADS 256 /* what decode_split_kv_combine asserts */
-#define TOPN_WARPS 8        /* of select_topn_cta, as its row chooses */
 
 static uint32_t scan_shared(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   const int32_t rows = nsai_decode_tile_rows(p, t);
@@ -291,7 +290,7 @@ static void specify_combine(const nsai_request *r, nsai_kernel_spec *spec) {
 static void specify_ranking(const nsai_request *r, nsai_kernel_spec kernel[]) {
   const nsai_problem *p = r->problem;
   const nsai_tiles tiles = nsai_importance_tiles(p, r->target);
-  const nsai_tiles rows = { { [NSAI_TILE_WARPS] = TOPN_WARPS, [NSAI_TILE_CTAS] = 2 } };
+  const nsai_tiles rows = nsai_topn_cta_tiles();
   const nsai_request topn = { p, r->target, &rows, r->standalone };
   const bool selects = p->model.select_count && p->selection == NSA_SELECT_TOPN;
   if (selects) nsai_topn_specify(&topn, "select_topn_cta", &kernel[TOPN]);

@@ -14,6 +14,9 @@ void nsai_topn_legal(const nsai_problem *problem, const nsai_target *target, nsa
 /* Tiles warps and ctas; no shared memory but static. */
 void nsai_topn_specify(const nsai_request *request, const char *entry, nsai_kernel_spec *spec);
 
+/* The tiles of select_topn_cta. */
+nsai_tiles nsai_topn_cta_tiles(void);
+
 /* Launches `grid` CTAs over the tokens of the span, with the importance of nsa_select or, in a run
  * of all stages, that of the workspace. */
 nsa_status nsai_topn_launch(const nsai_run *run, const nsai_kernel *kernel, int64_t grid,

@@ -24,11 +24,15 @@ static bool sensible(const nsai_problem *p, const nsai_target *t) {
          p->max_kv_len >= (int64_t)LEAST_BLOCKS * p->model.select_block;
 }
 
+nsai_tiles nsai_topn_cta_tiles(void) {
+  return (nsai_tiles){ { [NSAI_TILE_WARPS] = 8, [NSAI_TILE_CTAS] = 2 } };
+}
+
 static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   (void)p;
   (void)t;
   *by = NSAI_BY_DEFAULT;
-  return (nsai_tiles){ { [NSAI_TILE_WARPS] = 8, [NSAI_TILE_CTAS] = 2 } };
+  return nsai_topn_cta_tiles();
 }
 
 static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
