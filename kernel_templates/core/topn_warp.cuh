@@ -61,8 +61,8 @@ NSAI_DEVICE BestKey warp_best(const KeyAt &key_at, int count, u64 *queue, int la
     const uint4 x = *(const uint4 *)(orders + i);
     above += (x.x > greatest) + (x.y > greatest) + (x.z > greatest) + (x.w > greatest);
   }
-  // An order that the maxima of kFree lanes reach; 0 if fewer lanes have a key. The reduction also
-  // waits until all lanes have read the maxima.
+  __syncwarp(); // all lanes have read the maxima, which the queue overwrites
+  // An order that the maxima of kFree lanes reach; 0 if fewer lanes have a key.
   const u32 reached = __reduce_min_sync(kAllLanes, above < kFree ? greatest : ~0u);
   // Lower bound for chosen keys; 1 admits every key.
   u64 least = reached ? (u64)reached << 32 : 1;

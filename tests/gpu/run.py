@@ -6,6 +6,7 @@
   run.py FOLDER                     FOLDER: what tests/gpu/pack.sh has built, or a build folder's programs
   run.py FOLDER check sanitize      these parts alone
   run.py FOLDER --seconds 120       limits for each part
+  run.py FOLDER sanitize --from 90  the 91st process of the part and those behind it, where an earlier call ended
 
 Parts:
   check     nsacheck, many processes at once: fixed and random problems, scenarios of the cache by each operation,
@@ -18,6 +19,7 @@ part ran nothing. Processes for which no time was left are counted, and are no f
 """
 import argparse
 import concurrent.futures
+import itertools
 import os
 import pathlib
 import re
@@ -118,11 +120,12 @@ def sanitize_jobs(options):
             shortest[key] = problem
     # attend_compressed_topn_sm90 begins where there is something to search.
     searched = [problem for problem in listed if "searched" in problem and "topn_sm90" in problem]
-    for problem in sorted(shortest.values(), key=tokens_of) + searched:
+    # The tools of a problem have its compiled kernels in common, and a call the problems of one tool before the next tool's.
+    cache = {"NSA_CACHE_DIR": str(options.logs.resolve() / "cache")}
+    for tool, problem in itertools.product(TOOLS, sorted(shortest.values(), key=tokens_of) + searched):
         short = ["--steps", "1", "--repeats", "1"] if problem.startswith("cache:") else []
-        for tool in TOOLS:
-            yield Job(f"{tool} {problem}", ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", nsacheck, *short,
-                                            "--problem", problem])
+        yield Job(f"{tool} {problem}", ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", nsacheck, *short,
+                                        "--problem", problem], cache)
 
 
 def python_jobs(options):
@@ -135,7 +138,8 @@ def python_jobs(options):
 
 PARTS = {"check": check_jobs, "sanitize": sanitize_jobs, "python": python_jobs}
 AT_ONCE = {"check": 8, "sanitize": 8, "python": 3}
-BEGINS = 0.6  # share of a part's time in which processes and problems begin; the last ones have the rest
+# The share of a part's time in which processes and problems begin, or all of it but so many seconds: the last ones'.
+BEGINS, LASTS = 0.6, 120
 
 
 def main():
@@ -143,6 +147,8 @@ def main():
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--seconds", type=float, default=300, help="for each part [300]")
+    parser.add_argument("--from", type=int, default=0, metavar="N", dest="first", help="leave out N processes of each part")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes at once [check and sanitize 8, python 3]")
     parser.add_argument("--seed", type=int, default=1, help="of the random problems [1]")
     parser.add_argument("--logs", type=pathlib.Path, default=pathlib.Path("gpu-logs"))
     options = parser.parse_args()
@@ -153,9 +159,9 @@ def main():
     options.logs.mkdir(parents=True, exist_ok=True)
     bad = False
     for part in options.parts or PARTS:
-        jobs, begin = list(PARTS[part](options)), time.monotonic()
-        limits = begin + BEGINS * options.seconds, begin + options.seconds
-        with concurrent.futures.ThreadPoolExecutor(AT_ONCE[part]) as pool:
+        jobs, begin = list(PARTS[part](options))[options.first:], time.monotonic()
+        limits = begin + max(BEGINS * options.seconds, options.seconds - LASTS), begin + options.seconds
+        with concurrent.futures.ThreadPoolExecutor(options.jobs or AT_ONCE[part]) as pool:
             list(pool.map(lambda job: job.run(options.logs, *limits), jobs))
         for job in jobs:
             if job.failed or job.end or (job.begun and part != "sanitize"):
