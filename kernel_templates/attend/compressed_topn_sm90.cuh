@@ -165,19 +165,18 @@ NSAI_DEVICE void produce(const NsaiCompressedTopn &p,
 
 // The entries of a cache: two warps copy keys, two values.
 template <class C>
-NSAI_DEVICE void produce(const NsaiCachedCompressedTopn &params,
-                         typename Flash<FlashConfig<C>>::Shared &shared) {
-  const NsaiCompressedTopn &p = params.packed;
+NSAI_DEVICE void produce_cached(const TopnParams<C> &params,
+                                typename Flash<FlashConfig<C>>::Shared &shared) {
+  const NsaiCompressedTopn &p = packed_of(params);
   PipelineState<C::kQueryStages> queries;
   PipelineState<C::kStages> keys;
-  for_each_tile<FlashConfig<C>, CompressedKeys<C>>(
-      p.attend, params.batch, [&](const FlashTile &tile) {
-        const int tiles = key_tiles<C>(tile, searches<C>(p, tile));
-        if (!tiles) return;
-        if (threadIdx.x == 0) load_query_boxes<C>(p.attend, tile, shared, queries);
-        queries.advance();
-        produce_entries<C, CompressedKeys<C>, InterleavedOrder>(params, tile, tiles, shared, keys);
-      });
+  for_each<C>(params, [&](const FlashTile &tile) {
+    const int tiles = key_tiles<C>(tile, searches<C>(p, tile));
+    if (!tiles) return;
+    if (threadIdx.x == 0) load_query_boxes<C>(p.attend, tile, shared, queries);
+    queries.advance();
+    produce_entries<C, CompressedKeys<C>, InterleavedOrder>(params, tile, tiles, shared, keys);
+  });
 }
 
 // ---- consumers
@@ -376,7 +375,7 @@ template <class C> NSAI_DEVICE void compressed_topn(const TopnParams<C> &params)
   if (warpgroup == 0) {
     registers_drop<P::kProducerRegisters>();
     if constexpr (C::kCached)
-      produce<C>(cached_of(params), shared.flash);
+      produce_cached<C>(params, shared.flash);
     else
       produce<C>(params, shared.flash);
   } else if (warpgroup == 3) {

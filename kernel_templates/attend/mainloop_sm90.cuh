@@ -297,7 +297,8 @@ NSAI_DEVICE void init_barriers(typename Flash<Config>::Shared &shared, int arriv
 }
 
 template <class Config>
-using FlashParams = CodedParamsOf<Config, NsaiAttendTma, NsaiCachedAttendTma, NsaiCodedAttendTma>;
+using FlashParams = EntryParamsOf<Config, NsaiAttendTma, NsaiCachedAttendTma, NsaiCodedAttendTma,
+                                  NsaiExpandedAttendTma>;
 
 template <class Config, class Keys>
 NSAI_DEVICE void flash_attend(const FlashParams<Config> &params) {

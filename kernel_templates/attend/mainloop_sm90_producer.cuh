@@ -14,6 +14,7 @@
 #include "core/wgmma.cuh"
 #include "data/cached_boxes.cuh"
 #include "data/cached_entries.cuh"
+#include "data/expanded_entries.cuh"
 #include "params/kv_cache.h"
 
 // Starts the copies of the keys of a tile of queries.
@@ -55,50 +56,91 @@ NSAI_DEVICE void produce_keys(const NsaiAttendTma &p, const FlashTile &tile,
   }
 }
 
-// Copies `tiles` tiles of compressed entries of K or V of a cache into the stages `to`, as elements.
-// Two warps.
-template <class Config, class Keys, class Order, int kDim, class Batch, class Shared, int kBytes>
-NSAI_DEVICE void produce_entries(const Batch &batch, const NsaiCacheTensor &x,
-                                 const FlashTile &tile, int tiles, Shared &shared,
+// Where the compressed entries of a tile's sequence lie: in the cache, or expanded in the workspace.
+template <class Config> struct CacheEntries {
+  static constexpr bool kCodes = kReadsCodes<Config>;
+  const NsaiCacheBatch &batch;
+  const NsaiCachePair &pair;
+  NSAI_DEVICE auto rows(int s) const { return find_rows<Config::kPageRows>(batch, s, 0); }
+};
+struct WorkspaceEntries {
+  static constexpr bool kCodes = false;
+  NsaiCachePair pair;
+  NSAI_DEVICE auto rows(int) const { return expanded_rows(0); }
+};
+
+// Copies `tiles` tiles of entries of K or V, x, into the stages `to`, as elements. Two warps.
+template <class Config, class Keys, class Order, int kDim, class From, class Shared, int kBytes>
+NSAI_DEVICE void produce_entries(const From &from, const NsaiCacheTensor &x, const FlashTile &tile,
+                                 int tiles, Shared &shared,
                                  unsigned char (&to)[Config::kStages][kBytes],
                                  u64 (&full)[Config::kStages], u64 (&empty)[Config::kStages],
                                  PipelineState<Config::kStages> &keys) {
   constexpr int kKeys = Config::kKeys;
-  using Entries = EntryTiles<Config::kPageRows, Keys::kFirstIndex, kKeys, Order>;
-  const Entries entries = { find_rows<Config::kPageRows>(batch, tile.first_row, 0), tile.rows_left,
+  constexpr bool kLate = kReadsExpanded<Config>; // see below
+  using Rows = decltype(from.rows(0));
+  using Entries = EntryTiles<Rows, Keys::kFirstIndex, kKeys, Order, kLate>;
+  const Entries entries = { from.rows(tile.first_row), tile.rows_left,
                             shared_address(shared.entry_addresses +
                                            threadIdx.x / 32 * Entries::kOwn) };
   if (tiles > 0) entries.keep(entries.find_pages(0), x, tile.group, 0);
 #pragma unroll 1
   for (int first = 0; first < tiles * kKeys; first += kKeys, keys.advance()) {
     barrier_wait(shared_address(&empty[keys.stage]), keys.phase ^ 1);
-    const auto next = entries.find_pages(first + kKeys);
+    // The pages of the next tile are looked up before the copies of this one. With two places of
+    // entries there are no registers for that: they are looked up, and used, while the copies arrive.
+    typename Entries::Pages next;
+    if constexpr (!kLate) next = entries.find_pages(first + kKeys);
+    auto keep_next = [&] {
+      entries.keep(entries.find_pages(first + kKeys), x, tile.group, first + kKeys);
+    };
     const u32 stage = shared_address(to[keys.stage]);
-    if constexpr (kReadsCodes<Config>) {
+    if constexpr (From::kCodes) {
       entries.template copy<kRowWords<Config, kDim>, Entries::kCodeParts>(stage, first);
+      if constexpr (kLate) keep_next();
       entries.template expand<typename ProductConfig<Config>::Element, kDim>(stage);
     } else {
       entries.template copy<kDim, 1>(stage, first);
+      if constexpr (kLate) keep_next();
       copy_async_wait<0>();
     }
     shared_proxy_fence();
     barrier_arrive(shared_address(&full[keys.stage]));
-    entries.keep(next, x, tile.group, first + kKeys);
+    if constexpr (!kLate) entries.keep(next, x, tile.group, first + kKeys);
   }
 }
 
 // The same of K and V by four warps.
-template <class Config, class Keys, class Order, class Params, class Shared>
-NSAI_DEVICE void produce_entries(const Params &p, const FlashTile &tile, int tiles, Shared &shared,
-                                 PipelineState<Config::kStages> &keys) {
+template <class Config, class Keys, class Order, class From, class Shared>
+NSAI_DEVICE void produce_pair(const From &from, const FlashTile &tile, int tiles, Shared &shared,
+                              PipelineState<Config::kStages> &keys) {
   if (warp_uniform(threadIdx.x / 64))
-    produce_entries<Config, Keys, Order, Config::kHeadDimV>(p.batch, p.pair.v, tile, tiles, shared,
+    produce_entries<Config, Keys, Order, Config::kHeadDimV>(from, from.pair.v, tile, tiles, shared,
                                                             shared.v, shared.v_full, shared.v_empty,
                                                             keys);
   else
-    produce_entries<Config, Keys, Order, Config::kHeadDimQk>(p.batch, p.pair.k, tile, tiles, shared,
+    produce_entries<Config, Keys, Order, Config::kHeadDimQk>(from, from.pair.k, tile, tiles, shared,
                                                              shared.k, shared.k_full,
                                                              shared.k_empty, keys);
+}
+
+// The same from where the entries of the tile's sequence lie.
+template <class Config, class Keys, class Order, class Params, class Shared>
+NSAI_DEVICE void produce_entries(const Params &params, const FlashTile &tile, int tiles,
+                                 Shared &shared, PipelineState<Config::kStages> &keys) {
+  const auto &p = cached_of(params);
+  if constexpr (kReadsExpanded<Config>) {
+    const int slot = expanded_slot(params.expanded, p.batch, tile.first_row);
+    if (slot >= 0) {
+      const WorkspaceEntries from = {
+        expanded_pair<Config::kHeadDimQk, Config::kHeadDimV>(params.expanded, slot, tile.group)
+      };
+      produce_pair<Config, Keys, Order>(from, tile, tiles, shared, keys);
+      return;
+    }
+  }
+  const CacheEntries<Config> from = { p.batch, p.pair };
+  produce_pair<Config, Keys, Order>(from, tile, tiles, shared, keys);
 }
 
 template <class Config, class Keys>
@@ -213,7 +255,7 @@ NSAI_DEVICE void flash_produce(const Params &params, typename Flash<Config>::Sha
     queries.advance();
 
     if constexpr (kCachedEntries<Config, Keys>)
-      produce_entries<Config, Keys, NaturalOrder>(cached_of(params), tile,
+      produce_entries<Config, Keys, NaturalOrder>(params, tile,
                                                   ceil_div(max(tile.end, 0), Config::kKeys), shared,
                                                   keys);
     else if constexpr (Config::kCached)

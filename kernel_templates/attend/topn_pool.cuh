@@ -112,8 +112,8 @@ template <class C> NSAI_DEVICE bool searches(const NsaiCompressedTopn &p, const 
 }
 
 template <class C>
-using TopnParams =
-    CodedParamsOf<C, NsaiCompressedTopn, NsaiCachedCompressedTopn, NsaiCodedCompressedTopn>;
+using TopnParams = EntryParamsOf<C, NsaiCompressedTopn, NsaiCachedCompressedTopn,
+                                 NsaiCodedCompressedTopn, NsaiExpandedCompressedTopn>;
 
 template <class C, class Take> NSAI_DEVICE void for_each(const TopnParams<C> &params, Take take) {
   for_each_tile<FlashConfig<C>, CompressedKeys<C>>(packed_of(params).attend, sequences_of(params),

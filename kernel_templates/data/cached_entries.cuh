@@ -32,15 +32,19 @@ struct InterleavedOrder {
   static NSAI_DEVICE int block(int row) { return interleaved_key(row); }
 };
 
-// Rows of one KV head of a tensor of entries. kFirstIndex: entry_index() of block 0. Only whole
-// warps call the functions.
-template <int kPageRows, int kFirstIndex, int kRows, class Order> struct EntryTiles {
+// Rows of one KV head of a tensor of entries. Rows: the sequence's CachedRows. kFirstIndex:
+// entry_index() of block 0. Only whole warps call the functions.
+template <class Rows, int kFirstIndex, int kRows, class Order, bool kRecompute> struct EntryTiles {
   static_assert(kRows % 8 == 0, "rows 8 apart have one swizzle");
   static constexpr int kOwn = kRows / 2; // rows of a warp, four of each pass
   static constexpr int kHeld = ceil_div(kOwn, 32);
-  CachedRows<kPageRows> rows;
+  Rows rows;
   int end;       // blocks of the sequence
   u32 addresses; // u64 [kOwn] in shared memory, of this warp
+
+  static NSAI_DEVICE u32 thread() {
+    return kRecompute ? (u32)recomputed(threadIdx.x) : threadIdx.x;
+  }
 
   // Pages of a tile, kHeld in a lane.
   struct Pages {
@@ -49,8 +53,8 @@ template <int kPageRows, int kFirstIndex, int kRows, class Order> struct EntryTi
 
   // Index of the lane's row i of the tile from block `first` on.
   NSAI_DEVICE int index(int first, int i) const {
-    const int lane = threadIdx.x % 32;
-    return kFirstIndex + min(first + Order::block(threadIdx.x % 64 / 32 * 4 + lane % 4) +
+    const int lane = thread() % 32;
+    return kFirstIndex + min(first + Order::block(thread() % 64 / 32 * 4 + lane % 4) +
                                  (lane / 4 + 8 * i) * Order::kStep,
                              end - 1);
   }
@@ -69,9 +73,9 @@ template <int kPageRows, int kFirstIndex, int kRows, class Order> struct EntryTi
     __syncwarp(); // the addresses kept before have been read
 #pragma unroll
     for (int i = 0; i < kHeld; ++i)
-      if (32 * (i + 1) <= kOwn || threadIdx.x % 32 < kOwn % 32) {
+      if (32 * (i + 1) <= kOwn || thread() % 32 < kOwn % 32) {
         const u64 at = (u64)(data + row_offset(x, found.of[i], rows.slot(index(first, i))));
-        store_shared_pair(addresses + (32 * i + threadIdx.x % 32) * 8,
+        store_shared_pair(addresses + (32 * i + thread() % 32) * 8,
                           uint2{ (u32)at, (u32)(at >> 32) });
       }
     __syncwarp();
@@ -85,13 +89,13 @@ template <int kPageRows, int kFirstIndex, int kRows, class Order> struct EntryTi
   // Starts the copies of the tile from block `first` on, which was kept. Blocks from `end` on
   // become zeros.
   template <int kDim, int kParts> NSAI_DEVICE void copy(u32 to_shared, int first) const {
-    const int chunk = threadIdx.x % 8, row = threadIdx.x % 64 / 8;
+    const int chunk = thread() % 8, row = thread() % 64 / 8;
     to_shared += panel_offset(row, chunk);
     first += Order::block(row);
 // Producers have few registers.
 #pragma unroll(kDim % kPanelColumns || kParts > 1 && kPasses / kParts % 2 ? 1 : 2)
     for (int pass = 0; pass < kPasses; ++pass, first += Order::kStep) {
-      const uint2 at = load_shared_pair(addresses + (pass * 4 + threadIdx.x % 32 / 8) * 8);
+      const uint2 at = load_shared_pair(addresses + (pass * 4 + thread() % 32 / 8) * 8);
       const u16 *from = (const u16 *)((u64)at.y << 32 | at.x) + chunk * 8;
 #pragma unroll
       for (int i = 0; i < panels(kDim); ++i)

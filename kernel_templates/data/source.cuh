@@ -35,6 +35,18 @@ using CodedParamsOf =
     typename ParamsOf<kReadsCodes<C>, typename ParamsOf<C::kCached, Packed, Cached>::Type,
                       Coded>::Type;
 
+// Whether entries in codes may lie in the workspace as fp16 (data/expanded_entries.cuh).
+template <class C, class = void> struct ExpandedOf { static constexpr bool kValue = false; };
+template <class C> struct ExpandedOf<C, decltype((void)C::kExpanded)> {
+  static constexpr bool kValue = C::kExpanded;
+};
+template <class C> constexpr bool kReadsExpanded = ExpandedOf<C>::kValue;
+
+// The parameters of a kernel that may read those.
+template <class C, class Packed, class Cached, class Coded, class Expanded>
+using EntryParamsOf =
+    typename ParamsOf<kReadsExpanded<C>, CodedParamsOf<C, Packed, Cached, Coded>, Expanded>::Type;
+
 // The Config of products in fp16 where a kernel reads codes: it holds every code, and the conversion
 // to it is a single instruction.
 template <class C, bool kCodes> struct ProductsOf { using Type = C; };

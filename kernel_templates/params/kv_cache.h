@@ -218,6 +218,39 @@ typedef struct NsaiCodedCompressedTopn {
   int reserved[8];
 } NsaiCodedCompressedTopn;
 
+/* Entries of a cache in codes that lie in the workspace as fp16, without their scales: those of the
+ * sequences with at least `least_tokens` new tokens (data/expanded_entries.cuh). */
+typedef struct NsaiExpanded {
+  NsaiCacheTensor k, v; /* fp16 [slots, Hkv, entries, dim]; a slot is a page of as many rows */
+  int least_tokens;
+  int by_tokens; /* 1: the slot of a sequence is its first new token / least_tokens, 0: its number */
+} NsaiExpanded;
+
+/* kv_cache_expand_entries: writes them, a CTA so many of a KV head. */
+#define NSAI_EXPANDED_AT_ONCE 64
+typedef struct NsaiExpandEntries {
+  NsaiCacheBatch batch;
+  NsaiCachePair entries; /* codes */
+  NsaiExpanded to;
+  int kv_heads;
+  int reserved;
+} NsaiExpandEntries;
+
+/* With Config::kExpanded. They begin like NsaiCodedAttendTma and NsaiCodedCompressedTopn. */
+typedef struct NsaiExpandedAttendTma {
+  NsaiCachedAttendTma cached;
+  NsaiPairScales scales;
+  NsaiExpanded expanded;
+  int reserved[6];
+} NsaiExpandedAttendTma;
+
+typedef struct NsaiExpandedCompressedTopn {
+  NsaiCachedCompressedTopn cached;
+  NsaiPairScales scales;
+  NsaiExpanded expanded;
+  int reserved[6];
+} NsaiExpandedCompressedTopn;
+
 typedef struct NsaiCodedAttendSelectedTma {
   NsaiCachedAttendSelectedTma cached;
   NsaiPairScales scales;
@@ -303,6 +336,10 @@ NSAI_SIZE_IS(NsaiCodedAttend, 432);
 NSAI_SIZE_IS(NsaiCodedAttendSelected, 456);
 NSAI_SIZE_IS(NsaiCodedAttendTma, 896);
 NSAI_SIZE_IS(NsaiCodedCompressedTopn, 960);
+NSAI_SIZE_IS(NsaiExpanded, 72);
+NSAI_SIZE_IS(NsaiExpandEntries, 224);
+NSAI_SIZE_IS(NsaiExpandedAttendTma, 960);
+NSAI_SIZE_IS(NsaiExpandedCompressedTopn, 1024);
 NSAI_SIZE_IS(NsaiCodedAttendSelectedTma, 832);
 NSAI_SIZE_IS(NsaiCodedSelectedWindow, 1472);
 NSAI_SIZE_IS(NsaiCodedImportance, 288);

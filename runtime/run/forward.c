@@ -9,7 +9,9 @@
  * from one to the next in 16 bits and a unit for each row (core/epilogue.cuh). The last branch that
  * runs rounds the sum into o.
  *
- * nsa_prefill is the same over a cache, without compress: the cache has the entries. nsa_dense,
+ * nsa_prefill is the same over a cache, without compress: the cache has the entries. A row of
+ * attend_compressed that first expands entries in codes does so before attend_window, so that the two
+ * branches' kernels still overlap. nsa_dense,
  * nsa_decode and nsa_kv_append run one stage, behind the gates.
  */
 #include "base/math.h"
@@ -70,6 +72,20 @@ static nsa_status probe_rows(const nsai_run *run) {
   return form->variant->enqueue(run, form, &probe);
 }
 
+/* The compressed branch, in two parts around attend_window where its row asks for that. The tuner times
+ * the stage in one piece. */
+static bool compressed_goes_ahead(const nsai_run *run) {
+  return !run->callbacks && form_for(run, NSAI_STAGE_ATTEND_COMPRESSED)->variant->goes_ahead;
+}
+
+static nsa_status attend_compressed(const nsai_run *run, bool ahead) {
+  const nsai_span span = { .token_end = run->sizes.tokens,
+                           .ahead = ahead,
+                           .done_ahead = !ahead && compressed_goes_ahead(run) };
+  if (ahead && !compressed_goes_ahead(run)) return NSA_OK;
+  return nsai_enqueue_stage(run, NSAI_STAGE_ATTEND_COMPRESSED, &span);
+}
+
 /* The selected branch, with the window's where one kernel does both. */
 static nsa_status attend_last(const nsai_run *run) {
   bool window = nsai_run_fuses(run, NSAI_STAGE_ATTEND_WINDOW) && nsai_run_has(run, NSA_WIN);
@@ -92,10 +108,11 @@ nsa_status nsai_enqueue_forward(const nsai_run *run) {
   NSAI_TRY(nsai_enqueue_gates(run));
   if (!made && (branch || ranking || nsai_present(&run->io->kv.k_cmp)))
     NSAI_TRY(whole(run, NSAI_STAGE_COMPRESS));
+  const bool compressed = branch || (ranking && !nsai_normalizes_apart(m));
+  if (compressed) NSAI_TRY(attend_compressed(run, true));
   if (nsai_run_has(run, NSA_WIN) && !nsai_run_fuses(run, NSAI_STAGE_ATTEND_WINDOW))
     NSAI_TRY(whole(run, NSAI_STAGE_ATTEND_WINDOW));
-  if (branch || (ranking && !nsai_normalizes_apart(m)))
-    NSAI_TRY(whole(run, NSAI_STAGE_ATTEND_COMPRESSED));
+  if (compressed) NSAI_TRY(attend_compressed(run, false));
   NSAI_TRY(normalize(run, selecting, probes));
   if (selecting && !nsai_run_fuses(run, NSAI_STAGE_SELECT)) NSAI_TRY(select_blocks(run));
   if (probes) NSAI_TRY(probe_rows(run));

@@ -364,12 +364,14 @@ static NsaiPairScales branch_scales(const nsai_run *run, int branch) {
 
 /* Raw tokens are read through tensor maps; entries are not. */
 static nsa_status launch_cached_tma(const nsai_run *run, const nsai_kernel *kernel,
-                                    const NsaiCachePair *pair, const NsaiAttend *p, int branch) {
-  /* A kernel without codes takes the first member alone. */
-  NsaiCodedAttendTma coded = {
+                                    const NsaiCachePair *pair, const NsaiAttend *p, int branch,
+                                    const NsaiExpanded *expanded) {
+  /* A kernel without codes takes the first member alone, one of codes alone the first two. */
+  NsaiExpandedAttendTma coded = {
     .cached = { .packed.attend = *p, .batch = nsai_cache_batch(run), .pair = *pair },
     .scales = branch_scales(run, branch)
   };
+  if (expanded) coded.expanded = *expanded;
   NsaiAttendTma *maps = &coded.cached.packed;
   const int32_t dim = run->plan->problem.model.head_dim_qk;
   NSAI_TRY(nsai_map_rows(run, kernel, "q", &p->q, dim, &maps->q));
@@ -383,11 +385,17 @@ nsa_status nsai_launch_cached_attend(const nsai_run *run, const nsai_kernel *ker
   const nsa_kv *kv = &run->io->kv;
   const NsaiCachePair pair =
       branch == NSA_CMP ? nsai_cache_entries(kv) : nsai_cache_pair(run, kv, branch);
-  if (kernel->tma_box_keys) return launch_cached_tma(run, kernel, &pair, p, branch);
+  if (kernel->tma_box_keys) return launch_cached_tma(run, kernel, &pair, p, branch, NULL);
   /* A kernel without codes takes the first member alone. */
   NsaiCodedAttend coded = {
     .cached = { .batch = nsai_cache_batch(run), .pair = pair, .packed = *p },
     .scales = branch_scales(run, branch)
   };
   return nsai_launch(run->queue, kernel, nsai_grid_tiles(run, kernel), 1, &coded);
+}
+
+nsa_status nsai_launch_expanded_attend(const nsai_run *run, const nsai_kernel *kernel,
+                                       const NsaiAttend *p, const NsaiExpanded *expanded) {
+  const NsaiCachePair pair = nsai_cache_entries(&run->io->kv);
+  return launch_cached_tma(run, kernel, &pair, p, NSA_CMP, expanded);
 }

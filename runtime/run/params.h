@@ -106,6 +106,9 @@ nsa_status nsai_launch_attend(const nsai_run *run, const nsai_kernel *kernel, co
                               int64_t rows);
 nsa_status nsai_launch_cached_attend(const nsai_run *run, const nsai_kernel *kernel, int branch,
                                      const NsaiAttend *p);
+/* Over entries that were expanded, with tensor maps. */
+nsa_status nsai_launch_expanded_attend(const nsai_run *run, const nsai_kernel *kernel,
+                                       const NsaiAttend *p, const NsaiExpanded *expanded);
 
 /* A product through cuBLASLt. */
 nsa_status nsai_run_gemm(const nsai_run *run, const nsai_gemm *gemm, const void *a, const void *b,

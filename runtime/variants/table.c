@@ -12,7 +12,9 @@
   row(gate_gemm) \
   row(compress_mean) \
   row(compress_gemm) \
+  row(attend_compressed_topn_expanded_sm90) \
   row(attend_compressed_topn_sm90) \
+  row(attend_compressed_expanded_sm90) \
   row(attend_compressed_sm90) \
   row(attend_compressed_sm80) \
   row(importance_sm80) \

@@ -2,16 +2,24 @@
  * SPDX-License-Identifier: MIT
  *
  * attend_compressed_topn_sm90: the compressed branch, importance and the top-n in one kernel
- * (sm_90a).
+ * (sm_90a). attend_compressed_topn_expanded_sm90: the same over a cache in codes that another kernel
+ * expands first.
  */
 #include "variants/attend/compressed.h"
+#include "variants/attend/expanded.h"
 
 #include "base/math.h"
 
 #include <string.h>
 
-enum { TOPN, KERNELS };
-enum { SCRATCH, BUFFERS };       /* of every CTA */
+enum { TOPN, KERNELS, EXPAND = KERNELS, EXPANDED_KERNELS };
+enum {
+  SCRATCH,
+  BUFFERS,
+  K = BUFFERS,
+  V,
+  EXPANDED_BUFFERS
+};                               /* scratch of every CTA; fp16 entries */
 enum { SCRATCH_BYTES, NUMBERS }; /* of one CTA */
 
 /* The kernel's KernelTraits. */
@@ -166,12 +174,13 @@ static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
       NSAI_PRODUCT(out->number[SCRATCH_BYTES], kernel[TOPN].ctas_per_sm, r->target->sms);
 }
 
-static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
+/* `expanded`: entries that the kernel reads from the workspace; NULL: it has no such. */
+static nsa_status enqueue_topn(const nsai_run *run, const nsai_form *form,
+                               const NsaiExpanded *expanded) {
   const nsai_kernel *kernel = &form->kernel[TOPN];
   NsaiCompressedTopn p = { .attend.attend = nsai_compressed_params(run, kernel),
                            .scratch = nsai_buffer_at(run, form->buffer[SCRATCH]),
                            .scratch_bytes = form->number[SCRATCH_BYTES] };
-  (void)span;
   if (nsai_run_selects(run)) {
     nsa_tensor idx = nsai_index_tensor(run);
     p.idx = idx.data;
@@ -179,11 +188,12 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
     p.idx_head_stride = idx.stride[1];
   }
   if (nsai_problem_is_cached(&run->plan->problem)) {
-    /* A kernel without codes takes the first member alone. */
-    NsaiCodedCompressedTopn coded = { .cached = { .packed = p,
-                                                  .batch = nsai_cache_batch(run),
-                                                  .pair = nsai_cache_entries(&run->io->kv) },
-                                      .scales = nsai_entry_scales(run) };
+    /* A kernel without codes takes the first member alone, one of codes alone the first two. */
+    NsaiExpandedCompressedTopn coded = { .cached = { .packed = p,
+                                                     .batch = nsai_cache_batch(run),
+                                                     .pair = nsai_cache_entries(&run->io->kv) },
+                                         .scales = nsai_entry_scales(run) };
+    if (expanded) coded.expanded = *expanded;
     NsaiAttendTma *maps = &coded.cached.packed.attend;
     NSAI_TRY(nsai_map_rows(run, kernel, "q", &maps->attend.q, run->plan->problem.model.head_dim_qk,
                            &maps->q));
@@ -192,6 +202,58 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   NSAI_TRY(nsai_map_attend(run, kernel, nsai_present_blocks(run), &p.attend));
   return nsai_launch_tiles(run, kernel, &p);
 }
+
+static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
+  (void)span;
+  return enqueue_topn(run, form, NULL);
+}
+
+/* ---- the row that expands entries first ---- */
+
+static void legal_expanded(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  legal(p, t, reasons);
+  nsai_legal_expanded(p, reasons);
+}
+
+static bool sensible_expanded(const nsai_problem *p, const nsai_target *t) {
+  return sensible(p, t) && nsai_expanded_sensible(p);
+}
+
+static void specify_expanded(const nsai_request *r, nsai_kernel_spec kernel[]) {
+  specify(r, kernel);
+  nsai_expand_specify(r->problem, &kernel[EXPAND], &kernel[TOPN]);
+}
+
+static void workspace_expanded(const nsai_request *r, const nsai_kernel_spec kernel[],
+                               nsai_form_sizes *out) {
+  workspace(r, kernel, out);
+  nsai_expanded_workspace(r->problem, &out->bytes[K], &out->bytes[V]);
+}
+
+static nsa_status enqueue_expanded(const nsai_run *run, const nsai_form *form,
+                                   const nsai_span *span) {
+  const NsaiExpanded expanded = nsai_expanded_entries(run, form->buffer[K], form->buffer[V]);
+  if (!span->done_ahead) NSAI_TRY(nsai_expand_enqueue(run, &form->kernel[EXPAND], &expanded));
+  return span->ahead ? NSA_OK : enqueue_topn(run, form, &expanded);
+}
+
+const nsai_variant nsai_attend_compressed_topn_expanded_sm90 = {
+  .name = "attend_compressed_topn_expanded_sm90",
+  .stage = NSAI_STAGE_ATTEND_COMPRESSED,
+  .why = "attend_compressed_topn_sm90 over a cache in codes, which are first expanded to fp16 for "
+         "sequences with many new tokens",
+  .fuses = 1u << NSAI_STAGE_IMPORTANCE | 1u << NSAI_STAGE_SELECT,
+  .kernels = EXPANDED_KERNELS,
+  .buffers = EXPANDED_BUFFERS,
+  .numbers = NUMBERS,
+  .takes_codes = true,
+  .goes_ahead = true,
+  .legal = legal_expanded,
+  .sensible = sensible_expanded,
+  .specify = specify_expanded,
+  .workspace = workspace_expanded,
+  .enqueue = enqueue_expanded,
+};
 
 const nsai_variant nsai_attend_compressed_topn_sm90 = {
   .name = "attend_compressed_topn_sm90",
