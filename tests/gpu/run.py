@@ -51,7 +51,7 @@ class Job:
         if begin >= latest:
             return
         self.begun = True
-        log = logs / (re.sub(r"[^\w.-]+", "_", self.name)[:150] + ".log")
+        log = logs / (re.sub(r"[^\w.-]+", "_", self.name)[:240] + ".log")
         with log.open("w", encoding="utf-8") as out, tempfile.TemporaryDirectory(prefix="nsa-gpu-") as cache:
             environment = {**os.environ, "NSA_CACHE_DIR": cache, **self.environment}
             process = subprocess.Popen(self.command, stdout=out, stderr=subprocess.STDOUT, env=environment)
