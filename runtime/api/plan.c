@@ -93,6 +93,10 @@ static nsa_status write_choice(nsa_ctx *ctx, const nsai_problem *p, nsai_writer 
   nsai_decisions decisions;
   nsai_plan_decide(ctx, p, &decisions);
   if (nsai_problem_is_tunable(p)) nsai_write(text, "  %s\n", decisions.why);
+  if (p->op == NSA_OP_PREFILL && nsai_problem_splits(p))
+    nsai_write(text,
+               "  few new tokens over a long context: the kernels of decode, which split keys "
+               "(thresholds.prefill_split_from)\n");
   if (nsai_plan_target(ctx, p, &decisions, target) != NSA_OK) *target = ctx->target;
   if (target->register_fallback > ctx->target.register_fallback)
     nsai_write(text,

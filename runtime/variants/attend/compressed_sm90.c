@@ -50,9 +50,7 @@ static nsa_status enqueue_expanded(const nsai_run *run, const nsai_form *form,
 const nsai_variant nsai_attend_compressed_expanded_sm90 = {
   .name = "attend_compressed_expanded_sm90",
   .stage = NSAI_STAGE_ATTEND_COMPRESSED,
-  .why = "attend_compressed_sm90 over a cache in codes, which are first expanded to fp16 for "
-         "sequences "
-         "with many new tokens",
+  .why = "flash attention over e4m3 entries expanded before",
   .kernels = EXPANDED_KERNELS,
   .buffers = EXPANDED_BUFFERS,
   .takes_codes = true,

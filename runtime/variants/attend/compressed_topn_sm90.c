@@ -240,8 +240,7 @@ static nsa_status enqueue_expanded(const nsai_run *run, const nsai_form *form,
 const nsai_variant nsai_attend_compressed_topn_expanded_sm90 = {
   .name = "attend_compressed_topn_expanded_sm90",
   .stage = NSAI_STAGE_ATTEND_COMPRESSED,
-  .why = "attend_compressed_topn_sm90 over a cache in codes, which are first expanded to fp16 for "
-         "sequences with many new tokens",
+  .why = "compressed branch to top-n, of e4m3 entries expanded before",
   .fuses = 1u << NSAI_STAGE_IMPORTANCE | 1u << NSAI_STAGE_SELECT,
   .kernels = EXPANDED_KERNELS,
   .buffers = EXPANDED_BUFFERS,
