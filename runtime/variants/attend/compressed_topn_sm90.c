@@ -215,10 +215,6 @@ static void legal_expanded(const nsai_problem *p, const nsai_target *t, nsai_rea
   nsai_legal_expanded(p, reasons);
 }
 
-static bool sensible_expanded(const nsai_problem *p, const nsai_target *t) {
-  return sensible(p, t) && nsai_expanded_sensible(p);
-}
-
 static void specify_expanded(const nsai_request *r, nsai_kernel_spec kernel[]) {
   specify(r, kernel);
   nsai_expand_specify(r->problem, &kernel[EXPAND], &kernel[TOPN]);
@@ -248,7 +244,7 @@ const nsai_variant nsai_attend_compressed_topn_expanded_sm90 = {
   .takes_codes = true,
   .goes_ahead = true,
   .legal = legal_expanded,
-  .sensible = sensible_expanded,
+  .sensible = sensible,
   .specify = specify_expanded,
   .workspace = workspace_expanded,
   .enqueue = enqueue_expanded,
