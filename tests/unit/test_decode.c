@@ -427,13 +427,39 @@ static void test_split_prefill(void **state) {
   end(&r);
 }
 
+/* Where kernels may not be compiled, those of the prefill serve unless those of the step are there. */
+static void test_split_prefill_packed(void **state) {
+  static const char *const extras[] = { "thresholds.prefill_split_from=0", "runtime.jit=never",
+                                        "runtime.jit=on_demand", "runtime.jit=never" };
+  static const char *const rows[] = { "attend_compressed=", "attend_compressed=", "decode=",
+                                      "decode=" };
+  char yaml[1024], dir[64] = "";
+  nsa_ctx *ctx = NULL;
+  nsa_problem p = INIT(nsa_problem, .op = NSA_OP_PREFILL, .max_tokens = TOKENS, .max_kv_len = 32768,
+                       .max_seqs = SEQS, .page_size = 16);
+  machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    nsa_caps caps = NSA_CAPS_INIT;
+    machine_reopen(&ctx, dir, &(machine_reopening){ .yaml = yaml, .extra = extras[i] });
+    machine_expect("query", nsa_query(ctx, &p, &caps), NSA_OK, NULL);
+    assert_int_equal(caps.missing_kernels > 0, i % 2 == 0);
+    nsa_plan *plan = machine_plan(ctx, &p);
+    machine_expect("caps", nsa_plan_caps(plan, &caps), NSA_OK, NULL);
+    if (strncmp(caps.variants, rows[i], strlen(rows[i])) != 0)
+      fail_msg("%s: %s", extras[i], caps.variants);
+    nsa_plan_destroy(plan);
+  }
+  nsa_destroy(ctx);
+  machine_remove(dir);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_launches),      cmocka_unit_test(test_cluster),
     cmocka_unit_test(test_rankings),      cmocka_unit_test(test_lists),
     cmocka_unit_test(test_narrow_table),  cmocka_unit_test(test_full),
     cmocka_unit_test(test_products),      cmocka_unit_test(test_prefill),
-    cmocka_unit_test(test_split_prefill),
+    cmocka_unit_test(test_split_prefill), cmocka_unit_test(test_split_prefill_packed),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
