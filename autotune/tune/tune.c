@@ -133,6 +133,7 @@ static nsai_problem timed_problem(const nsai_problem *problem, int64_t tokens) {
     if (p.max_tokens > tokens) p.max_tokens = tokens;
     p.max_q_len = (int32_t)p.max_tokens;
     p.window_ring = false;
+    p.split_from = 0; /* the kernels of decode are timed by themselves */
     return p;
   }
   p.max_tokens = p.max_kv_tokens = tokens;
@@ -541,6 +542,7 @@ nsa_status nsai_tune_first_use(nsa_ctx *ctx, const nsai_problem *problem, nsa_pr
                                void *user) {
   const nsai_config *c = ctx->config;
   if (!nsai_problem_is_tunable(problem) || !c->tuning.on_first_use || !c->tuning.records ||
+      (problem->op == NSA_OP_PREFILL && nsai_problem_splits(problem)) || /* follows no record */
       ctx->deviceless || c->runtime.jit != NSAI_JIT_ON_DEMAND ||
       nsai_tune_is_recorded(ctx, problem) || nsai_tune_begin(ctx) != NSA_OK)
     return NSA_OK;

@@ -36,6 +36,19 @@ static void fill_caps(const nsa_ctx *ctx, const nsai_choice *choice,
   nsai_struct_out(&caps, sizeof caps, out);
 }
 
+/* A resolved problem. Where kernels may not be compiled, a prefill that could take those of decode takes
+ * its own unless the others are there: a pack made for prefills alone has them not. */
+static nsa_status resolve(nsa_ctx *ctx, const nsa_problem *problem, nsai_problem *out) {
+  nsai_choice choice;
+  int32_t missing = 0;
+  NSAI_TRY(nsai_problem_resolve(ctx->config, problem, out));
+  if (ctx->cpu || ctx->config->runtime.jit == NSAI_JIT_ON_DEMAND || out->op != NSA_OP_PREFILL ||
+      !nsai_problem_splits(out))
+    return NSA_OK;
+  if (nsai_plan_foresee(ctx, out, &choice, &missing) != NSA_OK || missing) out->split_from = 0;
+  return NSA_OK;
+}
+
 nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
   static const nsa_caps none = NSA_CAPS_INIT;
   nsai_problem resolved;
@@ -44,7 +57,7 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
   int32_t missing = 0;
   NSAI_TRY(nsai_context_check(ctx));
   NSAI_TRY(check_caps(caps));
-  NSAI_TRY(nsai_problem_resolve(ctx->config, problem, &resolved));
+  NSAI_TRY(resolve(ctx, problem, &resolved));
   if (!ctx->cpu) {
     nsa_status status = nsai_plan_foresee(ctx, &resolved, &choice, &missing);
     if (status == NSA_OK)
@@ -93,6 +106,10 @@ static nsa_status write_choice(nsa_ctx *ctx, const nsai_problem *p, nsai_writer 
   nsai_decisions decisions;
   nsai_plan_decide(ctx, p, &decisions);
   if (nsai_problem_is_tunable(p)) nsai_write(text, "  %s\n", decisions.why);
+  if (p->op == NSA_OP_PREFILL && nsai_problem_splits(p))
+    nsai_write(text,
+               "  few new tokens over a long context: the kernels of decode, which split keys "
+               "(thresholds.prefill_split_from)\n");
   if (nsai_plan_target(ctx, p, &decisions, target) != NSA_OK) *target = ctx->target;
   if (target->register_fallback > ctx->target.register_fallback)
     nsai_write(text,
@@ -118,8 +135,7 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
   nsai_problem resolved;
   nsai_choice choice;
   nsai_target target;
-  if (nsai_context_check(ctx) != NSA_OK ||
-      nsai_problem_resolve(ctx->config, problem, &resolved) != NSA_OK) {
+  if (nsai_context_check(ctx) != NSA_OK || resolve(ctx, problem, &resolved) != NSA_OK) {
     nsai_write(&text, "%s\n", nsa_last_error());
     return text.used;
   }
@@ -172,7 +188,7 @@ nsa_status nsa_plan_create(nsa_ctx *ctx, const nsa_problem *problem, nsa_progres
     return nsai_fail(NSA_E_NO_DEVICE,
                      "the context was made for options.arch: it can compile (nsa_prepare), but not "
                      "make plans");
-  NSAI_TRY(nsai_problem_resolve(ctx->config, problem, &resolved));
+  NSAI_TRY(resolve(ctx, problem, &resolved));
   return nsai_plan_create(ctx, &resolved, progress, user, out);
 }
 

@@ -148,7 +148,7 @@ static nsa_status cached(nsai_run *run) {
   nsai_reference_cache cache = cache_of(run);
   NSAI_TRY(check_call(run, nsai_check_run));
   if (run->driver)
-    return p->op == NSA_OP_DECODE ? nsai_enqueue_decode(run) : nsai_enqueue_forward(run);
+    return nsai_problem_splits(p) ? nsai_enqueue_decode(run) : nsai_enqueue_forward(run);
   return nsai_reference_cached(&p->model, &cache, p->selection, run->branches, run->batch, run->io,
                                ALL_PROCESSORS);
 }

@@ -132,6 +132,7 @@ typedef enum nsai_key_id {
   NSAI_KEY_FORCE_LAST = NSAI_KEY_FORCE + NSAI_STAGE_COUNT - 1,
   NSAI_KEY_DISABLE,
   NSAI_KEY_SELECT_DENSE_BELOW,
+  NSAI_KEY_PREFILL_SPLIT_FROM,
   NSAI_KEY_DEVICE_SMS,
   NSAI_KEY_DEVICE_SMEM,
   NSAI_KEY_DEVICE_L2,
@@ -221,6 +222,7 @@ typedef struct nsai_config {
   } variants;
   struct {
     int64_t select_dense_below; /* tokens; -1: auto = count * block */
+    int64_t prefill_split_from; /* tokens; 0: never; -1: auto */
   } thresholds;
   struct {
     int32_t sms;                  /* 0: not given; the same holds for all figures here */

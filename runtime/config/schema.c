@@ -286,6 +286,15 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                                     auto_words, "auto",
                                     "KV tokens up to which the selected branch runs dense; auto: "
                                     "select.count * select.block, where both are the same" },
+  [NSAI_KEY_PREFILL_SPLIT_FROM] = { "thresholds.prefill_split_from", NSAI_TYPE_LONG,
+                                    AT(thresholds.prefill_split_from), 0, NSAI_MAX_ROWS, 0,
+                                    auto_words, "auto",
+                                    "max_kv_len from which a plan for prefills of few tokens, "
+                                    "whose "
+                                    "tiles of queries would leave half the device idle, takes the "
+                                    "kernels of decode, which split keys; auto: 32768; 0: never. "
+                                    "Plans with a row of prefill or decode forced, or with rows "
+                                    "disabled, do not" },
 
   RANGE(DEVICE_SMS, "device.sms", INT, device.sms, 0, MAX_SMS, 0, "0",
         "streaming multiprocessors; 0: unknown"),

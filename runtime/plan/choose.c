@@ -18,7 +18,7 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   if (p->op == NSA_OP_BACKWARD)
     return backward || (stage == NSAI_STAGE_COMPRESS && m->phi != NSAI_PHI_EXTERNAL);
   if (p->op == NSA_OP_APPEND) return stage == NSAI_STAGE_APPEND;
-  if (p->op == NSA_OP_DECODE) return stage == NSAI_STAGE_DECODE;
+  if (nsai_problem_splits(p)) return stage == NSAI_STAGE_DECODE;
   switch (stage) {
   case NSAI_STAGE_GATE: break; /* above */
   case NSAI_STAGE_COMPRESS: return m->phi != NSAI_PHI_EXTERNAL && !nsai_problem_is_cached(p);

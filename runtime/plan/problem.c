@@ -4,6 +4,7 @@
 #include "plan/problem.h"
 
 #include "base/struct.h"
+#include "plan/forms.h"
 
 static const nsai_struct_type problem_type = { "problem", "NSA_PROBLEM_INIT", sizeof(nsa_problem) };
 
@@ -168,6 +169,28 @@ static nsa_status resolve_cached(const nsai_config *config, const nsa_problem *p
   return resolve_ring(config, problem, out);
 }
 
+/* The context from which a prefill of few tokens is split, where the configuration leaves that to the
+ * library. By counts for an H200, with 64 tokens: each of a quarter of its multiprocessors takes about
+ * 75 us for the compressed keys of 64k tokens, and 40 for those of 32k. */
+#define SPLIT_FROM 32768
+
+/* Whether the configuration says which rows a prefill, or a decode step, has. */
+static bool names_rows(const nsai_config *config) {
+  static const nsai_stage stages[] = {
+    NSAI_STAGE_ATTEND_COMPRESSED, NSAI_STAGE_IMPORTANCE,    NSAI_STAGE_SELECT,
+    NSAI_STAGE_ATTEND_SELECTED,   NSAI_STAGE_ATTEND_WINDOW, NSAI_STAGE_DECODE
+  };
+  for (size_t i = 0; i < sizeof stages / sizeof *stages; i++)
+    if (config->variants.force[stages[i]]) return true;
+  return config->variants.disable.count > 0;
+}
+
+static int64_t split_from(const nsai_config *config, int32_t op) {
+  const int64_t wanted = config->thresholds.prefill_split_from;
+  if (op != NSA_OP_PREFILL || names_rows(config)) return 0;
+  return wanted < 0 ? SPLIT_FROM : wanted;
+}
+
 static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
                           nsai_problem *out) {
   const nsai_model *m = &config->model;
@@ -212,6 +235,7 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
   int64_t exact = (int64_t)m->select_count * m->select_block;
   int64_t wanted = config->thresholds.select_dense_below;
   out->select_dense_below = wanted < 0 || wanted > exact ? exact : wanted;
+  out->split_from = split_from(config, out->op);
   return NSA_OK;
 }
 
@@ -274,4 +298,21 @@ void nsai_problem_add_string(nsai_writer *text, const nsai_problem *p) {
 bool nsai_problem_selects_all(const nsai_problem *p) {
   return p->op == NSA_OP_FORWARD && p->selection == NSA_SELECT_TOPN && p->model.select_count &&
          p->max_kv_len <= p->select_dense_below;
+}
+
+/* Tiles of queries below which a prefill is split: half the multiprocessors of an H200. A tile has 128
+ * rows, as that of attend_compressed_topn_sm90. */
+#define FEW_TILES 66
+#define TILE_ROWS 128
+#define MOST_SPLIT_TOKENS 128
+
+bool nsai_problem_splits(const nsai_problem *p) {
+  const nsai_model *m = &p->model;
+  int32_t group = 1;
+  if (p->op == NSA_OP_DECODE) return true;
+  if (p->op != NSA_OP_PREFILL || !p->split_from || p->max_kv_len < p->split_from) return false;
+  if (p->max_tokens > MOST_SPLIT_TOKENS || !nsai_ranks_by_branch(m)) return false;
+  while (group < m->heads / m->kv_heads) group *= 2;
+  const int32_t tile_tokens = group < TILE_ROWS ? TILE_ROWS / group : 1;
+  return nsai_most_step_tiles(p, tile_tokens) * m->kv_heads < FEW_TILES;
 }

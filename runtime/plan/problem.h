@@ -27,9 +27,10 @@ typedef struct nsai_problem {
   int32_t max_q_len;                             /* with a cache */
   bool window_ring;
   int32_t kv_dtype, cmp_dtype; /* of raw pairs, of entries: NSA_E4M3, or 0: the model's */
-  int64_t select_dense_below;  /* the selected branch is exact dense attention up to this kv_len */
-  bool count_reads;            /* of a decode step: its kernels count what they read */
-  int32_t recompute;           /* NSAI_RECOMPUTE_*; of NSA_OP_BACKWARD */
+  int64_t split_from; /* of a prefill: max_kv_len from which few new tokens are split; 0: never */
+  int64_t select_dense_below; /* the selected branch is exact dense attention up to this kv_len */
+  bool count_reads;           /* of a decode step: its kernels count what they read */
+  int32_t recompute;          /* NSAI_RECOMPUTE_*; of NSA_OP_BACKWARD */
 } nsai_problem;
 
 /* Checks an array of callers' problems, which may have another size than this library's:
@@ -46,6 +47,11 @@ static inline bool nsai_problem_is_cached(const nsai_problem *problem) {
   return problem->op == NSA_OP_PREFILL || problem->op == NSA_OP_DECODE ||
          problem->op == NSA_OP_APPEND;
 }
+
+/* Whether the kernels of a decode step serve: of a decode step, and of a prefill of so few new tokens
+ * over so long a context that its own kernels, which give a tile of queries to a CTA, would leave half
+ * of the device idle. */
+bool nsai_problem_splits(const nsai_problem *problem);
 
 /* Whether some of the cache is stored in codes, NSA_E4M3. */
 static inline bool nsai_problem_has_codes(const nsai_problem *problem) {

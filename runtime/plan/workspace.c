@@ -168,7 +168,7 @@ nsa_status nsai_workspace_make(const nsai_problem *p, const nsai_choice *choice,
   if (choice->variant[NSAI_STAGE_GATE])
     out->gate_logits =
         take(out, "logits of the gates", NSAI_PRODUCT(p->max_tokens, p->model.heads, 3, 4));
-  if (p->op == NSA_OP_DECODE)
+  if (nsai_problem_splits(p))
     reserve_step(out, p);
   else if (p->op != NSA_OP_DENSE && p->op != NSA_OP_APPEND)
     reserve_branches(out, p, choice);

@@ -99,6 +99,7 @@ def check_jobs(options):
     for kind in ("decode", "prefill", "split"):
         yield Job(f"cache {kind}", [nsacheck, "cache", "--op", kind, *random])
     yield Job("cache codes", [nsacheck, "cache", "--codes", "any", *random])
+    yield Job("cache few", [nsacheck, "cache", "--op", "prefill", "--codes", "any", "--set", "thresholds.prefill_split_from=1", *random])
     yield Job("soak", [nsacheck, "cache", "--soak", "5000", "--codes", "both", "--threads", "2"])
 
 

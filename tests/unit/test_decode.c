@@ -399,12 +399,67 @@ static void test_prefill(void **state) {
   end(&r);
 }
 
+/* A prefill of few tokens over what counts as a long context takes the kernels of a step. */
+static void test_split_prefill(void **state) {
+  decode_run r;
+  begin_with(&r, "thresholds.prefill_split_from=64", NSAI_PHI_MEAN);
+  nsa_plan *prefill = plan_of(&r, NSA_OP_PREFILL);
+  nsa_caps caps = NSA_CAPS_INIT;
+  machine_expect("caps", nsa_plan_caps(prefill, &caps), NSA_OK, NULL);
+  assert_string_equal(caps.variants, "decode=decode_cluster"); /* of few items */
+  assert_true(caps.workspace_bytes <= WORKSPACE);
+  machine_expect("prefill", nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
+  expect_launches("decode_cluster");
+  nsa_plan_destroy(prefill);
+  prefill = plan_for(&r, NSA_OP_PREFILL, NSA_SELECT_TOPN, 2); /* probed */
+  for (int tokens = TOKENS; tokens >= SEQS; tokens -= SEQS) {
+    r.io.q.shape[0] = r.io.gate.value.shape[0] = r.io.o.shape[0] = tokens;
+    machine_expect("prefill", nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
+    expect_launches("decode_split_kv_compressed decode_split_kv_select decode_split_kv_attend "
+                    "decode_split_kv_combine");
+  }
+  machine_expect("decode", nsa_decode(prefill, &r.m.exec, &r.batch, &r.io), NSA_E_ARG,
+                 "the plan was made for problem.op NSA_OP_PREFILL");
+  r.io.kv_reads = toy_tensor(&r.memory, NSA_F32, 3, 1, 1, 1);
+  machine_expect("prefill", nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io), NSA_E_ARG,
+                 "NSA_OP_PREFILL counts nothing");
+  nsa_plan_destroy(prefill);
+  end(&r);
+}
+
+/* Where kernels may not be compiled, those of the prefill serve unless those of the step are there. */
+static void test_split_prefill_packed(void **state) {
+  static const char *const extras[] = { "thresholds.prefill_split_from=0", "runtime.jit=never",
+                                        "runtime.jit=on_demand", "runtime.jit=never" };
+  static const char *const rows[] = { "attend_compressed=", "attend_compressed=", "decode=",
+                                      "decode=" };
+  char yaml[1024], dir[64] = "";
+  nsa_ctx *ctx = NULL;
+  nsa_problem p = INIT(nsa_problem, .op = NSA_OP_PREFILL, .max_tokens = TOKENS, .max_kv_len = 32768,
+                       .max_seqs = SEQS, .page_size = 16);
+  machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    nsa_caps caps = NSA_CAPS_INIT;
+    machine_reopen(&ctx, dir, &(machine_reopening){ .yaml = yaml, .extra = extras[i] });
+    machine_expect("query", nsa_query(ctx, &p, &caps), NSA_OK, NULL);
+    assert_int_equal(caps.missing_kernels > 0, i % 2 == 0);
+    nsa_plan *plan = machine_plan(ctx, &p);
+    machine_expect("caps", nsa_plan_caps(plan, &caps), NSA_OK, NULL);
+    if (strncmp(caps.variants, rows[i], strlen(rows[i])) != 0)
+      fail_msg("%s: %s", extras[i], caps.variants);
+    nsa_plan_destroy(plan);
+  }
+  nsa_destroy(ctx);
+  machine_remove(dir);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_launches),     cmocka_unit_test(test_cluster),
-    cmocka_unit_test(test_rankings),     cmocka_unit_test(test_lists),
-    cmocka_unit_test(test_narrow_table), cmocka_unit_test(test_full),
-    cmocka_unit_test(test_products),     cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_launches),      cmocka_unit_test(test_cluster),
+    cmocka_unit_test(test_rankings),      cmocka_unit_test(test_lists),
+    cmocka_unit_test(test_narrow_table),  cmocka_unit_test(test_full),
+    cmocka_unit_test(test_products),      cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_split_prefill), cmocka_unit_test(test_split_prefill_packed),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

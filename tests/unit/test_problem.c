@@ -321,12 +321,45 @@ static void test_selects_all(void **state) {
   assert_false(selects_all(BELOW(0), 1, NSA_SELECT_TOPN, NSA_OP_FORWARD));
 }
 
+/* 64 heads in groups of 16: a tile of 128 rows has 8 tokens. */
+#define WIDE "nsa: 1\nmodel: {heads: 64, kv_heads: 4, head_dim: 128}\nserving: {page_size: 64}\n"
+#define FROM(n) WIDE "thresholds: {prefill_split_from: " #n "}"
+
+static bool splits(const char *yaml, int64_t tokens, int32_t seqs, int64_t longest, int32_t op) {
+  nsai_config *config = load(&REQUEST(.text = yaml));
+  nsa_problem asked =
+      PROBLEM(.op = op, .max_tokens = tokens, .max_seqs = seqs, .max_kv_len = longest);
+  nsai_problem p = resolve(config, &asked);
+  nsai_config_destroy(config);
+  return nsai_problem_splits(&p);
+}
+
+/* Tiles times KV heads below 66, 128 tokens at most, long contexts. */
+static void test_splits(void **state) {
+  assert_true(splits(WIDE, 128, 1, 32768, NSA_OP_PREFILL)); /* 16 tiles of 4 heads */
+  assert_false(splits(WIDE, 129, 1, 32768, NSA_OP_PREFILL));
+  assert_false(splits(WIDE, 128, 1, 32767, NSA_OP_PREFILL));
+  assert_false(splits(WIDE, 128, 1, 32768, NSA_OP_APPEND));
+  assert_true(splits(WIDE, 8, 1, 1, NSA_OP_DECODE));
+  assert_true(splits(WIDE, 64, 8, 65536, NSA_OP_PREFILL));  /* 16 tiles: 8 and one a sequence */
+  assert_false(splits(WIDE, 64, 9, 65536, NSA_OP_PREFILL)); /* 17 */
+  assert_false(splits(FROM(0), 64, 1, 65536, NSA_OP_PREFILL));
+  assert_true(splits(FROM(auto), 64, 1, 65536, NSA_OP_PREFILL));
+  assert_true(splits(FROM(100), 64, 1, 100, NSA_OP_PREFILL));
+  assert_false(splits(FROM(100), 64, 1, 99, NSA_OP_PREFILL));
+  assert_false(splits(WIDE "variants: {disable: [dense.*]}", 64, 1, 65536, NSA_OP_PREFILL));
+  assert_false(splits(WIDE "variants: {force: {attend_window: attend_window_sm80}}", 64, 1, 65536,
+                      NSA_OP_PREFILL));
+  assert_true(
+      splits(WIDE "variants: {force: {append: append_mean}}", 64, 1, 65536, NSA_OP_PREFILL));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_defaults),    cmocka_unit_test(test_cached_defaults),
     cmocka_unit_test(test_none),        cmocka_unit_test(test_refusals),
     cmocka_unit_test(test_strings),     cmocka_unit_test(test_normalizer_pages),
-    cmocka_unit_test(test_selects_all),
+    cmocka_unit_test(test_selects_all), cmocka_unit_test(test_splits),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

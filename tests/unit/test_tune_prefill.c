@@ -136,12 +136,48 @@ static void test_problems(void **state) {
   tuning_leave(&w);
 }
 
+static bool plans_for(tuning *w, const nsa_problem *p, const char *row) {
+  nsai_tune_span span = { 0 };
+  tuning_dry_run(w, NSA_TUNE_HEURISTIC, p, 1);
+  assert_true(nsai_tune_next(&w->results, &span));
+  const size_t length = strlen(row);
+  for (size_t i = 0; i < span.count; i++) {
+    const nsa_tune_event *e = &span.events[i];
+    if (e->kind == NSA_TUNE_PLANNED && !strncmp(e->candidate, row, length) &&
+        (!e->candidate[length] || e->candidate[length] == ' '))
+      return true;
+  }
+  return false;
+}
+
+/* Entries in codes are timed expanded and as they are; those in 16 bits have no row that expands. And a
+ * prefill of few tokens is timed by its own kernels, not by those of decode that its plan takes. */
+static void test_entries(void **state) {
+  tuning w = { 0 };
+  nsa_problem p = prefill(NSA_OVERLAP_LOW);
+  char yaml[1024];
+  machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
+  enter(&w);
+  machine_reopen(&w.ctx, w.dir,
+                 &(machine_reopening){ .yaml = yaml, .extra = "model.head_dim_qk=32" });
+  for (int codes = 0; codes < 2; codes++) {
+    p.cmp_dtype = codes ? NSA_E4M3 : NSA_NONE;
+    assert_true(plans_for(&w, &p, "attend_compressed_sm90"));
+    assert_int_equal(plans_for(&w, &p, "attend_compressed_expanded_sm90"), codes);
+  }
+  p.max_tokens = 64;
+  p.max_seqs = 1;
+  p.max_kv_len = 65536;
+  assert_true(plans_for(&w, &p, "attend_compressed_expanded_sm90"));
+  assert_false(plans_for(&w, &p, "decode_split_kv"));
+  machine_expect_story(w.ctx, &p, "thresholds.prefill_split_from");
+  tuning_leave(&w);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-    TEST(test_winner),
-    TEST(test_wrong_candidate),
-    TEST(test_selection),
-    TEST(test_problems),
+    TEST(test_winner),   TEST(test_wrong_candidate), TEST(test_selection),
+    TEST(test_problems), TEST(test_entries),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

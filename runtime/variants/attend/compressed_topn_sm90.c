@@ -215,10 +215,6 @@ static void legal_expanded(const nsai_problem *p, const nsai_target *t, nsai_rea
   nsai_legal_expanded(p, reasons);
 }
 
-static bool sensible_expanded(const nsai_problem *p, const nsai_target *t) {
-  return sensible(p, t) && nsai_expanded_sensible(p);
-}
-
 static void specify_expanded(const nsai_request *r, nsai_kernel_spec kernel[]) {
   specify(r, kernel);
   nsai_expand_specify(r->problem, &kernel[EXPAND], &kernel[TOPN]);
@@ -240,8 +236,7 @@ static nsa_status enqueue_expanded(const nsai_run *run, const nsai_form *form,
 const nsai_variant nsai_attend_compressed_topn_expanded_sm90 = {
   .name = "attend_compressed_topn_expanded_sm90",
   .stage = NSAI_STAGE_ATTEND_COMPRESSED,
-  .why = "attend_compressed_topn_sm90 over a cache in codes, which are first expanded to fp16 for "
-         "sequences with many new tokens",
+  .why = "compressed branch to top-n, of e4m3 entries expanded before",
   .fuses = 1u << NSAI_STAGE_IMPORTANCE | 1u << NSAI_STAGE_SELECT,
   .kernels = EXPANDED_KERNELS,
   .buffers = EXPANDED_BUFFERS,
@@ -249,7 +244,7 @@ const nsai_variant nsai_attend_compressed_topn_expanded_sm90 = {
   .takes_codes = true,
   .goes_ahead = true,
   .legal = legal_expanded,
-  .sensible = sensible_expanded,
+  .sensible = sensible,
   .specify = specify_expanded,
   .workspace = workspace_expanded,
   .enqueue = enqueue_expanded,

@@ -24,12 +24,15 @@ static int64_t slot_bytes(const nsai_problem *p, int64_t dim) {
   return NSAI_PRODUCT(most_entries(p), p->model.kv_heads, dim, 2);
 }
 
+static int64_t sequence_bytes(const nsai_problem *p) {
+  return slot_bytes(p, p->model.head_dim_qk + p->model.head_dim_v);
+}
+
 /* Sequences that a plan has workspace for. */
 static int64_t most_slots(const nsai_problem *p) {
-  const int64_t bytes = slot_bytes(p, p->model.head_dim_qk + p->model.head_dim_v);
-  const int64_t most = bytes ? MOST_BYTES / bytes : p->max_seqs;
-  const int64_t wanted = nsai_smaller(p->max_seqs, nsai_larger(p->max_tokens / LEAST_TOKENS, 1));
-  return nsai_smaller(most, wanted);
+  const int64_t wanted = nsai_smaller(p->max_seqs, p->max_tokens / LEAST_TOKENS);
+  const int64_t bytes = sequence_bytes(p);
+  return bytes ? nsai_smaller(wanted, MOST_BYTES / bytes) : wanted;
 }
 
 void nsai_legal_expanded(const nsai_problem *p, nsai_reasons *reasons) {
@@ -37,14 +40,12 @@ void nsai_legal_expanded(const nsai_problem *p, nsai_reasons *reasons) {
     nsai_refuse(reasons,
                 "it expands compressed entries of a cache in e4m3, which problem.cmp_dtype "
                 "does not ask for");
-  else if (!most_slots(p))
+  else if (sequence_bytes(p) > MOST_BYTES)
     nsai_refuse(reasons,
                 "the entries of a sequence of problem.max_kv_len (%lld) take more than %lld MiB of "
                 "workspace in 16 bits",
                 (long long)p->max_kv_len, (long long)(MOST_BYTES >> 20));
 }
-
-bool nsai_expanded_sensible(const nsai_problem *p) { return p->max_q_len >= LEAST_TOKENS; }
 
 void nsai_expand_specify(const nsai_problem *p, nsai_kernel_spec *expand,
                          nsai_kernel_spec *reader) {

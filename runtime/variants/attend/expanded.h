@@ -13,9 +13,6 @@
 /* Adds a reason where entries are no codes, or those of one sequence need too much workspace. */
 void nsai_legal_expanded(const nsai_problem *problem, nsai_reasons *reasons);
 
-/* Whether a sequence may have enough new tokens. */
-bool nsai_expanded_sensible(const nsai_problem *problem);
-
 /* Fills the spec of kv_cache_expand_entries, and adds to that of the kernel that reads its results. */
 void nsai_expand_specify(const nsai_problem *problem, nsai_kernel_spec *expand,
                          nsai_kernel_spec *reader);
