@@ -175,6 +175,12 @@ typedef struct nsa_io {
   /* The coarse keys of a cache, where the model has a select.normalizer of stride s: dtype [N, P/s,
    * Hkv, Dk], see kv_cache.h. An append writes them. Without a cache they are computed inside. */
   nsa_tensor k_norm;
+
+  /* The index branch of a model with select.by index, which chooses the blocks: dtype [T, Hi, Di], one
+   * query head for each KV head, and dtype [KV tokens, 1, Di], one key for each token, normalised and
+   * rotated as the model has it. The keys of a cache are [N, P, 1, Di], see kv_cache.h. */
+  nsa_tensor index_q, k_idx;
+  nsa_tensor new_k_idx; /* nsa_kv_append: the index keys of the new tokens, dtype [T, 1, Di] */
 } nsa_io;
 #define NSA_IO_INIT NSA_INIT(nsa_io)
 
@@ -185,6 +191,8 @@ typedef struct nsa_io {
  * batch  NULL: one sequence.
  * io     in: q, kv (k_cmp and v_cmp with phi external), phi, gate, and the caller's selection. With
  *        compress.output false v_cmp, o_branch[0] and lse[0] must be absent, and phi.v is not read.
+ *        With select.by index, where the library selects or probes: index_q and k_idx; there are no
+ *        compressed keys and values.
  *        Out: o, and on request block_idx, o_branch, lse, probe_importance, and k_cmp and v_cmp
  *        with another phi.
  *
@@ -228,7 +236,7 @@ NSA_API nsa_status nsa_dense(const nsa_plan *plan, const nsa_exec *exec, const n
 
 /* Enqueues phi alone, for hosts that bring other stages of their own.
  *
- * plan  of NSA_OP_FORWARD, whose phi is not external.
+ * plan  of NSA_OP_FORWARD, whose phi is neither external nor none.
  * io    in: kv.k[0], kv.v[0], phi. Out: kv.k_cmp, kv.v_cmp.
  *
  * Behaves as nsa_forward. */

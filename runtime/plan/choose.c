@@ -16,13 +16,13 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
     return m->gate == NSAI_GATE_MLP && p->op != NSA_OP_DENSE && p->op != NSA_OP_APPEND;
   if (p->op == NSA_OP_DENSE) return stage == NSAI_STAGE_DENSE;
   if (p->op == NSA_OP_BACKWARD)
-    return backward || (stage == NSAI_STAGE_COMPRESS && m->phi != NSAI_PHI_EXTERNAL);
+    return backward || (stage == NSAI_STAGE_COMPRESS && nsai_phi_runs(m));
   if (p->op == NSA_OP_APPEND) return stage == NSAI_STAGE_APPEND;
   if (p->op == NSA_OP_DECODE) return stage == NSAI_STAGE_DECODE;
   switch (stage) {
   case NSAI_STAGE_GATE: break; /* above */
-  case NSAI_STAGE_COMPRESS: return m->phi != NSAI_PHI_EXTERNAL && !nsai_problem_is_cached(p);
-  case NSAI_STAGE_ATTEND_COMPRESSED: return !m->keys_only;
+  case NSAI_STAGE_COMPRESS: return nsai_phi_runs(m) && !nsai_problem_is_cached(p);
+  case NSAI_STAGE_ATTEND_COMPRESSED: return nsai_compresses_values(m);
   case NSAI_STAGE_IMPORTANCE:
     return p->max_probe_rows || (m->select_count && p->selection == NSA_SELECT_TOPN);
   case NSAI_STAGE_SELECT: return m->select_count && p->selection == NSA_SELECT_TOPN;
@@ -76,6 +76,12 @@ static void fusing_reasons(const nsai_config *config, const nsai_problem *proble
   }
 }
 
+/* What the model asks for and the CPU device alone computes; NULL: nothing. */
+static const char *cpu_only(const nsai_problem *p) {
+  if (p->op == NSA_OP_DENSE) return NULL;
+  return p->model.by == NSAI_BY_INDEX ? "model.select.by: index" : NULL;
+}
+
 void nsai_variant_reasons(const nsai_config *config, const nsai_problem *problem,
                           const nsai_target *target, const nsai_variant *variant,
                           nsai_reasons *reasons) {
@@ -87,6 +93,12 @@ void nsai_variant_reasons(const nsai_config *config, const nsai_problem *problem
     if (nsai_variant_name_matches(&name, config->variants.disable.items[i]))
       nsai_refuse(reasons, "variants.disable matches it with \"%s\"",
                   config->variants.disable.items[i]);
+  if (cpu_only(problem)) {
+    nsai_refuse(reasons,
+                "no kernel computes %s: only the CPU device does, with runtime.device: cpu",
+                cpu_only(problem));
+    return;
+  }
   fusing_reasons(config, problem, variant, reasons);
   int before = reasons->count;
   if (nsai_problem_has_codes(problem) && !variant->takes_codes)
