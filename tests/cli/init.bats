@@ -31,7 +31,7 @@ value() { autotune config "$1" | sed -nE "s/^ *$2: //p"; }
   run -0 --separate-stderr autotune check nsa.yaml
   [[ $output == 'nsa.yaml: ok' && -z $stderr ]]
   for pair in heads=24 kv_heads=3 head_dim_qk=96 head_dim_v=96 dtype=fp16 page_size=64 max_kv_len=32768 jit=never; do
-    [[ $(value nsa.yaml "${pair%=*}") == "${pair#*=}" ]]
+    [[ $(value nsa.yaml "${pair%=*}" | head -n 1) == "${pair#*=}" ]]
   done
   grep -q '^  jit: never$' nsa.yaml
   grep -q '^  #cache_mode: read_write$' nsa.yaml
@@ -90,7 +90,7 @@ value() { autotune config "$1" | sed -nE "s/^ *$2: //p"; }
   autotune init --from config.json
   autotune check nsa.yaml
   for pair in heads=32 kv_heads=8 head_dim_qk=128 head_dim_v=128 dtype=bf16 max_kv_len=131072; do
-    [[ $(value nsa.yaml "${pair%=*}") == "${pair#*=}" ]]
+    [[ $(value nsa.yaml "${pair%=*}" | head -n 1) == "${pair#*=}" ]]
   done
   hf '.head_dim = 64 | .torch_dtype = "float16" | del(.num_key_value_heads, .hidden_size)'
   autotune init --from - - <config.json >one.yaml
@@ -196,6 +196,6 @@ FILES
   run -1 grep -q '^heads: ' session
   autotune check nsa.yaml
   for pair in heads=8 kv_heads=2 head_dim_qk=128 dtype=fp16 max_kv_len=32768 max_seqs=1 page_size=0; do
-    [[ $(value nsa.yaml "${pair%=*}") == "${pair#*=}" ]]
+    [[ $(value nsa.yaml "${pair%=*}" | head -n 1) == "${pair#*=}" ]]
   done
 }
