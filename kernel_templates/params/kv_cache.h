@@ -234,7 +234,7 @@ typedef struct NsaiCodedImportance {
   NsaiScale k_scale;
 } NsaiCodedImportance;
 
-/* select_importance and select_normalizer with Config::kStep: of a decode step, whose keys are split
+/* select_importance, select_normalizer and select_index_scores with Config::kStep: of a decode step, whose keys are split
  * over CTAs. */
 typedef struct NsaiStepImportance {
   NsaiCodedImportance coded;
@@ -261,6 +261,13 @@ typedef struct NsaiNormedAppend {
   NsaiCodedAppend coded;
   NsaiCacheTensor norms; /* coarse keys, never in codes */
 } NsaiNormedAppend;
+
+/* kv_cache_append with index keys. The coarse keys are unused: a model has one or the other. */
+typedef struct NsaiIndexedAppend {
+  NsaiNormedAppend normed;
+  NsaiCacheTensor index; /* index keys, one for each token, never in codes */
+  NsaiView new_index;
+} NsaiIndexedAppend;
 
 typedef struct NsaiCodedGatherEntries {
   NsaiGatherEntries gather;
@@ -310,6 +317,7 @@ NSAI_SIZE_IS(NsaiStepImportance, 336);
 NSAI_SIZE_IS(NsaiCodedDecode, 952);
 NSAI_SIZE_IS(NsaiCodedAppend, 648);
 NSAI_SIZE_IS(NsaiNormedAppend, 680);
+NSAI_SIZE_IS(NsaiIndexedAppend, 736);
 NSAI_SIZE_IS(NsaiCodedGatherEntries, 168);
 NSAI_SIZE_IS(NsaiCodedScatterEntries, 208);
 NSAI_SIZE_IS(NsaiCachedSelect, 176);

@@ -107,9 +107,14 @@ static inline int nsai_normalizes_apart(const nsai_model *g) {
   return g->norm_block || g->keys_only;
 }
 
+/* Whether importance takes it from the compressed branch. */
+static inline int nsai_ranks_by_branch_lse(const nsai_model *g) {
+  return g->by == NSAI_BY_COMPRESSED && !nsai_normalizes_apart(g);
+}
+
 /* Whether importance is a weighted sum of the compressed branch's own probabilities. */
 static inline int nsai_ranks_by_branch(const nsai_model *g) {
-  return !nsai_normalizes_apart(g) && g->pool == NSAI_POOL_SUM;
+  return nsai_ranks_by_branch_lse(g) && g->pool == NSAI_POOL_SUM;
 }
 
 /* Whether the gates are a tensor of the caller's: weights or logits [T, Hq, 3]. */

@@ -76,12 +76,6 @@ static void fusing_reasons(const nsai_config *config, const nsai_problem *proble
   }
 }
 
-/* What the model asks for and the CPU device alone computes; NULL: nothing. */
-static const char *cpu_only(const nsai_problem *p) {
-  if (p->op == NSA_OP_DENSE) return NULL;
-  return p->model.by == NSAI_BY_INDEX ? "model.select.by: index" : NULL;
-}
-
 void nsai_variant_reasons(const nsai_config *config, const nsai_problem *problem,
                           const nsai_target *target, const nsai_variant *variant,
                           nsai_reasons *reasons) {
@@ -93,12 +87,6 @@ void nsai_variant_reasons(const nsai_config *config, const nsai_problem *problem
     if (nsai_variant_name_matches(&name, config->variants.disable.items[i]))
       nsai_refuse(reasons, "variants.disable matches it with \"%s\"",
                   config->variants.disable.items[i]);
-  if (cpu_only(problem)) {
-    nsai_refuse(reasons,
-                "no kernel computes %s: only the CPU device does, with runtime.device: cpu",
-                cpu_only(problem));
-    return;
-  }
   fusing_reasons(config, problem, variant, reasons);
   int before = reasons->count;
   if (nsai_problem_has_codes(problem) && !variant->takes_codes)

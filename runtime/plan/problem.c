@@ -185,6 +185,9 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
     .recompute = config->runtime.recompute,
   };
   if (!out->max_seqs) out->max_seqs = 1;
+  /* Where there are no compressed blocks, kernels take a selected block for one: what they divide by
+   * their sizes stays whole. */
+  if (!nsai_compresses(m)) out->model.block = out->model.stride = m->select_block;
   out->count_reads = config->runtime.count_reads && out->op == NSA_OP_DECODE;
   NSAI_TRY(check_choice("op", out->op, NSA_OP_FORWARD, NSA_OP_BACKWARD));
   NSAI_TRY(check_choice("selection", out->selection, NSA_SELECT_TOPN, NSA_SELECT_RANGES));

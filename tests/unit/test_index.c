@@ -398,7 +398,7 @@ static void test_drafts(void **unused) {
   kv_free(&w);
 }
 
-/* Where a GPU has no kernel, the plan says which key asks for it, and what to do. */
+/* A GPU has kernels for every operation. */
 static void test_gpu(void **unused) {
   const machine_request request = {
     .gpu = true, .phi = NSAI_PHI_NONE, .pool = NSAI_POOL_MAX, .indexed = true
@@ -413,11 +413,7 @@ static void test_gpu(void **unused) {
     nsa_problem p = INIT(nsa_problem, .op = op, .max_tokens = 64, .max_seqs = 2, .max_kv_len = 64);
     nsa_caps caps = NSA_CAPS_INIT;
     machine_expect("query", nsa_query(ctx, &p, &caps), NSA_OK, NULL);
-    assert_int_equal(caps.supported, op == NSA_OP_DENSE);
-    if (op != NSA_OP_DENSE)
-      machine_expect_story(ctx, &p,
-                           "no kernel computes model.select.by: index: only the CPU device does, "
-                           "with runtime.device: cpu");
+    assert_true(caps.supported);
   }
   nsa_destroy(ctx);
   machine_remove(dir);
