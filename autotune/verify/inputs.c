@@ -250,9 +250,11 @@ static void fill_index(const nsai_verify_inputs *in, uint64_t stream, int consta
   nsai_verify_parallel(in->threads, t->shape[1], process_head, &p);
 }
 
-void nsai_verify_fill_index(const nsai_verify_inputs *in, const nsa_tensor *index_q,
-                            const nsa_tensor *k_idx) {
+void nsai_verify_fill_index_q(const nsai_verify_inputs *in, const nsa_tensor *index_q) {
   fill_index(in, STREAM_INDEX_Q, 0, index_q);
+}
+
+void nsai_verify_fill_k_idx(const nsai_verify_inputs *in, const nsa_tensor *k_idx) {
   fill_index(in, STREAM_K_IDX, in->fill == NSAI_VERIFY_FILL_CONSTANT, k_idx);
 }
 

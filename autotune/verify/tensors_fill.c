@@ -212,7 +212,8 @@ void nsai_verify_tensors_fill(nsai_verify_tensors *d, int threads, const int64_t
   if (nsai_verify_tensors_has(d, NSAI_VERIFY_INDEX_Q)) {
     nsa_tensor index_q = host(d, NSAI_VERIFY_INDEX_Q, d->tokens),
                k_idx = host(d, NSAI_VERIFY_K_IDX, d->kv_tokens);
-    nsai_verify_fill_index(&in, &index_q, &k_idx);
+    nsai_verify_fill_index_q(&in, &index_q);
+    nsai_verify_fill_k_idx(&in, &k_idx);
   }
   fill_phi(d, &in, NSAI_VERIFY_PHI_K, g->head_dim_qk);
   fill_phi(d, &in, NSAI_VERIFY_PHI_V, g->head_dim_v);
