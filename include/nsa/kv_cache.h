@@ -181,7 +181,8 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
  * selects or probes for a model with a normalizer, NSA_CMP also has L < b ? 0 : (L - b) / s + 1 coarse
  * keys of Dk elements of the model's dtype, once a sequence. Of a model with an index NSA_CMP counts,
  * where the library selects or probes, the L index keys of Di elements of the model's dtype, once a
- * sequence and for KV head 0 alone, since all heads share them. A GPU that ranks blocks by the maximum, by
+ * sequence and for KV head 0 alone, since all heads share them; a GPU counts those of its selection, for
+ * each tile of new tokens, and none of probed rows. A GPU that ranks blocks by the maximum, by
  * coarse keys or without a compressed branch reads the compressed keys for their importance, in addition
  * to those of the branch, and without a normalizer once more for their LSE. New tokens that
  * one CTA takes together read each key once: the compressed entries of the last of them, their

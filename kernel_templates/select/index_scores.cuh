@@ -232,12 +232,9 @@ template <class C> NSAI_DEVICE void score(const StepRowParams<C> &step) {
         if (ends || (first + kSliceKeys) % kBlockKeys == 0) close(first / kBlockKeys, ends);
       } else {
         for (int j = first / kBlockKeys; j * kBlockKeys < min(first + kSliceKeys, end_key); ++j) {
-          const int end = (j + 1) * kBlockKeys;
+          const int end = min((j + 1) * kBlockKeys, end_key);
           add_slice<C, false>(rows, rS, j * kBlockKeys - first, end - first, lane);
-          if (end >= end_key)
-            close(j, true);
-          else if (end <= first + kSliceKeys)
-            close(j, false);
+          if (end <= first + kSliceKeys) close(j, end == end_key);
         }
       }
     }

@@ -221,6 +221,7 @@ const char *const chk_short_cases[] = {
   "select:q=150:index=16:s16x4+0+1",
   "future:q=120:index=32:s16x3+1+1",
   "split:q=70:index=32:s16x3+0+1",
+  "fwd:q=1,3,226:kv=226,300,226:index=24:h12/3:l2/2:s6x8+1+0:w0:gate=none:f16",
   "bwd:q=60,20:index=32:s16x3+0+1",
   "bwd:q=60:gate=none",
   "bwd:q=60:phi=linear:gate=mlp.32.0.silu:accumulate:saved:recompute=never:seed=2",

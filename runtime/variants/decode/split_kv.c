@@ -292,8 +292,8 @@ static bool has_index(const nsai_problem *p) { return p->model.by == NSAI_BY_IND
 
 static void specify_scores(const nsai_request *r, bool probe, nsai_kernel_spec *spec) {
   const nsai_problem *p = r->problem;
-  const nsai_tiles tiles = has_index(p) ? nsai_index_scores_tiles(p, r->target)
-                                        : nsai_importance_tiles(p, r->target);
+  const nsai_tiles tiles =
+      has_index(p) ? nsai_index_scores_tiles(p, r->target) : nsai_importance_tiles(p, r->target);
   if (has_index(p))
     nsai_index_scores_specify(p, &tiles, probe, spec);
   else
@@ -456,7 +456,8 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   NsaiCodedDecode coded = params_of(run, form, &split);
   NsaiDecode *p = &coded.decode;
   (void)span;
-  if (!nsai_compresses_values(m)) p->scan.splits = 0; /* there are no partial results, and no memory for them */
+  if (!nsai_compresses_values(m))
+    p->scan.splits = 0; /* there are no partial results, and no memory for them */
   if (nsai_run_has(run, NSA_CMP) || (ranks && nsai_ranks_by_branch(m)))
     NSAI_TRY(launch(run, &kernel[COMPRESSED], split.tiles * p->kv_heads * split.scan_splits, p));
   NSAI_TRY(select_blocks(run, form, p));

@@ -76,7 +76,8 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
                                                          .kv_heads = m->kv_heads },
                                             .scales = nsai_entry_scales(run) };
   (void)span;
-  NSAI_TRY(nsai_launch(run->queue, &form->kernel[APPEND], (uint64_t)run->sizes.tokens, 1, &indexed));
+  NSAI_TRY(
+      nsai_launch(run->queue, &form->kernel[APPEND], (uint64_t)run->sizes.tokens, 1, &indexed));
   NSAI_TRY(nsai_phi_enqueue(run, form, &k));
   if (!m->keys_only) NSAI_TRY(nsai_phi_enqueue(run, form, &v));
   return nsai_launch(run->queue, &form->kernel[SCATTER], (uint64_t)rows, 1, &scatter);

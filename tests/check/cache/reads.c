@@ -69,10 +69,17 @@ static expected_reads entries_read_by_cpu(const chk_scenario *sc, int s, bool ra
   return sum;
 }
 
-/* The index keys of a sequence, which all heads share: those of KV head 0. */
+/* The index keys of a sequence, which all heads share: those of KV head 0. On a GPU each tile of tokens
+ * has read what its last token sees, and probed rows are not counted. */
 static expected_reads index_read(const chk_scenario *sc, int s, int32_t head, bool ranks) {
+  const nsai_kernel_spec *scores =
+      sc->device->driver ? nsai_choice_kernel(&sc->gpu_attend->choice, "select_index_scores")
+                         : NULL;
+  const bool selects = sc->options.selection == NSA_SELECT_TOPN;
   expected_reads sum = { 0 };
-  if (ranks && !head) add_reads(&sum, sc->len[s], 2 * sc->options.model.index_dim);
+  if (head || (sc->device->driver ? !selects : !ranks)) return sum;
+  add_reads(&sum, scores ? blocks_read(sc, s, scores->tile_tokens, 1, 1) : sc->len[s],
+            2 * sc->options.model.index_dim);
   return sum;
 }
 
