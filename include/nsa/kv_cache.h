@@ -123,9 +123,9 @@ extern "C" {
 #endif
 
 /* Says how many bytes one page takes in one layer: raw K and V of every pair that the model reads
- * and that lies in pages, the compressed entries, coarse keys, and index keys. Without pages: one row of
- * max_kv_len tokens. Rings are not counted; they take R * Hkv * (Dk + Dv) elements for each sequence.
- * Thread-safe.
+ * and that lies in pages, the compressed entries, coarse keys, and index keys. Without pages: one row
+ * of max_kv_len tokens. Rings are not counted; they take R * Hkv * (Dk + Dv) elements for each
+ * sequence. Thread-safe.
  *
  * problem  of NSA_OP_PREFILL, NSA_OP_DECODE or NSA_OP_APPEND.
  * bytes    host memory, out.
