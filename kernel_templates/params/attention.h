@@ -228,6 +228,14 @@ typedef struct NsaiImportance {
   int columns;
 } NsaiImportance;
 
+/* select_index_scores_sm90: the same with tensor maps. */
+typedef struct NsaiIndexScoresTma {
+  NsaiTensorMap q; /* boxes of kGroupPadded heads, 64 rows */
+  NsaiTensorMap k; /* boxes of one head, kKeys tokens */
+  NsaiImportance packed;
+  int reserved[6];
+} NsaiIndexScoresTma;
+
 /* select_topn: top-n by importance, with forced blocks. */
 typedef struct NsaiSelect {
   NsaiSequences seq;
@@ -329,6 +337,7 @@ NSAI_SIZE_IS(NsaiInvert, 168);
 NSAI_SIZE_IS(NsaiAttendKv, 152);
 NSAI_SIZE_IS(NsaiCombine, 184);
 NSAI_SIZE_IS(NsaiImportance, 168);
+NSAI_SIZE_IS(NsaiIndexScoresTma, 448);
 NSAI_SIZE_IS(NsaiSelect, 104);
 NSAI_SIZE_IS(NsaiSortSelection, 88);
 NSAI_SIZE_IS(NsaiCompress, 144);

@@ -102,6 +102,15 @@ typedef struct NsaiCachedImportance {
   NsaiImportance packed;
 } NsaiCachedImportance;
 
+typedef struct NsaiCachedIndexScoresTma {
+  NsaiTensorMap q;
+  NsaiTensorMap k; /* of nsai_tensor_map_pages() */
+  NsaiImportance packed;
+  NsaiCacheBatch batch;
+  int pages; /* pages, or rows, that exist */
+  int reserved[3];
+} NsaiCachedIndexScoresTma;
+
 /* Partial results of a split-KV decode kernel, f32: for each (work item, split, row) the
  * unnormalised O and the reference and sum of its softmax; a sum of 0 means that O was not
  * written. */
@@ -299,6 +308,7 @@ NSAI_SIZE_IS(NsaiCachedCompressedTopn, 896);
 NSAI_SIZE_IS(NsaiCachedAttendSelectedTma, 768);
 NSAI_SIZE_IS(NsaiCachedSelectedWindow, 1408);
 NSAI_SIZE_IS(NsaiCachedImportance, 272);
+NSAI_SIZE_IS(NsaiCachedIndexScoresTma, 512);
 NSAI_SIZE_IS(NsaiDecodeSplits, 24);
 NSAI_SIZE_IS(NsaiKvReads, 32);
 NSAI_SIZE_IS(NsaiDecode, 856);

@@ -142,6 +142,12 @@ NSAI_SIZE nsai_smem_index_scores(int stages, int keys, int di) {
   return stages * nsai_tile_bytes(keys, di);
 }
 
+/* select/index_scores_sm90.cuh: Q [rows, Di] | K [stages, keys, Di] | barriers of K, of Q. */
+NSAI_SIZE nsai_smem_index_scores_sm90(int rows, int keys, int stages, int di) {
+  return nsai_panel_bytes(rows, di) + stages * nsai_panel_bytes(keys, di) +
+         nsai_barrier_bytes(stages) + 8;
+}
+
 /* ---- decode ---- */
 
 /* decode/consumer_groups.cuh, KeyStream: Q [rows, Dk], unless registers hold it |

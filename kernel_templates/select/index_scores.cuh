@@ -41,12 +41,12 @@
 #include "params/kv_cache.h"
 #include "select/importance_keys.cuh"
 #include "select/query_rows.cuh"
+#include "select/score_rows.cuh"
 
 static_assert(Config::kBlock == 1 && Config::kStride == 1, "a key is a token");
 static_assert(Config::kStages >= 2, "a tile is copied while another is read");
 
-constexpr int kSliceKeys = 32;  // of scores
-constexpr int kStoreBlocks = 4; // that the lanes of a row store together
+constexpr int kSliceKeys = 32; // of scores
 
 template <class C> struct SharedStorage {
   u8 keys[C::kStages][KeyTileOf<C>::kBytes]; // [kKeys, Di]
@@ -67,12 +67,6 @@ template <class C> NSAI_DEVICE KeyTiles find_block_tiles(int tiles) {
   const int each = ceil_div(ceil_div(tiles, kUnitTiles<C>), (int)gridDim.y) * kUnitTiles<C>;
   const int begin = min((int)blockIdx.y * each, tiles);
   return KeyTiles{ begin, min(begin + each, tiles) };
-}
-
-// Whether some token of the tile has a block that select_topn may leave out.
-template <class C> NSAI_DEVICE bool is_ranked(const TokenTile &tokens) {
-  if constexpr (C::kProbe || C::kCountReads) return true;
-  return needs_search<C>(candidate_count<C>(tokens.seq.position(tokens.end - 1)));
 }
 
 // ---- steps
@@ -119,17 +113,6 @@ NSAI_DEVICE void close_block(RowScores &rows, int j, int lane) {
     }
 }
 
-// Where the scores of a CTA's heads go.
-struct ScoreRows {
-  const NsaiImportance &p;
-  const TokenTile &tokens;
-  int group;
-  NSAI_DEVICE float *at(int query, int head) const {
-    return p.importance + (long long)(tokens.out_base + query) * p.importance_token_stride +
-           head * p.importance_head_stride; // [blocks]
-  }
-};
-
 // Stores the blocks [begin, j] of the aligned four that have j; `begin` is the first of the CTA.
 template <class C>
 NSAI_DEVICE void store_blocks(const ScoreRows &out, const RowScores &rows, int begin, int j,
@@ -147,17 +130,6 @@ NSAI_DEVICE void store_blocks(const ScoreRows &out, const RowScores &rows, int b
         continue;
       out.at(query, out.group * C::kGroup + head)[block] = rows.kept[tile][half] * out.p.scale;
     }
-}
-
-// Zeros behind the candidates of a probed row, which may be none.
-template <class C> NSAI_DEVICE void clear_columns(const ScoreRows &out) {
-  const TokenTile &tokens = out.tokens;
-  const bool present = tokens.begin < tokens.end;
-  const int candidates = present ? candidate_count<C>(tokens.seq.position(tokens.begin)) : 0;
-  for (int head = 0; head < C::kGroup; ++head) {
-    float *gRow = out.at(tokens.first, out.group * C::kGroup + head); // [columns]
-    for (int j = candidates + threadIdx.x; j < out.p.columns; j += C::kThreads) gRow[j] = 0;
-  }
 }
 
 // ---- body

@@ -16,6 +16,7 @@
   row(attend_compressed_sm90) \
   row(attend_compressed_sm80) \
   row(importance_sm80) \
+  row(index_scores_sm90) \
   row(index_scores_sm80) \
   row(select_topn_cta) \
   row(select_topn) \

@@ -81,10 +81,24 @@ static int32_t tile_heads(const nsai_model *m) {
 
 static int32_t head_groups(const nsai_model *m) { return m->index_heads / tile_heads(m); }
 
-static int32_t padded_heads(const nsai_model *m) {
+int32_t nsai_index_padded_heads(const nsai_model *m) {
   int32_t padded = 1;
   while (padded < tile_heads(m)) padded *= 2;
   return padded;
+}
+
+void nsai_index_rows_add(nsai_kernel_spec *spec, const nsai_problem *p) {
+  const nsai_model *m = &p->model;
+  nsai_constant_add(spec, "kHeadDimQk", m->index_dim);
+  nsai_constant_add(spec, "kGroup", tile_heads(m));
+  nsai_constant_add(spec, "kGroupPadded", nsai_index_padded_heads(m));
+  nsai_constant_add(spec, "kBlock", 1);
+  nsai_constant_add(spec, "kStride", 1);
+  nsai_constant_add(spec, "kSelectBlock", m->select_block);
+  nsai_constant_add(spec, "kSelectCount", m->select_count);
+  nsai_constant_add(spec, "kSelectInit", m->select_init);
+  nsai_constant_add(spec, "kSelectLocal", m->select_local);
+  nsai_source_add(spec, p, 1);
 }
 
 void nsai_index_scores_specify(const nsai_problem *p, const nsai_tiles *s, bool probe,
@@ -95,47 +109,40 @@ void nsai_index_scores_specify(const nsai_problem *p, const nsai_tiles *s, bool 
                               .dtype = m->dtype,
                               .threads = 32 * warps,
                               .shared_bytes = shared_bytes(m, s),
-                              .tile_tokens = rows / padded_heads(m),
+                              .tile_tokens = rows / nsai_index_padded_heads(m),
                               .compile_cost = 300 };
-  nsai_constant_add(spec, "kHeadDimQk", m->index_dim);
-  nsai_constant_add(spec, "kGroup", tile_heads(m));
-  nsai_constant_add(spec, "kGroupPadded", padded_heads(m));
+  nsai_index_rows_add(spec, p);
   nsai_constant_add(spec, "kRows", rows);
   nsai_constant_add(spec, "kKeys", s->of[NSAI_TILE_KEYS]);
   nsai_constant_add(spec, "kWarps", warps);
   nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
   nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_CTAS]);
-  nsai_constant_add(spec, "kBlock", 1);
-  nsai_constant_add(spec, "kStride", 1);
-  nsai_constant_add(spec, "kSelectBlock", m->select_block);
-  nsai_constant_add(spec, "kSelectCount", m->select_count);
-  nsai_constant_add(spec, "kSelectInit", m->select_init);
-  nsai_constant_add(spec, "kSelectLocal", m->select_local);
   nsai_constant_add(spec, "kProbe", probe);
   nsai_constant_add(spec, "kStep", nsai_ranks_by_step(p));
   nsai_constant_add(spec, "kCountReads", p->count_reads && !probe);
-  nsai_source_add(spec, p, 1);
   nsai_codes_add(spec, 0); /* index keys never are codes */
 }
 
 /* ---- the row ---- */
 
-static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
-  (void)t;
+void nsai_index_scores_legal(const nsai_problem *p, nsai_reasons *reasons) {
   nsai_legal_common(p, reasons);
   if (p->model.by != NSAI_BY_INDEX)
     nsai_refuse(reasons, "model.select.by is compressed: take importance_sm80");
 }
 
-/* Whether a plan's importance row ever ranks blocks; it always may be asked for probed rows. */
-static bool ranks(const nsai_request *r) {
-  const nsai_problem *p = r->problem;
+static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  (void)t;
+  nsai_index_scores_legal(p, reasons);
+}
+
+bool nsai_index_ranks(const nsai_problem *p) {
   return p->model.select_count && p->selection == NSA_SELECT_TOPN && !nsai_problem_selects_all(p);
 }
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   const nsai_problem *p = r->problem;
-  if (ranks(r)) nsai_index_scores_specify(p, r->tiles, false, &kernel[SCORES]);
+  if (nsai_index_ranks(p)) nsai_index_scores_specify(p, r->tiles, false, &kernel[SCORES]);
   if (p->max_probe_rows) nsai_index_scores_specify(p, r->tiles, true, &kernel[PROBE]);
 }
 
@@ -167,20 +174,24 @@ nsa_status nsai_index_probe_enqueue(const nsai_run *run, const nsai_kernel *kern
   return nsai_importance_launch(run, kernel, &x, &p);
 }
 
-nsa_status nsai_index_scores_enqueue(const nsai_run *run, const nsai_kernel *kernel,
-                                     const nsai_span *span) {
+NsaiImportance nsai_index_scores_params(const nsai_run *run, const nsai_span *span) {
   const nsai_workspace *w = &run->plan->workspace;
-  const nsai_problem *problem = &run->plan->problem;
   NsaiImportance p = params_of(run);
   p.importance = nsai_buffer_at(run, w->importance);
-  p.importance_token_stride = problem->model.index_heads * w->importance_columns;
+  p.importance_token_stride = run->plan->problem.model.index_heads * w->importance_columns;
   p.importance_head_stride = w->importance_columns;
   p.token_begin = (int)span->token_begin;
   p.token_end = (int)span->token_end;
+  return p;
+}
+
+nsa_status nsai_index_scores_enqueue(const nsai_run *run, const nsai_kernel *kernel,
+                                     const nsai_span *span) {
+  const NsaiImportance p = nsai_index_scores_params(run, span);
   nsai_ranking x = { .tiles = nsai_span_tiles(run, kernel, span->token_begin, span->token_end),
                      .keys = &run->io->k_idx,
                      .lse = &no_lse };
-  x.splits = nsai_key_splits(run, x.tiles * p.kv_heads, problem->max_kv_len);
+  x.splits = nsai_key_splits(run, x.tiles * p.kv_heads, run->plan->problem.max_kv_len);
   return nsai_importance_launch(run, kernel, &x, &p);
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The kernel select_index_scores, for index_scores_sm80 and for decode steps.
+ * The kernel select_index_scores, for index_scores_sm80, for decode steps, and for probed rows; and what
+ * it shares with select_index_scores_sm90.
  */
 #ifndef NSAI_VARIANTS_SELECT_INDEX_SCORES_H
 #define NSAI_VARIANTS_SELECT_INDEX_SCORES_H
@@ -15,6 +16,23 @@ nsai_tiles nsai_index_scores_tiles(const nsai_problem *problem, const nsai_targe
 /* `probe`: of the rows that io.probe_rows names. */
 void nsai_index_scores_specify(const nsai_problem *problem, const nsai_tiles *tiles, bool probe,
                                nsai_kernel_spec *spec);
+
+/* Appends the constants of both kernels: heads, blocks, and how the selection is read. */
+void nsai_index_rows_add(nsai_kernel_spec *spec, const nsai_problem *problem);
+
+/* A group of index heads whose rows share a tile of keys, padded to a power of two. */
+int32_t nsai_index_padded_heads(const nsai_model *model);
+
+/* Whether a plan's importance row ever ranks blocks. */
+bool nsai_index_ranks(const nsai_problem *problem);
+
+/* The reasons against both rows. */
+void nsai_index_scores_legal(const nsai_problem *, nsai_reasons *);
+
+/* ---- launches ---- */
+
+/* Of importance of the span's tokens into the workspace. */
+NsaiImportance nsai_index_scores_params(const nsai_run *run, const nsai_span *span);
 
 /* Importance of the span's tokens into the workspace, or of the probed rows into the caller's
  * tensor. */
