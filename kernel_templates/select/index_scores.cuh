@@ -17,8 +17,8 @@
 // no candidate. A token's result is the same bits in every chunk of tokens and every split of keys.
 //
 // Grid: x = groups of kGroup heads * tiles, group-major, long tiles first, over the tiles of kTokens =
-// kRows / kGroupPadded tokens that can hold a token of the chunk. kProbe: num_rows tiles. kStep: a part
-// of the blocks for each blockIdx.y.
+// kRows / kGroupPadded tokens that can hold a token of the chunk. kProbe: num_rows tiles. y: parts of the
+// blocks, any number.
 //
 // CTA: the rows of select/query_rows.cuh, where a "KV head" is a group of index heads; p.kv_heads counts
 // groups. Registers: Q (Di / 2 per thread), a 32x32 slice of scores, and for each of a thread's four
@@ -53,21 +53,6 @@ template <class C> struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage<Config>) == Config::kSharedBytes,
               "the host computes another size of shared memory");
-
-// Tiles of keys between two that begin with a block.
-constexpr NSAI_DEVICE int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }
-template <class C>
-constexpr int kUnitTiles = C::kSelectBlock / common_divisor(C::kSelectBlock, C::kKeys);
-
-// ---- coordinates
-
-// The tiles of keys that a CTA takes of `tiles`: all or, of a decode step, whole blocks.
-template <class C> NSAI_DEVICE KeyTiles find_block_tiles(int tiles) {
-  if constexpr (!C::kStep) return KeyTiles{ 0, tiles };
-  const int each = ceil_div(ceil_div(tiles, kUnitTiles<C>), (int)gridDim.y) * kUnitTiles<C>;
-  const int begin = min((int)blockIdx.y * each, tiles);
-  return KeyTiles{ begin, min(begin + each, tiles) };
-}
 
 // ---- steps
 
@@ -150,7 +135,7 @@ template <class C> NSAI_DEVICE void score(const StepRowParams<C> &step) {
   if (tokens.begin >= tokens.end || !is_ranked<C>(tokens)) return;
   const int visible_to_all = visible_blocks<C>(tokens.seq.position(tokens.begin));
   const int visible_to_any = visible_blocks<C>(tokens.seq.position(tokens.end - 1));
-  const KeyTiles tiles = find_block_tiles<C>(ceil_div(visible_to_any, C::kKeys));
+  const KeyTiles tiles = find_block_tiles<C>(visible_to_any);
   const int first_block = tiles.begin * C::kKeys / kBlockKeys;
   const int end_key = min(tiles.end * C::kKeys, visible_to_any);
   const auto keys = find_keys<C>(params, tokens.s, 0); // [N, Di]

@@ -14,7 +14,7 @@
 // others any or none. A token's result is the same bits in every chunk of tokens.
 //
 // Grid: x = groups of kGroup heads * tiles, group-major, long tiles first, a CTA each, over the tiles
-// of select/token_tile.cuh.
+// of select/token_tile.cuh. y: parts of the blocks, any number.
 //
 // CTA: kRows / 64 consumer warpgroups, each of 64 rows, and one producer warpgroup, of which one warp
 // asks for Q once and for tiles of kKeys keys ahead of the consumers. Keys of a cache come as boxes of
@@ -88,14 +88,15 @@ using ScoreParams =
 
 // ---- the producer
 
-// Starts the copies of the keys of `tiles` tiles. One warp.
+// Starts the copies of tiles of keys. One warp.
 template <class C>
-NSAI_DEVICE void produce_keys(const NsaiIndexScoresTma &p, const TokenTile &tokens, int tiles,
-                              SharedStorage<C> &shared, const Barriers<C::kStages> &barriers) {
+NSAI_DEVICE void produce_keys(const NsaiIndexScoresTma &p, const TokenTile &tokens,
+                              const KeyTiles &tiles, SharedStorage<C> &shared,
+                              const Barriers<C::kStages> &barriers) {
   if (threadIdx.x != 0) return;
   const int row = first_block_row<C::kStride>(p.packed.seq, tokens.s);
   PipelineState<C::kStages> at;
-  for (int tile = 0; tile < tiles; ++tile, at.advance()) {
+  for (int tile = tiles.begin; tile < tiles.end; ++tile, at.advance()) {
     barriers.producer_acquire(at);
     barrier_arrive_expecting(barriers.full(at.stage), KernelTraits<C>::kKeyBytes);
     tma_load_panels<C::kHeadDimQk>(shared_address(shared.k[at.stage]), p.k, barriers.full(at.stage),
@@ -104,15 +105,16 @@ NSAI_DEVICE void produce_keys(const NsaiIndexScoresTma &p, const TokenTile &toke
 }
 
 template <class C>
-NSAI_DEVICE void produce_keys(const NsaiCachedIndexScoresTma &p, const TokenTile &tokens, int tiles,
-                              SharedStorage<C> &shared, const Barriers<C::kStages> &barriers) {
+NSAI_DEVICE void produce_keys(const NsaiCachedIndexScoresTma &p, const TokenTile &tokens,
+                              const KeyTiles &tiles, SharedStorage<C> &shared,
+                              const Barriers<C::kStages> &barriers) {
   using Boxes = CachedBoxes<C::kPageRows, nsai_list_box_rows(C::kPageRows, C::kKeys), C::kKeys>;
   const Boxes boxes = { find_rows<C::kPageRows>(p.batch, tokens.s, 0), 0, tokens.seq.kv_len,
                         p.pages };
   const NsaiCacheTensor one_head = {};
   PipelineState<C::kStages> at;
-  int page = boxes.page_of_lane(0);
-  for (int tile = 0; tile < tiles; ++tile, at.advance()) {
+  int page = boxes.page_of_lane(tiles.begin * C::kKeys);
+  for (int tile = tiles.begin; tile < tiles.end; ++tile, at.advance()) {
     const int here = page, first = tile * C::kKeys;
     page = boxes.page_of_lane(first + C::kKeys);
     barriers.producer_acquire(at);
@@ -177,12 +179,12 @@ NSAI_DEVICE void close_block(RowScores &rows, int j, int lane) {
   }
 }
 
-// Stores the blocks up to j of the aligned four that have j.
-NSAI_DEVICE void store_blocks(const RowScores &rows, int j, float scale, int lane) {
+// Stores the blocks [begin, j] of the aligned four that have j; `begin` is the first of the CTA.
+NSAI_DEVICE void store_blocks(const RowScores &rows, int begin, int j, float scale, int lane) {
   const int block = j / kStoreBlocks * kStoreBlocks + lane % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half)
-    if (block <= j && block < rows.candidates[half])
+    if (begin <= block && block <= j && block < rows.candidates[half])
       rows.out[half][block] = rows.kept[half] * scale;
 }
 
@@ -216,9 +218,9 @@ template <class C> NSAI_DEVICE void multiply(float (&s)[KernelTraits<C>::kN][4],
 }
 
 template <class C>
-NSAI_DEVICE void consume(const NsaiImportance &p, const ScoreRows &out, int keys_seen,
-                         SharedStorage<C> &shared, const Barriers<C::kStages> &barriers,
-                         int consumer) {
+NSAI_DEVICE void consume(const NsaiImportance &p, const ScoreRows &out, const KeyTiles &tiles,
+                         int keys_seen, SharedStorage<C> &shared,
+                         const Barriers<C::kStages> &barriers, int consumer) {
   using K = KernelTraits<C>;
   const int lane = threadIdx.x % 32;
   const int visible_to_all = visible_blocks<C>(out.tokens.seq.position(out.tokens.begin));
@@ -226,7 +228,9 @@ NSAI_DEVICE void consume(const NsaiImportance &p, const ScoreRows &out, int keys
   const u32 sQ = shared_address(shared.q[consumer]); // [64, Di]
   PipelineState<C::kStages> at;
   barrier_wait(shared_address(&shared.q_full), 0);
-  for (int first = 0; first < keys_seen; first += C::kKeys, at.advance()) {
+  const int end_key = min(tiles.end * C::kKeys, keys_seen);
+  const int first_block = tiles.begin * C::kKeys / C::kSelectBlock;
+  for (int first = tiles.begin * C::kKeys; first < end_key; first += C::kKeys, at.advance()) {
     float s[K::kN][4]; // [64, kKeys]
     barriers.consumer_wait(at.stage, at.phase);
     multiply<C>(s, sQ, shared_address(shared.k[warp_uniform(at.stage)]));
@@ -241,10 +245,11 @@ NSAI_DEVICE void consume(const NsaiImportance &p, const ScoreRows &out, int keys
       // Keys that end here: those of the block, or of all.
       const int end = first + (b + 1) * (C::kKeys / K::kTileBlocks),
                 j = (end - 1) / C::kSelectBlock;
-      const bool last = end >= keys_seen;
+      const bool last = end >= end_key;
       if (end % C::kSelectBlock != 0 && !last) continue;
       close_block(rows, j, lane);
-      if (last || j % kStoreBlocks == kStoreBlocks - 1) store_blocks(rows, j, p.scale, lane);
+      if (last || j % kStoreBlocks == kStoreBlocks - 1)
+        store_blocks(rows, first_block, j, p.scale, lane);
       if (last) break;
     }
   }
@@ -263,6 +268,8 @@ template <class C> NSAI_DEVICE void score(const ScoreParams<C> &params) {
   const TokenTile tokens = find_tokens<C>(params, blockIdx.x % count, count);
   if (tokens.begin >= tokens.end || !is_ranked<C>(tokens)) return;
   const int keys_seen = visible_blocks<C>(tokens.seq.position(tokens.end - 1));
+  const KeyTiles tiles = find_block_tiles<C>(keys_seen);
+  if (tiles.begin >= tiles.end) return;
   const Barriers<C::kStages> barriers = { shared_address(shared.barriers) };
   if (threadIdx.x == 0) {
     tma_prefetch_map(params.q);
@@ -278,11 +285,11 @@ template <class C> NSAI_DEVICE void score(const ScoreParams<C> &params) {
     registers_drop<K::kProducerRegisters>();
     if (threadIdx.x >= 32) return;
     produce_queries<C>(params, tokens, group, shared);
-    produce_keys<C>(params, tokens, ceil_div(keys_seen, C::kKeys), shared, barriers);
+    produce_keys<C>(params, tokens, tiles, shared, barriers);
   } else {
     registers_raise<K::kConsumerRegisters>();
     const ScoreRows out = { p, tokens, group };
-    consume<C>(p, out, keys_seen, shared, barriers, warpgroup - 1);
+    consume<C>(p, out, tiles, keys_seen, shared, barriers, warpgroup - 1);
   }
 }
 

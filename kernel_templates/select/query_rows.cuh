@@ -122,10 +122,6 @@ NSAI_DEVICE void mask(float (&rS)[2][RowTraits<C>::kSliceTiles][4], const TokenT
 }
 
 // The tiles of keys that a CTA takes: all `tiles` or, of a decode step, its split's.
-struct KeyTiles {
-  int begin, end;
-};
-
 template <class C> NSAI_DEVICE KeyTiles find_key_tiles(int tiles) {
   if constexpr (!C::kStep) return KeyTiles{ 0, tiles };
   const int each = ceil_div(tiles, (int)gridDim.y), begin = min((int)blockIdx.y * each, tiles);

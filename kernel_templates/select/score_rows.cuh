@@ -4,7 +4,7 @@
 // What the kernels of index scores share: which tokens they rank, and the rows of importance that they
 // write.
 //
-// Config: kGroup, kThreads, kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kProbe,
+// Config: kGroup, kThreads, kKeys, kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kProbe,
 // kCountReads; those of select/token_tile.cuh.
 #pragma once
 #include "core/topn.cuh"
@@ -18,6 +18,19 @@ constexpr int kStoreBlocks = 4; // that the lanes of a row store together
 template <class C> NSAI_DEVICE bool is_ranked(const TokenTile &tokens) {
   if constexpr (C::kProbe || C::kCountReads) return true;
   return needs_search<C>(candidate_count<C>(tokens.seq.position(tokens.end - 1)));
+}
+
+// Tiles of keys between two that begin with a block.
+constexpr NSAI_DEVICE int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }
+template <class C>
+constexpr int kUnitTiles = C::kSelectBlock / common_divisor(C::kSelectBlock, C::kKeys);
+
+// The tiles of keys that a CTA takes of those that `keys` keys have: whole blocks.
+template <class C> NSAI_DEVICE KeyTiles find_block_tiles(int keys) {
+  const int tiles = ceil_div(keys, C::kKeys);
+  const int each = ceil_div(ceil_div(tiles, kUnitTiles<C>), (int)gridDim.y) * kUnitTiles<C>;
+  const int begin = min((int)blockIdx.y * each, tiles);
+  return KeyTiles{ begin, min(begin + each, tiles) };
 }
 
 // Where the scores of a CTA's heads go.

@@ -48,3 +48,8 @@ NSAI_DEVICE TokenTile find_tokens(const Params &params, int index, int count) {
 template <class C> NSAI_DEVICE int visible_blocks(int t) {
   return block_count<C::kBlock, C::kStride>(t + 1);
 }
+
+// The tiles of keys that a CTA takes.
+struct KeyTiles {
+  int begin, end;
+};

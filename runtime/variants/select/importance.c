@@ -192,7 +192,7 @@ nsa_status nsai_importance_launch(const nsai_run *run, const nsai_kernel *kernel
                                   const nsai_ranking *x, const NsaiImportance *p) {
   const uint64_t grid = (uint64_t)(x->tiles * p->kv_heads);
   if (!nsai_problem_is_cached(&run->plan->problem))
-    return nsai_launch(run->queue, kernel, grid, 1, p);
+    return nsai_launch(run->queue, kernel, grid, (uint32_t)x->splits, p);
   /* A kernel that is not of a decode step takes the first member alone, and one without codes that
    * member's first. */
   NsaiStepImportance step = { .coded = { .cached = { .batch = nsai_cache_batch(run),

@@ -5,6 +5,8 @@
  */
 #include "variants/select/index_scores.h"
 
+#include "base/math.h"
+#include "plan/context.h"
 #include "variants/select/importance.h"
 
 #include <math.h>
@@ -185,13 +187,33 @@ NsaiImportance nsai_index_scores_params(const nsai_run *run, const nsai_span *sp
   return p;
 }
 
+/* CTAs of select_index_scores on a multiprocessor, which as many have as choose() finds room for. */
+#define CTAS_PER_SM 3
+
+/* CTAs that a place on the device gets, where their keys are split: of a decode step one, whose work is
+ * short, of a prefill several, since tiles of tokens see unequal numbers of keys. Fewest keys for which a
+ * CTA's start is worth it. (Guesses.) */
+#define PREFILL_ROUNDS 2
+#define LEAST_STEP_KEYS 128
+#define LEAST_PREFILL_KEYS 1024
+
+int32_t nsai_index_splits(const nsai_run *run, int64_t ctas, int32_t ctas_per_sm) {
+  const nsai_problem *p = &run->plan->problem;
+  const bool step = nsai_ranks_by_step(p);
+  const int64_t places = (int64_t)run->plan->ctx->target.sms * ctas_per_sm;
+  const int64_t room = step ? places / ctas : nsai_ceil_div(PREFILL_ROUNDS * places, ctas);
+  const int64_t keys = step ? LEAST_STEP_KEYS : LEAST_PREFILL_KEYS;
+  if (p->count_reads) return 1; /* each key is read and counted once */
+  return (int32_t)nsai_larger(nsai_smaller(room, p->max_kv_len / keys), 1);
+}
+
 nsa_status nsai_index_scores_enqueue(const nsai_run *run, const nsai_kernel *kernel,
                                      const nsai_span *span) {
   const NsaiImportance p = nsai_index_scores_params(run, span);
   nsai_ranking x = { .tiles = nsai_span_tiles(run, kernel, span->token_begin, span->token_end),
                      .keys = &run->io->k_idx,
                      .lse = &no_lse };
-  x.splits = nsai_key_splits(run, x.tiles * p.kv_heads, run->plan->problem.max_kv_len);
+  x.splits = nsai_index_splits(run, x.tiles * p.kv_heads, CTAS_PER_SM);
   return nsai_importance_launch(run, kernel, &x, &p);
 }
 

@@ -34,6 +34,10 @@ void nsai_index_scores_legal(const nsai_problem *, nsai_reasons *);
 /* Of importance of the span's tokens into the workspace. */
 NsaiImportance nsai_index_scores_params(const nsai_run *run, const nsai_span *span);
 
+/* Parts that the blocks of each of `ctas` are split into, so that they fill a device that holds
+ * `ctas_per_sm` of them on a multiprocessor. */
+int32_t nsai_index_splits(const nsai_run *run, int64_t ctas, int32_t ctas_per_sm);
+
 /* Importance of the span's tokens into the workspace, or of the probed rows into the caller's
  * tensor. */
 nsa_status nsai_index_scores_enqueue(const nsai_run *run, const nsai_kernel *kernel,

@@ -171,18 +171,19 @@ static nsa_status launch_scores(const nsai_run *run, const nsai_kernel *kernel,
   const NsaiImportance p = nsai_index_scores_params(run, span);
   const uint64_t grid =
       (uint64_t)(nsai_span_tiles(run, kernel, span->token_begin, span->token_end) * p.kv_heads);
+  const uint32_t splits = (uint32_t)nsai_index_splits(run, (int64_t)grid, 1);
   if (nsai_problem_is_cached(&run->plan->problem)) {
     NsaiCachedIndexScoresTma cached = { .packed = p,
                                         .batch = nsai_cache_batch(run),
                                         .pages = (int)run->io->k_idx.shape[0] };
     NSAI_TRY(map_queries(run, kernel, &p.q, &cached.q));
     NSAI_TRY(map_pages(run, kernel, &cached.k));
-    return nsai_launch(run->queue, kernel, grid, 1, &cached);
+    return nsai_launch(run->queue, kernel, grid, splits, &cached);
   }
   NsaiIndexScoresTma packed = { .packed = p };
   NSAI_TRY(map_queries(run, kernel, &p.q, &packed.q));
   NSAI_TRY(map_keys(run, kernel, &p.k, &packed.k));
-  return nsai_launch(run->queue, kernel, grid, 1, &packed);
+  return nsai_launch(run->queue, kernel, grid, splits, &packed);
 }
 
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
