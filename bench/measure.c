@@ -45,12 +45,16 @@ static double attention_flops(const nsai_verify_case *c, int branch) {
 }
 
 static int has_branch(const nsai_verify_case *c, int branch) {
-  if (branch == NSA_SEL) return c->model.select_count > 0;
-  return branch == NSA_WIN ? c->model.window > 0 : 1;
+  return nsai_has_branch(&c->model, branch);
+}
+
+/* Products of index queries and keys; 0 without an index. */
+static double index_flops(const nsai_verify_case *c) {
+  return 2 * pairs(c, NSA_BRANCHES) * c->model.index_heads * c->model.index_dim;
 }
 
 static double forward_flops(const nsai_verify_case *c) {
-  double sum = 0;
+  double sum = index_flops(c);
   for (int b = 0; b < NSA_BRANCHES; b++)
     if (has_branch(c, b)) sum += attention_flops(c, b);
   return sum;
@@ -118,7 +122,7 @@ static void note_error(bench_time *time) {
 /* The case must have the tensors of compressed keys and values. */
 static nsa_status time_compress(const bench_rig *rig, nsai_trial_run *trial, bench_problem *p) {
   nsai_verify_case alone = p->c;
-  if (p->c.model.phi == NSAI_PHI_EXTERNAL) return NSA_OK;
+  if (!nsai_phi_runs(&p->c.model)) return NSA_OK;
   alone.kind = NSAI_VERIFY_COMPRESS;
   trial->c = &alone;
   nsa_status status = time_part(rig, trial, 0, 0, compress_bytes(&p->c, trial->data.blocks),
@@ -158,7 +162,7 @@ static nsa_status time_backward(const bench_rig *rig, const nsai_trial_run *tria
   backward.saved = part == BENCH_BACKWARD_SAVED ? 2 : 0;
   NSAI_TRY_TO(done, chk_bench_create(rig->plans, &backward, &other));
   NSAI_TRY_TO(done, nsai_trial_run_hand_over(trial, &other));
-  status = time_part(rig, &other, 0, backward_ratio(&p->c.model) * forward_flops(&p->c),
+  status = time_part(rig, &other, 0, backward_ratio(&p->c.model) * (forward_flops(&p->c) - index_flops(&p->c)),
                      2 * attention_bytes(&p->c), &p->part[part]);
 done:
   nsai_trial_run_destroy(&other);

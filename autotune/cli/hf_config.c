@@ -3,7 +3,8 @@
  *
  * JSON is read as the YAML that it is, with the limits of configurations. Of a model with several
  * parts, text_config counts. A model of flash-linear-attention (model_type nsa) names heads
- * otherwise, and brings its blocks and window; nsa.integrations.fla has the same rules.
+ * otherwise, and brings its blocks and window; nsa.integrations.fla has the same rules. A model like
+ * MiniMax-M3 brings its index and blocks.
  */
 #include "cli/hf_config.h"
 
@@ -116,6 +117,45 @@ static nsa_status add_fla(reader *r) {
   return add_number(r, "model.window", window);
 }
 
+/* The index of a model like MiniMax-M3. The checkpoint's file has its sizes in a section, files that
+ * transformers wrote in keys of other names; where one is missing, they are transformers' defaults. */
+static const struct {
+  const char *spelling, *section, *key;
+  int64_t fallback;
+} index_sizes[] = {
+  { "index_n_heads", "sparse_num_index_heads", "model.index.heads", 4 },
+  { "index_head_dim", "sparse_index_dim", "model.index.dim", 128 },
+  { "index_block_size", "sparse_block_size", "model.select.block", 128 },
+  { "index_topk_blocks", "sparse_topk_blocks", "model.select.count", 16 },
+  { "index_local_blocks", "sparse_local_block", "model.select.local", 1 },
+};
+
+/* The section, or the mapping itself; NULL: the model has no such index. */
+static const nsai_node *find_index(const reader *r) {
+  const nsai_node *section = find(r->mapping, "sparse_attention_config");
+  if (section && section->kind == NSAI_NODE_MAPPING && find(section, "sparse_topk_blocks"))
+    return section;
+  return find(r->mapping, "index_topk_blocks") ? r->mapping : NULL;
+}
+
+static nsa_status add_index(reader *r, const nsai_node *sizes) {
+  const reader of_sizes = { r->file, sizes, r->arena, r->out };
+  for (size_t i = 0; i < sizeof index_sizes / sizeof *index_sizes; i++) {
+    int64_t value;
+    NSAI_TRY(read_count(&of_sizes,
+                        sizes == r->mapping ? index_sizes[i].spelling : index_sizes[i].section,
+                        &value));
+    NSAI_TRY(add_number(r, index_sizes[i].key, value ? value : index_sizes[i].fallback));
+  }
+  NSAI_TRY(add(r, "model.select.by", "index"));
+  NSAI_TRY(add(r, "model.select.pool", "max"));
+  NSAI_TRY(add_number(r, "model.select.init", 0));
+  NSAI_TRY(add(r, "model.compress.phi", "none"));
+  NSAI_TRY(add_number(r, "model.window", 0));
+  NSAI_TRY(add(r, "model.gate", "none"));
+  return add(r, "model.kv_sharing", "shared");
+}
+
 static nsa_status add_heads(reader *r) {
   int64_t heads, kv_heads, dim, width;
   const bool fla = is_fla(r);
@@ -192,7 +232,11 @@ static nsa_status read_source(reader *r, const nsai_source *source) {
   r->mapping = nested && !find(root, "num_attention_heads") ? text_config : root;
   NSAI_TRY(refuse_mla(r));
   NSAI_TRY(add_heads(r));
-  if (is_fla(r)) NSAI_TRY(add_fla(r));
+  const nsai_node *index = find_index(r);
+  if (is_fla(r))
+    NSAI_TRY(add_fla(r));
+  else if (index)
+    NSAI_TRY(add_index(r, index));
   NSAI_TRY(add_dtype(r));
   return add_length(r);
 }

@@ -28,7 +28,8 @@ static double step_bytes(const nsai_problem *p) {
       (double)nsai_smaller(m->window, p->max_kv_len);
   const double bytes =
       entries * (p->cmp_dtype == NSA_E4M3 ? 1 : 2) + tokens * (p->kv_dtype == NSA_E4M3 ? 1 : 2);
-  return bytes * p->max_seqs * m->kv_heads * (m->head_dim_qk + m->head_dim_v);
+  const double index = 2.0 * (double)p->max_kv_len * m->index_dim; /* 0 without an index */
+  return p->max_seqs * (bytes * m->kv_heads * (m->head_dim_qk + m->head_dim_v) + index);
 }
 
 static bool kv_serves(const tuner *t, const tune_task *task) {
@@ -50,7 +51,7 @@ static nsa_status plan_append(tuner *t, const nsai_problem *problem, nsai_trial_
   p.max_seqs = 1;
   p.max_tokens = nsai_smaller(p.max_kv_len, NSAI_VERIFY_CACHE_PROMPT);
   p.max_q_len = (int32_t)p.max_tokens;
-  if (p.model.phi != NSAI_PHI_MEAN) p.model.phi = NSAI_PHI_EXTERNAL;
+  if (nsai_phi_has_weights(&p.model)) p.model.phi = NSAI_PHI_EXTERNAL;
   return nsai_tune_plan(t, &p, &none, out);
 }
 

@@ -84,6 +84,9 @@ static void declare_cache(nsai_verify_cache_setup *w) {
 static void declare_all(nsai_verify_cache_setup *w) {
   const nsai_model *g = model_of(w);
   declare(w, NSAI_VERIFY_CACHE_Q, g->dtype, 3, (int64_t[]){ w->tokens, g->heads, g->head_dim_qk });
+  if (g->by == NSAI_BY_INDEX)
+    declare(w, NSAI_VERIFY_CACHE_INDEX_Q, g->dtype, 3,
+            (int64_t[]){ w->tokens, g->index_heads, g->index_dim });
   declare_gate(w);
   declare_cache(w);
   declare(w, NSAI_VERIFY_CACHE_LEN, NSA_I32, 1, (int64_t[]){ w->c.seqs });
@@ -123,6 +126,7 @@ static void set_cache(const nsai_verify_cache_setup *w, bool on_device, nsa_io *
     *nsai_verify_cache_tensor(&cache, i) = view_of(w, NSAI_VERIFY_CACHE_K + i, on_device);
   io->kv = cache.kv;
   io->k_norm = cache.k_norm;
+  io->k_idx = cache.k_idx;
 }
 
 /* The inputs, and on the device also the outputs. */
@@ -130,6 +134,7 @@ static nsa_io io_of(const nsai_verify_cache_setup *w, bool on_device) {
   nsa_io io = NSA_IO_INIT;
   bool mlp = model_of(w)->gate == NSAI_GATE_MLP;
   io.q = view_of(w, NSAI_VERIFY_CACHE_Q, on_device);
+  io.index_q = view_of(w, NSAI_VERIFY_CACHE_INDEX_Q, on_device);
   set_cache(w, on_device, &io);
   *(mlp ? &io.gate.x : &io.gate.value) = view_of(w, NSAI_VERIFY_CACHE_GATE, on_device);
   io.gate.w1 = view_of(w, NSAI_VERIFY_CACHE_GATE_W1, on_device);
@@ -147,6 +152,8 @@ static void fill_numbers(nsai_verify_cache_setup *w, const nsai_verify_inputs *i
   const nsai_model *g = model_of(w);
   nsa_tensor q = view_of(w, NSAI_VERIFY_CACHE_Q, false);
   nsai_verify_fill_queries(in, &q);
+  nsa_tensor index_q = view_of(w, NSAI_VERIFY_CACHE_INDEX_Q, false);
+  if (index_q.ndim) nsai_verify_fill_index_q(in, &index_q);
   const float scale[] = { 1, 1 / sqrtf((float)g->gate_channels + 1),
                           1 / sqrtf((float)(g->gate_hidden ? g->gate_hidden : g->gate_channels) +
                                     1) };
@@ -177,10 +184,16 @@ static void fill_tables(nsai_verify_cache_setup *w) {
   if (cu_q) cu_q[0] = 0;
 }
 
-/* K and V of all sequences, one after the other. */
+/* K and V, and index keys, of all sequences, one after the other. */
 static nsa_status make_new_kv(const nsai_verify_cache_setup *w, const nsai_verify_inputs *in,
-                              int64_t rows, nsa_kv *new_kv) {
+                              int64_t rows, nsa_io *io) {
   const nsai_model *g = model_of(w);
+  nsa_kv *new_kv = &io->new_kv;
+  if (g->by == NSAI_BY_INDEX) {
+    NSAI_TRY(nsai_verify_tensor_alloc(g->dtype, 3, (int64_t[]){ rows, 1, g->index_dim },
+                                      &io->new_k_idx));
+    nsai_verify_fill_k_idx(in, &io->new_k_idx);
+  }
   for (int b = 0; b < NSA_BRANCHES; b++) {
     if (!nsai_reads_pair(g, b)) continue;
     NSAI_TRY(nsai_verify_tensor_alloc(g->dtype, 3, (int64_t[]){ rows, g->kv_heads, g->head_dim_qk },
@@ -216,18 +229,19 @@ static nsa_status fill_cache(nsai_verify_cache_setup *w, const nsai_verify_input
   for (int32_t s = 0; s < w->c.seqs; s++) ends[s + 1] = ends[s] + w->c.len[s];
   batch.cu_q = nsai_verify_tensor(NSA_I32, 1, (int64_t[]){ w->c.seqs + 1 });
   batch.cu_q.data = ends;
-  if (g.phi != NSAI_PHI_MEAN) {
+  if (nsai_compresses(&g) && g.phi != NSAI_PHI_MEAN) {
     g.phi = NSAI_PHI_EXTERNAL;
     fill_entries(w, in);
   }
   set_cache(w, false, &io);
-  NSAI_TRY_TO(done, make_new_kv(w, in, ends[w->c.seqs], &io.new_kv));
+  NSAI_TRY_TO(done, make_new_kv(w, in, ends[w->c.seqs], &io));
   NSAI_TRY_TO(done, nsai_reference_append(&g, &layout, &batch, &io, w->threads));
 done:
   for (int b = 0; b < NSA_BRANCHES; b++) {
     free(io.new_kv.k[b].data);
     free(io.new_kv.v[b].data);
   }
+  free(io.new_k_idx.data);
   return status;
 }
 

@@ -49,7 +49,7 @@ int64_t nsai_verify_cache_copies(double bytes) {
 /* ---- tensors --------------------------------------------------------------------------------- */
 
 nsa_tensor *nsai_verify_cache_tensor(nsai_verify_kv *cache, int index) {
-  nsa_tensor *const rest[] = { &cache->kv.k_cmp, &cache->kv.v_cmp, &cache->k_norm };
+  nsa_tensor *const rest[] = { &cache->k_idx, &cache->kv.k_cmp, &cache->kv.v_cmp, &cache->k_norm };
   if (index < NSA_BRANCHES) return &cache->kv.k[index];
   if (index < 2 * NSA_BRANCHES) return &cache->kv.v[index - NSA_BRANCHES];
   return rest[index - 2 * NSA_BRANCHES];
@@ -68,6 +68,9 @@ void nsai_verify_cache_declare(const nsai_model *g, nsai_verify_cache_dtypes dty
     out->kv.k[pair] = nsai_verify_tensor(raw, 4, raw_k);
     out->kv.v[pair] = nsai_verify_tensor(raw, 4, raw_v);
   }
+  if (g->by == NSAI_BY_INDEX)
+    out->k_idx = nsai_verify_tensor(g->dtype, 4, (int64_t[]){ pages, tokens, 1, g->index_dim });
+  if (!nsai_compresses(g)) return;
   out->kv.k_cmp =
       nsai_verify_tensor(compressed, 4, (int64_t[]){ pages, entries, g->kv_heads, g->head_dim_qk });
   if (!g->keys_only)
@@ -131,6 +134,25 @@ static nsa_status make_pairs(nsai_verify_cache *w, const nsai_verify_inputs *in,
                          &out->v[b]));
   }
   return NSA_OK;
+}
+
+/* Index queries, or index keys. */
+static void fill_index_q(const nsai_verify_inputs *in, int branch, const nsa_tensor *t) {
+  (void)branch;
+  nsai_verify_fill_index_q(in, t);
+}
+
+static void fill_k_idx(const nsai_verify_inputs *in, int branch, const nsa_tensor *t) {
+  (void)branch;
+  nsai_verify_fill_k_idx(in, t);
+}
+
+/* The index keys of new tokens. */
+static nsa_status make_index_keys(nsai_verify_cache *w, const nsai_verify_inputs *in, int64_t rows,
+                                  nsa_tensor *out) {
+  const nsai_model *g = w->options.model;
+  if (g->by != NSAI_BY_INDEX) return NSA_OK;
+  return make_filled(w, in, fill_k_idx, 0, rows, 1, g->index_dim, out);
 }
 
 /* ---- the cache ------------------------------------------------------------------------------- */
@@ -199,6 +221,7 @@ nsa_batch nsai_verify_cache_batch(const nsai_verify_cache *w, int64_t copy) {
 /* Fills compressed entries that no append computes with arbitrary numbers. */
 static nsa_status fill_entries(nsai_verify_cache *w, const nsai_verify_inputs *in, int side) {
   const nsa_tensor *t = side ? &w->cache.kv.v_cmp : &w->cache.kv.k_cmp;
+  if (!t->ndim) return NSA_OK; /* the model has none */
   const int64_t all = t->shape[0] * t->shape[1], rows = nsai_smaller(all, MOST_ENTRIES);
   nsa_tensor host = nsai_verify_tensor(t->dtype, 3, (int64_t[]){ rows, t->shape[2], t->shape[3] });
   const size_t row = nsai_verify_tensor_bytes(&host) / (size_t)rows;
@@ -214,7 +237,7 @@ static nsa_status fill_entries(nsai_verify_cache *w, const nsai_verify_inputs *i
 }
 
 /* Appends `prompt` to every sequence until the context is full. */
-static nsa_status fill_cache(nsai_verify_cache *w, const nsa_plan *plan, const nsa_kv *prompt,
+static nsa_status fill_cache(nsai_verify_cache *w, const nsa_plan *plan, const nsa_io *prompt,
                              const nsa_exec *exec) {
   const int64_t rows = nsai_smaller(w->options.context, NSAI_VERIFY_CACHE_PROMPT),
                 chunks = nsai_ceil_div(w->options.context, rows);
@@ -231,7 +254,10 @@ static nsa_status fill_cache(nsai_verify_cache *w, const nsa_plan *plan, const n
     nsa_io io = NSA_IO_INIT;
     io.kv = w->cache.kv;
     io.k_norm = w->cache.k_norm;
-    io.new_kv = *prompt;
+    io.k_idx = w->cache.k_idx;
+    io.new_kv = prompt->new_kv;
+    io.new_k_idx = prompt->new_k_idx;
+    if (io.new_k_idx.data) io.new_k_idx.shape[0] = tokens;
     set_rows(w, i / chunks, 1, &batch);
     batch.kv_len = ends;
     batch.kv_len.data = (int32_t *)ends.data + chunk;
@@ -253,7 +279,9 @@ static nsa_status limit_copies(nsai_verify_cache *w) {
   const double raw = w->options.kv_dtype == NSA_E4M3 ? 1 : 2,
                entry = w->options.cmp_dtype == NSA_E4M3 ? 1 : 2;
   const double rows = (double)w->options.batch * (double)w->pages * (double)page_tokens(w);
-  const double bytes = dims * g->kv_heads * rows * (raw * pairs + entry / g->stride);
+  const double entries = nsai_compresses(g) ? entry / g->stride : 0;
+  const double bytes =
+      dims * g->kv_heads * rows * (raw * pairs + entries) + 2.0 * rows * g->index_dim;
   double memory = CPU_MEMORY;
   if (w->device->driver) {
     size_t all;
@@ -309,6 +337,11 @@ static nsa_status make_step(nsai_verify_cache *w, const nsai_verify_inputs *in) 
   NSAI_TRY(make_pairs(w, in, tokens, &w->io.new_kv));
   w->io.kv = w->cache.kv;
   w->io.k_norm = w->cache.k_norm;
+  w->io.k_idx = w->cache.k_idx;
+  NSAI_TRY(make_index_keys(w, in, tokens, &w->io.new_k_idx));
+  if (g->by == NSAI_BY_INDEX)
+    NSAI_TRY(
+        make_filled(w, in, fill_index_q, 0, tokens, g->index_heads, g->index_dim, &w->io.index_q));
   int32_t *lengths = malloc((size_t)w->options.batch * sizeof *lengths);
   if (!lengths) return nsai_fail_nomem("lengths", (size_t)w->options.batch * sizeof *lengths);
   for (int64_t i = 0; i < w->options.batch; i++) lengths[i] = (int32_t)w->options.context;
@@ -324,14 +357,16 @@ nsa_status nsai_verify_cache_create(const nsai_verify_device *device,
   nsai_verify_inputs in = { options->model, options->fill, options->seed, options->threads };
   nsa_caps caps = NSA_CAPS_INIT;
   nsa_exec exec = NSA_EXEC_INIT;
-  nsa_kv prompt = { 0 };
+  nsa_io prompt = NSA_IO_INIT;
   *w = (nsai_verify_cache){ .device = device, .options = *options };
   w->pages = options->page_size > 0 ? nsai_ceil_div(options->context, options->page_size) : 1;
   NSAI_TRY(limit_copies(w));
   NSAI_TRY(alloc_cache(w));
   NSAI_TRY(make_tables(w));
   NSAI_TRY(make_step(w, &in));
-  NSAI_TRY(make_pairs(w, &in, nsai_smaller(options->context, NSAI_VERIFY_CACHE_PROMPT), &prompt));
+  const int64_t rows = nsai_smaller(options->context, NSAI_VERIFY_CACHE_PROMPT);
+  NSAI_TRY(make_pairs(w, &in, rows, &prompt.new_kv));
+  NSAI_TRY(make_index_keys(w, &in, rows, &prompt.new_k_idx));
   NSAI_TRY(nsa_plan_caps(append, &caps));
   NSAI_TRY(nsai_verify_cache_workspace(w, caps.workspace_bytes));
   exec.workspace = w->workspace;

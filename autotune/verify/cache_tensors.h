@@ -14,7 +14,7 @@
 /* The tensors of a cache, as nsa_io has them. */
 typedef struct nsai_verify_kv {
   nsa_kv kv;
-  nsa_tensor k_norm;
+  nsa_tensor k_norm, k_idx;
 } nsai_verify_kv;
 
 typedef struct nsai_verify_cache_options {
@@ -70,9 +70,9 @@ nsa_status nsai_verify_cache_alloc(nsai_verify_cache *kv, size_t bytes, void **o
  * progress. */
 nsa_status nsai_verify_cache_workspace(nsai_verify_cache *kv, uint64_t bytes);
 
-/* The tensors of a cache in this order: K of each pair, V of each, compressed K, compressed V, coarse
- * keys. */
-#define NSAI_VERIFY_CACHE_TENSORS (2 * NSA_BRANCHES + 3)
+/* The tensors of a cache in this order: K of each pair, V of each, index keys, compressed K, compressed V,
+ * coarse keys. */
+#define NSAI_VERIFY_CACHE_TENSORS (2 * NSA_BRANCHES + 4)
 nsa_tensor *nsai_verify_cache_tensor(nsai_verify_kv *cache, int index);
 
 /* What a cache is stored in: NSA_E4M3, or anything else for the model's dtype. */
@@ -81,7 +81,7 @@ typedef struct nsai_verify_cache_dtypes {
 } nsai_verify_cache_dtypes;
 
 /* Declares a cache of this many pages (or rows) of this many tokens, without memory: the pairs
- * that the model reads, and the compressed entries and coarse keys that it has. */
+ * that the model reads, and the compressed entries, coarse keys and index keys that it has. */
 void nsai_verify_cache_declare(const nsai_model *model, nsai_verify_cache_dtypes dtypes,
                                int64_t pages, int64_t tokens, nsai_verify_kv *out);
 

@@ -26,7 +26,7 @@ static const char *const fill_names[NSAI_VERIFY_FILLS] = { "random", "correlated
                                                            "constant", "tiny" };
 static const char *const layout_names[NSAI_VERIFY_LAYOUTS] = { "plain", "strided", "packed",
                                                                "heads", "shared" };
-static const char *const phi_names[] = { "mean", "linear", "mlp", "external" };
+static const char *const phi_names[] = { "mean", "linear", "mlp", "external", "none" };
 static const char *const gate_names[] = { "weights", "logits", "mlp", "none" };
 static const char *const act_names[] = { "relu", "silu", "gelu" };
 static const char *const recompute_names[] = { "auto", "always", "never" };
@@ -148,10 +148,10 @@ static int cut_activation(char *text, nsai_activation *out) {
 }
 
 static int parse_phi(char *value, nsai_model *g) {
-  int found = find_word(value, phi_names, 4);
+  int found = find_word(value, phi_names, 5);
   if (found < 0) return -1;
   g->phi = (nsai_phi_kind)found;
-  if (g->phi != NSAI_PHI_MLP) return find_name(value, phi_names, 4) < 0 ? -1 : 0;
+  if (g->phi != NSAI_PHI_MLP) return find_name(value, phi_names, 5) < 0 ? -1 : 0;
   int32_t *const numbers[] = { &g->phi_hidden };
   return cut_activation(value, &g->phi_activation) ? -1 : parse_form(value, "mlp.#", numbers);
 }
@@ -209,10 +209,15 @@ static int parse_count(const char *name, const char *value, nsai_verify_case *c)
   return -1;
 }
 
-/* How blocks are ranked: "pool=max", "norm=128/64", "cmp=keys". Returns 0, -1, or 1: it is none. */
+/* How blocks are ranked: "pool=max", "norm=128/64", "cmp=keys", "index=128". Returns 0, -1, or 1: it is none. */
 static int parse_ranking(const char *name, const char *value, nsai_model *g) {
   int32_t *const norm[] = { &g->norm_block, &g->norm_stride };
   if (!strcmp(name, "norm")) return parse_form(value, "#/#", norm);
+  if (!strcmp(name, "index")) {
+    int32_t *const dim[] = { &g->index_dim };
+    g->by = NSAI_BY_INDEX, g->phi = NSAI_PHI_NONE, g->pool = NSAI_POOL_MAX;
+    return parse_form(value, "#", dim);
+  }
   if (!strcmp(name, "pool") && !strcmp(value, "max")) return g->pool = NSAI_POOL_MAX, 0;
   if (!strcmp(name, "cmp") && !strcmp(value, "keys")) return g->keys_only = 1, 0;
   return 1;
@@ -294,6 +299,14 @@ static const char *inconsistent(const nsai_verify_case *c, int q_count, int kv_c
     return "norm needs a stride that divides its block, selected blocks, and no phi=external";
   if (g->keys_only && (g->per_branch || !g->select_count))
     return "cmp=keys needs kv=shared and selected blocks";
+  if ((g->by == NSAI_BY_INDEX) != (g->phi == NSAI_PHI_NONE) ||
+      (g->by == NSAI_BY_INDEX &&
+       (!g->select_count || g->keys_only || g->norm_block || g->pool != NSAI_POOL_MAX ||
+        g->index_dim < NSAI_MIN_HEAD_DIM || g->index_dim > NSAI_MAX_HEAD_DIM ||
+        g->index_dim % NSAI_HEAD_DIM_STEP)))
+    return "index needs 16 to 256 numbers in steps of 8, selected blocks, phi=none and pool=max";
+  if (c->kind == NSAI_VERIFY_COMPRESS && !nsai_phi_runs(g))
+    return "compress needs a phi that makes compressed keys";
   if (c->kind == NSAI_VERIFY_ZERO_GATE && !nsai_gate_is_given(g))
     return "zero_gate needs gate=weights or gate=logits";
   if (c->no_batch && c->num_seqs != 1) return "nobatch means one sequence";
@@ -336,6 +349,7 @@ int nsai_verify_case_parse(const char *text, nsai_verify_case *c, char *error, s
   if (!kv_count) memcpy(c->kv_len, c->q_len, sizeof c->q_len), kv_count = q_count;
   if (!q_count) memcpy(c->q_len, c->kv_len, sizeof c->q_len), q_count = kv_count;
   c->num_seqs = kv_count;
+  if (c->model.by == NSAI_BY_INDEX) c->model.index_heads = c->model.kv_heads;
   const char *problem = first ? "the problem is empty" : inconsistent(c, q_count, kv_count);
   if (problem) snprintf(error, size, "%s", problem);
   return problem ? -1 : 0;
@@ -363,6 +377,7 @@ static void print_options(FILE *out, const nsai_verify_case *c) {
   if (g->keys_only) fprintf(out, ":cmp=keys");
   if (g->pool == NSAI_POOL_MAX) fprintf(out, ":pool=max");
   if (g->norm_block) fprintf(out, ":norm=%d/%d", g->norm_block, g->norm_stride);
+  if (g->by == NSAI_BY_INDEX) fprintf(out, ":index=%d", g->index_dim);
 }
 
 void nsai_verify_case_print(const nsai_verify_case *c, char *text, size_t size) {

@@ -11,6 +11,7 @@
  * the first field, the kind, has a fixed position. Omitted fields have the defaults of
  * nsai_verify_case_init. Further fields: phi=mlp.H.act, gate=weights.f32, gate=mlp.C.H.act,
  * kv=branches, pool=max, norm=BLOCK/STRIDE (of coarse keys), cmp=keys (no compressed branch),
+ * index=DIM (an index chooses blocks; with phi=none and pool=max, which it implies),
  * sel=blocks.shared, sel=ranges, layout=strided|packed|heads|shared, slack=N
  * (capacity beyond the actual lengths), branches=MASK, scale=X (softmax), overlap,
  * nobatch (no batch struct: one sequence), gemm (dense by plain matrix products), lists

@@ -256,9 +256,17 @@ const char *nsai_verify_selection_malformed(const nsai_model *g, int64_t t, cons
  * them. Differences this small are ignored. */
 #define NEGLIGIBLE 1e-30
 
-static double from_cut(double importance, double cut) {
+static double from_cut(double importance, double cut, double scale) {
   double distance = fabs(importance - cut);
-  return distance < NEGLIGIBLE ? 0 : distance / fmax(importance, cut);
+  return distance < NEGLIGIBLE ? 0 : distance / fmax(scale, fmax(importance, cut));
+}
+
+/* What distances of index scores are relative to; 0: to the importance, which is no less than 0. */
+static double scale_of(const nsai_model *g, int64_t t, const double *importance) {
+  double scale = 0;
+  for (int64_t j = 0; g->by == NSAI_BY_INDEX && j <= t / g->select_block; j++)
+    scale = fmax(scale, fabs(importance[j]));
+  return scale;
 }
 
 double nsai_verify_selection_distance(const nsai_model *g, int64_t t, const int32_t *row,
@@ -267,15 +275,16 @@ double nsai_verify_selection_distance(const nsai_model *g, int64_t t, const int3
   double cut = INFINITY, distance = 0;
   nsai_reference_select_row(g, t, importance, want);
   if (!memcmp(want, row, (size_t)n * sizeof *row)) return 0;
+  const double scale = scale_of(g, t, importance);
   for (int32_t i = 0; i < n && want[i] >= 0; i++) {
     int forced = want[i] < g->select_init || want[i] > t / g->select_block - g->select_local;
     if (!forced && importance[want[i]] < cut) cut = importance[want[i]];
   }
   for (int32_t i = 0; i < n; i++) {
     if (want[i] >= 0 && !contains(row, n, want[i]))
-      distance = fmax(distance, from_cut(importance[want[i]], cut));
+      distance = fmax(distance, from_cut(importance[want[i]], cut, scale));
     if (row[i] >= 0 && !contains(want, n, row[i]))
-      distance = fmax(distance, from_cut(importance[row[i]], cut));
+      distance = fmax(distance, from_cut(importance[row[i]], cut, scale));
   }
   return distance;
 }

@@ -85,7 +85,8 @@ void nsai_verify_compare_tensors(const char *name, nsai_verify_tolerance toleran
 const char *nsai_verify_selection_malformed(const nsai_model *g, int64_t t, const int32_t *row);
 
 /* How far from the cut the selected blocks and the reference's differ: the largest relative
- * distance of a swapped block's importance from the cut; 0 when the sets are equal. */
+ * distance of a swapped block's importance from the cut; 0 when the sets are equal. The scores of an
+ * index cross zero: theirs is relative to the greatest of the row in size. */
 double nsai_verify_selection_distance(const nsai_model *g, int64_t t, const int32_t *row,
                                       const double *importance);
 

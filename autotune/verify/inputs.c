@@ -16,7 +16,10 @@ enum {
   STREAM_SHARED = 2000,
   STREAM_K = 3000,
   STREAM_NOISE = 4000,
-  STREAM_V = 5000
+  STREAM_V = 5000,
+  STREAM_INDEX_Q = 6000,
+  STREAM_K_IDX = 7000,
+  STREAM_INDEX_NOISE = 8000
 };
 
 /* Correlated inputs. With these constants the free selections of adjacent tokens overlap by r
@@ -226,6 +229,33 @@ void nsai_verify_fill_keys(const nsai_verify_inputs *in, int branch, const nsa_t
 void nsai_verify_fill_values(const nsai_verify_inputs *in, int branch, const nsa_tensor *v) {
   fill_white(in, STREAM_V + 100u * (uint64_t)branch,
              in->fill == NSAI_VERIFY_FILL_TINY ? TINY_SCALE : 1, 0, v);
+}
+
+/* One tensor of the index: like queries, without a part that heads share. */
+static void fill_index(const nsai_verify_inputs *in, uint64_t stream, int constant,
+                       const nsa_tensor *t) {
+  if (in->fill != NSAI_VERIFY_FILL_CORRELATED) {
+    fill_white(in, stream, fill_scale(in->fill), constant, t);
+    return;
+  }
+  process p = { .t = t,
+                .seed = in->seed,
+                .stream = stream,
+                .other_stream = STREAM_INDEX_NOISE + stream,
+                .a = QUERY_AR,
+                .smooth = sqrtf(1 - (float)KEY_NOISE),
+                .rough = sqrtf((float)KEY_NOISE),
+                .level = 1,
+                .heads_per_process = 1 };
+  nsai_verify_parallel(in->threads, t->shape[1], process_head, &p);
+}
+
+void nsai_verify_fill_index_q(const nsai_verify_inputs *in, const nsa_tensor *index_q) {
+  fill_index(in, STREAM_INDEX_Q, 0, index_q);
+}
+
+void nsai_verify_fill_k_idx(const nsai_verify_inputs *in, const nsa_tensor *k_idx) {
+  fill_index(in, STREAM_K_IDX, in->fill == NSAI_VERIFY_FILL_CONSTANT, k_idx);
 }
 
 /* ---- overlap --------------------------------------------------------------------------------- */

@@ -26,6 +26,11 @@ void nsai_verify_fill_queries(const nsai_verify_inputs *in, const nsa_tensor *q)
 void nsai_verify_fill_keys(const nsai_verify_inputs *in, int branch, const nsa_tensor *k);
 void nsai_verify_fill_values(const nsai_verify_inputs *in, int branch, const nsa_tensor *v);
 
+/* Queries [T, Hi, Di] and keys [T, 1, Di] of an index. With NSAI_VERIFY_FILL_CORRELATED both are AR(1)
+ * processes, so that adjacent tokens score alike; with NSAI_VERIFY_FILL_CONSTANT all keys are equal. */
+void nsai_verify_fill_index_q(const nsai_verify_inputs *in, const nsa_tensor *index_q);
+void nsai_verify_fill_k_idx(const nsai_verify_inputs *in, const nsa_tensor *k_idx);
+
 /* Normally distributed numbers times `scale`, with ndim 1 to 3; `stream` identifies the tensor. */
 void nsai_verify_fill_normal(const nsai_verify_inputs *in, uint64_t stream, float scale,
                              const nsa_tensor *t);

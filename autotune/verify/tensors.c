@@ -18,7 +18,7 @@
 const char *nsai_verify_slot_name(int slot) {
   /* In the order of nsai_verify_slot. */
   static const char names[] = "cu_q\0cu_kv\0cu_cmp\0q\0"
-                              "k[0]\0k[1]\0k[2]\0v[0]\0v[1]\0v[2]\0"
+                              "k[0]\0k[1]\0k[2]\0v[0]\0v[1]\0v[2]\0index_q\0k_idx\0"
                               "phi.k.pe\0phi.k.w\0phi.k.w1\0phi.k.b1\0phi.k.w2\0phi.k.b2\0"
                               "phi.v.pe\0phi.v.w\0phi.v.w1\0phi.v.b1\0phi.v.w2\0phi.v.b2\0"
                               "gate.value\0gate.x\0gate.w1\0gate.b1\0gate.w2\0gate.b2\0"
@@ -187,8 +187,19 @@ static void declare_indices(nsai_verify_tensors *d) {
           (int64_t[3]){ d->probe_count, g->kv_heads, d->select_blocks });
 }
 
+/* What ranks the blocks that the library chooses. */
+static void declare_index(nsai_verify_tensors *d) {
+  const nsai_model *g = &d->c->model;
+  if (g->by != NSAI_BY_INDEX || d->c->kind == NSAI_VERIFY_BACKWARD ||
+      d->c->selection != NSA_SELECT_TOPN)
+    return;
+  declare_heads(d, NSAI_VERIFY_INDEX_Q, d->token_capacity, g->index_heads, g->index_dim);
+  declare_heads(d, NSAI_VERIFY_K_IDX, d->kv_capacity, 1, g->index_dim);
+}
+
 static void declare_compressed(nsai_verify_tensors *d) {
   const nsai_model *g = &d->c->model;
+  if (!nsai_compresses(g)) return;
   int in = g->phi == NSAI_PHI_EXTERNAL;
   int64_t rows = d->blocks + (d->c->no_batch ? 0 : d->c->slack / g->stride);
   uint32_t run = nsai_verify_branches(d->c);
@@ -302,6 +313,7 @@ static void declare_all(nsai_verify_tensors *d) {
     declare_phi(d, NSAI_VERIFY_PHI_K, g->head_dim_qk);
     if (!g->keys_only) declare_phi(d, NSAI_VERIFY_PHI_V, g->head_dim_v);
     declare_compressed(d);
+    declare_index(d);
   }
   if (c->kind == NSAI_VERIFY_COMPRESS) return;
   if (c->kind != NSAI_VERIFY_DENSE) {
@@ -423,6 +435,8 @@ void nsai_verify_tensors_io(const nsai_verify_tensors *d, int where, nsa_batch *
   memcpy(&io->phi, &view[NSAI_VERIFY_PHI_K], sizeof io->phi);
   memcpy(&io->gate, &view[NSAI_VERIFY_GATE_VALUE], sizeof io->gate);
   io->kv.k_cmp = view[external ? NSAI_VERIFY_K_CMP_IN : NSAI_VERIFY_K_CMP];
+  io->index_q = view[NSAI_VERIFY_INDEX_Q];
+  io->k_idx = view[NSAI_VERIFY_K_IDX];
   io->kv.v_cmp = view[external ? NSAI_VERIFY_V_CMP_IN : NSAI_VERIFY_V_CMP];
   io->block_idx = view[chosen ? NSAI_VERIFY_INDEX_IN : NSAI_VERIFY_INDEX];
   io->ranges = view[NSAI_VERIFY_RANGES];

@@ -183,6 +183,7 @@ static void fill_importance(const nsai_verify_tensors *d) {
       for (int64_t j = 0; j < view.shape[2]; j++, counter++) {
         float value = fabsf(nsai_verify_normal(key, counter));
         if (d->c->fill == NSAI_VERIFY_FILL_CONSTANT) value = value > 1 ? 0.5f : 0;
+        if (g->by == NSAI_BY_INDEX) value = 0.25f - value; /* scores may be negative */
         if (position < 0 || j > position / g->select_block) value = 1e30f;
         ((float *)view.data)[t * view.stride[0] + h * view.stride[1] + j] = value;
       }
@@ -207,6 +208,12 @@ void nsai_verify_tensors_fill(nsai_verify_tensors *d, int threads, const int64_t
       nsa_tensor t = host(d, slot, d->blocks);
       if (t.data) nsai_verify_fill_normal(&in, STREAM_SLOT + (uint64_t)slot, 1, &t);
     }
+  }
+  if (nsai_verify_tensors_has(d, NSAI_VERIFY_INDEX_Q)) {
+    nsa_tensor index_q = host(d, NSAI_VERIFY_INDEX_Q, d->tokens),
+               k_idx = host(d, NSAI_VERIFY_K_IDX, d->kv_tokens);
+    nsai_verify_fill_index_q(&in, &index_q);
+    nsai_verify_fill_k_idx(&in, &k_idx);
   }
   fill_phi(d, &in, NSAI_VERIFY_PHI_K, g->head_dim_qk);
   fill_phi(d, &in, NSAI_VERIFY_PHI_V, g->head_dim_v);

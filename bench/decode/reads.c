@@ -65,6 +65,9 @@ void bench_decode_expect(const nsai_model *g, const bench_decode_cell *cell, con
   if (g->window)
     out->tokens[NSA_WIN] = rows * nsai_smaller(g->window + cell->q_len - 1, cell->context);
   for (int b = 0; b < NSA_BRANCHES; b++) out->bytes += out->tokens[b] * row_bytes(g, cell, b);
+  if (g->by != NSAI_BY_INDEX) return;
+  out->tokens[NSA_CMP] = cell->batch * cell->context; /* index keys, which all heads share */
+  out->bytes += out->tokens[NSA_CMP] * 2 * g->index_dim;
 }
 
 /* ---- actual ---------------------------------------------------------------------------------- */

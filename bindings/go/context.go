@@ -36,6 +36,7 @@ const (
 	PhiLinear   = C.NSA_PHI_LINEAR
 	PhiMLP      = C.NSA_PHI_MLP
 	PhiExternal = C.NSA_PHI_EXTERNAL
+	PhiNone     = C.NSA_PHI_NONE
 
 	ActReLU = C.NSA_ACT_RELU
 	ActSiLU = C.NSA_ACT_SILU
@@ -45,6 +46,9 @@ const (
 	GateLogits  = C.NSA_GATE_LOGITS
 	GateMLP     = C.NSA_GATE_MLP
 	GateNone    = C.NSA_GATE_NONE
+
+	ByCompressed = C.NSA_BY_COMPRESSED
+	ByIndex      = C.NSA_BY_INDEX
 
 	PoolSum = C.NSA_POOL_SUM
 	PoolMax = C.NSA_POOL_MAX
@@ -65,6 +69,7 @@ type Model struct {
 	KVSharing                                         int32
 	CompressOutput                                    int32
 	SelectPool, NormalizerBlock, NormalizerStride     int32
+	SelectBy, IndexHeads, IndexDim                    int32
 }
 
 func (m *Model) fill(c *C.nsa_model) {
@@ -80,7 +85,8 @@ func (m *Model) fill(c *C.nsa_model) {
 		gate_hidden: C.int32_t(m.GateHidden), gate_activation: C.int32_t(m.GateActivation),
 		kv_sharing: C.int32_t(m.KVSharing), compress_output: C.int32_t(m.CompressOutput),
 		select_pool: C.int32_t(m.SelectPool), normalizer_block: C.int32_t(m.NormalizerBlock),
-		normalizer_stride: C.int32_t(m.NormalizerStride),
+		normalizer_stride: C.int32_t(m.NormalizerStride), select_by: C.int32_t(m.SelectBy),
+		index_heads: C.int32_t(m.IndexHeads), index_dim: C.int32_t(m.IndexDim),
 	}
 }
 

@@ -19,13 +19,14 @@
  * What is computed. A query at position t of its sequence attends to
  *   compressed (NSA_CMP)  block i, which is phi of the tokens [i*d, i*d + l), if i*d + l - 1 <= t
  *   selected (NSA_SEL)    the tokens p <= t of n blocks of l' tokens, those of the greatest
- *                         importance, which follows from the compressed branch's probabilities
+ *                         importance, which follows from the compressed branch's probabilities or
+ *                         from an index's scores
  *   window (NSA_WIN)      the tokens t - w < p <= t
  * and o is the sum over these branches of gate * branch output. docs/algorithm.md has all rules.
  *
- * q, k and v must be finite in every row that belongs to a sequence: a masked key has the weight
- * 0, and 0 * inf is NaN. Rows at or behind the end of a sequence may hold anything. Memory behind
- * a tensor is never read.
+ * q, k, v, index_q and k_idx must be finite in every row that belongs to a sequence: a masked key
+ * has the weight 0, and 0 * inf is NaN. Rows at or behind the end of a sequence may hold anything.
+ * Memory behind a tensor is never read.
  */
 #ifndef NSA_ATTENTION_H
 #define NSA_ATTENTION_H
@@ -175,6 +176,12 @@ typedef struct nsa_io {
   /* The coarse keys of a cache, where the model has a select.normalizer of stride s: dtype [N, P/s,
    * Hkv, Dk], see kv_cache.h. An append writes them. Without a cache they are computed inside. */
   nsa_tensor k_norm;
+
+  /* The index branch of a model with select.by index, which chooses the blocks: dtype [T, Hi, Di],
+   * one query head for each KV head, and dtype [KV tokens, 1, Di], one key for each token, normalised
+   * and rotated as the model has it. The keys of a cache are [N, P, 1, Di], see kv_cache.h. */
+  nsa_tensor index_q, k_idx;
+  nsa_tensor new_k_idx; /* nsa_kv_append: the index keys of the new tokens, dtype [T, 1, Di] */
 } nsa_io;
 #define NSA_IO_INIT NSA_INIT(nsa_io)
 
@@ -185,6 +192,8 @@ typedef struct nsa_io {
  * batch  NULL: one sequence.
  * io     in: q, kv (k_cmp and v_cmp with phi external), phi, gate, and the caller's selection. With
  *        compress.output false v_cmp, o_branch[0] and lse[0] must be absent, and phi.v is not read.
+ *        With select.by index, where the library selects or probes: index_q and k_idx; there are
+ *        no compressed keys and values.
  *        Out: o, and on request block_idx, o_branch, lse, probe_importance, and k_cmp and v_cmp
  *        with another phi.
  *
@@ -228,7 +237,7 @@ NSA_API nsa_status nsa_dense(const nsa_plan *plan, const nsa_exec *exec, const n
 
 /* Enqueues phi alone, for hosts that bring other stages of their own.
  *
- * plan  of NSA_OP_FORWARD, whose phi is not external.
+ * plan  of NSA_OP_FORWARD, whose phi is neither external nor none.
  * io    in: kv.k[0], kv.v[0], phi. Out: kv.k_cmp, kv.v_cmp.
  *
  * Behaves as nsa_forward. */

@@ -42,7 +42,8 @@ enum {
   NSA_PHI_MEAN = 1,   /* their mean */
   NSA_PHI_LINEAR = 2, /* a position code is added, then one matrix [l*D, D] */
   NSA_PHI_MLP = 3, /* a position code is added, then two layers with an activation between them */
-  NSA_PHI_EXTERNAL = 4 /* the caller computes them: io.kv.k_cmp and v_cmp are inputs */
+  NSA_PHI_EXTERNAL = 4, /* the caller computes them: io.kv.k_cmp and v_cmp are inputs */
+  NSA_PHI_NONE = 5      /* there are none, and no compressed branch: needs NSA_BY_INDEX */
 };
 
 /* Activation functions of phi mlp and of the gate MLP. */
@@ -56,10 +57,16 @@ enum {
   NSA_GATE_NONE = 4     /* none: `o` is the sum of the branches; io.gate.value must be absent */
 };
 
+/* What chooses the blocks of the selected branch. */
+enum {
+  NSA_BY_COMPRESSED = 1, /* the probabilities of compressed keys */
+  NSA_BY_INDEX = 2       /* an index branch: the scores of io.index_q and io.k_idx */
+};
+
 /* What of its compressed blocks makes the importance of a selected block. */
 enum {
   NSA_POOL_SUM = 1, /* their sum, each by the strides that it shares with the block */
-  NSA_POOL_MAX = 2  /* the greatest of those that share one */
+  NSA_POOL_MAX = 2  /* the greatest of those that share one; of an index that of its tokens */
 };
 
 /* How many pairs of K and V the model has. */
@@ -104,6 +111,12 @@ typedef struct nsa_model {
   int32_t normalizer_block; /* tokens of a coarse key, whose log-sum-exp normalises the importance
                                 [0: that of the compressed keys does] */
   int32_t normalizer_stride; /* tokens between two coarse keys; required with a normaliser */
+  int32_t select_by;         /* NSA_BY_* [NSA_BY_COMPRESSED]; NSA_BY_INDEX needs NSA_PHI_NONE and
+                                NSA_POOL_MAX */
+  int32_t index_heads;       /* Hi, query heads of the index: as many as KV heads; required with
+                                NSA_BY_INDEX */
+  int32_t index_dim;         /* Di, of index queries and keys, as head_dim_qk; required with
+                                NSA_BY_INDEX */
 } nsa_model;
 #define NSA_MODEL_INIT NSA_INIT(nsa_model)
 

@@ -64,6 +64,8 @@
  * where entries lie, of sharing, copies and drafts is true of them. They have the model's dtype, also
  * in a cache in e4m3: there the codes are added up in fp32 in ascending order, and the sum times
  * fp32(k_scale / b) is rounded once.
+ * With select.by index there are no compressed entries, and io.k_idx [N, P, 1, Di] holds the index
+ * keys, where raw tokens lie, in the model's dtype, also in a cache in e4m3.
  * Without pages N is a number of rows, P the tokens that a row has room for, at least max_kv_len,
  * and k_cmp has ceil(P/d) entries a row. Each sequence has one row, which batch.slots names.
  *
@@ -121,9 +123,9 @@ extern "C" {
 #endif
 
 /* Says how many bytes one page takes in one layer: raw K and V of every pair that the model reads
- * and that lies in pages, the compressed entries, and coarse keys. Without pages: one row of
- * max_kv_len tokens. Rings are not counted; they take R * Hkv * (Dk + Dv) elements for each sequence.
- * Thread-safe.
+ * and that lies in pages, the compressed entries, coarse keys, and index keys. Without pages: one row
+ * of max_kv_len tokens. Rings are not counted; they take R * Hkv * (Dk + Dv) elements for each
+ * sequence. Thread-safe.
  *
  * problem  of NSA_OP_PREFILL, NSA_OP_DECODE or NSA_OP_APPEND.
  * bytes    host memory, out.
@@ -140,9 +142,10 @@ NSA_API nsa_status nsa_kv_page_bytes(nsa_ctx *ctx, const nsa_problem *problem, u
  * batch  kv_len and, with pages, their lists; on request cu_q (of the rows of io.new_kv), slots,
  *        and slot_mapping, with -1 for tokens of padded rows and for those with t < 0.
  * io     in: new_kv, the pairs that the model reads, dtype [T, Hkv, Dk] and [T, Hkv, Dv], without
- *        k_cmp and v_cmp; phi, the weights of phi linear and mlp; the scales of a cache in e4m3.
+ *        k_cmp and v_cmp; phi, the weights of phi linear and mlp; the scales of a cache in e4m3;
+ *        new_k_idx of a model with an index.
  *        Out: kv, the same pairs of the cache, and k_cmp, v_cmp, and k_norm with the coarse keys that
- *        the new tokens complete. With phi external the caller writes the compressed entries, and
+ *        the new tokens complete, or k_idx. With phi external the caller writes the compressed entries, and
  *        k_cmp, v_cmp are not touched.
  *
  * No two sequences may write different values into one place. On a GPU tokens at or behind the
@@ -161,7 +164,8 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
  *        max_tokens * max_kv_len, since every selection block of every token is ranked.
  * batch  kv_len and, with pages, their lists; on request cu_q and slots.
  * io     as of nsa_forward, but kv is the cache, with k_cmp and v_cmp, and k_norm of a model with a
- *        normalizer; phi is not read, and a cache in e4m3 has its scales.
+ *        normalizer, or k_idx of one with an index; phi is not read, and a cache in e4m3 has its
+ *        scales.
  *
  * Counters. With `runtime.count_reads: true` io.kv_reads may be given, i64 [num_seqs, Hkv,
  * NSA_BRANCHES, 2] in the memory of the cache; otherwise it is refused. For each sequence, KV
@@ -175,7 +179,10 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
  *   NSA_WIN  min(w, L) tokens
  * of 2 * (Dk + Dv) bytes, in e4m3 half of that; of a caller's ranges their tokens. Where the library
  * selects or probes for a model with a normalizer, NSA_CMP also has L < b ? 0 : (L - b) / s + 1 coarse
- * keys of Dk elements of the model's dtype, once a sequence. A GPU that ranks blocks by the maximum, by
+ * keys of Dk elements of the model's dtype, once a sequence. Of a model with an index NSA_CMP counts,
+ * where the library selects or probes, the L index keys of Di elements of the model's dtype, once a
+ * sequence and for KV head 0 alone, since all heads share them; a GPU counts those of its selection, for
+ * each tile of new tokens, and none of probed rows. A GPU that ranks blocks by the maximum, by
  * coarse keys or without a compressed branch reads the compressed keys for their importance, in addition
  * to those of the branch, and without a normalizer once more for their LSE. New tokens that
  * one CTA takes together read each key once: the compressed entries of the last of them, their

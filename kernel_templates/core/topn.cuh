@@ -19,7 +19,8 @@
 // share of a ballot. Sorting is paid for 32 keys at a time, even if importance rises along the row.
 //
 // Importance is >= 0, so its bits are ordered like integers. NaN and negative values rank below 0,
-// by index among themselves: any input yields n different candidates.
+// by index among themselves: any input yields n different candidates. Scores of an index
+// (Config::kSigned) may be negative, and NaN is -inf.
 //
 // Config: kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal.
 #pragma once
@@ -60,6 +61,16 @@ template <class C> NSAI_DEVICE bool needs_search(int candidates) {
 // Maps importance to an order: 0 for an empty slot, 1 for NaN and negative values, otherwise the
 // bits of x >= 0 (plus 2).
 NSAI_DEVICE u32 order_of(float x) { return x >= 0 ? (__float_as_uint(x) & 0x7fffffffu) + 2 : 1; }
+
+// Maps any score to an order: 0 for an empty slot; NaN as -inf, whose order is greater than 0; -0 as 0.
+NSAI_DEVICE u32 signed_order_of(float x) {
+  const u32 bits = __float_as_uint(x == x ? x + 0.0f : kMinusInf);
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+template <class C> NSAI_DEVICE u32 row_order_of(float x) {
+  if constexpr (C::kSigned) return signed_order_of(x);
+  return order_of(x);
+}
 
 // Keys compare by importance, then by lower index; greater is better.
 NSAI_DEVICE u64 key_of(u32 order, int index) { return (u64)order << 32 | ~(u32)index; }

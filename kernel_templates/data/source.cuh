@@ -109,6 +109,7 @@ template <class P> NSAI_DEVICE auto sequences_of(const P &p) -> decltype((p.atte
 NSAI_DEVICE const NsaiSequences &sequences_of(const NsaiCompressedTopn &p) {
   return p.attend.attend.seq;
 }
+NSAI_DEVICE const NsaiSequences &sequences_of(const NsaiIndexScoresTma &p) { return p.packed.seq; }
 NSAI_DEVICE const NsaiSequences &sequences_of(const NsaiSelectedWindow &p) {
   return p.selected.attend.seq;
 }

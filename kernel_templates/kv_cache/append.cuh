@@ -21,6 +21,8 @@
 // With kNormBlock it also writes the coarse keys that end with a token: of K alone, each the mean of
 // kNormBlock tokens that end on a multiple of kNormStride, and no codes.
 //
+// With kIndexDim it also writes the token's index key, which is no code either and has one head.
+//
 // Grid: x = T, one CTA per token; a thread moves 16 bytes of a head's row at a time. Tokens with t
 // < 0 or t >= max_kv_len, tokens behind all sequences and tokens with slot_mapping -1 write
 // nothing. Bound by memory or latency.
@@ -28,7 +30,7 @@
 // Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kPageSize (P; 0: no pages),
 // kRing (pair 2 lies in ring buffers), kMean (entries are written), kRawCodes (the pairs hold
 // codes), kEntryCodes, kEntryDimV (columns of an entry's V; 0: entries have none), kNormBlock (0: no
-// coarse keys), kNormStride, kThreads, kMinBlocks.
+// coarse keys), kNormStride, kIndexDim (0: no index keys), kThreads, kMinBlocks.
 #pragma once
 #include "core/e4m3.cuh"
 #include "core/launch.cuh"
@@ -111,6 +113,17 @@ NSAI_DEVICE void copy_token(const NsaiAppend &p, const Rows &rows, int pair, int
     else
       *(Chunk *)piece.cached(p.cache[pair], rows, position) = x;
   }
+}
+
+template <class C, class Rows>
+NSAI_DEVICE void copy_index_key(const NsaiIndexedAppend &p, const Rows &rows, int token,
+                                int position) {
+  static_assert(C::kIndexDim % 8 == 0, "rows are copied 16 bytes at a time");
+  const u16 *from = (const u16 *)p.new_index.data + token * p.new_index.token_stride;
+  u16 *to =
+      (u16 *)p.index.data + row_offset(p.index, rows.page(position), rows.slot(position)); // [Di]
+  for (int column = threadIdx.x * 8; column < C::kIndexDim; column += C::kThreads * 8)
+    *(Chunk *)(to + column) = *(const Chunk *)(from + column);
 }
 
 // The sum of a piece over the tokens of an entry, in codes. codes_of(i): the piece of token i < l.
@@ -231,6 +244,9 @@ template <class C> NSAI_DEVICE void append(const NsaiAppend &p) {
       copy_token<C>(p, rows, pair, token, at.position);
   }
 
+  if constexpr (C::kIndexDim > 0)
+    copy_index_key<C>((const NsaiIndexedAppend &)p, rows, token, at.position);
+
   // ---- the compressed block that ends with it
   if constexpr (C::kMean) {
     if (at.position >= C::kBlock - 1 && (at.position + 1) % C::kStride == 0)
@@ -244,10 +260,12 @@ template <class C> NSAI_DEVICE void append(const NsaiAppend &p) {
   }
 }
 
-using AppendParams =
+using AppendParams = ParamsOf<
+    (Config::kIndexDim > 0),
     ParamsOf<kMakesCoarseKeys<Config>,
              ParamsOf<Config::kRawCodes || Config::kEntryCodes, NsaiAppend, NsaiCodedAppend>::Type,
-             NsaiNormedAppend>::Type;
+             NsaiNormedAppend>::Type,
+    NsaiIndexedAppend>::Type;
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     kv_cache_append(const __grid_constant__ AppendParams p) {

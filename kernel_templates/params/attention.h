@@ -207,11 +207,12 @@ typedef struct NsaiCombine {
 } NsaiCombine;
 
 /* select_importance: I[t, g, j] of the tokens [token_begin, token_end), or of the tokens in
- * `rows`. select_normalizer: the LSE over the keys k, coarse ones among them. */
+ * `rows`. select_normalizer: the LSE over the keys k, coarse ones among them. select_index_scores: I of
+ * index queries q and index keys k. */
 typedef struct NsaiImportance {
   NsaiSequences seq;
   NsaiView q;
-  NsaiView k; /* compressed keys */
+  NsaiView k; /* compressed keys, or index keys of one head */
   float *lse; /* f32 [T, Hq] of the compressed branch, or select_normalizer's output; natural log */
   long long lse_token_stride;
   long long lse_head_stride;
@@ -221,11 +222,19 @@ typedef struct NsaiImportance {
   const int *rows; /* Config::kProbe: token rows */
   int num_rows;    /* Config::kProbe */
   int token_begin, token_end;
-  float scale_log2;
-  int kv_heads;
+  float scale;  /* of products: softmax scale * log2(e); select_index_scores: Di^-1/2 */
+  int kv_heads; /* select_index_scores: groups of index heads */
   /* Config::kProbe: columns of `importance`; those beyond the candidates are set to 0. */
   int columns;
 } NsaiImportance;
+
+/* select_index_scores_sm90: the same with tensor maps. */
+typedef struct NsaiIndexScoresTma {
+  NsaiTensorMap q; /* boxes of kGroupPadded heads, 64 rows */
+  NsaiTensorMap k; /* boxes of one head, kKeys tokens */
+  NsaiImportance packed;
+  int reserved[6];
+} NsaiIndexScoresTma;
 
 /* select_topn: top-n by importance, with forced blocks. */
 typedef struct NsaiSelect {
@@ -328,6 +337,7 @@ NSAI_SIZE_IS(NsaiInvert, 168);
 NSAI_SIZE_IS(NsaiAttendKv, 152);
 NSAI_SIZE_IS(NsaiCombine, 184);
 NSAI_SIZE_IS(NsaiImportance, 168);
+NSAI_SIZE_IS(NsaiIndexScoresTma, 448);
 NSAI_SIZE_IS(NsaiSelect, 104);
 NSAI_SIZE_IS(NsaiSortSelection, 88);
 NSAI_SIZE_IS(NsaiCompress, 144);

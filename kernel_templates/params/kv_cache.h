@@ -102,6 +102,15 @@ typedef struct NsaiCachedImportance {
   NsaiImportance packed;
 } NsaiCachedImportance;
 
+typedef struct NsaiCachedIndexScoresTma {
+  NsaiTensorMap q;
+  NsaiTensorMap k; /* of nsai_tensor_map_pages() */
+  NsaiImportance packed;
+  NsaiCacheBatch batch;
+  int pages; /* pages, or rows, that exist */
+  int reserved[3];
+} NsaiCachedIndexScoresTma;
+
 /* Partial results of a split-KV decode kernel, f32: for each (work item, split, row) the
  * unnormalised O and the reference and sum of its softmax; a sum of 0 means that O was not
  * written. */
@@ -267,7 +276,7 @@ typedef struct NsaiCodedImportance {
   NsaiScale k_scale;
 } NsaiCodedImportance;
 
-/* select_importance and select_normalizer with Config::kStep: of a decode step, whose keys are split
+/* select_importance, select_normalizer and select_index_scores with Config::kStep: of a decode step, whose keys are split
  * over CTAs. */
 typedef struct NsaiStepImportance {
   NsaiCodedImportance coded;
@@ -294,6 +303,13 @@ typedef struct NsaiNormedAppend {
   NsaiCodedAppend coded;
   NsaiCacheTensor norms; /* coarse keys, never in codes */
 } NsaiNormedAppend;
+
+/* kv_cache_append with index keys. The coarse keys are unused: a model has one or the other. */
+typedef struct NsaiIndexedAppend {
+  NsaiNormedAppend normed;
+  NsaiCacheTensor index; /* index keys, one for each token, never in codes */
+  NsaiView new_index;
+} NsaiIndexedAppend;
 
 typedef struct NsaiCodedGatherEntries {
   NsaiGatherEntries gather;
@@ -325,6 +341,7 @@ NSAI_SIZE_IS(NsaiCachedCompressedTopn, 896);
 NSAI_SIZE_IS(NsaiCachedAttendSelectedTma, 768);
 NSAI_SIZE_IS(NsaiCachedSelectedWindow, 1408);
 NSAI_SIZE_IS(NsaiCachedImportance, 272);
+NSAI_SIZE_IS(NsaiCachedIndexScoresTma, 512);
 NSAI_SIZE_IS(NsaiDecodeSplits, 24);
 NSAI_SIZE_IS(NsaiKvReads, 32);
 NSAI_SIZE_IS(NsaiDecode, 856);
@@ -347,6 +364,7 @@ NSAI_SIZE_IS(NsaiStepImportance, 336);
 NSAI_SIZE_IS(NsaiCodedDecode, 952);
 NSAI_SIZE_IS(NsaiCodedAppend, 648);
 NSAI_SIZE_IS(NsaiNormedAppend, 680);
+NSAI_SIZE_IS(NsaiIndexedAppend, 736);
 NSAI_SIZE_IS(NsaiCodedGatherEntries, 168);
 NSAI_SIZE_IS(NsaiCodedScatterEntries, 208);
 NSAI_SIZE_IS(NsaiCachedSelect, 176);

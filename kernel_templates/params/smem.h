@@ -137,6 +137,17 @@ NSAI_SIZE nsai_smem_importance(int keys, int warps, int tokens, int history, int
 /* select/normalizer.cuh: K [2, keys, Dk]. */
 NSAI_SIZE nsai_smem_normalizer(int keys, int dk) { return 2 * nsai_tile_bytes(keys, dk); }
 
+/* select/index_scores.cuh: K [stages, keys, Di]. */
+NSAI_SIZE nsai_smem_index_scores(int stages, int keys, int di) {
+  return stages * nsai_tile_bytes(keys, di);
+}
+
+/* select/index_scores_sm90.cuh: Q [rows, Di] | K [stages, keys, Di] | barriers of K, of Q. */
+NSAI_SIZE nsai_smem_index_scores_sm90(int rows, int keys, int stages, int di) {
+  return nsai_panel_bytes(rows, di) + stages * nsai_panel_bytes(keys, di) +
+         nsai_barrier_bytes(stages) + 8;
+}
+
 /* ---- decode ---- */
 
 /* decode/consumer_groups.cuh, KeyStream: Q [rows, Dk], unless registers hold it |

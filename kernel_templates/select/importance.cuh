@@ -277,7 +277,7 @@ template <class C> NSAI_DEVICE void importance(const StepRowParams<C> &step) {
   if constexpr (C::kStep)
     if (blockIdx.y > 0 && (!P::kAligned || tiles.begin >= tiles.end)) return;
 
-  float scale_log2 = p.scale_log2;
+  float scale_log2 = p.scale;
   if constexpr (kReadsCodes<C>) scale_log2 *= scale_of(params.k_scale, group);
   const auto keys = find_keys<C>(params, tokens.s, group);     // [N, Dk]
   float *gI = p.importance + group * p.importance_head_stride; // [rows, blocks] of this group

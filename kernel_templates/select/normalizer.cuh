@@ -90,7 +90,7 @@ template <class C> NSAI_DEVICE void normalize(const StepRowParams<C> &step) {
   const int visible_to_all = visible_blocks<C>(tokens.seq.position(tokens.begin));
   const int visible_to_any = visible_blocks<C>(tokens.seq.position(tokens.end - 1));
   const KeyTiles tiles = find_key_tiles<C>(ceil_div(visible_to_any, C::kKeys));
-  float scale_log2 = p.scale_log2;
+  float scale_log2 = p.scale;
   if constexpr (kReadsCodes<C>) scale_log2 *= scale_of(params.k_scale, group);
   const auto keys = find_keys<C>(params, tokens.s, group); // [N, Dk]
 

@@ -11,8 +11,8 @@
 // 128 bytes at once, kUnroll loads in flight. Bound by instruction issue: about 10 instructions per
 // 32 candidates, and 200 * kSlots per merge.
 //
-// Config: kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kThreads, kMinBlocks,
-// kCached. Static shared memory: 1272 bytes per warp.
+// Config: kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kSigned, kThreads,
+// kMinBlocks, kCached. Static shared memory: 1272 bytes per warp.
 #pragma once
 #include "core/launch.cuh"
 #include "core/topn.cuh"
@@ -44,7 +44,7 @@ template <class C, class Params> NSAI_DEVICE void select(const Params &params) {
   if constexpr (Topn<C>::kFree > 0)
     search<Topn<C>::kFree, Topn<C>::kSlots>(
         gOut + C::kSelectInit, candidates - C::kSelectInit - C::kSelectLocal,
-        [&](int i) { return key_of(order_of(gI[C::kSelectInit + i]), C::kSelectInit + i); },
+        [&](int i) { return key_of(row_order_of<C>(gI[C::kSelectInit + i]), C::kSelectInit + i); },
         queues[warp], lane, 0);
 }
 

@@ -18,8 +18,8 @@
 //
 // Bound by latency: a warp reads 512 bytes before it looks at them.
 //
-// Config: kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kThreads, kMinBlocks,
-// kCached. Shared memory, static: for each warp a queue of 1272 bytes and n_free indices.
+// Config: kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kSigned, kThreads,
+// kMinBlocks, kCached. Shared memory, static: for each warp a queue of 1272 bytes and n_free indices.
 #pragma once
 #include "core/launch.cuh"
 #include "core/topn.cuh"
@@ -57,7 +57,7 @@ template <class C, class Params> NSAI_DEVICE void select(const Params &params) {
     return;
   }
   if constexpr (kFree > 0) {
-    const auto load = [&](int block) { return key_of(order_of(gI[block]), block); };
+    const auto load = [&](int block) { return key_of(row_order_of<C>(gI[block]), block); };
     const int first = C::kSelectInit, count = candidates - first - C::kSelectLocal; // unforced
     const int range = ceil_div(count, kWarps), each = min(range, kFree);
     const int begin = min(warp * range, count), end = min(begin + range, count);

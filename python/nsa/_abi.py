@@ -39,6 +39,7 @@ NSA_PHI_MEAN = 1
 NSA_PHI_LINEAR = 2
 NSA_PHI_MLP = 3
 NSA_PHI_EXTERNAL = 4
+NSA_PHI_NONE = 5
 NSA_ACT_RELU = 1
 NSA_ACT_SILU = 2
 NSA_ACT_GELU = 3
@@ -46,6 +47,8 @@ NSA_GATE_WEIGHTS = 1
 NSA_GATE_LOGITS = 2
 NSA_GATE_MLP = 3
 NSA_GATE_NONE = 4
+NSA_BY_COMPRESSED = 1
+NSA_BY_INDEX = 2
 NSA_POOL_SUM = 1
 NSA_POOL_MAX = 2
 NSA_KV_PER_BRANCH = 1
@@ -120,6 +123,9 @@ class nsa_model(C.Structure):
         ("select_pool", C.c_int32),
         ("normalizer_block", C.c_int32),
         ("normalizer_stride", C.c_int32),
+        ("select_by", C.c_int32),
+        ("index_heads", C.c_int32),
+        ("index_dim", C.c_int32),
     ]
 
 
@@ -255,6 +261,9 @@ class nsa_io(C.Structure):
         ("k_cmp_scale", nsa_tensor),
         ("v_cmp_scale", nsa_tensor),
         ("k_norm", nsa_tensor),
+        ("index_q", nsa_tensor),
+        ("k_idx", nsa_tensor),
+        ("new_k_idx", nsa_tensor),
     ]
 
 

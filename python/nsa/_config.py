@@ -25,13 +25,14 @@ class Config:
     head_dim_v         of values and outputs [head_dim]
     compress           block (32) and stride (16) in tokens; phi: "mean", "linear", "mlp" or "external"; of
                        mlp also hidden and activation; output (True): False: compressed keys serve the
-                       selection alone
+                       selection alone; or "none": there are none, and an index chooses blocks
     select             block (64 tokens), count (16; 0: no selected branch), init (1), local (2), pool ("sum" or
-                       "max"), normalizer (block and stride of coarse keys) [none]
+                       "max"), normalizer (block and stride of coarse keys) [none], by ("compressed" or "index")
     window             tokens, the query's own included [512]; 0: no window branch
     gate               "logits" (through a sigmoid), "weights" (as they are), "mlp", or "none" (a plain sum)
     gate_mlp           of gate "mlp": channels, hidden, activation
     kv_sharing         "shared": one K and V for all branches; "per_branch": three, as in the paper
+    index              of select["by"] "index": heads, as many as KV heads, and dim
     runtime, tuning,   sections of a configuration file, as dictionaries: runtime={"jit": "never"}
     variants, serving
 
@@ -43,7 +44,7 @@ class Config:
     kv_heads: int
     head_dim: int
     head_dim_v: Optional[int] = None
-    compress: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    compress: Union[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     select: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     window: int = 512
     gate: str = "logits"
@@ -53,12 +54,20 @@ class Config:
     tuning: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     variants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     serving: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    index: Optional[Mapping[str, Any]] = None
 
     def __post_init__(self):
         put = lambda name, value: object.__setattr__(self, name, value)
-        for name, defaults in ("compress", COMPRESS), ("select", SELECT):
-            given = dict(getattr(self, name))
-            put(name, {**defaults, **given})
+        if isinstance(self.compress, str):
+            if self.compress != "none":
+                raise ConfigError(f"compress is {self.compress!r}: expected a dictionary, or \"none\"", _abi.NSA_E_CONFIG,
+                                  "NSA_E_CONFIG")
+            put("compress", {"phi": "none"})
+        if self.compress.get("phi") == "none":
+            put("compress", dict(self.compress))  # block and stride describe keys that do not exist
+        else:
+            put("compress", {**COMPRESS, **self.compress})
+        put("select", {**SELECT, **self.select})
         if self.head_dim_v is None:
             put("head_dim_v", self.head_dim)
         put("text", json.dumps(self.to_dict(), separators=(",", ":")))
@@ -85,6 +94,8 @@ class Config:
                      kv_sharing=self.kv_sharing)
         if self.gate_mlp is not None:
             model["gate_mlp"] = dict(self.gate_mlp)
+        if self.index is not None:
+            model["index"] = dict(self.index)
         sections = {name: dict(getattr(self, name)) for name in ("serving", "tuning", "runtime", "variants")}
         return {"nsa": 1, "model": model, **{name: part for name, part in sections.items() if part}}
 

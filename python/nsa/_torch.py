@@ -26,7 +26,8 @@ DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "f32"}
 PHI = [f"phi.{side}.{part}" for side in "kv" for part in ("pe", "w", "w1", "b1", "w2", "b2")]
 GATE = ["gate.x", "gate.w1", "gate.b1", "gate.w2", "gate.b2"]
 EXTRA = PHI + GATE + ["k_cmp", "v_cmp"]  # names of `weights`
-CACHE = ["k0", "v0", "k1", "v1", "k2", "v2", "k_cmp", "v_cmp", "k_norm"]
+INDEX = ["index_q", "k_idx", "new_k_idx"]
+CACHE = ["k0", "v0", "k1", "v1", "k2", "v2", "k_cmp", "v_cmp", "k_norm", "k_idx"]
 NONE = -1  # NSA_NONE, a macro: not what the configuration's serving section says
 CODES = getattr(torch, "float8_e4m3fn", None)  # of a cache in FP8
 
@@ -45,6 +46,8 @@ for _b in range(3):
         PLACES[f"new_{_x}{_b}"] = f"io.new_kv.{_x}[{_b}]"
         PLACES[f"d_{_x}{_b}"] = f"grads.d_kv.{_x}[{_b}]"
     PLACES[f"o_branch{_b}"], PLACES[f"lse{_b}"] = f"io.o_branch[{_b}]", f"io.lse[{_b}]"
+for _name in INDEX:
+    PLACES[_name] = "io." + _name
 for _name in PHI + GATE:
     PLACES[_name] = "io." + _name
     PLACES["d_" + _name] = "grads.d_" + _name
@@ -244,7 +247,7 @@ def _outputs_of(text: str, q, selected: bool, save: bool, branches: int = 0):
     idx = ((0,) if selected or not count else (tokens, model["kv_heads"], count), torch.int32)
     saved = []
     if save:
-        compressed = model["compress"].get("output", True)
+        compressed = model["compress"].get("output", True) and model["compress"]["phi"] != "none"
         for branch, there in enumerate((compressed, count > 0, model["window"] > 0)):
             if there and (not branches or branches >> branch & 1):
                 saved += [(f"o_branch{branch}", *o), (f"lse{branch}", (tokens, heads), torch.float32)]
@@ -682,10 +685,17 @@ def _named(weights) -> Tuple[str, List[Tensor]]:
     return ",".join(weights), list(weights.values())
 
 
+def _with_index(names: str, extra: Sequence[Tensor], **index: Optional[Tensor]) -> Tuple[str, List[Tensor]]:
+    """The tensors of an index behind the weights; detached: what they choose has no gradient."""
+    given = {name: x.detach() for name, x in index.items() if x is not None}
+    return ",".join([*_split(names), *given]), [*extra, *given.values()]
+
+
 def attention(q: Tensor, k: KV, v: KV, gates: Optional[Tensor] = None, *, config: Config, cu_seqlens: Optional[Tensor] = None,
               cu_seqlens_k: Optional[Tensor] = None, max_seqlen: Optional[int] = None, scale: Optional[float] = None,
               weights: Optional[Dict[str, Tensor]] = None, block_indices: Optional[Tensor] = None,
-              return_indices: bool = False, branches: Optional[Sequence[str]] = None) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+              return_indices: bool = False, branches: Optional[Sequence[str]] = None, index_q: Optional[Tensor] = None,
+              k_idx: Optional[Tensor] = None) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     """Native Sparse Attention, causal: the gated sum over compressed tokens, selected blocks and a window.
 
     q              [T, Hq, Dk], or [B, T, Hq, Dk]: B sequences of one length. bfloat16 or float16; float32 on
@@ -706,6 +716,8 @@ def attention(q: Tensor, k: KV, v: KV, gates: Optional[Tensor] = None, *, config
                    selected; -1 is skipped
     return_indices also returns the blocks that were selected, int32 [T, Hkv, n], ascending, then -1
     branches       those that run, of "compressed", "selected", "window"; gates of others count as 0 [all]
+    index_q, k_idx queries and keys of an index that chooses the blocks (config.index): [T, Hi, Di] and
+                   [S, 1, Di], or with B in front of them. No gradient goes into them
 
     Returns o [T, Hq, Dv] (or [B, T, ...]) in q's dtype. Differentiable in q, k, v, gates and weights, once.
     Works under torch.compile(fullgraph=True), autocast, checkpointing, inference_mode and CUDA graphs; the
@@ -714,6 +726,9 @@ def attention(q: Tensor, k: KV, v: KV, gates: Optional[Tensor] = None, *, config
     batched = q.dim() == 4
     pairs = _pairs(k, v, config)
     names, extra = _named(weights) if weights else ("", ())
+    if index_q is not None or k_idx is not None:
+        flat = lambda x: x.flatten(0, 1) if batched and x is not None else x
+        names, extra = _with_index(names, extra, index_q=flat(index_q), k_idx=flat(k_idx))
     if batched:
         if cu_seqlens is not None or cu_seqlens_k is not None:
             raise ValueError("q has a batch dimension, so there is no cu_seqlens: packed sequences are [T, H, D]")
@@ -759,14 +774,15 @@ def attention(q: Tensor, k: KV, v: KV, gates: Optional[Tensor] = None, *, config
 def append(cache: Dict[str, Tensor], k: KV, v: KV, *, config: Config, kv_len: Tensor, max_kv: int,
            block_table: Optional[Tensor] = None, page_indptr: Optional[Tensor] = None, page_indices: Optional[Tensor] = None,
            slots: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None, slot_mapping: Optional[Tensor] = None,
-           weights: Optional[Dict[str, Tensor]] = None) -> None:
+           weights: Optional[Dict[str, Tensor]] = None, k_idx: Optional[Tensor] = None) -> None:
     """Writes K and V of new tokens into a cache, and every compressed entry that they complete.
 
     cache         {"k0": [N, P, Hkv, Dk], "v0": [N, P, Hkv, Dv], "k_cmp": [N, P/d, Hkv, Dk], "v_cmp": ...}:
                   N pages of P tokens, or without pages N rows. Per branch also k1, v1, k2, v2. In FP8
                   (torch.float8_e4m3fn) k0, v0 ..., or k_cmp and v_cmp, or all, with their scales, float32 [1] or
                   [Hkv]: k0_scale, v0_scale, ... [1], k_cmp_scale [k0_scale], v_cmp_scale [v0_scale]
-                  With a select.normalizer of stride s also k_norm [N, P/s, Hkv, Dk], in k's dtype
+                  With a select.normalizer of stride s also k_norm [N, P/s, Hkv, Dk], in k's dtype. With an index
+                  k_idx [N, P, 1, Di] in the place of k_cmp and v_cmp, in k's dtype
     k, v          [T, Hkv, Dk], [T, Hkv, Dv] of the new tokens
     kv_len        int32 [sequences]: the length of each, the new tokens included; 0: a padded row
     max_kv        the longest that any of them can be in this plan
@@ -776,14 +792,15 @@ def append(cache: Dict[str, Tensor], k: KV, v: KV, *, config: Config, kv_len: Te
     slots         int32 [sequences]: the row of each sequence in a cache without pages
     cu_seqlens    int32 [sequences + 1]: of the rows of k [all have T / sequences]
     slot_mapping  int64 [T]: page * P + offset of each token, -1: not written
+    k_idx         [T, 1, Di]: index keys of the new tokens, where the configuration has an index
     """
-    names, extra = _named(weights)
+    names, extra = _with_index(*_named(weights), new_k_idx=k_idx)
     torch.ops.nsa.append.default(list(cache.values()), ",".join(cache), _pairs(k, v, config), extra, names, cu_seqlens, kv_len,
                                  block_table, page_indptr, page_indices, slots, slot_mapping, max_kv, config.text)
 
 
-def _attend(op, q, gates, cache, config, kv_len, max_q, max_kv, pages, slots, cu_seqlens, scale, weights):
-    names, extra = _named(weights)
+def _attend(op, q, gates, cache, config, kv_len, max_q, max_kv, pages, slots, cu_seqlens, scale, weights, index_q):
+    names, extra = _with_index(*_named(weights), index_q=index_q)
     return op(q, gates, list(cache.values()), ",".join(cache), extra, names, cu_seqlens, kv_len, *pages, slots, max_q, max_kv,
               scale or 0.0, config.text)
 
@@ -791,19 +808,21 @@ def _attend(op, q, gates, cache, config, kv_len, max_q, max_kv, pages, slots, cu
 def decode(q: Tensor, cache: Dict[str, Tensor], gates: Optional[Tensor] = None, *, config: Config, kv_len: Tensor, max_kv: int,
            max_q: int = 1, block_table: Optional[Tensor] = None, page_indptr: Optional[Tensor] = None,
            page_indices: Optional[Tensor] = None, slots: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None,
-           scale: Optional[float] = None, weights: Optional[Dict[str, Tensor]] = None) -> Tensor:
+           scale: Optional[float] = None, weights: Optional[Dict[str, Tensor]] = None,
+           index_q: Optional[Tensor] = None) -> Tensor:
     """Attention of 1 to 16 new tokens of each sequence over the cache, to which `append` has added them.
 
-    max_q: new tokens of a sequence, at most. The rest as of `append` and `attention`. Returns [T, Hq, Dv].
+    max_q: new tokens of a sequence, at most. index_q: [T, Hi, Di], where the configuration has an index. The rest as of `append` and `attention`. Returns [T, Hq, Dv].
     """
     return _attend(torch.ops.nsa.decode.default, q, gates, cache, config, kv_len, max_q, max_kv,
-                   (block_table, page_indptr, page_indices), slots, cu_seqlens, scale, weights)
+                   (block_table, page_indptr, page_indices), slots, cu_seqlens, scale, weights, index_q)
 
 
 def prefill(q: Tensor, cache: Dict[str, Tensor], gates: Optional[Tensor] = None, *, config: Config, kv_len: Tensor,
             max_kv: int, max_q: int, block_table: Optional[Tensor] = None, page_indptr: Optional[Tensor] = None,
             page_indices: Optional[Tensor] = None, slots: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None,
-            scale: Optional[float] = None, weights: Optional[Dict[str, Tensor]] = None) -> Tensor:
+            scale: Optional[float] = None, weights: Optional[Dict[str, Tensor]] = None,
+            index_q: Optional[Tensor] = None) -> Tensor:
     """`decode` for any number of new tokens of a sequence: chunks of prompts, beside sequences that decode."""
     return _attend(torch.ops.nsa.prefill.default, q, gates, cache, config, kv_len, max_q, max_kv,
-                   (block_table, page_indptr, page_indices), slots, cu_seqlens, scale, weights)
+                   (block_table, page_indptr, page_indices), slots, cu_seqlens, scale, weights, index_q)

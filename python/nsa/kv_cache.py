@@ -79,7 +79,7 @@ class KVCache:
                  max_q: int = 1, dtype: torch.dtype = torch.bfloat16, device="cuda",
                  weights: Optional[Sequence[Dict[str, Tensor]]] = None, kv_dtype: Optional[torch.dtype] = None,
                  cmp_dtype: Optional[torch.dtype] = None, scales: Union[None, Scales, Sequence[Scales]] = None):
-        stride = config.compress["stride"]
+        stride = config.compress.get("stride", 1)  # 1: there are no compressed entries
         if page_size not in (16, 32, 64, 128) or page_size % stride:
             raise ValueError(f"page_size is {page_size}; it is 16, 32, 64 or 128, and a multiple of compress.stride, {stride}")
         norm_stride = (config.select.get("normalizer") or {}).get("stride", 0)
@@ -103,8 +103,11 @@ class KVCache:
             for b in names:
                 tensors[f"k{b}"] = make(page_size, config.head_dim, kv_dtype)
                 tensors[f"v{b}"] = make(page_size, config.head_dim_v, kv_dtype)
-            tensors["k_cmp"] = make(page_size // stride, config.head_dim, cmp_dtype)
-            if config.compress.get("output", True):
+            if config.index is not None:
+                tensors["k_idx"] = torch.zeros(pages, page_size, 1, config.index["dim"], dtype=dtype, device=device)
+            if config.compress["phi"] != "none":
+                tensors["k_cmp"] = make(page_size // stride, config.head_dim, cmp_dtype)
+            if "k_cmp" in tensors and config.compress.get("output", True):
                 tensors["v_cmp"] = make(page_size // stride, config.head_dim_v, cmp_dtype)
             if norm_stride:
                 tensors["k_norm"] = make(page_size // norm_stride, config.head_dim, dtype)
@@ -254,16 +257,17 @@ class KVCache:
     def _weights(self, layer: int):
         return self.weights[layer] if self.weights else None
 
-    def append(self, layer: int, batch: Batch, k, v) -> None:
-        """Writes K [T, Hkv, Dk] and V of the step's new tokens (three each with kv_sharing "per_branch")."""
+    def append(self, layer: int, batch: Batch, k, v, *, k_idx: Optional[Tensor] = None) -> None:
+        """Writes K [T, Hkv, Dk] and V of the step's new tokens (three each with kv_sharing "per_branch"), and with
+        an index their keys k_idx [T, 1, Di]."""
         _torch.append(self.layers[layer], k, v, config=self.config, kv_len=batch.kv_len, max_kv=self.max_len,
-                      block_table=batch.block_table, cu_seqlens=batch.cu_seqlens, weights=self._weights(layer))
+                      block_table=batch.block_table, cu_seqlens=batch.cu_seqlens, weights=self._weights(layer), k_idx=k_idx)
 
     def attend(self, layer: int, batch: Batch, q: Tensor, gates: Optional[Tensor] = None, *, scale: Optional[float] = None,
-               weights: Optional[Dict[str, Tensor]] = None) -> Tensor:
-        """The new tokens' attention, [T, Hq, Dv]. weights: of the gate MLP."""
+               weights: Optional[Dict[str, Tensor]] = None, index_q: Optional[Tensor] = None) -> Tensor:
+        """The new tokens' attention, [T, Hq, Dv]. weights: of the gate MLP. index_q: [T, Hi, Di], of an index."""
         where = dict(config=self.config, kv_len=batch.kv_len, max_kv=self.max_len, block_table=batch.block_table,
-                     cu_seqlens=batch.cu_seqlens, scale=scale, weights=weights)
+                     cu_seqlens=batch.cu_seqlens, scale=scale, weights=weights, index_q=index_q)
         if batch.max_q <= self.max_q:
             # A plan for one new token has kernels of its own, so that such a step does not take that for drafts.
             return _torch.decode(q, self.layers[layer], gates, max_q=1 if batch.max_q <= 1 else self.max_q, **where)

@@ -32,6 +32,8 @@ class NSAttention(nn.Module):
             raise ValueError(f"NSAttention makes gate logits, but config.gate is \"{config.gate}\"")
         if config.compress["phi"] == "external":
             raise ValueError("NSAttention computes compressed keys with libnsa, but config.compress.phi is \"external\"")
+        if config.index is not None:
+            raise ValueError("NSAttention makes no queries and keys of an index, but config.index is given")
         self.config, self.rope, self.dim = config, rope, dim
         pairs = 1 if config.kv_sharing == "shared" else 3
         make = dict(bias=bias, device=device, dtype=dtype)

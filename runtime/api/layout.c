@@ -13,13 +13,13 @@
   _Static_assert(offsetof(type, last) + sizeof(((type *)0)->last) == sizeof(type),                 \
                  #type " ends with " #last)
 
-GROWS(nsa_model, normalizer_stride);
+GROWS(nsa_model, index_dim);
 GROWS(nsa_options, log_user);
 GROWS(nsa_problem, cmp_dtype);
 GROWS(nsa_caps, variants);
 GROWS(nsa_exec, stream);
 GROWS(nsa_batch, slot_mapping);
-GROWS(nsa_io, k_norm);
+GROWS(nsa_io, new_k_idx);
 GROWS(nsa_grads, d_gate);
 GROWS(nsa_tune_options, user);
 GROWS(nsa_tune_event, note);

@@ -56,6 +56,13 @@ static void write_key(const nsai_config *config, nsai_key_id id, const char *bef
   nsai_write(writer, "\n");
 }
 
+/* Whether the key describes compressed keys, which the model does not have: given, it is an error. */
+static bool is_void(const nsai_config *config, nsai_key_id id) {
+  return config->has_model && !nsai_compresses(&config->model) &&
+         strncmp(nsai_keys[id].path, "model.compress.", strlen("model.compress.")) == 0 &&
+         id != NSAI_KEY_COMPRESS_PHI;
+}
+
 void nsai_config_dump(const nsai_config *config, bool with_origin, nsai_writer *writer) {
   const char *before = "";
   nsai_write(writer, "nsa: " NSAI_SCHEMA_VERSION "\n");
@@ -67,6 +74,7 @@ void nsai_config_dump(const nsai_config *config, bool with_origin, nsai_writer *
   for (int id = 0; id < NSAI_KEY_COUNT; id++) {
     bool is_model = strncmp(nsai_keys[id].path, "model.", strlen("model.")) == 0;
     if (nsai_keys[id].type == NSAI_TYPE_ALIAS || (is_model && !config->has_model)) continue;
+    if (is_void(config, (nsai_key_id)id)) continue;
     write_key(config, (nsai_key_id)id, before, with_origin, writer);
     before = nsai_keys[id].path;
   }
@@ -98,6 +106,7 @@ static bool is_active(const nsai_config *config, nsai_key_id id) {
   if (id == NSAI_KEY_MODEL_HEAD_DIM) return config->has_model && one;
   if (id == NSAI_KEY_MODEL_HEAD_DIM_QK || id == NSAI_KEY_MODEL_HEAD_DIM_V)
     return config->has_model && !one;
+  if (is_void(config, id)) return false;
   if (strncmp(nsai_keys[id].path, "model.", strlen("model.")) == 0) return config->has_model;
   return config->origin[id].layer != NSAI_LAYER_BUILTIN;
 }

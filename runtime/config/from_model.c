@@ -10,6 +10,7 @@
 /* The public enumerations begin at 1, the ones inside at 0, in the same order. */
 _Static_assert((int)NSA_PHI_MEAN == (int)NSAI_PHI_MEAN + 1, "nsa_model.phi");
 _Static_assert((int)NSA_PHI_EXTERNAL == (int)NSAI_PHI_EXTERNAL + 1, "nsa_model.phi");
+_Static_assert((int)NSA_PHI_NONE == (int)NSAI_PHI_NONE + 1, "nsa_model.phi");
 _Static_assert((int)NSA_ACT_RELU == (int)NSAI_ACT_RELU + 1, "nsa_model.phi_activation");
 _Static_assert((int)NSA_ACT_GELU == (int)NSAI_ACT_GELU + 1, "nsa_model.phi_activation");
 _Static_assert((int)NSA_GATE_WEIGHTS == (int)NSAI_GATE_WEIGHTS + 1, "nsa_model.gate");
@@ -17,6 +18,8 @@ _Static_assert((int)NSA_GATE_MLP == (int)NSAI_GATE_MLP + 1, "nsa_model.gate");
 _Static_assert((int)NSA_GATE_NONE == (int)NSAI_GATE_NONE + 1, "nsa_model.gate");
 _Static_assert((int)NSA_POOL_SUM == (int)NSAI_POOL_SUM + 1, "nsa_model.select_pool");
 _Static_assert((int)NSA_POOL_MAX == (int)NSAI_POOL_MAX + 1, "nsa_model.select_pool");
+_Static_assert((int)NSA_BY_COMPRESSED == (int)NSAI_BY_COMPRESSED + 1, "nsa_model.select_by");
+_Static_assert((int)NSA_BY_INDEX == (int)NSAI_BY_INDEX + 1, "nsa_model.select_by");
 
 /* What a field may hold besides 0, which is its default. */
 typedef enum field_kind {
@@ -103,8 +106,11 @@ nsa_status nsai_model_write(const nsa_model *m, nsai_writer *writer) {
     { "select_init", NSAI_KEY_SELECT_INIT, FIELD_ZERO, m->select_init },
     { "select_local", NSAI_KEY_SELECT_LOCAL, FIELD_ZERO, m->select_local },
     { "select_pool", NSAI_KEY_SELECT_POOL, FIELD_ENUM, m->select_pool },
+    { "select_by", NSAI_KEY_SELECT_BY, FIELD_ENUM, m->select_by },
     { "normalizer_block", NSAI_KEY_NORMALIZER_BLOCK, FIELD_NUMBER, m->normalizer_block },
     { "normalizer_stride", NSAI_KEY_NORMALIZER_STRIDE, FIELD_NUMBER, m->normalizer_stride },
+    { "index_heads", NSAI_KEY_INDEX_HEADS, FIELD_NUMBER, m->index_heads },
+    { "index_dim", NSAI_KEY_INDEX_DIM, FIELD_NUMBER, m->index_dim },
     { "window", NSAI_KEY_MODEL_WINDOW, FIELD_ZERO, m->window },
     { "gate", NSAI_KEY_MODEL_GATE, FIELD_ENUM, m->gate },
     { "gate_channels", NSAI_KEY_GATE_CHANNELS, FIELD_NUMBER, m->gate_channels },

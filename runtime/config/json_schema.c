@@ -125,8 +125,12 @@ static void write_member(int id, const char *step, size_t length, int depth, nsa
 static void write_mapping(int first, const char *prefix, int depth, nsai_writer *w) {
   const char *before = "", *step;
   size_t before_length = 0;
-  nsai_write(w, "{\"type\": [\"object\", \"null\"], \"additionalProperties\": false, "
-                "\"patternProperties\": {\"^x-\": {}}, \"properties\": {");
+  /* `compress: none` is a word where others are mappings. */
+  const bool none = !strcmp(prefix, "model.compress");
+  nsai_write(w,
+             "{\"type\": [\"object\", \"null\"%s, \"additionalProperties\": false, "
+             "\"patternProperties\": {\"^x-\": {}}, \"properties\": {",
+             none ? ", \"string\"], \"pattern\": \"^none$\"" : "]");
   for (int id = first; id < NSAI_KEY_COUNT; id++) {
     size_t length = nsai_key_step((nsai_key_id)id, prefix, &step);
     if (!length || (length == before_length && memcmp(step, before, length) == 0)) continue;

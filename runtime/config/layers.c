@@ -138,11 +138,24 @@ static bool is_empty(const nsai_node *node) {
          (!node->length || strcmp(node->text, "null") == 0 || strcmp(node->text, "~") == 0);
 }
 
+/* `compress: none` is short for `compress: {phi: none}`. */
+static bool is_no_compression(const char *prefix, const nsai_node *node) {
+  return !strcmp(prefix, "model.compress") && node->kind == NSAI_NODE_SCALAR &&
+         !strcmp(node->text, "none");
+}
+
 static void read_section(reader *r, const char *prefix, const nsai_node *node) {
   if (is_empty(node)) return;
+  if (is_no_compression(prefix, node)) {
+    read_value(r, NSAI_KEY_COMPRESS_PHI, node);
+    return;
+  }
   if (node->kind != NSAI_NODE_MAPPING) {
     if (node->kind != NSAI_NODE_REFUSED)
-      complain(r, node->mark, prefix, "expected a mapping of keys to values");
+      complain(r, node->mark, prefix,
+               strcmp(prefix, "model.compress") != 0
+                   ? "expected a mapping of keys to values"
+                   : "expected a mapping of keys to values, or none");
     put_section_broken(r, prefix, node->mark);
     return;
   }

@@ -87,13 +87,17 @@ static void check_blocks(const checker *c) {
   const nsai_model *m = &c->config->model;
   char text[160];
   nsai_writer w = nsai_writer_open(text, sizeof text);
-  if (both_good(c, NSAI_KEY_COMPRESS_STRIDE, NSAI_KEY_COMPRESS_BLOCK) && m->block % m->stride)
+  const bool compresses = nsai_compresses(m);
+  if (compresses && both_good(c, NSAI_KEY_COMPRESS_STRIDE, NSAI_KEY_COMPRESS_BLOCK) &&
+      m->block % m->stride)
     report(c, NSAI_KEY_COMPRESS_STRIDE, NSAI_KEY_COMPRESS_BLOCK, "does not divide the block",
            "use a stride that divides it, so that blocks begin and end on strides");
-  if (both_good(c, NSAI_KEY_COMPRESS_STRIDE, NSAI_KEY_SELECT_BLOCK) && m->select_block % m->stride)
+  if (compresses && both_good(c, NSAI_KEY_COMPRESS_STRIDE, NSAI_KEY_SELECT_BLOCK) &&
+      m->select_block % m->stride)
     report(c, NSAI_KEY_COMPRESS_STRIDE, NSAI_KEY_SELECT_BLOCK, "does not divide the selected block",
            "use a stride that divides both blocks");
-  if (both_good(c, NSAI_KEY_SELECT_BLOCK, NSAI_KEY_COMPRESS_BLOCK) && m->select_block < m->block)
+  if (compresses && both_good(c, NSAI_KEY_SELECT_BLOCK, NSAI_KEY_COMPRESS_BLOCK) &&
+      m->select_block < m->block)
     report(c, NSAI_KEY_SELECT_BLOCK, NSAI_KEY_COMPRESS_BLOCK, "is less than the compressed block",
            "a selected block holds at least one compressed block: raise select.block or lower "
            "compress.block");
@@ -166,6 +170,55 @@ static void check_normalizer(const checker *c) {
            "coarse keys are means of raw ones: use another phi, or remove the normaliser");
 }
 
+/* What an index has: scores of tokens, whose maximum ranks a block, and nothing of compressed keys. */
+static void check_index(const checker *c) {
+  static const char dims[] = "an index has a width of 16 to 256";
+  static const char count[] = "each index head chooses the blocks of one KV head: give as many";
+  const nsai_model *m = &c->config->model;
+  const nsai_key_id by = NSAI_KEY_SELECT_BY, heads = NSAI_KEY_INDEX_HEADS, dim = NSAI_KEY_INDEX_DIM;
+  if (!is_good(c, by) || !both_good(c, heads, dim)) return;
+  if (m->by != NSAI_BY_INDEX) {
+    if (m->index_heads || m->index_dim)
+      report(c, m->index_heads ? heads : dim, by, "would be ignored",
+             "remove it, or set select.by to index");
+    return;
+  }
+  if (is_good(c, NSAI_KEY_SELECT_COUNT) && !m->select_count)
+    report(c, by, NSAI_KEY_SELECT_COUNT, "chooses for a selection that the model does not have",
+           "raise count, or remove the key");
+  if (!m->index_heads)
+    report(c, heads, by, "is missing", count);
+  else if (is_given(c, NSAI_KEY_MODEL_KV_HEADS) && m->index_heads != m->kv_heads)
+    report(c, heads, NSAI_KEY_MODEL_KV_HEADS, "is not the number of KV heads", count);
+  if (m->index_dim < NSAI_MIN_HEAD_DIM)
+    report(c, dim, by, m->index_dim ? "is too narrow" : "is missing", dims);
+  if (is_good(c, NSAI_KEY_SELECT_POOL) && m->pool != NSAI_POOL_MAX)
+    report(c, NSAI_KEY_SELECT_POOL, by, "of index scores is not defined",
+           "a block ranks by its greatest score: set select.pool to max");
+  if (is_good(c, NSAI_KEY_COMPRESS_PHI) && nsai_compresses(m))
+    report(c, NSAI_KEY_COMPRESS_PHI, by, "is not possible beside an index",
+           "there is no compressed branch: write compress: none");
+}
+
+/* Without compressed keys nothing that describes them has a meaning. */
+static void check_no_keys(const checker *c) {
+  static const nsai_key_id keys[] = { NSAI_KEY_COMPRESS_BLOCK, NSAI_KEY_COMPRESS_STRIDE,
+                                      NSAI_KEY_COMPRESS_ACTIVATION, NSAI_KEY_COMPRESS_OUTPUT,
+                                      NSAI_KEY_NORMALIZER_BLOCK };
+  const nsai_model *m = &c->config->model;
+  if (!is_good(c, NSAI_KEY_COMPRESS_PHI) || nsai_compresses(m)) return;
+  for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+    if (is_given(c, keys[i]) && (keys[i] != NSAI_KEY_NORMALIZER_BLOCK || m->norm_block))
+      report(c, keys[i], NSAI_KEY_COMPRESS_PHI, "would be ignored",
+             "remove it: there are no compressed keys");
+  if (is_good(c, NSAI_KEY_CMP_DTYPE) && c->config->serving.cmp_dtype)
+    report(c, NSAI_KEY_CMP_DTYPE, NSAI_KEY_COMPRESS_PHI, "would be ignored",
+           "remove it: a cache has no compressed entries");
+  if (is_good(c, NSAI_KEY_SELECT_BY) && m->by != NSAI_BY_INDEX)
+    report(c, NSAI_KEY_COMPRESS_PHI, NSAI_KEY_SELECT_BY, "leaves nothing that chooses blocks",
+           "set select.by to index, or use another phi");
+}
+
 static void check_causal(const checker *c) {
   if (is_good(c, NSAI_KEY_MODEL_CAUSAL) && !c->config->causal)
     nsai_diag_add(c->diag, NSAI_ERROR, c->config->origin[NSAI_KEY_MODEL_CAUSAL].mark,
@@ -199,7 +252,8 @@ static void check_pages(const checker *c) {
     nsai_diag_add(c->diag, NSAI_ERROR, config->origin[NSAI_KEY_PAGE_SIZE].mark,
                   nsai_keys[NSAI_KEY_PAGE_SIZE].path,
                   "%d tokens: pages have 16, 32, 64 or 128; 0: no pages", size);
-  else if (config->has_model && is_good(c, NSAI_KEY_COMPRESS_STRIDE) && size % config->model.stride)
+  else if (config->has_model && is_good(c, NSAI_KEY_COMPRESS_STRIDE) &&
+           nsai_compresses(&config->model) && size % config->model.stride)
     report(c, NSAI_KEY_PAGE_SIZE, NSAI_KEY_COMPRESS_STRIDE, "is no multiple of the stride",
            "use larger pages, or a stride that divides them");
   else if (config->has_model && is_good(c, NSAI_KEY_NORMALIZER_STRIDE) &&
@@ -371,6 +425,8 @@ void nsai_config_check_rules(const nsai_config *config, nsai_mark main, nsai_dia
     check_layers(&c);
     check_output(&c);
     check_normalizer(&c);
+    check_index(&c);
+    check_no_keys(&c);
     check_causal(&c);
     check_dtype(&c);
     check_threshold(&c);

@@ -34,11 +34,9 @@
 #define MINUTE (60 * SECOND)
 #define HOUR (60 * MINUTE)
 
-static const nsai_word phi_words[] = { { "mean", NSAI_PHI_MEAN },
-                                       { "linear", NSAI_PHI_LINEAR },
-                                       { "mlp", NSAI_PHI_MLP },
-                                       { "external", NSAI_PHI_EXTERNAL },
-                                       { NULL, 0 } };
+static const nsai_word phi_words[] = { { "mean", NSAI_PHI_MEAN }, { "linear", NSAI_PHI_LINEAR },
+                                       { "mlp", NSAI_PHI_MLP },   { "external", NSAI_PHI_EXTERNAL },
+                                       { "none", NSAI_PHI_NONE }, { NULL, 0 } };
 static const nsai_word activation_words[] = {
   { "relu", NSAI_ACT_RELU }, { "silu", NSAI_ACT_SILU }, { "gelu", NSAI_ACT_GELU }, { NULL, 0 }
 };
@@ -47,6 +45,9 @@ static const nsai_word gate_words[] = { { "weights", NSAI_GATE_WEIGHTS },
                                         { "mlp", NSAI_GATE_MLP },
                                         { "none", NSAI_GATE_NONE },
                                         { NULL, 0 } };
+static const nsai_word ranking_words[] = { { "compressed", NSAI_BY_COMPRESSED },
+                                           { "index", NSAI_BY_INDEX },
+                                           { NULL, 0 } };
 static const nsai_word pool_words[] = { { "sum", NSAI_POOL_SUM },
                                         { "max", NSAI_POOL_MAX },
                                         { NULL, 0 } };
@@ -128,7 +129,8 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
   RANGE(COMPRESS_STRIDE, "model.compress.stride", INT, model.stride, 1, MAX_BLOCK, 0, "16",
         "tokens between two compressed blocks (d); divides block and select.block"),
   WORD(COMPRESS_PHI, "model.compress.phi", model.phi, phi_words, "mean",
-       "what makes a compressed key or value of a block; external: the caller brings them"),
+       "what makes a compressed key or value of a block; external: the caller brings them; none: "
+       "there are none, and an index chooses blocks; `compress: none` is short for it"),
   RANGE(COMPRESS_HIDDEN, "model.compress.hidden", INT, model.phi_hidden, 0, MAX_WIDTH, 0, "0",
         "hidden width of phi mlp; 0 with any other phi"),
   WORD(COMPRESS_ACTIVATION, "model.compress.activation", model.phi_activation, activation_words,
@@ -146,7 +148,9 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
         "last blocks that are forced, the current one included"),
   WORD(SELECT_POOL, "model.select.pool", model.pool, pool_words, "sum",
        "what of its compressed blocks makes a block's importance: their sum, by the strides that "
-       "they share with it, or the greatest"),
+       "they share with it, or the greatest; of an index the greatest score of its tokens"),
+  WORD(SELECT_BY, "model.select.by", model.by, ranking_words, "compressed",
+       "what chooses blocks: compressed keys, or an index branch with queries and keys of its own"),
   RANGE(NORMALIZER_BLOCK, "model.select.normalizer.block", INT, model.norm_block, 0, MAX_BLOCK, 0,
         "0",
         "tokens of a coarse key: the importance is normalised by the log-sum-exp of coarse keys; "
@@ -154,6 +158,12 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
   RANGE(NORMALIZER_STRIDE, "model.select.normalizer.stride", INT, model.norm_stride, 0, MAX_BLOCK,
         0, "0",
         "tokens between two coarse keys; divides normalizer.block and pages; 0 without one"),
+  RANGE(INDEX_HEADS, "model.index.heads", INT, model.index_heads, 0, MAX_HEADS, 0, "0",
+        "query heads of the index (Hi), one for each KV head; 0 without select.by: index"),
+  RANGE(INDEX_DIM, "model.index.dim", INT, model.index_dim, 0, NSAI_MAX_HEAD_DIM,
+        NSAI_HEAD_DIM_STEP, "0",
+        "width of an index query and of the one index key of a token (Di), at least 16; 0 without "
+        "select.by: index"),
   RANGE(MODEL_WINDOW, "model.window", INT, model.window, 0, MAX_WINDOW, 0, "512",
         "tokens of the window, the query's own included (w); 0: no window branch"),
   WORD(MODEL_GATE, "model.gate", model.gate, gate_words, "logits",

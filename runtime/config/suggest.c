@@ -41,6 +41,11 @@ static const struct {
   { "dim_head", NSAI_KEY_MODEL_HEAD_DIM },
   { "effort", NSAI_KEY_TUNING_LEVEL },
   { "head_size", NSAI_KEY_MODEL_HEAD_DIM },
+  { "index_block_size", NSAI_KEY_SELECT_BLOCK },
+  { "index_head_dim", NSAI_KEY_INDEX_DIM },
+  { "index_local_blocks", NSAI_KEY_SELECT_LOCAL },
+  { "index_n_heads", NSAI_KEY_INDEX_HEADS },
+  { "index_topk_blocks", NSAI_KEY_SELECT_COUNT },
   { "init_blocks", NSAI_KEY_SELECT_INIT },
   { "is_causal", NSAI_KEY_MODEL_CAUSAL },
   { "kernel_size", NSAI_KEY_COMPRESS_BLOCK },
@@ -72,6 +77,11 @@ static const struct {
   { "seq_lens", NSAI_KEY_TUNING_LENGTHS },
   { "sliding_window", NSAI_KEY_MODEL_WINDOW },
   { "sliding_window_size", NSAI_KEY_MODEL_WINDOW },
+  { "sparse_block_size", NSAI_KEY_SELECT_BLOCK },
+  { "sparse_index_dim", NSAI_KEY_INDEX_DIM },
+  { "sparse_local_block", NSAI_KEY_SELECT_LOCAL },
+  { "sparse_num_index_heads", NSAI_KEY_INDEX_HEADS },
+  { "sparse_topk_blocks", NSAI_KEY_SELECT_COUNT },
   { "time_budget", NSAI_KEY_TUNING_BUDGET },
   { "top_k", NSAI_KEY_SELECT_COUNT },
   { "top_n", NSAI_KEY_SELECT_COUNT },
@@ -103,6 +113,9 @@ static const char drafts[] =
 static const char latent[] = UNKNOWN
     "libnsa does not compute multi-head latent attention (MLA): give the heads and head dims "
     "of K and V after the projection from the latent";
+static const char index_tokens[] = UNKNOWN
+    "an index that chooses single tokens, as in DeepSeek sparse attention (DSA), is not supported: "
+    "model.index chooses blocks";
 static const struct {
   const char *spelling, *text; /* a key, or the path of one of an earlier version */
 } missing[] = {
@@ -114,6 +127,7 @@ static const struct {
   { "custom_mask", tree_mask },
   { "fp8_kv_cache", fp8_cache },
   { "k_scale", cache_scales },
+  { "index_topk", index_tokens },
   { "kv_lora_rank", latent },
   { "kv_scale", cache_scales },
   { "logit_cap", soft_cap },

@@ -13,7 +13,8 @@ typedef enum nsai_phi_kind {
   NSAI_PHI_MEAN,
   NSAI_PHI_LINEAR,
   NSAI_PHI_MLP,
-  NSAI_PHI_EXTERNAL
+  NSAI_PHI_EXTERNAL,
+  NSAI_PHI_NONE /* no compressed keys, values and branch */
 } nsai_phi_kind;
 typedef enum nsai_gate_kind {
   NSAI_GATE_WEIGHTS,
@@ -21,7 +22,9 @@ typedef enum nsai_gate_kind {
   NSAI_GATE_MLP,
   NSAI_GATE_NONE /* the branches are added up as they are */
 } nsai_gate_kind;
-/* How the compressed blocks of a selection block make its importance. */
+/* What ranks the blocks of a selection: compressed keys, or queries and keys of an index branch. */
+typedef enum nsai_ranked_by { NSAI_BY_COMPRESSED, NSAI_BY_INDEX } nsai_ranked_by;
+/* How the compressed blocks of a selection block, or its tokens' index scores, make its importance. */
 typedef enum nsai_pool_kind { NSAI_POOL_SUM, NSAI_POOL_MAX } nsai_pool_kind;
 typedef enum nsai_activation { NSAI_ACT_RELU, NSAI_ACT_SILU, NSAI_ACT_GELU } nsai_activation;
 
@@ -62,6 +65,8 @@ typedef struct nsai_model {
   int32_t norm_block, norm_stride;
   int32_t keys_only; /* 1: compressed keys serve the selection alone; there are no compressed values
                         and no compressed branch */
+  nsai_ranked_by by;
+  int32_t index_heads, index_dim; /* Hi, one query head for each KV head; Di; 0 without an index */
 } nsai_model;
 
 /* Whether phi has weights, that is a product for every compressed block. With `external` the
@@ -70,9 +75,22 @@ static inline int nsai_phi_has_weights(const nsai_model *g) {
   return g->phi == NSAI_PHI_LINEAR || g->phi == NSAI_PHI_MLP;
 }
 
+/* Whether there are compressed keys. */
+static inline int nsai_compresses(const nsai_model *g) { return g->phi != NSAI_PHI_NONE; }
+
+/* Whether there are compressed values, and with them the compressed branch. */
+static inline int nsai_compresses_values(const nsai_model *g) {
+  return nsai_compresses(g) && !g->keys_only;
+}
+
+/* Whether phi makes compressed keys of raw ones. */
+static inline int nsai_phi_runs(const nsai_model *g) {
+  return nsai_compresses(g) && g->phi != NSAI_PHI_EXTERNAL;
+}
+
 /* Whether the model has this branch. */
 static inline int nsai_has_branch(const nsai_model *g, int branch) {
-  const int has[3] = { !g->keys_only, g->select_count > 0, g->window > 0 };
+  const int has[3] = { nsai_compresses_values(g), g->select_count > 0, g->window > 0 };
   return has[branch];
 }
 
@@ -84,14 +102,19 @@ static inline uint32_t nsai_branches(const nsai_model *g) {
 }
 
 /* Whether importance takes its log-sum-exp from a pass of its own: over coarse keys or, where there is
- * no compressed branch, over the compressed keys. */
+ * no compressed branch, over the compressed keys. The scores of an index need none. */
 static inline int nsai_normalizes_apart(const nsai_model *g) {
   return g->norm_block || g->keys_only;
 }
 
+/* Whether importance takes it from the compressed branch. */
+static inline int nsai_ranks_by_branch_lse(const nsai_model *g) {
+  return g->by == NSAI_BY_COMPRESSED && !nsai_normalizes_apart(g);
+}
+
 /* Whether importance is a weighted sum of the compressed branch's own probabilities. */
 static inline int nsai_ranks_by_branch(const nsai_model *g) {
-  return !nsai_normalizes_apart(g) && g->pool == NSAI_POOL_SUM;
+  return nsai_ranks_by_branch_lse(g) && g->pool == NSAI_POOL_SUM;
 }
 
 /* Whether the gates are a tensor of the caller's: weights or logits [T, Hq, 3]. */
@@ -101,7 +124,7 @@ static inline int nsai_gate_is_given(const nsai_model *g) {
 
 /* Whether the model reads raw K and V of pair 0, 1 or 2. */
 static inline int nsai_reads_pair(const nsai_model *g, int pair) {
-  int reads[3] = { g->phi != NSAI_PHI_EXTERNAL, g->select_count > 0, g->window > 0 };
+  int reads[3] = { nsai_phi_runs(g), g->select_count > 0, g->window > 0 };
   return g->per_branch ? reads[pair] : !pair && (reads[0] || reads[1] || reads[2]);
 }
 
@@ -113,7 +136,7 @@ static inline int nsai_page_size_exists(int32_t size) {
 
 /* N(L): compressed blocks of a sequence of `len` tokens. */
 static inline int64_t nsai_block_count(const nsai_model *g, int64_t len) {
-  return len < g->block ? 0 : (len - g->block) / g->stride + 1;
+  return !nsai_compresses(g) || len < g->block ? 0 : (len - g->block) / g->stride + 1;
 }
 
 /* Coarse keys of a sequence of `len` tokens. */

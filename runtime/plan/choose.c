@@ -16,13 +16,13 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
     return m->gate == NSAI_GATE_MLP && p->op != NSA_OP_DENSE && p->op != NSA_OP_APPEND;
   if (p->op == NSA_OP_DENSE) return stage == NSAI_STAGE_DENSE;
   if (p->op == NSA_OP_BACKWARD)
-    return backward || (stage == NSAI_STAGE_COMPRESS && m->phi != NSAI_PHI_EXTERNAL);
+    return backward || (stage == NSAI_STAGE_COMPRESS && nsai_phi_runs(m));
   if (p->op == NSA_OP_APPEND) return stage == NSAI_STAGE_APPEND;
   if (nsai_problem_splits(p)) return stage == NSAI_STAGE_DECODE;
   switch (stage) {
   case NSAI_STAGE_GATE: break; /* above */
-  case NSAI_STAGE_COMPRESS: return m->phi != NSAI_PHI_EXTERNAL && !nsai_problem_is_cached(p);
-  case NSAI_STAGE_ATTEND_COMPRESSED: return !m->keys_only;
+  case NSAI_STAGE_COMPRESS: return nsai_phi_runs(m) && !nsai_problem_is_cached(p);
+  case NSAI_STAGE_ATTEND_COMPRESSED: return nsai_compresses_values(m);
   case NSAI_STAGE_IMPORTANCE:
     return p->max_probe_rows || (m->select_count && p->selection == NSA_SELECT_TOPN);
   case NSAI_STAGE_SELECT: return m->select_count && p->selection == NSA_SELECT_TOPN;

@@ -76,7 +76,7 @@ static nsa_status resolve_page_size(const nsai_config *config, const nsa_problem
                      "problem.page_size is %d: expected 16, 32, 64, 128, NSA_NONE, or 0 for "
                      "serving.page_size",
                      out->page_size);
-  if (out->page_size % config->model.stride)
+  if (nsai_compresses(&config->model) && out->page_size % config->model.stride)
     return nsai_fail(
         NSA_E_ARG,
         "problem.page_size is %d: expected a multiple of model.compress.stride (%d), so "
@@ -166,6 +166,9 @@ static nsa_status resolve_cached(const nsai_config *config, const nsa_problem *p
                          &out->kv_dtype));
   NSAI_TRY(resolve_dtype("cmp_dtype", problem->cmp_dtype, config->serving.cmp_dtype, &out->model,
                          &out->cmp_dtype));
+  if (out->cmp_dtype && !nsai_compresses(&out->model))
+    return nsai_fail(NSA_E_ARG, "problem.cmp_dtype is NSA_E4M3, but model.compress is none: there "
+                                "are no compressed entries; leave it 0");
   return resolve_ring(config, problem, out);
 }
 
@@ -205,6 +208,9 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
     .recompute = config->runtime.recompute,
   };
   if (!out->max_seqs) out->max_seqs = 1;
+  /* Where there are no compressed blocks, kernels take a selected block for one: what they divide by
+   * their sizes stays whole. */
+  if (!nsai_compresses(m)) out->model.block = out->model.stride = m->select_block;
   out->count_reads = config->runtime.count_reads && out->op == NSA_OP_DECODE;
   NSAI_TRY(check_choice("op", out->op, NSA_OP_FORWARD, NSA_OP_BACKWARD));
   NSAI_TRY(check_choice("selection", out->selection, NSA_SELECT_TOPN, NSA_SELECT_RANGES));
@@ -253,7 +259,7 @@ static const char *activation_name(nsai_activation activation) {
 }
 
 void nsai_problem_add_model(nsai_writer *text, const nsai_problem *p) {
-  static const char *const phis[] = { "mean", "linear", "mlp", "external" };
+  static const char *const phis[] = { "mean", "linear", "mlp", "external", "none" };
   static const char *const gates[] = { "weights", "logits", "mlp", "none" };
   static const char *const selections[] = { "topn", "blocks", "ranges" };
   static const char *const ops[] = { "fwd", "dense", "prefill", "decode", "append", "backward" };
@@ -264,8 +270,9 @@ void nsai_problem_add_model(nsai_writer *text, const nsai_problem *p) {
                                    : "f32",
              m->heads, m->kv_heads, m->head_dim_qk, m->head_dim_v);
   if (p->op == NSA_OP_DENSE) return;
-  nsai_write(text, ":l%d/%d:s%dx%d+%d+%d:w%d:phi=%s", m->block, m->stride, m->select_block,
-             m->select_count, m->select_init, m->select_local, m->window, phis[m->phi]);
+  if (nsai_compresses(m)) nsai_write(text, ":l%d/%d", m->block, m->stride);
+  nsai_write(text, ":s%dx%d+%d+%d:w%d:phi=%s", m->select_block, m->select_count, m->select_init,
+             m->select_local, m->window, phis[m->phi]);
   if (m->phi == NSAI_PHI_MLP)
     nsai_write(text, ",%d,%s", m->phi_hidden, activation_name(m->phi_activation));
   nsai_write(text, ":kv=%s:gate=%s", m->per_branch ? "branch" : "shared", gates[m->gate]);
@@ -276,6 +283,7 @@ void nsai_problem_add_model(nsai_writer *text, const nsai_problem *p) {
   if (m->keys_only) nsai_write(text, ":cmp=keys");
   if (m->pool == NSAI_POOL_MAX) nsai_write(text, ":pool=max");
   if (m->norm_block) nsai_write(text, ":norm=%d/%d", m->norm_block, m->norm_stride);
+  if (m->by == NSAI_BY_INDEX) nsai_write(text, ":index=%d", m->index_dim);
   if (p->kv_dtype) nsai_write(text, ":raw=e4m3");
   if (p->cmp_dtype) nsai_write(text, ":entries=e4m3");
 }

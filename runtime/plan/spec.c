@@ -95,9 +95,11 @@ void nsai_legal_ranking(const nsai_problem *p, const char *instead, nsai_reasons
   const nsai_model *m = &p->model;
   static const char text[] = "%s: it ranks blocks by the sum of the compressed branch's own "
                              "probabilities: take %s";
+  if (m->by == NSAI_BY_INDEX) nsai_refuse(reasons, text, "model.select.by is index", instead);
   if (m->keys_only) nsai_refuse(reasons, text, "model.compress.output is false", instead);
   if (m->norm_block) nsai_refuse(reasons, text, "the model has a select.normalizer", instead);
-  if (m->pool == NSAI_POOL_MAX) nsai_refuse(reasons, text, "model.select.pool is max", instead);
+  if (m->pool == NSAI_POOL_MAX && m->by != NSAI_BY_INDEX)
+    nsai_refuse(reasons, text, "model.select.pool is max", instead);
 }
 
 void nsai_legal_packed(const nsai_problem *p, nsai_reasons *reasons) {

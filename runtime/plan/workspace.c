@@ -36,7 +36,7 @@ int64_t nsai_chunk_tokens(int64_t budget, int64_t bytes, int64_t tokens) {
 
 /* Whether runs compress K and V: those over a cache find its entries made. */
 static bool makes_blocks(const nsai_problem *problem) {
-  return problem->model.phi != NSAI_PHI_EXTERNAL && !nsai_problem_is_cached(problem);
+  return nsai_phi_runs(&problem->model) && !nsai_problem_is_cached(problem);
 }
 
 bool nsai_needs_gemm(const nsai_choice *choice) {
@@ -103,7 +103,7 @@ static void reserve_branches(nsai_workspace *out, const nsai_problem *p,
   if (makes_blocks(p)) {
     out->k_cmp =
         take(out, "compressed keys", NSAI_PRODUCT(out->cmp_rows, m->kv_heads, m->head_dim_qk, 2));
-    if (!m->keys_only)
+    if (nsai_compresses_values(m))
       out->v_cmp = take(out, "compressed values",
                         NSAI_PRODUCT(out->cmp_rows, m->kv_heads, m->head_dim_v, 2));
   }
@@ -111,7 +111,8 @@ static void reserve_branches(nsai_workspace *out, const nsai_problem *p,
     reserve_backward(out, p);
     return;
   }
-  if (!m->keys_only) out->lse = take(out, "lse", NSAI_PRODUCT(p->max_tokens, m->heads, 4));
+  if (nsai_compresses_values(m))
+    out->lse = take(out, "lse", NSAI_PRODUCT(p->max_tokens, m->heads, 4));
   if (m->select_count || m->window) reserve_partial(out, p);
   if (!m->select_count) return;
   bool made = p->selection == NSA_SELECT_TOPN;

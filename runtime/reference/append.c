@@ -46,6 +46,15 @@ static void copy_row(const append *self, const nsa_tensor *source, const nsa_ten
   }
 }
 
+/* The index key of a new token. */
+static void copy_index_key(const append *self, int64_t token, nsai_ref_position position) {
+  const nsa_tensor *from = &self->problem.io->new_k_idx, *to = &self->problem.io->k_idx;
+  const int64_t at =
+      nsai_ref_token_at(&self->problem, to, NSA_SEL, position.sequence, position.t, 0);
+  memcpy((char *)to->data + at * nsai_ref_size(to), nsai_ref_at(from, token * from->stride[0]),
+         (size_t)(self->problem.model->index_dim * nsai_ref_size(to)));
+}
+
 static void copy_tokens(const append *self) {
   const nsai_ref_sequences *sequences = &self->problem.sequences;
   const nsa_kv *new_kv = &self->problem.io->new_kv, *kv = &self->problem.io->kv;
@@ -57,6 +66,7 @@ static void copy_tokens(const append *self) {
       copy_row(self, &new_kv->k[pair], &kv->k[pair], pair, token, position);
       copy_row(self, &new_kv->v[pair], &kv->v[pair], pair, token, position);
     }
+    if (self->problem.model->by == NSAI_BY_INDEX) copy_index_key(self, token, position);
   }
 }
 
@@ -126,7 +136,7 @@ static nsa_status run(append *self) {
   copy_tokens(self);
   NSAI_TRY(nsai_ref_normalizer_make(problem));
   store_norms(self);
-  if (g->phi == NSAI_PHI_EXTERNAL) return NSA_OK; /* the caller writes the compressed entries */
+  if (!nsai_phi_runs(g)) return NSA_OK; /* there are none, or the caller writes the entries */
   NSAI_TRY(nsai_ref_compress(problem, !g->keys_only));
   const nsa_kv *kv = &problem->io->kv;
   store_entries(self, &kv->k[0], &kv->k_cmp, g->head_dim_qk, problem->k_cmp);

@@ -181,17 +181,22 @@ static void attend_tokens(const nsai_ref_problem *problem, nsai_ref_scratch *scr
   nsai_ref_values(problem, scratch, &keys, range_count, scratch->out[branch]);
 }
 
+/* The compressed branch, and the choice of blocks. */
 static void attend_compressed(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
-                              nsai_ref_position position, int64_t group) {
+                              int64_t token, nsai_ref_position position, int64_t group) {
   const nsai_model *g = problem->model;
-  const nsai_ref_keys keys = nsai_ref_compressed_keys(problem, position.sequence, group);
   /* Where every candidate is chosen, nothing ranks them. */
   const bool ranks = problem->select && position.t / g->select_block + 1 > g->select_count;
-  if (problem->run[NSA_CMP] || ranks) nsai_ref_rank(problem, scratch, position, group, ranks);
-  if (problem->run[NSA_CMP])
+  if (ranks && g->by == NSAI_BY_INDEX)
+    nsai_ref_index_rank(problem, scratch, token, position, group);
+  else if (problem->run[NSA_CMP] || ranks)
+    nsai_ref_rank(problem, scratch, position, group, ranks);
+  if (problem->run[NSA_CMP]) {
+    const nsai_ref_keys keys = nsai_ref_compressed_keys(problem, position.sequence, group);
     nsai_ref_values(problem, scratch, &keys, 1, scratch->out[NSA_CMP]);
-  else
+  } else {
     clear(problem, scratch, NSA_CMP);
+  }
   if (problem->select) nsai_reference_select_row(g, position.t, scratch->importance, scratch->idx);
 }
 
@@ -206,7 +211,7 @@ void nsai_ref_attend(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
   }
   nsai_ref_load_query(problem, scratch, token, group);
   if (problem->run[NSA_CMP] || problem->select)
-    attend_compressed(problem, scratch, position, group);
+    attend_compressed(problem, scratch, token, position, group);
   else
     clear(problem, scratch, NSA_CMP);
   if (problem->run[NSA_SEL]) {

@@ -123,14 +123,15 @@ static nsa_status execute(run *self) {
   bool probed = !self->dense && !self->rows && io->probe_rows.data && io->probe_importance.data;
   bool want_v = problem->run[NSA_CMP];
   /* The caller's k_cmp and v_cmp are filled whatever branches run; those of a cache are inputs. */
-  bool stored = !self->dense && !self->rows && !problem->cache &&
-                problem->model->phi != NSAI_PHI_EXTERNAL &&
+  bool stored = !self->dense && !self->rows && !problem->cache && nsai_phi_runs(problem->model) &&
                 (io->kv.k_cmp.data || io->kv.v_cmp.data);
   if (stored && io->kv.v_cmp.data) want_v = true;
-  if (problem->run[NSA_CMP] || problem->select || probed || stored)
+  const bool ranks = problem->select || probed;
+  const bool by_index = problem->model->by == NSAI_BY_INDEX;
+  if (problem->run[NSA_CMP] || (ranks && !by_index) || stored)
     NSAI_TRY(problem->cache ? nsai_ref_compress_load(problem, want_v)
                             : nsai_ref_compress(problem, want_v));
-  if (problem->select || probed) NSAI_TRY(nsai_ref_normalizer_open(problem));
+  if (ranks) NSAI_TRY(by_index ? nsai_ref_index_open(problem) : nsai_ref_normalizer_open(problem));
   self->count = self->rows ? self->rows->count : problem->sequences.q[problem->sequences.count];
   int64_t items = (self->count + NSAI_REF_SLAB - 1) / NSAI_REF_SLAB;
   int64_t probes = probed ? io->probe_rows.shape[0] : 0;

@@ -115,8 +115,12 @@ static void run_item(void *context, int worker, int64_t row) {
   for (int64_t group = 0; group < problem->model->kv_heads; group++) {
     int64_t known = 0;
     if (position.t >= 0) {
-      nsai_ref_load_query(problem, scratch, token, group);
-      nsai_ref_rank(problem, scratch, position, group, true);
+      if (problem->model->by == NSAI_BY_INDEX) {
+        nsai_ref_index_rank(problem, scratch, token, position, group);
+      } else {
+        nsai_ref_load_query(problem, scratch, token, group);
+        nsai_ref_rank(problem, scratch, position, group, true);
+      }
       known = position.t / problem->model->select_block + 1;
     }
     store_row(self, scratch->importance, known, row, group);
@@ -137,8 +141,12 @@ nsa_status nsai_reference_importance(const nsai_model *model, const nsa_batch *b
   int workers = nsai_ref_worker_count(threads, count);
   nsa_status status;
   NSAI_TRY_TO(done, nsai_ref_problem_init(&problem, model, batch, io, threads));
-  NSAI_TRY_TO(done, nsai_ref_compress(&problem, false));
-  NSAI_TRY_TO(done, nsai_ref_normalizer_open(&problem));
+  if (model->by == NSAI_BY_INDEX) {
+    NSAI_TRY_TO(done, nsai_ref_index_open(&problem));
+  } else {
+    NSAI_TRY_TO(done, nsai_ref_compress(&problem, false));
+    NSAI_TRY_TO(done, nsai_ref_normalizer_open(&problem));
+  }
   const int64_t keys = nsai_larger(problem.sequences.max_cmp, problem.sequences.max_norm);
   NSAI_TRY_TO(done, nsai_ref_scratch_create(&problem, keys, workers, &self.scratch));
   nsai_ref_parallel(workers, count, run_item, &self);

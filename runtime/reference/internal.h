@@ -117,6 +117,7 @@ typedef struct nsai_ref_problem {
   nsai_ref_sequences sequences;
   double *k_cmp, *v_cmp; /* [Hkv, blocks of all sequences, D], owned; NULL: not needed */
   double *k_norm;        /* [Hkv, coarse keys of all sequences, Dk], owned; NULL: not needed */
+  double *k_idx;         /* [KV tokens of all sequences, Di], owned; NULL: not needed */
   int threads;
 } nsai_ref_problem;
 
@@ -180,6 +181,8 @@ typedef struct nsai_ref_scratch {
   double *lse[NSA_BRANCHES];                   /* [lanes] */
   double *inverse;                             /* [lanes]: 1 / sum of the softmax */
   double *norm;                                /* [lanes]: LSE of the coarse keys */
+  double *index_q;                             /* [Di, NSAI_REF_LANES]: an index query in lane 0 */
+  double *index_scores;                        /* [TILE, NSAI_REF_LANES] */
   double *importance;                          /* [selection blocks of the longest sequence] */
   double *gates;                               /* [SLAB, Hq * 3, rounded up to lanes] */
   double *gate_x, *gate_hidden, *gate_weights; /* gate.c */
@@ -366,6 +369,16 @@ nsa_status nsai_ref_normalizer_open(nsai_ref_problem *problem);
  * where it sees none. */
 void nsai_ref_normalize(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
                         nsai_ref_position position, int64_t group);
+
+/* ---- index.c: of a model whose index branch chooses blocks ---- */
+
+/* Fills problem->k_idx from the cache or from io->k_idx. */
+nsa_status nsai_ref_index_open(nsai_ref_problem *problem);
+
+/* Computes scratch->importance [t / l' + 1] of `token` for KV head `group`: the greatest score of the
+ * tokens of each block that it sees. */
+void nsai_ref_index_rank(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t token,
+                         nsai_ref_position position, int64_t group);
 
 /* ---- reads.c ---- */
 

@@ -51,4 +51,5 @@ void nsai_ref_problem_fini(nsai_ref_problem *problem) {
   free(problem->k_cmp);
   free(problem->v_cmp);
   free(problem->k_norm);
+  free(problem->k_idx);
 }

@@ -40,6 +40,8 @@ static int64_t lay_out(const nsai_ref_problem *problem, int64_t keys, double *me
   }
   scratch->inverse = nsai_ref_take(memory, &used, lanes);
   scratch->norm = nsai_ref_take(memory, &used, lanes);
+  scratch->index_q = nsai_ref_take(memory, &used, (int64_t)g->index_dim * NSAI_REF_LANES);
+  scratch->index_scores = nsai_ref_take(memory, &used, NSAI_REF_TILE * NSAI_REF_LANES);
   scratch->importance =
       nsai_ref_take(memory, &used, nsai_select_block_count(g, problem->sequences.max_kv) + 1);
   int64_t gate_row = nsai_ref_gate_row(g), hidden = nsai_ref_lanes(g->gate_hidden);

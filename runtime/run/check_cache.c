@@ -7,6 +7,7 @@
 #include "run/check_cache.h"
 
 #include "plan/context.h"
+#include "run/check_index.h"
 #include "run/check_scales.h"
 #include "run/check_tensor.h"
 #include "run/check_values.h"
@@ -171,6 +172,24 @@ static nsa_status check_norms(cached *c, const nsa_tensor *t) {
                            "a row holds a coarse key for each stride of problem.max_kv_len");
 }
 
+/* The index keys, under the pages of the raw ones: one of each token, in the model's dtype. */
+static nsa_status check_index_keys(cached *c, const nsa_tensor *t) {
+  static const char name[] = "io.k_idx";
+  const nsai_problem *p = c->check->problem;
+  if (p->model.by != NSAI_BY_INDEX) return NSA_OK;
+  nsai_tensor_spec e = {
+    name, 4, { c->pages, c->page_size, 1, p->model.index_dim }, NSAI_DTYPE_MODEL
+  };
+  if (nsai_present(t) && t->dtype == NSA_E4M3)
+    return nsai_fail(NSA_E_ARG,
+                     "%s has dtype e4m3: a cache stores index keys in the model's dtype, also with "
+                     "problem.kv_dtype NSA_E4M3; give such a tensor",
+                     name);
+  NSAI_TRY(check_middle(c, t, &e, p->page_size ? "the tokens of a page, problem.page_size" : NULL));
+  NSAI_TRY(nsai_check_tensor(c->check, t, &e));
+  return p->op == NSA_OP_APPEND ? nsai_check_tensor_memory(c->check, t, name) : NSA_OK;
+}
+
 static nsa_status check_pair(cached *c, const nsa_kv *kv, int pair) {
   const nsai_model *m = &c->check->problem->model;
   bool ring = c->check->problem->window_ring && pair == NSA_WIN;
@@ -188,9 +207,12 @@ static nsa_status check_cache(cached *c, const nsa_io *io, bool entries) {
   for (int pair = 0; pair < NSA_BRANCHES; pair++)
     if (nsai_reads_pair(m, pair)) NSAI_TRY(check_pair(c, kv, pair));
   NSAI_TRY(check_norms(c, &io->k_norm));
+  NSAI_TRY(check_index_keys(c, &io->k_idx));
+  if (!nsai_compresses(m)) NSAI_TRY(nsai_check_no_entries(m, &kv->k_cmp, false, "io.kv.k_cmp"));
+  if (!nsai_compresses(m)) return nsai_check_no_entries(m, &kv->v_cmp, true, "io.kv.v_cmp");
   if (!entries) return NSA_OK;
   NSAI_TRY(check_entries(c, &kv->k_cmp, "k", m->head_dim_qk));
-  if (m->keys_only) return nsai_check_keys_only(m, &kv->v_cmp, "io.kv.v_cmp");
+  if (m->keys_only) return nsai_check_no_entries(m, &kv->v_cmp, true, "io.kv.v_cmp");
   return check_entries(c, &kv->v_cmp, "v", m->head_dim_v);
 }
 
@@ -428,8 +450,9 @@ nsa_status nsai_check_cached(const nsai_check *check, const nsa_batch *batch, co
   return check_values(&c);
 }
 
-/* The new tokens of the pairs that the model reads; fills the number of tokens. */
-static nsa_status check_new_kv(cached *c, const nsa_kv *new_kv) {
+/* The new tokens of the pairs that the model reads, and their index keys; fills the number of tokens. */
+static nsa_status check_new_kv(cached *c, const nsa_io *io) {
+  const nsa_kv *new_kv = &io->new_kv;
   const nsai_model *m = &c->check->problem->model;
   int64_t rows = NSAI_ANY;
   bool any = false;
@@ -437,7 +460,8 @@ static nsa_status check_new_kv(cached *c, const nsa_kv *new_kv) {
   if (nsai_present(&new_kv->k_cmp) || nsai_present(&new_kv->v_cmp))
     return nsai_fail(NSA_E_ARG, "io.new_kv.%s is given, but %s: leave it out",
                      nsai_present(&new_kv->k_cmp) ? "k_cmp" : "v_cmp",
-                     m->phi == NSAI_PHI_EXTERNAL
+                     !nsai_compresses(m) ? "model.compress is none"
+                     : m->phi == NSAI_PHI_EXTERNAL
                          ? "with phi external the caller writes the cache's "
                            "compressed entries itself"
                          : "the append makes the compressed entries");
@@ -453,7 +477,9 @@ static nsa_status check_new_kv(cached *c, const nsa_kv *new_kv) {
     NSAI_TRY(nsai_check_tensor(c->check, &new_kv->v[pair], &v));
   }
   if (any) c->tokens = rows;
-  return NSA_OK;
+  if (m->by != NSAI_BY_INDEX) return NSA_OK;
+  nsai_tensor_spec index = { "io.new_k_idx", 3, { rows, 1, m->index_dim }, NSAI_DTYPE_MODEL };
+  return nsai_check_tensor(c->check, &io->new_k_idx, &index);
 }
 
 nsa_status nsai_check_append(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
@@ -461,8 +487,9 @@ nsa_status nsai_check_append(const nsai_check *check, const nsa_batch *batch, co
   const nsai_model *m = &check->problem->model;
   cached c = cached_begin(check, batch);
   *sizes = (nsai_run_sizes){ 0 };
+  NSAI_TRY(nsai_check_no_index(check, io));
   NSAI_TRY(check_cache(&c, io, m->phi != NSAI_PHI_EXTERNAL));
-  NSAI_TRY(check_new_kv(&c, &io->new_kv));
+  NSAI_TRY(check_new_kv(&c, io));
   NSAI_TRY(nsai_check_phi(check, &io->phi));
   NSAI_TRY(nsai_check_scales(check, io));
   NSAI_TRY(check_batch(&c));
@@ -474,7 +501,9 @@ nsa_status nsai_check_append(const nsai_check *check, const nsa_batch *batch, co
 uint64_t nsai_cache_page_bytes(const nsai_problem *p) {
   const nsai_model *m = &p->model;
   int64_t tokens = p->page_size ? p->page_size : p->max_kv_len, rows = 0;
-  int64_t entries = p->page_size ? p->page_size / m->stride : row_entries(p, m->stride);
+  int64_t entries = !nsai_compresses(m) ? 0
+                    : p->page_size      ? p->page_size / m->stride
+                                        : row_entries(p, m->stride);
   int64_t norms = !m->norm_block ? 0
                   : p->page_size ? p->page_size / m->norm_stride
                                  : row_entries(p, m->norm_stride);
@@ -485,6 +514,8 @@ uint64_t nsai_cache_page_bytes(const nsai_problem *p) {
   int64_t both = m->head_dim_qk + m->head_dim_v; /* elements of a head's K and V */
   int64_t entry = m->keys_only ? m->head_dim_qk : both;
   int64_t norm_bytes = norms * m->head_dim_qk * nsai_dtype_bytes(m->dtype);
+  int64_t index_bytes = tokens * m->index_dim * nsai_dtype_bytes(m->dtype); /* 0 without an index */
   return (uint64_t)(m->kv_heads *
-                    (rows * both * raw_bytes + entries * entry * entry_bytes + norm_bytes));
+                        (rows * both * raw_bytes + entries * entry * entry_bytes + norm_bytes) +
+                    index_bytes);
 }

@@ -61,7 +61,9 @@ static nsa_status check_kv(const nsai_check *check, const nsa_kv *kv, const nsai
   const gradient_group compressed = {
     "grads.d_kv", NSAI_DTYPE_ROWS,
     external ? "model.compress.output is false: compressed values do not exist"
-             : "model.compress.phi is not external: its gradient goes on to the raw tokens"
+    : !nsai_compresses(m)
+        ? "model.compress is none: there are no compressed keys and values"
+        : "model.compress.phi is not external: its gradient goes on to the raw tokens"
   };
   NSAI_TRY(check_group(check, &raw, pairs, 6));
   return check_group(check, &compressed, entries, 2);

@@ -4,6 +4,7 @@
 #include "run/check_run.h"
 
 #include "run/check_cache.h"
+#include "run/check_index.h"
 #include "run/check_scales.h"
 #include "run/check_tensor.h"
 #include "run/check_values.h"
@@ -22,7 +23,7 @@ nsa_status nsai_check_branches(const nsai_problem *problem, uint32_t wanted, uin
     return nsai_fail(
         NSA_E_ARG,
         "exec.branches is 0x%x: the model has none of these branches (count or window is 0, or "
-        "compress.output is false)",
+        "compress.output is false, or compress is none)",
         wanted);
   return NSA_OK;
 }
@@ -152,8 +153,15 @@ static nsa_status check_pair(const nsai_check *check, const nsa_io *io, int b, i
   return nsai_check_tensor(check, &io->kv.v[b], &v);
 }
 
-nsa_status nsai_check_keys_only(const nsai_model *model, const nsa_tensor *t, const char *name) {
-  if (!model->keys_only || !nsai_present(t)) return NSA_OK;
+nsa_status nsai_check_no_entries(const nsai_model *model, const nsa_tensor *t, bool values,
+                                 const char *name) {
+  if (!nsai_present(t)) return NSA_OK;
+  if (!nsai_compresses(model))
+    return nsai_fail(NSA_E_ARG,
+                     "%s is given, but model.compress is none: there are no compressed keys and "
+                     "values; leave it out",
+                     name);
+  if (!values || !model->keys_only) return NSA_OK;
   return nsai_fail(NSA_E_ARG,
                    "%s is given, but model.compress.output is false: compressed values do not "
                    "exist; leave it out",
@@ -164,7 +172,9 @@ nsa_status nsai_check_keys_only(const nsai_model *model, const nsa_tensor *t, co
 static nsa_status check_compressed(const nsai_check *check, const nsa_batch *batch,
                                    const nsa_io *io, bool required, nsai_run_sizes *sizes) {
   const nsai_model *m = &check->problem->model;
-  NSAI_TRY(nsai_check_keys_only(m, &io->kv.v_cmp, "io.kv.v_cmp"));
+  NSAI_TRY(nsai_check_no_entries(m, &io->kv.k_cmp, false, "io.kv.k_cmp"));
+  NSAI_TRY(nsai_check_no_entries(m, &io->kv.v_cmp, true, "io.kv.v_cmp"));
+  if (!nsai_compresses(m)) return NSA_OK;
   if (!m->keys_only && nsai_present(&io->kv.k_cmp) != nsai_present(&io->kv.v_cmp))
     return nsai_fail(NSA_E_ARG, "io.kv.k_cmp and io.kv.v_cmp must be given together");
   if (!required && !nsai_present(&io->kv.k_cmp)) return NSA_OK;
@@ -210,7 +220,7 @@ static nsa_status check_compressed(const nsai_check *check, const nsa_batch *bat
  * there may be none. */
 static nsa_status check_kv(const nsai_check *check, const nsa_io *io, nsai_run_sizes *sizes) {
   const nsai_model *m = &check->problem->model;
-  bool raw_cmp = check->problem->op == NSA_OP_DENSE || m->phi != NSAI_PHI_EXTERNAL;
+  bool raw_cmp = check->problem->op == NSA_OP_DENSE || nsai_phi_runs(m);
   bool needs_raw[NSA_BRANCHES] = { raw_cmp,
                                    check->problem->op != NSA_OP_DENSE && m->select_count > 0,
                                    check->problem->op != NSA_OP_DENSE && m->window > 0 };
@@ -346,7 +356,7 @@ static nsa_status check_outputs(const nsai_check *check, const nsa_io *io, int64
       return nsai_fail(
           NSA_E_ARG,
           "%s is wanted, but branch %d does not run (exec.branches, or count or window is 0, or "
-          "compress.output is false)",
+          "compress.output is false, or compress is none)",
           nsai_present(&io->o_branch[b]) ? o_names[b] : lse_names[b], b);
   }
   return NSA_OK;
@@ -387,7 +397,8 @@ static nsa_status check_attention(const nsai_check *check, const nsa_io *io,
                                   const nsai_run_sizes *sizes) {
   NSAI_TRY(check_gate(check, io, sizes->tokens));
   if (check->problem->model.select_count) NSAI_TRY(check_selection(check, io, sizes->tokens));
-  return check_probe(check, io);
+  NSAI_TRY(check_probe(check, io));
+  return nsai_check_index(check, io, sizes);
 }
 
 /* Counters of what a decode step reads. */
@@ -422,6 +433,7 @@ nsa_status nsai_check_run(const nsai_check *check, const nsa_batch *batch, const
   const nsai_problem *p = check->problem;
   *sizes = (nsai_run_sizes){ 0 };
   NSAI_TRY(check_io(io));
+  NSAI_TRY(nsai_check_no_index(check, io));
   nsai_tensor_spec q = {
     "io.q", 3, { NSAI_ANY, p->model.heads, p->model.head_dim_qk }, NSAI_DTYPE_MODEL
   };
@@ -455,11 +467,11 @@ nsa_status nsai_check_compress(const nsai_check *check, const nsa_batch *batch, 
   const nsai_problem *p = check->problem;
   *sizes = (nsai_run_sizes){ 0 };
   NSAI_TRY(check_io(io));
-  if (p->model.phi == NSAI_PHI_EXTERNAL)
-    return nsai_fail(
-        NSA_E_ARG,
-        "model.compress.phi is external: the caller brings the compressed keys, there is nothing "
-        "to compress");
+  if (!nsai_phi_runs(&p->model))
+    return nsai_fail(NSA_E_ARG, "%s, there is nothing to compress",
+                     nsai_compresses(&p->model)
+                         ? "model.compress.phi is external: the caller brings the compressed keys"
+                         : "model.compress is none: there are no compressed keys");
   NSAI_TRY(check_batch(check, batch, sizes));
   NSAI_TRY(check_pair(check, io, 0, NSAI_ANY));
   sizes->kv_tokens = io->kv.k[0].shape[0];

@@ -38,8 +38,10 @@ nsa_status nsai_check_branches(const nsai_problem *problem, uint32_t wanted, uin
 nsa_status nsai_check_run(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
                           nsai_run_sizes *sizes);
 
-/* Refuses `t`, which belongs to compressed values, where the model has none. */
-nsa_status nsai_check_keys_only(const nsai_model *model, const nsa_tensor *t, const char *name);
+/* Refuses `t`, which belongs to compressed keys or, with `values`, to compressed values, where the model
+ * has none. */
+nsa_status nsai_check_no_entries(const nsai_model *model, const nsa_tensor *t, bool values,
+                                 const char *name);
 
 /* The weights of phi, io.phi, where it has some; those of V only where there are compressed values. */
 nsa_status nsai_check_phi(const nsai_check *check, const nsa_phi *phi);

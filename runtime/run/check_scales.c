@@ -62,7 +62,7 @@ nsa_status nsai_check_scales(const nsai_check *check, const nsa_io *io) {
     if (!nsai_present(entries[side])) continue;
     snprintf(name, sizeof name, "io.%c_cmp_scale", "kv"[side]);
     if (!p->cmp_dtype) return refuse(check, name, "cmp_dtype");
-    if (side) NSAI_TRY(nsai_check_keys_only(&p->model, entries[side], name));
+    NSAI_TRY(nsai_check_no_entries(&p->model, entries[side], side, name));
     NSAI_TRY(check_scale(check, entries[side], name));
   }
   return NSA_OK;

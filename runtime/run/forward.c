@@ -104,11 +104,11 @@ nsa_status nsai_enqueue_forward(const nsai_run *run) {
   const nsai_model *m = &run->plan->problem.model;
   bool probes = nsai_present(&run->io->probe_rows), selecting = nsai_run_selects(run);
   bool ranking = selecting || probes, branch = nsai_run_has(run, NSA_CMP);
-  bool made = m->phi == NSAI_PHI_EXTERNAL || nsai_problem_is_cached(&run->plan->problem);
+  bool made = !nsai_phi_runs(m) || nsai_problem_is_cached(&run->plan->problem);
   NSAI_TRY(nsai_enqueue_gates(run));
   if (!made && (branch || ranking || nsai_present(&run->io->kv.k_cmp)))
     NSAI_TRY(whole(run, NSAI_STAGE_COMPRESS));
-  const bool compressed = branch || (ranking && !nsai_normalizes_apart(m));
+  const bool compressed = branch || (ranking && nsai_ranks_by_branch_lse(m));
   if (compressed) NSAI_TRY(attend_compressed(run, true));
   if (nsai_run_has(run, NSA_WIN) && !nsai_run_fuses(run, NSAI_STAGE_ATTEND_WINDOW))
     NSAI_TRY(whole(run, NSAI_STAGE_ATTEND_WINDOW));

@@ -18,6 +18,8 @@
   row(attend_compressed_sm90) \
   row(attend_compressed_sm80) \
   row(importance_sm80) \
+  row(index_scores_sm90) \
+  row(index_scores_sm80) \
   row(select_topn_cta) \
   row(select_topn) \
   row(attend_selected_dense_sm90) \

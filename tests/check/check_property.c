@@ -99,7 +99,7 @@ static nsa_status check_future(nsai_trial_run *trial, nsai_trial_run *other,
   int64_t tokens = trial->data.tokens;
   NSAI_TRY(nsai_trial_run_execute(trial));
   for (int64_t cut = tokens - 1; cut > 0; cut = cut * 3 / 4) {
-    for (int slot = NSAI_VERIFY_Q; slot <= NSAI_VERIFY_V2; slot++) {
+    for (int slot = NSAI_VERIFY_Q; slot <= NSAI_VERIFY_K_IDX; slot++) {
       scramble(other, slot, cut, tokens);
       if (other->data.buffer[slot].device) NSAI_TRY(upload(other, slot));
     }
@@ -298,11 +298,12 @@ static nsa_status check_split_at(nsai_trial_run *trial, int64_t rest, nsai_verif
   tail.slack = shift; /* capacity for the whole sequence, as in a serving loop */
   nsa_status status = twin(trial, &tail, &other);
   if (status) goto done;
-  /* The same sequence: K and V, and the last rows of q and of the gates. */
+  /* The same sequence: K and V, index keys, and the last rows of q, of index queries and of the gates. */
   for (int slot = NSAI_VERIFY_Q; slot <= NSAI_VERIFY_GATE_VALUE; slot++) {
     nsa_tensor from = nsai_verify_tensors_view(&trial->data, slot, NSAI_VERIFY_HOST),
                to = nsai_verify_tensors_view(&other.data, slot, NSAI_VERIFY_HOST);
-    int64_t skip = slot == NSAI_VERIFY_Q || slot == NSAI_VERIFY_GATE_VALUE ? shift : 0;
+    const bool of_queries = slot == NSAI_VERIFY_Q || slot == NSAI_VERIFY_INDEX_Q;
+    int64_t skip = of_queries || slot == NSAI_VERIFY_GATE_VALUE ? shift : 0;
     if (!from.data || from.ndim != 3) continue;
     int64_t rows = skip ? rest : from.shape[0] < to.shape[0] ? from.shape[0] : to.shape[0];
     nsai_verify_copy_rows(&to, &from, skip, rows);

@@ -100,6 +100,21 @@ static void draw_ranking(nsai_verify_random *random, nsai_model *g) {
   g->norm_block = g->norm_stride * overlap;
 }
 
+/* One model in six has an index that chooses its blocks, and no compressed keys. Drawn last, too. */
+static void draw_index(nsai_verify_random *random, nsai_model *g) {
+  const bool indexed = pick(random, 0, 5) == 0;
+  const int32_t dim = draw_head_dim(random);
+  if (!indexed || !g->select_count) return;
+  g->by = NSAI_BY_INDEX;
+  g->phi = NSAI_PHI_NONE;
+  g->phi_hidden = 0;
+  g->phi_activation = NSAI_ACT_RELU;
+  g->pool = NSAI_POOL_MAX;
+  g->keys_only = g->norm_block = g->norm_stride = 0;
+  g->index_heads = g->kv_heads;
+  g->index_dim = dim;
+}
+
 void chk_model_random(uint64_t seed, nsai_model *out) {
   nsai_verify_random random = { nsai_verify_key(seed, 0x6d6f64656c), 0 }; /* "model" */
   memset(out, 0, sizeof *out);
@@ -113,4 +128,5 @@ void chk_model_random(uint64_t seed, nsai_model *out) {
   out->per_branch = pick(&random, 0, 1);
   draw_layers(&random, out);
   draw_ranking(&random, out);
+  draw_index(&random, out);
 }

@@ -85,7 +85,7 @@ const chk_plans_options *chk_plans_opts(const chk_plans *plans) { return &plans-
 
 /* ---- contexts and problems of cases ---------------------------------------------------------- */
 
-static const char *const phi_words[] = { "mean", "linear", "mlp", "external" };
+static const char *const phi_words[] = { "mean", "linear", "mlp", "external", "none" };
 static const char *const gate_words[] = { "weights", "logits", "mlp", "none" };
 static const char *const act_words[] = { "relu", "silu", "gelu" };
 
@@ -110,8 +110,8 @@ void chk_write_config(FILE *out, const nsai_model *g, int32_t device, const char
   char word[16];
   fprintf(out, "nsa: 1\nmodel:\n  heads: %d\n  kv_heads: %d\n  head_dim_qk: %d\n  head_dim_v: %d\n",
           g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v);
-  fprintf(out, "  compress:\n    block: %d\n    stride: %d\n    phi: %s\n", g->block, g->stride,
-          phi_words[g->phi]);
+  fprintf(out, "  compress:\n    phi: %s\n", phi_words[g->phi]);
+  if (nsai_compresses(g)) fprintf(out, "    block: %d\n    stride: %d\n", g->block, g->stride);
   if (g->keys_only) fprintf(out, "    output: false\n");
   if (g->phi == NSAI_PHI_MLP)
     fprintf(out, "    hidden: %d\n    activation: %s\n", g->phi_hidden,
@@ -121,6 +121,8 @@ void chk_write_config(FILE *out, const nsai_model *g, int32_t device, const char
   if (g->pool == NSAI_POOL_MAX) fprintf(out, "    pool: max\n");
   if (g->norm_block)
     fprintf(out, "    normalizer: {block: %d, stride: %d}\n", g->norm_block, g->norm_stride);
+  if (g->by == NSAI_BY_INDEX)
+    fprintf(out, "    by: index\n  index: {heads: %d, dim: %d}\n", g->index_heads, g->index_dim);
   fprintf(out, "  window: %d\n  gate: %s\n", g->window, gate_words[g->gate]);
   if (g->gate == NSAI_GATE_MLP)
     fprintf(out, "  gate_mlp:\n    channels: %d\n    hidden: %d\n    activation: %s\n",

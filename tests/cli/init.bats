@@ -31,7 +31,7 @@ value() { autotune config "$1" | sed -nE "s/^ *$2: //p"; }
   run -0 --separate-stderr autotune check nsa.yaml
   [[ $output == 'nsa.yaml: ok' && -z $stderr ]]
   for pair in heads=24 kv_heads=3 head_dim_qk=96 head_dim_v=96 dtype=fp16 page_size=64 max_kv_len=32768 jit=never; do
-    [[ $(value nsa.yaml "${pair%=*}") == "${pair#*=}" ]]
+    [[ $(value nsa.yaml "${pair%=*}" | head -n 1) == "${pair#*=}" ]]
   done
   grep -q '^  jit: never$' nsa.yaml
   grep -q '^  #cache_mode: read_write$' nsa.yaml
@@ -90,7 +90,7 @@ value() { autotune config "$1" | sed -nE "s/^ *$2: //p"; }
   autotune init --from config.json
   autotune check nsa.yaml
   for pair in heads=32 kv_heads=8 head_dim_qk=128 head_dim_v=128 dtype=bf16 max_kv_len=131072; do
-    [[ $(value nsa.yaml "${pair%=*}") == "${pair#*=}" ]]
+    [[ $(value nsa.yaml "${pair%=*}" | head -n 1) == "${pair#*=}" ]]
   done
   hf '.head_dim = 64 | .torch_dtype = "float16" | del(.num_key_value_heads, .hidden_size)'
   autotune init --from - - <config.json >one.yaml
@@ -145,6 +145,43 @@ JSON
   [[ $stderr == *'model.select.count'*256* ]]
 }
 
+# config.json of MiniMax-M3's text model, changed by a jq filter: m3 FILTER.
+m3() {
+  jq "$1" >config.json <<'JSON'
+{
+  "model_type": "minimax_m3_vl", "text_config": {
+    "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128, "hidden_size": 6144,
+    "max_position_embeddings": 1048576, "torch_dtype": "bfloat16", "sparse_attention_config": {
+      "sparse_num_index_heads": 4, "sparse_index_dim": 64, "sparse_block_size": 128, "sparse_topk_blocks": 8,
+      "sparse_local_block": 2 } } }
+JSON
+}
+
+@test "--from config.json: a model like MiniMax-M3 brings its index and blocks" {
+  m3 .
+  autotune init --from config.json
+  autotune check nsa.yaml
+  for pair in phi=none by=index pool=max dim=64 count=8 init=0 local=2 window=0 gate=none kv_sharing=shared \
+    max_kv_len=1048576; do
+    [[ $(value nsa.yaml "${pair%=*}" | head -n 1) == "${pair#*=}" ]] || { echo "$pair"; return 1; }
+  done
+  [[ $(value nsa.yaml heads) == $'64\n4' && $(value nsa.yaml block) == $'128\n0' ]]
+  grep -q '^    #block: 32$' nsa.yaml
+  # As transformers writes it, with a default.
+  m3 '.text_config | del(.sparse_attention_config) +
+    {index_n_heads: 4, index_head_dim: 64, index_block_size: 128, index_topk_blocks: 8, index_local_blocks: 2}'
+  autotune init --from config.json - | diff - nsa.yaml
+  m3 '.text_config.sparse_attention_config |= {sparse_topk_blocks: 16}'
+  autotune init --from config.json - >defaults.yaml
+  [[ $(value defaults.yaml dim) == 128 && $(value defaults.yaml local) == 1 ]]
+  m3 '.text_config.sparse_attention_config.sparse_index_dim = "wide"'
+  run -3 --separate-stderr autotune init --from config.json -
+  [[ ${#stderr_lines[@]} == 1 && $stderr == *'sparse_index_dim: expected a whole number from 1'* ]]
+  m3 '.text_config.num_key_value_heads = 8'
+  run -3 --separate-stderr autotune init --from config.json -
+  [[ $stderr == *'model.index.heads: 4 is not the number of KV heads'* ]]
+}
+
 @test "--from config.json: weights in float32 are noted, unless --dtype is given" {
   hf '.torch_dtype = "float32"'
   run -0 --separate-stderr autotune init --from config.json
@@ -196,6 +233,6 @@ FILES
   run -1 grep -q '^heads: ' session
   autotune check nsa.yaml
   for pair in heads=8 kv_heads=2 head_dim_qk=128 dtype=fp16 max_kv_len=32768 max_seqs=1 page_size=0; do
-    [[ $(value nsa.yaml "${pair%=*}") == "${pair#*=}" ]]
+    [[ $(value nsa.yaml "${pair%=*}" | head -n 1) == "${pair#*=}" ]]
   done
 }

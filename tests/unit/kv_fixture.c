@@ -24,9 +24,8 @@ static char *element(const nsa_tensor *t, int64_t at) { return (char *)t->data +
 /* ---- the cache ---- */
 
 /* [rows, tokens, heads, dim], NaN; with `hnd` in memory [rows, heads, tokens, dim]. */
-static nsa_tensor cache_tensor(kv_fixture *w, bool codes, int64_t rows, int64_t tokens,
-                               int64_t dim) {
-  int64_t heads = w->model.kv_heads;
+static nsa_tensor tensor_of_heads(kv_fixture *w, bool codes, int64_t rows, int64_t tokens,
+                                  int64_t heads, int64_t dim) {
   nsa_tensor t =
       toy_tensor(&w->memory, codes ? NSA_E4M3 : w->model.dtype, 3, rows, tokens * heads, dim);
   t.ndim = 4;
@@ -39,6 +38,11 @@ static nsa_tensor cache_tensor(kv_fixture *w, bool codes, int64_t rows, int64_t 
   t.stride[2] = w->options.hnd ? tokens * dim : dim;
   t.stride[3] = 1;
   return t;
+}
+
+static nsa_tensor cache_tensor(kv_fixture *w, bool codes, int64_t rows, int64_t tokens,
+                               int64_t dim) {
+  return tensor_of_heads(w, codes, rows, tokens, w->model.kv_heads, dim);
 }
 
 static void make_cache(kv_fixture *w) {
@@ -55,6 +59,8 @@ static void make_cache(kv_fixture *w) {
   const bool codes = w->options.cmp_codes;
   if (g->norm_block)
     w->k_norm = cache_tensor(w, false, rows, tokens / g->norm_stride, g->head_dim_qk);
+  if (g->by == NSAI_BY_INDEX) w->k_idx = tensor_of_heads(w, false, rows, tokens, 1, g->index_dim);
+  if (!nsai_compresses(g)) return;
   w->cache.k_cmp = cache_tensor(w, codes, rows, tokens / g->stride, g->head_dim_qk);
   if (g->keys_only) return;
   w->cache.v_cmp = cache_tensor(w, codes, rows, tokens / g->stride, g->head_dim_v);
@@ -88,9 +94,9 @@ int32_t kv_new_page(kv_fixture *w) {
 }
 
 void kv_copy_page(kv_fixture *w, int32_t from, int32_t to) {
-  nsa_tensor *all[] = { &w->cache.k[0],  &w->cache.v[0],  &w->cache.k[1],
-                        &w->cache.v[1],  &w->cache.k[2],  &w->cache.v[2],
-                        &w->cache.k_cmp, &w->cache.v_cmp, &w->k_norm };
+  nsa_tensor *all[] = { &w->cache.k[0], &w->cache.v[0], &w->cache.k[1],  &w->cache.v[1],
+                        &w->cache.k[2], &w->cache.v[2], &w->cache.k_cmp, &w->cache.v_cmp,
+                        &w->k_norm,     &w->k_idx };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (all[i]->data)
       memcpy(element(all[i], to * all[i]->stride[0]), element(all[i], from * all[i]->stride[0]),
@@ -145,9 +151,11 @@ void kv_init(kv_fixture *w, const machine_request *model, const kv_options *opti
   make_scales(w);
 }
 
-void kv_oracle(kv_fixture *w) {
+/* The compressed keys and values as the cache stores them. */
+static nsai_model compress_toy(kv_fixture *w) {
   toy *t = &w->toy;
   nsai_model g = w->model;
+  if (!nsai_compresses(&g)) return g;
   int32_t blocks[KV_SEQS];
   for (int s = 0; s < w->seqs; s++)
     blocks[s] = (int32_t)nsai_block_count(&g, toy_ints(&t->batch.cu_q)[s + 1] -
@@ -157,7 +165,13 @@ void kv_oracle(kv_fixture *w) {
   t->io.kv.k_cmp = toy_tensor(t, g.dtype, 3, rows, g.kv_heads, g.head_dim_qk);
   if (!g.keys_only) t->io.kv.v_cmp = toy_tensor(t, g.dtype, 3, rows, g.kv_heads, g.head_dim_v);
   machine_expect("compress", nsai_reference_compress(&g, &t->batch, &t->io, 2), NSA_OK, NULL);
-  g.phi = NSAI_PHI_EXTERNAL; /* the keys as stored */
+  g.phi = NSAI_PHI_EXTERNAL;
+  return g;
+}
+
+void kv_oracle(kv_fixture *w) {
+  toy *t = &w->toy;
+  const nsai_model g = compress_toy(w);
   machine_expect("forward", nsai_reference_forward(&g, NSA_SELECT_TOPN, 0, &t->batch, &t->io, 2),
                  NSA_OK, NULL);
   w->want = t->io;
@@ -257,6 +271,11 @@ void kv_call_init(kv_call *c, kv_fixture *w, const int32_t *q_len, const int32_t
     c->io.new_kv.v[pair] = gather(c, &w->toy.io.kv.v[pair]);
   }
   c->io.q = gather(c, &w->toy.io.q);
+  if (w->k_idx.data) {
+    c->io.index_q = gather(c, &w->toy.io.index_q);
+    c->io.new_k_idx = gather(c, &w->toy.io.k_idx);
+    c->io.k_idx = w->k_idx;
+  }
   if (w->toy.io.gate.value.data) c->io.gate.value = gather(c, &w->toy.io.gate.value);
   c->io.kv = w->cache;
   c->io.k_norm = w->k_norm;

@@ -44,6 +44,7 @@ typedef struct kv_fixture {
   toy memory; /* owns the cache's tensors */
   nsa_kv cache;
   nsa_tensor k_norm; /* absent: the model has no normaliser */
+  nsa_tensor k_idx;  /* absent: the model has no index */
   /* The scales of a cache in e4m3, and what else of nsa_io is absent. Different ones for each tensor,
    * so that none can be taken for another; kv_init leaves out what the options have no codes for. */
   nsa_io scales;

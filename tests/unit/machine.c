@@ -13,6 +13,7 @@
 
 #define MAX_TOKENS 64
 #define GATE_CHANNELS 24
+#define INDEX_DIM 40
 
 void machine_expect(const char *what, nsa_status got, nsa_status want, const char *text) {
   if (got != want)
@@ -28,16 +29,19 @@ static int32_t dtype_of(const machine_request *r) {
 
 void machine_yaml(const machine_request *r, char *text, size_t size) {
   static const char *const names[] = { "fp16", "bf16", "f32" };
-  static const char *const phis[] = { "mean", "linear", "mlp", "external" };
+  static const char *const phis[] = { "mean", "linear", "mlp", "external", "none" };
   static const char *const gates[] = { "weights", "logits", "mlp", "none" };
   nsai_writer w = nsai_writer_open(text, size);
   nsai_write(&w,
              "nsa: 1\nmodel:\n  heads: 6\n  kv_heads: 2\n  head_dim_qk: 24\n  head_dim_v: 16\n"
-             "  compress: {block: 8, stride: 4, phi: %s%s%s}\n"
-             "  select: {block: 16, count: 4, init: 1, local: 2%s%s}\n  window: 20\n  gate: %s\n",
-             phis[r->phi], r->phi == NSAI_PHI_MLP ? ", hidden: 10, activation: gelu" : "",
+             "  compress: {%sphi: %s%s%s}\n"
+             "  select: {block: 16, count: 4, init: 1, local: 2%s%s%s}\n  window: 20\n  gate: %s\n",
+             r->indexed ? "" : "block: 8, stride: 4, ", phis[r->phi],
+             r->phi == NSAI_PHI_MLP ? ", hidden: 10, activation: gelu" : "",
              r->keys_only ? ", output: false" : "", r->pool == NSAI_POOL_MAX ? ", pool: max" : "",
-             r->normalized ? ", normalizer: {block: 16, stride: 8}" : "", gates[r->gate]);
+             r->normalized ? ", normalizer: {block: 16, stride: 8}" : "",
+             r->indexed ? ", by: index" : "", gates[r->gate]);
+  if (r->indexed) nsai_write(&w, "  index: {heads: 2, dim: %d}\n", INDEX_DIM);
   if (r->gate == NSAI_GATE_MLP)
     nsai_write(&w, "  gate_mlp: {channels: %d, hidden: %d}\n", GATE_CHANNELS, r->gate_hidden);
   nsai_write(&w, "  kv_sharing: %s\n  dtype: %s\n", r->per_branch ? "per_branch" : "shared",
@@ -174,6 +178,7 @@ static void make_toy(machine *m, const machine_request *r) {
   g.per_branch = r->per_branch;
   g.keys_only = r->keys_only;
   g.pool = r->pool;
+  if (r->indexed) g.by = NSAI_BY_INDEX, g.index_heads = 2, g.index_dim = INDEX_DIM;
   if (r->normalized) g.norm_block = 16, g.norm_stride = 8;
   g.gate = r->gate;
   g.gate_hidden = r->gate_hidden;

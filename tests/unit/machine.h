@@ -34,6 +34,7 @@ typedef struct machine_request {
   /* select.pool, and select.normalizer {block: 16, stride: 8} */
   nsai_pool_kind pool;
   bool normalized;
+  bool indexed;  /* select.by: index, {heads: 2, dim: 40}, and pool max; `phi` is NSAI_PHI_NONE */
   int32_t dtype; /* of the model; 0: bf16 on the GPU, f32 on the CPU device */
   int32_t op, selection, max_probe_rows;
   const char *override; /* one additional override of the configuration; NULL: none */

@@ -142,6 +142,8 @@ static void test_models(void **state) {
     { { .gate = NSAI_GATE_NONE, .phi = NSAI_PHI_LINEAR }, 0, 1 << NSA_CMP | 1 << NSA_WIN },
     { { .keys_only = true }, 0, 0 },
     { { .keys_only = true, .gate = NSAI_GATE_NONE, .phi = NSAI_PHI_LINEAR }, 0, 0 },
+    { { .phi = NSAI_PHI_NONE, .pool = NSAI_POOL_MAX, .indexed = true }, 0, 0 },
+    { { .phi = NSAI_PHI_NONE, .pool = NSAI_POOL_MAX, .indexed = true, .per_branch = true }, 0, 0 },
     { { .gate = NSAI_GATE_MLP }, 0, 0 },
     { { .gate = NSAI_GATE_MLP, .gate_hidden = 7 }, 0, 0 },
     { { .phi = NSAI_PHI_MLP }, NSAI_ACT_SILU, 1 << NSA_SEL | 1 << NSA_WIN },
@@ -184,6 +186,7 @@ static void test_call(void **state) {
     { .op = NSA_OP_BACKWARD, .phi = NSAI_PHI_LINEAR, .gate = NSAI_GATE_LOGITS },
     { .op = NSA_OP_BACKWARD, .phi = NSAI_PHI_MLP, .per_branch = true, .gate = NSAI_GATE_MLP },
     { .op = NSA_OP_BACKWARD, .phi = NSAI_PHI_EXTERNAL, .selection = NSA_SELECT_BLOCKS },
+    { .op = NSA_OP_BACKWARD, .phi = NSAI_PHI_NONE, .pool = NSAI_POOL_MAX, .indexed = true },
   };
   for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
     machine m;

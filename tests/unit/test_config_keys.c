@@ -172,7 +172,8 @@ static const diag_case value_cases[] = {
     "activation: swish}}\n",
     "2:55: error: model.dtype: expected bf16 | fp16 | f32; found 'bfloat16': did you mean "
     "'bf16'?\n"
-    "2:81: error: model.compress.phi: expected mean | linear | mlp | external; found 'avg': did "
+    "2:81: error: model.compress.phi: expected mean | linear | mlp | external | none; found 'avg': "
+    "did "
     "you mean 'mean'?\n"
     "2:98: error: model.compress.activation: expected relu | silu | gelu; found 'swish': did you "
     "mean 'silu'?" },

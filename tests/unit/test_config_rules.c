@@ -47,6 +47,67 @@ static const diag_case rule_cases[] = {
     "remove the width, or choose mlp\n"
     "2:80: error: model.gate_mlp.hidden: 9 would be ignored: model.gate is logits (built-in); "
     "remove the width, or choose mlp" },
+  { "an index",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128, compress: none,\n"
+    "  select: {by: index, pool: max}, index: {heads: 4, dim: 128}}\n",
+    "" },
+  { "an index, as phi none",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128, compress: {phi: none},\n"
+    "  select: {by: index, pool: max}, index: {heads: 4, dim: 128}}\n",
+    "" },
+  { "pages and selected blocks of an index have no strides",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128, compress: none,\n"
+    "  select: {by: index, pool: max, block: 24}, index: {heads: 4, dim: 16}}\n"
+    "serving: {page_size: 16}\n",
+    "" },
+  { "an index of other heads",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128, compress: none,\n"
+    "  select: {by: index, pool: max}, index: {heads: 2, dim: 8}}\n",
+    "3:50: error: model.index.heads: 2 is not the number of KV heads: model.kv_heads is 4 "
+    "(t.yaml:2); each index head chooses the blocks of one KV head: give as many\n"
+    "3:58: error: model.index.dim: 8 is too narrow: model.select.by is index (t.yaml:3); an index "
+    "has a width of 16 to 256" },
+  { "an index without sizes, pool, and beside compressed keys",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128, select: {by: index}}\n",
+    "2:61: error: model.index.heads: 0 is missing: model.select.by is index (t.yaml:2); "
+    "each index head chooses the blocks of one KV head: give as many\n"
+    "2:61: error: model.index.dim: 0 is missing: model.select.by is index (t.yaml:2); an index has "
+    "a width of 16 to 256\n"
+    "2:61: error: model.select.pool: sum of index scores is not defined: model.select.by is index "
+    "(t.yaml:2); a block ranks by its greatest score: set select.pool to max\n"
+    "2:61: error: model.compress.phi: mean is not possible beside an index: model.select.by is "
+    "index (t.yaml:2); there is no compressed branch: write compress: none" },
+  { "an index without a selection",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128, compress: none,\n"
+    "  select: {by: index, pool: max, count: 0}, index: {heads: 4, dim: 128}}\n",
+    "3:16: error: model.select.by: index chooses for a selection that the model does not have: "
+    "model.select.count is 0 (t.yaml:3); raise count, or remove the key" },
+  { "nothing that chooses", "model: {heads: 64, kv_heads: 4, head_dim: 128, compress: none}\n",
+    "2:58: error: model.compress.phi: none leaves nothing that chooses blocks: model.select.by is "
+    "compressed (built-in); set select.by to index, or use another phi" },
+  { "sizes of no index", "model: {heads: 64, kv_heads: 4, head_dim: 128, index: {dim: 128}}\n",
+    "2:61: error: model.index.dim: 128 would be ignored: model.select.by is compressed (built-in); "
+    "remove it, or set select.by to index" },
+  { "compressed keys that do not exist",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128,\n"
+    "  compress: {phi: none, block: 32, stride: 16, output: true, activation: gelu},\n"
+    "  select: {by: index, pool: max, normalizer: {block: 64, stride: 32}},\n"
+    "  index: {heads: 4, dim: 128}}\nserving: {cmp_dtype: e4m3}\n",
+    "3:32: error: model.compress.block: 32 would be ignored: model.compress.phi is none "
+    "(t.yaml:3); remove it: there are no compressed keys\n"
+    "3:44: error: model.compress.stride: 16 would be ignored: model.compress.phi is none "
+    "(t.yaml:3); remove it: there are no compressed keys\n"
+    "3:56: error: model.compress.output: true would be ignored: model.compress.phi is none "
+    "(t.yaml:3); remove it: there are no compressed keys\n"
+    "3:74: error: model.compress.activation: gelu would be ignored: model.compress.phi is none "
+    "(t.yaml:3); remove it: there are no compressed keys\n"
+    "4:54: error: model.select.normalizer.block: 64 would be ignored: model.compress.phi is none "
+    "(t.yaml:3); remove it: there are no compressed keys\n"
+    "6:22: error: serving.cmp_dtype: e4m3 would be ignored: model.compress.phi is none "
+    "(t.yaml:3); remove it: a cache has no compressed entries" },
+  { "compress is a mapping, or none",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128, compress: mean}\n",
+    "2:58: error: model.compress: expected a mapping of keys to values, or none" },
   { "no compressed output, with three pairs",
     "model: {heads: 64, kv_heads: 4, head_dim: 128, compress: {output: false}}\n",
     "2:67: error: model.compress.output: false leaves the first pair's values unread: "
@@ -142,7 +203,7 @@ static const diag_case rule_cases[] = {
     "4:31: error: variants.disable: 'dense.quantum_*' matches no variant; `nsa-autotune show` "
     "lists them\n"
     "7:36: error: variants.force.importance: no variant 'x'; stage importance has "
-    "importance_sm80\n"
+    "importance_sm80, index_scores_sm90, index_scores_sm80\n"
     "7:50: error: variants.disable: '*.y' matches no variant; `nsa-autotune show` lists them" },
   { "forced and disabled", "variants: {force: {dense: dense_sm80}, disable: ['d*.de*']}\n",
     "2:27: error: variants.force.dense: \"dense_sm80\" is forced and disabled at once: "

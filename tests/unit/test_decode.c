@@ -246,6 +246,40 @@ static void test_rankings(void **state) {
   }
 }
 
+/* Blocks that an index chooses: its keys are split over CTAs, and there is no compressed branch. */
+static void test_index(void **state) {
+  decode_run r;
+  begin_model(&r, &(machine_request){
+                      .gpu = true, .phi = NSAI_PHI_NONE, .pool = NSAI_POOL_MAX, .indexed = true });
+  r.io.kv.k_cmp = r.io.kv.v_cmp = (nsa_tensor){ 0 };
+  r.io.index_q = toy_tensor(&r.memory, NSA_BF16, 3, TOKENS, 2, 40);
+  r.io.new_k_idx = toy_tensor(&r.memory, NSA_BF16, 3, TOKENS, 1, 40);
+  r.io.k_idx = paged(&r, 16, 40);
+  r.io.k_idx.shape[2] = 1;
+  machine_expect("append", nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
+  expect_launches("kv_cache_append");
+  nsa_plan_destroy(r.decode);
+  r.decode = machine_plan(r.m.ctx, &INIT(nsa_problem, .op = NSA_OP_DECODE, .max_tokens = TOKENS,
+                                         .max_kv_len = 4096, .max_seqs = SEQS, .max_q_len = 4,
+                                         .page_size = 16));
+  *machine_record() = (fake_cuda_state){ .retained = 1 };
+  decode(&r, 0);
+  assert_int_equal(machine_record()->launch[0].grid_x,
+                   SEQS); /* all heads and drafts share a tile */
+  assert_int_equal(machine_record()->launch[0].grid_y, 4096 / 128);
+  assert_int_equal(machine_record()->launch[1].grid_x, TOKENS * 2);
+  expect_launches("select_index_scores select_topn_cta " ATTENDED);
+  decode(&r, 1u << NSA_WIN);
+  expect_launches(ATTENDED);
+  nsa_plan_destroy(r.decode); /* a caller's lists: nothing is scored */
+  r.decode = plan_for(&r, NSA_OP_DECODE, NSA_SELECT_BLOCKS, 0);
+  r.io.block_idx = toy_tensor(&r.memory, NSA_I32, 2, TOKENS, 4, 0);
+  *machine_record() = (fake_cuda_state){ .retained = 1 };
+  decode(&r, 0);
+  expect_launches("data_sort_blocks " ATTENDED);
+  end(&r);
+}
+
 /* No kernel looks behind a row of the table, whatever lengths say. */
 static void test_narrow_table(void **state) {
   static const struct {
@@ -455,11 +489,17 @@ static void test_split_prefill_packed(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_launches),      cmocka_unit_test(test_cluster),
-    cmocka_unit_test(test_rankings),      cmocka_unit_test(test_lists),
-    cmocka_unit_test(test_narrow_table),  cmocka_unit_test(test_full),
-    cmocka_unit_test(test_products),      cmocka_unit_test(test_prefill),
-    cmocka_unit_test(test_split_prefill), cmocka_unit_test(test_split_prefill_packed),
+    cmocka_unit_test(test_launches),
+    cmocka_unit_test(test_cluster),
+    cmocka_unit_test(test_rankings),
+    cmocka_unit_test(test_index),
+    cmocka_unit_test(test_lists),
+    cmocka_unit_test(test_narrow_table),
+    cmocka_unit_test(test_full),
+    cmocka_unit_test(test_products),
+    cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_split_prefill),
+    cmocka_unit_test(test_split_prefill_packed),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

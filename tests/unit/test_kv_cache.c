@@ -90,6 +90,35 @@ static void test_models(void **state) {
   }
 }
 
+/* Blocks that an index chooses. */
+static const machine_request indexed = {
+  .phi = NSAI_PHI_NONE, .gate = NSAI_GATE_NONE, .pool = NSAI_POOL_MAX, .indexed = true
+};
+
+/* Index keys under every layout of the cache, beside codes, rings and 16 bits, in blocks that hold
+ * several pages and in pages that hold several blocks. */
+static void test_indexed(void **state) {
+  static const char *const models[][3] = { { "model.window=20" },
+                                           { "model.dtype=bf16", "model.window=0" },
+                                           { "model.select.block=48", "model.gate=logits" },
+                                           { "model.select.block=8", "model.select.local=1",
+                                             "model.select.init=0" } };
+  for (size_t i = 0; i < KV_PAGE_SIZES; i++)
+    for (int bits = 0; bits < 32; bits++) {
+      const bool paged = kv_page_sizes[i] > 0;
+      machine_request model = indexed;
+      kv_options options = { .page_size = kv_page_sizes[i],
+                             .hnd = bits & 1,
+                             .lists = (bits & 2) && paged,
+                             .slots = (bits & 2) && !paged,
+                             .ring = bits & 4 };
+      model.per_branch = options.ring;
+      if (options.ring && bits >> 3 == 1) continue; /* a ring belongs to a window */
+      memcpy(options.model, models[bits >> 3], sizeof models[0]);
+      walk_options(&model, &options);
+    }
+}
+
 /* One prefill of `at` tokens, one of the rest, for every at; then that again, token by token. */
 static void every_split(const machine_request *model) {
   static const int32_t length = 75;
@@ -116,6 +145,8 @@ static void test_every_split(void **state) {
 static const machine_request normalized = {
   .gate = NSAI_GATE_NONE, .keys_only = true, .pool = NSAI_POOL_MAX, .normalized = true
 };
+
+static void test_every_split_indexed(void **state) { every_split(&indexed); }
 
 static void test_every_split_normalized(void **state) {
   machine_request model = normalized;
@@ -319,6 +350,9 @@ static void test_page_bytes(void **state) {
   expect_bytes(&keys_only, NSA_NONE, false, 1001 * 320 + 251 * 192);
   expect_bytes(&normalized, 64, false, 64 * 320 + (16 + 8) * 192);
   expect_bytes(&normalized, NSA_NONE, false, 1001 * 320 + (251 + 126) * 192);
+  /* 40 numbers of an index key, once for all heads. */
+  expect_bytes(&indexed, 64, false, 64 * (320 + 160));
+  expect_bytes(&indexed, NSA_NONE, false, 1001 * (320 + 160));
 }
 
 /* ---- threads ---- */
@@ -392,6 +426,8 @@ int main(void) {
     cmocka_unit_test_prestate(test_every_split, &mlp),
     cmocka_unit_test(test_every_split_normalized),
     cmocka_unit_test(test_normalized),
+    cmocka_unit_test(test_every_split_indexed),
+    cmocka_unit_test(test_indexed),
     cmocka_unit_test(test_mixed),
     cmocka_unit_test(test_places),
     cmocka_unit_test(test_external),

@@ -215,6 +215,58 @@ static void test_normalized(void **state) {
   }
 }
 
+/* Index keys and queries; what is no part of a cache without compressed keys, or without an index. */
+static void test_indexed(void **state) {
+  static const kv_options cases[] = { { .page_size = 16 }, { .page_size = NSA_NONE, .hnd = true } };
+  const machine_request indexed = { .phi = NSAI_PHI_NONE, .pool = NSAI_POOL_MAX, .indexed = true };
+  const run_fn calls[] = { run_decode, run_prefill, run_append };
+  kv_fixture w;
+  kv_call c;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    begin(&w, &c, &indexed, &cases[i]);
+    for (int k = 0; k < 3; k++) {
+      corrupt(&c, calls[k], "io.k_idx", &c.io.k_idx, 0);
+      c.io.k_idx.dtype = NSA_E4M3;
+      refuse(&c, calls[k], "codes", "io.k_idx has dtype e4m3: a cache stores index keys in");
+      c.io.k_idx.dtype = NSA_F32;
+      for (int side = 0; side < 2; side++) {
+        nsa_tensor *t = side ? &c.io.kv.v_cmp : &c.io.kv.k_cmp;
+        *t = c.io.kv.k[0];
+        refuse(&c, calls[k], "entries",
+               side ? "io.kv.v_cmp is given, but model.compress is none"
+                    : "io.kv.k_cmp is given, but model.compress is none");
+        *t = (nsa_tensor){ 0 };
+      }
+    }
+    for (int k = 0; k < 2; k++) corrupt(&c, calls[k], "io.index_q", &c.io.index_q, 0);
+    corrupt(&c, run_append, "io.new_k_idx", &c.io.new_k_idx, 0);
+    overlap(&c, run_append, "io.k_idx", &c.io.k_idx, 0, 0);
+    const nsa_tensor lse = c.io.lse[1];
+    c.io.lse[1].data = c.io.index_q.data;
+    refuse(&c, run_decode, "lse", "io.lse[1] is written, and shares memory with io.index_q");
+    c.io.lse[1] = lse;
+    const nsa_tensor keys = c.io.new_k_idx;
+    c.io.new_k_idx.data = c.io.k_idx.data;
+    refuse(&c, run_append, "keys", "io.k_idx is written, and shares memory with io.new_k_idx");
+    c.io.new_k_idx = keys;
+    c.io.new_kv.k_cmp = c.io.new_kv.k[0];
+    refuse(&c, run_append, "new_kv", "io.new_kv.k_cmp is given, but model.compress is none: leave");
+    end(&w, &c);
+    begin(&w, &c, &(machine_request){ 0 }, &cases[i]);
+    nsa_tensor *const all[] = { &c.io.index_q, &c.io.k_idx, &c.io.new_k_idx };
+    static const char *const names[] = { "index_q", "k_idx", "new_k_idx" };
+    for (int k = 0; k < 9; k++) {
+      char text[96];
+      *all[k / 3] = c.io.kv.k[0];
+      snprintf(text, sizeof text, "io.%s is given, but model.select.by is compressed",
+               names[k / 3]);
+      refuse(&c, calls[k % 3], text, text);
+      *all[k / 3] = (nsa_tensor){ 0 };
+    }
+    end(&w, &c);
+  }
+}
+
 /* ---- capacities of rows and rings ---- */
 
 static void test_rows(void **state) {
@@ -585,13 +637,21 @@ static void test_wide_heads(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_normalized),   cmocka_unit_test(test_each_tensor),
-    cmocka_unit_test(test_overlaps),     cmocka_unit_test(test_rows),
-    cmocka_unit_test(test_shapes),       cmocka_unit_test(test_what_does_not_belong),
-    cmocka_unit_test(test_forward),      cmocka_unit_test(test_values),
-    cmocka_unit_test(test_slots),        cmocka_unit_test(test_many_alike),
-    cmocka_unit_test(test_slot_mapping), cmocka_unit_test(test_prefill),
-    cmocka_unit_test(test_gpu),          cmocka_unit_test(test_wide_heads),
+    cmocka_unit_test(test_normalized),
+    cmocka_unit_test(test_indexed),
+    cmocka_unit_test(test_each_tensor),
+    cmocka_unit_test(test_overlaps),
+    cmocka_unit_test(test_rows),
+    cmocka_unit_test(test_shapes),
+    cmocka_unit_test(test_what_does_not_belong),
+    cmocka_unit_test(test_forward),
+    cmocka_unit_test(test_values),
+    cmocka_unit_test(test_slots),
+    cmocka_unit_test(test_many_alike),
+    cmocka_unit_test(test_slot_mapping),
+    cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_gpu),
+    cmocka_unit_test(test_wide_heads),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,14 +16,21 @@ static const machine_request normalized = {
   .gate = NSAI_GATE_NONE, .keys_only = true, .pool = NSAI_POOL_MAX, .normalized = true
 };
 
+/* Its cache has index keys, and no compressed ones. */
+static const machine_request indexed = {
+  .phi = NSAI_PHI_NONE, .gate = NSAI_GATE_NONE, .pool = NSAI_POOL_MAX, .indexed = true
+};
+
 /* ---- pages of several sequences ---- */
 
 /* Gives sequence 1 the first tokens of sequence 0. */
 static void share_tokens(kv_fixture *w, int32_t count) {
   const nsa_kv *kv = &w->toy.io.kv;
+  const nsa_tensor *const all[] = { &kv->k[0], &kv->v[0], &w->toy.io.k_idx };
   int32_t to = kv_length(w, 0);
-  for (int i = 0; i < 2; i++) {
-    const nsa_tensor *t = i ? &kv->v[0] : &kv->k[0];
+  for (int i = 0; i < 3; i++) {
+    const nsa_tensor *t = all[i];
+    if (!t->data) continue;
     memcpy(toy_floats(t) + to * t->stride[0], t->data, (size_t)(count * t->stride[0]) * 4);
   }
 }
@@ -56,6 +63,7 @@ static void test_sharing(void **state) {
     share_prefix(&shared, kv_page_sizes[i], 45);
     share_prefix(&shared, kv_page_sizes[i], kv_page_sizes[i]);
     share_prefix(&normalized, kv_page_sizes[i], 45);
+    share_prefix(&indexed, kv_page_sizes[i], 45);
   }
 }
 

@@ -55,6 +55,11 @@ static void test_same(void **state) {
           "output: false}, select: {block: 48, count: 7, init: 2, local: 3, pool: max, "
           "normalizer: {block: 96, stride: 48}}, window: 100, gate: mlp, "
           "gate_mlp: {channels: 13, hidden: 5, activation: relu}, kv_sharing: shared}\n");
+  m = least();
+  m.phi = NSA_PHI_NONE, m.select_pool = NSA_POOL_MAX, m.select_by = NSA_BY_INDEX;
+  m.index_heads = 2, m.index_dim = 48;
+  expect_same(&m, "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, compress: none, "
+                  "select: {by: index, pool: max}, index: {heads: 2, dim: 48}}\n");
 }
 
 /* Every value of every enumeration. */
@@ -80,6 +85,7 @@ static void test_words(void **state) {
     { offsetof(nsa_model, gate_activation), NSA_ACT_GELU, "gate_mlp: {activation: gelu}" },
     { offsetof(nsa_model, select_pool), NSA_POOL_SUM, "select: {pool: sum}" },
     { offsetof(nsa_model, select_pool), NSA_POOL_MAX, "select: {pool: max}" },
+    { offsetof(nsa_model, select_by), NSA_BY_COMPRESSED, "select: {by: compressed}" },
     { offsetof(nsa_model, kv_sharing), NSA_KV_PER_BRANCH, "kv_sharing: per_branch" },
     { offsetof(nsa_model, kv_sharing), NSA_KV_SHARED, "kv_sharing: shared" },
     { offsetof(nsa_model, dtype), NSA_F16, "dtype: fp16" },
@@ -164,7 +170,11 @@ static void test_refusals(void **state) {
     CASE(phi_hidden, 4, NSA_E_CONFIG, "model.compress.hidden: 4 would be ignored"),
     CASE(phi_hidden, NSA_NONE, NSA_E_CONFIG, "model.compress.hidden: "),
     CASE(gate_channels, 4, NSA_E_CONFIG, "model.gate_mlp.channels: 4 would be ignored"),
-    CASE(phi, 5, NSA_E_ARG, "options.model.phi is 5"),
+    CASE(phi, 6, NSA_E_ARG, "options.model.phi is 6"),
+    CASE(phi, NSA_PHI_NONE, NSA_E_CONFIG, "model.compress.phi: none leaves nothing that chooses"),
+    CASE(select_by, 3, NSA_E_ARG, "options.model.select_by is 3"),
+    CASE(select_by, NSA_BY_INDEX, NSA_E_CONFIG, "model.index.heads: 0 is missing: model.select.by"),
+    CASE(index_dim, 16, NSA_E_CONFIG, "model.index.dim: 16 would be ignored"),
     CASE(phi, NSA_NONE, NSA_E_ARG, "options.model.phi is -1"),
     CASE(phi_activation, 4, NSA_E_ARG, "options.model.phi_activation is 4"),
     CASE(gate, 5, NSA_E_ARG, "options.model.gate is 5"),

@@ -584,6 +584,26 @@ static void test_rankings(void **state) {
   machine_free(&m);
 }
 
+/* Blocks that an index chooses: there is no compressed branch, and nothing is compressed. */
+static void test_index(void **state) {
+  const machine_request model = { .gpu = true,
+                                  .phi = NSAI_PHI_NONE,
+                                  .pool = NSAI_POOL_MAX,
+                                  .indexed = true,
+                                  .override = "thresholds.select_dense_below=0" };
+  machine m;
+  begin(&m, &model);
+  expect_launches(
+      &m, machine_forward(&m),
+      "attend_window_sm90 select_index_scores_sm90 select_topn attend_selected_sm90_mma");
+  m.exec.branches = 1u << NSA_WIN;
+  memset(m.toy.io.o_branch, 0, sizeof m.toy.io.o_branch);
+  memset(m.toy.io.lse, 0, sizeof m.toy.io.lse);
+  m.toy.io.block_idx = (nsa_tensor){ 0 };
+  expect_launches(&m, RUN(&m, machine_forward(&m)), "attend_window_sm90");
+  machine_free(&m);
+}
+
 /* A row that ranks by the branch's sum alone says so, and what to take instead. */
 static void test_refused_rankings(void **state) {
   static const struct {
@@ -593,6 +613,8 @@ static void test_refused_rankings(void **state) {
     { { .gpu = true, .keys_only = true }, "model.compress.output is false: it ranks blocks" },
     { { .gpu = true, .pool = NSAI_POOL_MAX }, "model.select.pool is max: it ranks blocks" },
     { { .gpu = true, .normalized = true }, "the model has a select.normalizer: it ranks blocks" },
+    { { .gpu = true, .phi = NSAI_PHI_NONE, .pool = NSAI_POOL_MAX, .indexed = true },
+      "model.select.by is index: it ranks blocks" },
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     char yaml[1024], dir[] = "/tmp/nsa-test-plan-XXXXXX";
@@ -753,6 +775,7 @@ int main(void) {
     cmocka_unit_test(test_products),
     cmocka_unit_test(test_contexts),
     cmocka_unit_test(test_rankings),
+    cmocka_unit_test(test_index),
     cmocka_unit_test(test_refused_rankings),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -254,6 +254,12 @@ static void test_strings(void **state) {
               small,
               "fwd:bf16:h8/2:d64/64:l32/16:s64x16+1+2:w512:phi=mean:kv=shared:gate=logits:sel=topn:"
               "pool=max:norm=128/64:ov=low:tok100:kv1000:len1000:seq2");
+  expect_text(
+      "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, kv_sharing: shared, compress: none, "
+      "select: {by: index, pool: max}, index: {heads: 2, dim: 32}}",
+      small,
+      "fwd:bf16:h8/2:d64/64:s64x16+1+2:w512:phi=none:kv=shared:gate=logits:sel=topn:"
+      "pool=max:index=32:ov=low:tok100:kv1000:len1000:seq2");
   nsa_problem dense = PROBLEM(.max_seqs = 1, .max_tokens = 64, .op = NSA_OP_DENSE);
   expect_text(MODEL "}", dense, "dense:bf16:h8/2:d64/64:ov=low:tok64:kv64:len64:seq1");
   nsa_problem backward = PROBLEM(.max_seqs = 1, .max_tokens = 64, .op = NSA_OP_BACKWARD);

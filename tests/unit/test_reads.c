@@ -56,9 +56,12 @@ static void expect_counts(const kv_call *c, const counters *got, uint32_t branch
         sel += chosen_tokens(c, row + i, head, len - c->q_len[s] + i);
         win += nsai_smaller(g->window, len - c->q_len[s] + i + 1);
       }
+      /* Every head ranks by the same index keys. */
+      const int64_t index = g->by == NSAI_BY_INDEX && !head ? len : 0;
       const int64_t want[4][2] = {
-        { nsai_block_count(g, len) + coarse,
-          nsai_block_count(g, len) * (k + (branches >> NSA_CMP & 1 ? v : 0)) + coarse * k },
+        { nsai_block_count(g, len) + coarse + index,
+          nsai_block_count(g, len) * (k + (branches >> NSA_CMP & 1 ? v : 0)) + coarse * k +
+              index * g->index_dim * size },
         { branches >> NSA_SEL & 1 ? sel : 0, branches >> NSA_SEL & 1 ? sel * (k + v) : 0 },
         { branches >> NSA_WIN & 1 ? win : 0, branches >> NSA_WIN & 1 ? win * (k + v) : 0 },
         { 0, 0 }
@@ -71,9 +74,15 @@ static void expect_counts(const kv_call *c, const counters *got, uint32_t branch
 static const int32_t lengths[SEQS] = { 144, 70, 30 };
 static const int32_t none[SEQS] = { 0, 0, 0 };
 
-static void begin_with(kv_fixture *w, kv_call *c, bool normalized, const kv_options *options,
-                       const int32_t *q_len, const int32_t *at) {
-  const machine_request model = { .per_branch = options->ring, .normalized = normalized };
+static const machine_request compressed = { 0 }, normalized = { .normalized = true };
+static const machine_request indexed = { .phi = NSAI_PHI_NONE,
+                                         .pool = NSAI_POOL_MAX,
+                                         .indexed = true };
+
+static void begin_with(kv_fixture *w, kv_call *c, const machine_request *request,
+                       const kv_options *options, const int32_t *q_len, const int32_t *at) {
+  machine_request model = *request;
+  model.per_branch = options->ring;
   kv_init(w, &model, options, SEQS, lengths);
   const int32_t most = options->ring ? KV_CHUNK : KV_MAX_LEN;
   for (bool any = true; any;) {
@@ -95,7 +104,7 @@ static void begin_with(kv_fixture *w, kv_call *c, bool normalized, const kv_opti
 
 static void begin(kv_fixture *w, kv_call *c, const kv_options *options, const int32_t *q_len,
                   const int32_t *at) {
-  begin_with(w, c, false, options, q_len, at);
+  begin_with(w, c, &compressed, options, q_len, at);
 }
 
 static void end(kv_fixture *w, kv_call *c) {
@@ -120,13 +129,14 @@ static void test_counts(void **state) {
   };
   static const int32_t one[SEQS] = { 1, 1, 1 }, drafts[SEQS] = { 5, 1, 4 };
   static const int32_t places[][SEQS] = { { 138, 66, 0 }, { 139, 69, -1 }, { 100, 3, 26 } };
-  const uint32_t all = (1u << NSA_BRANCHES) - 1;
-  for (size_t i = 0; i < sizeof cases / sizeof *cases * 12; i++) {
+  static const machine_request *const models[] = { &compressed, &normalized, &indexed };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases * 18; i++) {
     kv_fixture w;
     kv_call c;
     counters got = { 0 };
-    begin_with(&w, &c, i / 6 % 2, &cases[i / 12], i % 2 ? drafts : one, places[i / 2 % 3]);
+    begin_with(&w, &c, models[i / 6 % 3], &cases[i / 18], i % 2 ? drafts : one, places[i / 2 % 3]);
     c.io.kv_reads = reads_of(&got);
+    const uint32_t all = nsai_branches(&w.model);
     run(&c, all);
     expect_counts(&c, &got, all, 1);
     run(&c, all);

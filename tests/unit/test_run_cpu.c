@@ -52,6 +52,10 @@ static void test_forward(void **state) {
   expect_forward(&(machine_request){ .keys_only = true }, 0);
   expect_forward(&(machine_request){ .keys_only = true, .phi = NSAI_PHI_MLP }, 1u << NSA_SEL);
   expect_forward(&(machine_request){ .keys_only = true, .phi = NSAI_PHI_EXTERNAL }, 0);
+  const machine_request indexed = { .phi = NSAI_PHI_NONE, .pool = NSAI_POOL_MAX, .indexed = true };
+  expect_forward(&indexed, 0);
+  expect_forward(&indexed, 1u << NSA_SEL);
+  expect_forward(&indexed, 1u << NSA_WIN);
 }
 
 /* Given blocks: those that the library chose itself lead to the same output. */

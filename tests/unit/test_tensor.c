@@ -112,6 +112,8 @@ static int list_fields(machine *m, field *out) {
     { "io.gate.b1", &io->gate.b1, true, false, 0 },
     { "io.gate.w2", &io->gate.w2, false, false, 0 },
     { "io.gate.b2", &io->gate.b2, true, false, 0 },
+    { "io.index_q", &io->index_q, false, false, 0 },
+    { "io.k_idx", &io->k_idx, false, false, 0 },
     { "io.block_idx", &io->block_idx, true, false, 0 },
     { "io.o_branch[0]", &io->o_branch[0], true, true, 0 },
     { "io.o_branch[1]", &io->o_branch[1], true, true, 0 },
@@ -163,6 +165,12 @@ static void test_each_tensor(void **state) {
   corrupt_all(&(machine_request){ .dtype = NSA_BF16, .max_probe_rows = 2 }, 1);
   corrupt_all(&(machine_request){ .dtype = NSA_F16, .phi = NSAI_PHI_EXTERNAL }, 0);
   corrupt_all(&(machine_request){ .dtype = NSA_BF16, .phi = NSAI_PHI_MLP }, 0);
+  corrupt_all(&(machine_request){ .dtype = NSA_BF16,
+                                  .phi = NSAI_PHI_NONE,
+                                  .pool = NSAI_POOL_MAX,
+                                  .indexed = true,
+                                  .max_probe_rows = 2 },
+              1);
   for (int gpu = 0; gpu < 2; gpu++) {
     corrupt_all(&(machine_request){ .gpu = gpu, .max_probe_rows = 2 }, 1);
     corrupt_all(&(machine_request){ .gpu = gpu, .per_branch = true }, 0);
@@ -243,6 +251,38 @@ static void test_keys_only(void **state) {
   t->io = good;
   m.exec.branches = 1u << NSA_CMP;
   refuse(&m, nsa_forward, "the model has none of these branches", "asked for");
+  machine_free(&m);
+}
+
+/* A model with an index has neither compressed keys nor what belongs to them; another model has none of
+ * an index. */
+static void test_indexed(void **state) {
+  machine m;
+  machine_init(&m,
+               &(machine_request){ .phi = NSAI_PHI_NONE, .pool = NSAI_POOL_MAX, .indexed = true });
+  toy *t = &m.toy;
+  const nsa_io good = t->io;
+  machine_expect("good", machine_forward(&m), NSA_OK, NULL);
+  t->io.kv.k_cmp = toy_tensor(t, NSA_F32, 3, 20, 2, 24);
+  refuse(&m, nsa_forward, "io.kv.k_cmp is given, but model.compress is none", "given");
+  t->io = good;
+  t->io.kv.v_cmp = toy_tensor(t, NSA_F32, 3, 20, 2, 16);
+  refuse(&m, nsa_forward, "io.kv.v_cmp is given, but model.compress is none", "given");
+  t->io = good;
+  refuse(&m, nsa_compress, "model.compress is none: there are no compressed keys", "to compress");
+  t->io.lse[0] = toy_tensor(t, NSA_F32, 2, t->tokens, 6, 0);
+  refuse(&m, nsa_forward, "io.lse[0] is wanted, but branch 0 does not run", "wanted");
+  t->io = good;
+  m.exec.branches = 1u << NSA_CMP;
+  refuse(&m, nsa_forward, "the model has none of these branches", "asked for");
+  machine_free(&m);
+  machine_init(&m, &(machine_request){ 0 });
+  nsa_tensor *const all[] = { &m.toy.io.index_q, &m.toy.io.k_idx, &m.toy.io.new_k_idx };
+  for (int i = 0; i < 3; i++) {
+    *all[i] = m.toy.io.q;
+    refuse(&m, nsa_forward, "model.select.by is compressed, and the model has no index", "given");
+    *all[i] = (nsa_tensor){ 0 };
+  }
   machine_free(&m);
 }
 
@@ -478,11 +518,11 @@ static void test_external(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_each_tensor), cmocka_unit_test(test_no_gates),
-    cmocka_unit_test(test_keys_only),   cmocka_unit_test(test_f32),
-    cmocka_unit_test(test_selections),  cmocka_unit_test(test_capacities),
-    cmocka_unit_test(test_offsets),     cmocka_unit_test(test_levels),
-    cmocka_unit_test(test_exec),        cmocka_unit_test(test_pairs),
-    cmocka_unit_test(test_external),
+    cmocka_unit_test(test_keys_only),   cmocka_unit_test(test_indexed),
+    cmocka_unit_test(test_f32),         cmocka_unit_test(test_selections),
+    cmocka_unit_test(test_capacities),  cmocka_unit_test(test_offsets),
+    cmocka_unit_test(test_levels),      cmocka_unit_test(test_exec),
+    cmocka_unit_test(test_pairs),       cmocka_unit_test(test_external),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -106,7 +106,7 @@ static void check_kernels(const nsai_problem *p, const nsai_choice *c) {
     assert_true(has_slot(c, NSAI_STAGE_COMPRESS, NSAI_PHI_ACTIVATION) == (m->phi == NSAI_PHI_MLP));
   assert_true(has_slot(c, NSAI_STAGE_GATE, 1) == (m->gate == NSAI_GATE_MLP));
   assert_true(has_slot(c, NSAI_STAGE_GATE, 0) == (m->gate_hidden > 0));
-  assert_true(has_slot(c, NSAI_STAGE_ATTEND_COMPRESSED, 0) == !m->keys_only);
+  assert_true(has_slot(c, NSAI_STAGE_ATTEND_COMPRESSED, 0) == nsai_compresses_values(m));
   assert_true(
       has(c, "select_normalizer") ==
       (nsai_normalizes_apart(m) && ((own && !nsai_problem_selects_all(p)) || p->max_probe_rows)));

@@ -105,7 +105,7 @@ void toy_outputs(toy *t, nsa_io *io, int64_t tokens) {
   const nsai_model *g = &t->model;
   io->o = toy_tensor(t, g->dtype, 3, tokens, g->heads, g->head_dim_v);
   for (int b = 0; b < NSA_BRANCHES; b++) {
-    if (b == NSA_CMP && g->keys_only) continue;
+    if (b == NSA_CMP && !nsai_compresses_values(g)) continue;
     io->o_branch[b] = toy_tensor(t, g->dtype, 3, tokens, g->heads, g->head_dim_v);
     io->lse[b] = toy_tensor(t, NSA_F32, 2, tokens, g->heads, 0);
   }
@@ -131,6 +131,10 @@ void toy_init(toy *t, const nsai_model *model, int32_t seqs, const int32_t *q_le
   if (!model->keys_only) t->io.phi.v = phi_side(t, model->head_dim_v);
   if (model->gate != NSAI_GATE_NONE)
     t->io.gate.value = random_tensor(t, 3, t->tokens, model->heads, NSA_BRANCHES);
+  if (model->by == NSAI_BY_INDEX) {
+    t->io.index_q = random_tensor(t, 3, t->tokens, model->index_heads, model->index_dim);
+    t->io.k_idx = random_tensor(t, 3, t->kv_tokens, 1, model->index_dim);
+  }
   toy_outputs(t, &t->io, t->tokens);
 }
 

@@ -65,7 +65,8 @@ void nsai_dkv_specify(const nsai_request *r, bool wgmma,
     { "backward_dkv_window", NSAI_DKV_TILE_KEYS, 0, false },
     { "backward_dkv_window_tma", 2 * NSAI_DKV_TILE_KEYS, 0, nsai_dkv_may_join(m) },
   };
-  specify_branch(r, wgmma, &compressed[0], &compressed[1], &kernel[NSAI_DKV_COMPRESSED]);
+  if (nsai_compresses(m))
+    specify_branch(r, wgmma, &compressed[0], &compressed[1], &kernel[NSAI_DKV_COMPRESSED]);
   if (m->window) specify_branch(r, wgmma, &window[0], &window[1], &kernel[NSAI_DKV_WINDOW]);
   if (m->select_count) specify_selected(r, wgmma, kernel);
   nsai_dkv_sum_specify(r->problem, &kernel[NSAI_DKV_SUM]);
@@ -116,7 +117,8 @@ void nsai_dkv_workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
   const nsai_problem *p = r->problem;
   const nsai_model *m = &p->model;
   int64_t row = (int64_t)(m->head_dim_qk + m->head_dim_v) * 4;
-  int64_t cmp_rows = p->max_kv_tokens / m->stride + 1, compressed = NSAI_PRODUCT(cmp_rows, row);
+  int64_t cmp_rows = nsai_compresses(m) ? p->max_kv_tokens / m->stride + 1 : 0;
+  int64_t compressed = NSAI_PRODUCT(cmp_rows, row);
   int64_t window = m->window ? NSAI_PRODUCT(p->max_kv_tokens, row) : 0;
   int64_t selected = size_selected(p, kernel[NSAI_DKV_SELECTED].tile_tokens, out);
   int64_t layers = nsai_phi_has_weights(m) ? NSAI_PRODUCT(cmp_rows + 1, m->block, row) : 0;

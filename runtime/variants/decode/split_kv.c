@@ -6,7 +6,8 @@
  *
  * Where blocks are ranked otherwise than by the sum of the compressed branch's own probabilities, the
  * kernels of a prefill rank them: select_normalizer, select_importance and select_topn take the place
- * of decode_split_kv_select, and decode_split_kv_compressed runs for the branch's output alone.
+ * of decode_split_kv_select, and decode_split_kv_compressed runs for the branch's output alone. Of an
+ * index select_index_scores and select_topn do, and there is no compressed branch.
  */
 #include "base/math.h"
 #include "plan/context.h"
@@ -14,6 +15,7 @@
 #include "variants/decode/params.h"
 #include "variants/decode/stream.h"
 #include "variants/select/importance.h"
+#include "variants/select/index_scores.h"
 #include "variants/select/normalizer.h"
 #include "variants/select/sort.h"
 #include "variants/select/topn.h"
@@ -27,7 +29,7 @@ enum {
   ATTEND,
   COMBINE,
   PROBE,
-  IMPORTANCE,
+  IMPORTANCE, /* or index scores, as PROBE */
   TOPN,
   NORMALIZER,
   KERNELS = NORMALIZER + NSAI_NORMALIZER_KERNELS
@@ -286,21 +288,28 @@ static void specify_combine(const nsai_request *r, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kMinBlocks", combine_ctas(r->problem, r->target));
 }
 
+static bool has_index(const nsai_problem *p) { return p->model.by == NSAI_BY_INDEX; }
+
+static void specify_scores(const nsai_request *r, bool probe, nsai_kernel_spec *spec) {
+  const nsai_problem *p = r->problem;
+  const nsai_tiles tiles =
+      has_index(p) ? nsai_index_scores_tiles(p, r->target) : nsai_importance_tiles(p, r->target);
+  if (has_index(p))
+    nsai_index_scores_specify(p, &tiles, probe, spec);
+  else
+    nsai_importance_specify(p, &tiles, probe, spec);
+}
+
 /* The kernels that rank blocks in the place of decode_split_kv_select. */
 static void specify_ranking(const nsai_request *r, nsai_kernel_spec kernel[]) {
   const nsai_problem *p = r->problem;
-  const nsai_tiles tiles = nsai_importance_tiles(p, r->target);
   const nsai_tiles rows = nsai_topn_cta_tiles();
   const nsai_request topn = { p, r->target, &rows, r->standalone };
   const bool selects = p->model.select_count && p->selection == NSA_SELECT_TOPN;
   if (selects) nsai_topn_specify(&topn, "select_topn_cta", &kernel[TOPN]);
-  if (selects) nsai_importance_specify(p, &tiles, false, &kernel[IMPORTANCE]);
-  if (selects || p->max_probe_rows) nsai_normalizer_specify(p, r->target, &kernel[NORMALIZER]);
-}
-
-static void specify_probe(const nsai_request *r, nsai_kernel_spec *spec) {
-  const nsai_tiles tiles = nsai_importance_tiles(r->problem, r->target);
-  nsai_importance_specify(r->problem, &tiles, true, spec);
+  if (selects) specify_scores(r, false, &kernel[IMPORTANCE]);
+  if (!has_index(p) && (selects || p->max_probe_rows))
+    nsai_normalizer_specify(p, r->target, &kernel[NORMALIZER]);
 }
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
@@ -316,7 +325,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   const nsai_request attend = { p, t, &attend_tiles, r->standalone };
   specify_compressed(&scan, &kernel[COMPRESSED]);
   /* The split of a step follows from its sizes even where it does not run. */
-  if (m->keys_only) kernel[COMPRESSED].entry = NULL;
+  if (!nsai_compresses_values(m)) kernel[COMPRESSED].entry = NULL;
   if (!nsai_ranks_by_branch(m)) specify_ranking(r, kernel);
   if (p->selection != NSA_SELECT_TOPN)
     nsai_sort_specify(p, &kernel[SORT]);
@@ -324,7 +333,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
     specify_select(&scan, &kernel[SELECT]);
   if (m->select_count || m->window) specify_attend(&attend, &kernel[ATTEND]);
   specify_combine(r, &kernel[COMBINE]);
-  if (p->max_probe_rows) specify_probe(r, &kernel[PROBE]);
+  if (p->max_probe_rows) specify_scores(r, true, &kernel[PROBE]);
 }
 
 static const nsai_kernel_spec *present(const nsai_kernel_spec *spec) {
@@ -399,7 +408,7 @@ static NsaiCodedDecode params_of(const nsai_run *run, const nsai_form *form,
   return coded;
 }
 
-/* Ranks blocks, in chunks of tokens. */
+/* Ranks blocks, in chunks of tokens; `lse`: not of an index. */
 static nsa_status rank(const nsai_run *run, const nsai_form *form, const nsai_split_lse *lse) {
   const nsai_kernel *kernel = form->kernel;
   const int64_t tokens = run->sizes.tokens, step = run->plan->workspace.chunk_tokens;
@@ -407,7 +416,9 @@ static nsa_status rank(const nsai_run *run, const nsai_form *form, const nsai_sp
   for (int64_t begin = 0; begin < tokens; begin += step) {
     const nsai_span span = { .token_begin = begin,
                              .token_end = nsai_smaller(begin + step, tokens) };
-    NSAI_TRY(nsai_importance_enqueue(run, &kernel[IMPORTANCE], lse, &span));
+    NSAI_TRY(has_index(&run->plan->problem)
+                 ? nsai_index_scores_enqueue(run, &kernel[IMPORTANCE], &span)
+                 : nsai_importance_enqueue(run, &kernel[IMPORTANCE], lse, &span));
     NSAI_TRY(nsai_topn_launch(run, &kernel[TOPN], (span.token_end - begin) * heads, &span));
   }
   return NSA_OK;
@@ -419,6 +430,7 @@ static nsa_status select_blocks(const nsai_run *run, const nsai_form *form, cons
   const bool selects = nsai_run_selects(run), probes = nsai_decode_probes(run);
   if (nsai_ranks_by_branch(&run->plan->problem.model))
     return selects ? launch(run, &kernel[SELECT], run->sizes.tokens * p->kv_heads, p) : NSA_OK;
+  if (has_index(&run->plan->problem)) return selects ? rank(run, form, NULL) : NSA_OK;
   if (!selects && !probes) return NSA_OK; /* the plan may have no select_normalizer */
   const nsai_split_lse lse =
       nsai_normalizer_lse(run, &kernel[NORMALIZER], &form->buffer[NORMALIZED]);
@@ -427,6 +439,7 @@ static nsa_status select_blocks(const nsai_run *run, const nsai_form *form, cons
 }
 
 static nsa_status probe_rows(const nsai_run *run, const nsai_form *form) {
+  if (has_index(&run->plan->problem)) return nsai_index_probe_enqueue(run, &form->kernel[PROBE]);
   const nsai_split_lse lse =
       nsai_ranks_by_branch(&run->plan->problem.model)
           ? nsai_branch_lse(run)
@@ -443,7 +456,8 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   NsaiCodedDecode coded = params_of(run, form, &split);
   NsaiDecode *p = &coded.decode;
   (void)span;
-  if (m->keys_only) p->scan.splits = 0; /* there are no partial results, and no memory for them */
+  if (!nsai_compresses_values(m))
+    p->scan.splits = 0; /* there are no partial results, and no memory for them */
   if (nsai_run_has(run, NSA_CMP) || (ranks && nsai_ranks_by_branch(m)))
     NSAI_TRY(launch(run, &kernel[COMPRESSED], split.tiles * p->kv_heads * split.scan_splits, p));
   NSAI_TRY(select_blocks(run, form, p));

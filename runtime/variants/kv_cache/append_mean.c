@@ -35,6 +35,7 @@ void nsai_append_specify(const nsai_problem *p, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kEntryDimV", m->keys_only ? 0 : m->head_dim_v);
   nsai_constant_add(spec, "kNormBlock", m->norm_block);
   nsai_constant_add(spec, "kNormStride", m->norm_stride);
+  nsai_constant_add(spec, "kIndexDim", m->index_dim);
   nsai_append_add_cache(p, spec);
 }
 
@@ -42,29 +43,34 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_append_specify(r->problem, &kernel[APPEND]);
 }
 
-NsaiNormedAppend nsai_append_params(const nsai_run *run) {
+NsaiIndexedAppend nsai_append_params(const nsai_run *run) {
   const nsai_model *m = &run->plan->problem.model;
   const nsa_kv *cache = &run->io->kv, *new_kv = &run->io->new_kv;
-  NsaiNormedAppend normed = { .coded = { .append = { .batch = nsai_cache_batch(run),
-                                                     .slot_mapping = run->batch->slot_mapping.data,
-                                                     .kv_heads = m->kv_heads },
-                                         .entry_scales = nsai_entry_scales(run) } };
-  NsaiAppend *p = &normed.coded.append;
+  NsaiIndexedAppend indexed = { 0 };
+  NsaiNormedAppend *normed = &indexed.normed;
+  NsaiAppend *p = &normed->coded.append;
+  *p = (NsaiAppend){ .batch = nsai_cache_batch(run),
+                     .slot_mapping = run->batch->slot_mapping.data,
+                     .kv_heads = m->kv_heads };
+  normed->coded.entry_scales = nsai_entry_scales(run);
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
     if (!nsai_reads_pair(m, pair)) continue;
     p->pairs |= 1 << pair;
     p->cache[pair] = nsai_cache_pair(run, cache, pair);
     p->k[pair] = nsai_view(&new_kv->k[pair]);
     p->v[pair] = nsai_view(&new_kv->v[pair]);
-    normed.coded.scales[pair] = nsai_pair_scales(run, pair);
+    normed->coded.scales[pair] = nsai_pair_scales(run, pair);
   }
   if (m->phi == NSAI_PHI_MEAN) p->entries = nsai_cache_entries(cache);
-  if (m->norm_block) normed.norms = nsai_cache_tensor(&run->io->k_norm);
-  return normed;
+  if (m->norm_block) normed->norms = nsai_cache_tensor(&run->io->k_norm);
+  if (m->by != NSAI_BY_INDEX) return indexed;
+  indexed.index = nsai_cache_tensor(&run->io->k_idx);
+  indexed.new_index = nsai_view(&run->io->new_k_idx);
+  return indexed;
 }
 
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
-  const NsaiNormedAppend p = nsai_append_params(run);
+  const NsaiIndexedAppend p = nsai_append_params(run);
   (void)span;
   return nsai_launch(run->queue, &form->kernel[APPEND], (uint64_t)run->sizes.tokens, 1, &p);
 }

@@ -12,14 +12,14 @@
 #define NSAI_APPEND_THREADS 128 /* K and V of 4 heads of 128, 16 bytes each */
 
 /* With phi mean it also makes the entries that the tokens complete; and with any phi the coarse keys of
- * model.select.normalizer. */
+ * model.select.normalizer, or the index keys of model.select.by: index. */
 void nsai_append_specify(const nsai_problem *problem, nsai_kernel_spec *spec);
 
 /* Adds how entries and pages lie. */
 void nsai_append_add_cache(const nsai_problem *problem, nsai_kernel_spec *spec);
 
-/* A kernel without coarse keys takes the first member alone, and one without codes that member's
- * first. */
-NsaiNormedAppend nsai_append_params(const nsai_run *run);
+/* A kernel without index keys takes the first member alone, one without coarse keys that member's
+ * first, and so on to NsaiAppend. */
+NsaiIndexedAppend nsai_append_params(const nsai_run *run);
 
 #endif /* NSAI_VARIANTS_KV_CACHE_APPEND_MEAN_H */

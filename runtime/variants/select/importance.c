@@ -73,6 +73,8 @@ static const nsai_space space = {
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   (void)t;
   nsai_legal_common(p, reasons);
+  if (p->model.by == NSAI_BY_INDEX)
+    nsai_refuse(reasons, "model.select.by is index: take index_scores_sm80");
 }
 
 void nsai_query_rows_add(nsai_kernel_spec *spec, const nsai_problem *p, const nsai_tiles *s) {
@@ -144,12 +146,12 @@ nsai_tiles nsai_importance_tiles(const nsai_problem *p, const nsai_target *t) {
 #define LEAST_SPLIT_KEYS 128
 #define MOST_SPLITS 64
 
-int32_t nsai_key_splits(const nsai_run *run, int64_t tiles, int64_t keys) {
+int32_t nsai_key_splits(const nsai_run *run, int64_t ctas, int64_t keys) {
   const nsai_problem *p = &run->plan->problem;
   if (!nsai_ranks_by_step(p) || p->count_reads) return 1; /* each key is read and counted once */
   const int64_t room = (int64_t)CTAS_PER_SM * run->plan->ctx->target.sms;
-  const int64_t wanted = nsai_smaller(room / nsai_larger(tiles * p->model.kv_heads, 1),
-                                      nsai_ceil_div(keys, LEAST_SPLIT_KEYS));
+  const int64_t wanted =
+      nsai_smaller(room / nsai_larger(ctas, 1), nsai_ceil_div(keys, LEAST_SPLIT_KEYS));
   return (int32_t)nsai_larger(nsai_smaller(wanted, MOST_SPLITS), 1);
 }
 
@@ -182,7 +184,7 @@ NsaiImportance nsai_importance_params(const nsai_run *run, const nsai_split_lse 
                            .lse = lse->first.data,
                            .lse_token_stride = lse->first.stride[0],
                            .lse_head_stride = lse->first.stride[1],
-                           .scale_log2 = nsai_run_scale_log2(run),
+                           .scale = nsai_run_scale_log2(run),
                            .kv_heads = run->plan->problem.model.kv_heads };
 }
 
@@ -190,7 +192,7 @@ nsa_status nsai_importance_launch(const nsai_run *run, const nsai_kernel *kernel
                                   const nsai_ranking *x, const NsaiImportance *p) {
   const uint64_t grid = (uint64_t)(x->tiles * p->kv_heads);
   if (!nsai_problem_is_cached(&run->plan->problem))
-    return nsai_launch(run->queue, kernel, grid, 1, p);
+    return nsai_launch(run->queue, kernel, grid, (uint32_t)x->splits, p);
   /* A kernel that is not of a decode step takes the first member alone, and one without codes that
    * member's first. */
   NsaiStepImportance step = { .coded = { .cached = { .batch = nsai_cache_batch(run),
@@ -231,7 +233,8 @@ nsa_status nsai_importance_enqueue(const nsai_run *run, const nsai_kernel *kerne
   nsai_ranking x = { .tiles = nsai_span_tiles(run, kernel, span->token_begin, span->token_end),
                      .keys = &run->io->kv.k_cmp,
                      .lse = lse };
-  x.splits = nsai_key_splits(run, x.tiles, nsai_block_count(&problem->model, problem->max_kv_len));
+  x.splits = nsai_key_splits(run, x.tiles * p.kv_heads,
+                             nsai_block_count(&problem->model, problem->max_kv_len));
   return nsai_importance_launch(run, kernel, &x, &p);
 }
 

@@ -36,9 +36,9 @@ nsai_split_lse nsai_branch_lse(const nsai_run *run);
 int64_t nsai_span_tiles(const nsai_run *run, const nsai_kernel *kernel, int64_t token_begin,
                         int64_t token_end);
 
-/* CTAs among which a decode step splits the keys of a tile of tokens: as many as the device holds at
+/* CTAs among which a decode step splits the keys of each of `ctas`: as many as the device holds at
  * once, while each has keys enough. `keys`: those that the longest sequence has. 1: no decode step. */
-int32_t nsai_key_splits(const nsai_run *run, int64_t tiles, int64_t keys);
+int32_t nsai_key_splits(const nsai_run *run, int64_t ctas, int64_t keys);
 
 /* The most that tokens of a run times such splits of their keys can be. */
 int64_t nsai_most_split_tokens(const nsai_request *request, int32_t tile_tokens);

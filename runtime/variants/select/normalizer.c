@@ -79,7 +79,7 @@ nsai_split_lse nsai_normalizer_lse(const nsai_run *run, const nsai_kernel kernel
   return (nsai_split_lse){ .first = { .data = nsai_buffer_at(run, buffer[NSAI_NORMALIZER_OUT]),
                                       .stride = { p->model.heads, 1 } },
                            .stride = tokens * p->model.heads,
-                           .parts = nsai_key_splits(run, tiles,
+                           .parts = nsai_key_splits(run, tiles * p->model.kv_heads,
                                                     nsai_block_count(&blocks, p->max_kv_len)) };
 }
 

@@ -56,6 +56,7 @@ void nsai_topn_specify(const nsai_request *r, const char *entry, nsai_kernel_spe
   nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kSelectInit", p->model.select_init);
   nsai_constant_add(spec, "kSelectLocal", p->model.select_local);
+  nsai_constant_add(spec, "kSigned", p->model.by == NSAI_BY_INDEX);
   nsai_constant_add(spec, "kCached", nsai_problem_is_cached(p));
   nsai_constant_add(spec, "kMinBlocks", r->tiles->of[NSAI_TILE_CTAS]);
 }

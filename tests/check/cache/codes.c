@@ -47,7 +47,8 @@ static uint8_t code_of(float x) {
 /* ---- scales ---- */
 
 static bool has_codes(const chk_cache_options *o, int what) {
-  return what < CHK_CACHE_K_CMP ? o->kv_codes : what <= CHK_CACHE_V_CMP && o->cmp_codes;
+  if (what < CHK_CACHE_K_IDX) return o->kv_codes;
+  return o->cmp_codes && (what == CHK_CACHE_K_CMP || what == CHK_CACHE_V_CMP);
 }
 
 int32_t chk_cache_dtype(const chk_cache_options *o, int what) {
@@ -176,7 +177,7 @@ double chk_cache_entry_error(const chk_scenario *sc, int what, int64_t at, doubl
 void chk_cache_round_rows(const chk_scenario *sc, int what, uint8_t *rows, int64_t count) {
   const int cache = what - CHK_CACHE_FRESH_K + CHK_CACHE_K; /* FRESH_V follows as V does */
   const nsa_tensor *t = &sc->tensor[what].view;
-  if (!sc->options.kv_codes) return;
+  if (!sc->options.kv_codes || what >= CHK_CACHE_FRESH_INDEX) return;
   for (int64_t i = 0; i < count * t->stride[0]; i++) {
     const int64_t head = i % t->stride[0] / t->stride[1];
     const uint8_t code = encode(sc, cache, head, load(t->dtype, rows, i));

@@ -287,6 +287,20 @@ static void make_ranking(chk_cache_options *out) {
   g->norm_block = g->norm_stride * (int32_t)(1 + next(&random) % 4);
 }
 
+/* One scenario in six has an index that chooses its blocks, and no compressed keys. */
+static void make_index(chk_cache_options *out) {
+  uint64_t random = out->seed * 0xd6e8feb86659fd93ull + 1;
+  static const int32_t index_dims[] = { 16, 24, 64, 128, 128, 256 };
+  nsai_model *g = &out->model;
+  if (!g->select_count || next(&random) % 6) return;
+  g->by = NSAI_BY_INDEX;
+  g->phi = NSAI_PHI_NONE;
+  g->pool = NSAI_POOL_MAX;
+  g->keys_only = g->norm_block = g->norm_stride = 0;
+  g->index_heads = g->kv_heads;
+  g->index_dim = PICK(&random, index_dims);
+}
+
 /* Draws nothing that other scenarios draw: without codes a seed's scenario stays what it is. */
 static void make_codes(chk_cache_codes codes, chk_cache_options *out) {
   uint64_t random = out->seed * 0xbf58476d1ce4e5b9ull + 1;
@@ -294,7 +308,7 @@ static void make_codes(chk_cache_codes codes, chk_cache_options *out) {
   if (codes == CHK_CACHE_CODES_ANY) codes = (chk_cache_codes)(next(&random) % CHK_CACHE_CODES_ANY);
   if (codes == CHK_CACHE_CODES_NONE) return;
   out->kv_codes = codes != CHK_CACHE_CODES_CMP;
-  out->cmp_codes = codes != CHK_CACHE_CODES_KV;
+  out->cmp_codes = codes != CHK_CACHE_CODES_KV && nsai_compresses(g);
   out->head_scales = next(&random) % 2;
   out->scales = (chk_cache_scales)(next(&random) % 3);
   g->head_dim_qk = (int32_t)nsai_round_up(g->head_dim_qk, NSAI_CODES_DIM_STEP);
@@ -314,6 +328,7 @@ void chk_cache_options_make(const chk_cache_case *c, chk_cache_options *out) {
   else if (c->kind == CHK_CACHE_PREFILL)
     make_prefill(out);
   if (!c->model) make_ranking(out);
+  if (!c->model) make_index(out);
   make_codes(c->codes, out);
   out->spread = c->spread;
   out->force = c->force;
@@ -332,12 +347,13 @@ chk_cache_kind chk_cache_case_kind(const chk_cache_case *c) {
 }
 
 static const char *const scales_names[] = { "", " raw scales", " no scales" };
-static const char *const phi_names[] = { "", " linear", " mlp", " external" };
+static const char *const phi_names[] = { "", " linear", " mlp", " external", "" };
 
 void chk_cache_options_print(const chk_cache_options *o, FILE *out) {
   const nsai_model *g = &o->model;
   char norm[40] = "";
   if (g->norm_block) snprintf(norm, sizeof norm, " norm%d/%d", g->norm_block, g->norm_stride);
+  if (g->by == NSAI_BY_INDEX) snprintf(norm, sizeof norm, " index%d", g->index_dim);
   fprintf(out,
           "h%d/%d d%d/%d l%d/%d s%dx%d+%d+%d w%d %s%s%s%s%s%s%s page%d%s%s%s%s%s%s%s%s%s%s%s"
           "%s%s%s%s scale %.2f seq%d q%d len%d",

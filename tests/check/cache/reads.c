@@ -69,6 +69,20 @@ static expected_reads entries_read_by_cpu(const chk_scenario *sc, int s, bool ra
   return sum;
 }
 
+/* The index keys of a sequence, which all heads share: those of KV head 0. On a GPU each tile of tokens
+ * has read what its last token sees, and probed rows are not counted. */
+static expected_reads index_read(const chk_scenario *sc, int s, int32_t head, bool ranks) {
+  const nsai_kernel_spec *scores =
+      sc->device->driver ? nsai_choice_kernel(&sc->gpu_attend->choice, "select_index_scores")
+                         : NULL;
+  const bool selects = sc->options.selection == NSA_SELECT_TOPN;
+  expected_reads sum = { 0 };
+  if (head || (sc->device->driver ? !selects : !ranks)) return sum;
+  add_reads(&sum, scores ? blocks_read(sc, s, scores->tile_tokens, 1, 1) : sc->len[s],
+            2 * sc->options.model.index_dim);
+  return sum;
+}
+
 /* Where blocks are not ranked by what decode_split_kv_compressed pools: keys for the LSE, and compressed
  * keys for importance, unless every block is chosen. */
 static void add_ranking(const chk_scenario *sc, int s, bool selects, expected_reads *sum) {
@@ -89,12 +103,13 @@ static void add_ranking(const chk_scenario *sc, int s, bool selects, expected_re
               entry);
 }
 
-/* Compressed entries, and coarse keys, read for a sequence. */
-static expected_reads entries_read(const chk_scenario *sc, int s) {
+/* Compressed entries, and coarse keys or index keys, read for a sequence. */
+static expected_reads entries_read(const chk_scenario *sc, int s, int32_t head) {
   const nsai_model *g = &sc->options.model;
   const bool selects = g->select_count && sc->options.selection == NSA_SELECT_TOPN;
   const bool ranks = selects || sc->options.probed, pools = nsai_ranks_by_branch(g);
   expected_reads sum = { 0 };
+  if (g->by == NSAI_BY_INDEX) return index_read(sc, s, head, ranks);
   if (!runs(sc, NSA_CMP) && !ranks) return sum;
   if (!sc->device->driver) return entries_read_by_cpu(sc, s, ranks);
   if (runs(sc, NSA_CMP) || pools)
@@ -175,7 +190,7 @@ static expected_reads expect(const chk_scenario *sc, int s, int64_t first, int32
                              char *seen) {
   const nsai_model *g = &sc->options.model;
   expected_reads sum = { 0 };
-  if (branch == NSA_CMP) return entries_read(sc, s);
+  if (branch == NSA_CMP) return entries_read(sc, s, head);
   add_reads(&sum, branch == NSA_WIN ? windows_read(sc, s) : chosen_read(sc, s, first, head, seen),
             element_bytes(sc, CHK_CACHE_K) * (g->head_dim_qk + g->head_dim_v));
   return sum;

@@ -173,6 +173,11 @@ static nsa_status make_rest(chk_scenario *sc) {
   NSAI_TRY(chk_cache_make(sc, CHK_CACHE_SLOTS, NSA_I32, 1, SHAPE(s)));
   NSAI_TRY(chk_cache_make(sc, CHK_CACHE_MAPPING, NSA_I64, 1, SHAPE(t)));
   NSAI_TRY(chk_cache_make(sc, CHK_CACHE_Q, g->dtype, 3, SHAPE(t, g->heads, g->head_dim_qk)));
+  if (g->by == NSAI_BY_INDEX) {
+    NSAI_TRY(
+        chk_cache_make(sc, CHK_CACHE_INDEX_Q, g->dtype, 3, SHAPE(t, g->index_heads, g->index_dim)));
+    NSAI_TRY(chk_cache_make(sc, CHK_CACHE_FRESH_INDEX, g->dtype, 3, SHAPE(t, 1, g->index_dim)));
+  }
   if (g->gate == NSAI_GATE_MLP)
     NSAI_TRY(chk_cache_make(sc, CHK_CACHE_GATE, g->dtype, 2, SHAPE(t, g->gate_channels)));
   else if (g->gate != NSAI_GATE_NONE)
@@ -420,7 +425,7 @@ nsa_status chk_cache_prepare_append(chk_scenario *sc) {
   chk_cache_write_call(sc);
   fill_inputs(sc, CHK_CACHE_FRESH_K);
   for (int what = CHK_CACHE_CU_Q; what < CHK_CACHE_SELECTION; what++)
-    if (sc->tensor[what].host && what != CHK_CACHE_Q && what != CHK_CACHE_GATE)
+    if (sc->tensor[what].host && (what < CHK_CACHE_Q || what > CHK_CACHE_GATE))
       NSAI_TRY(chk_cache_upload(sc, what));
   chk_cache_round_new(sc);
   return NSA_OK;
@@ -468,12 +473,14 @@ static void set_cache(const chk_scenario *sc, bool gpu, nsa_io *io) {
     *nsai_verify_cache_tensor(&cache, i) = chk_cache_view(sc, CHK_CACHE_K + i, gpu);
   io->kv = cache.kv;
   io->k_norm = cache.k_norm;
+  io->k_idx = cache.k_idx;
 }
 
 nsa_io chk_cache_io(const chk_scenario *sc, bool gpu) {
   nsa_io io = NSA_IO_INIT;
   io.softmax_scale = sc->options.softmax_scale;
   io.q = rows_of(sc, CHK_CACHE_Q, gpu);
+  io.index_q = rows_of(sc, CHK_CACHE_INDEX_Q, gpu);
   io.gate = chk_cache_gate(sc, gpu, sc->rows);
   set_cache(sc, gpu, &io);
   io.o = rows_of(sc, CHK_CACHE_O, gpu);
@@ -506,6 +513,7 @@ nsa_status chk_cache_append(chk_scenario *sc, bool gpu) {
     io.new_kv.k[i] = rows_of(sc, CHK_CACHE_FRESH_K + i, gpu);
     io.new_kv.v[i] = rows_of(sc, CHK_CACHE_FRESH_V + i, gpu);
   }
+  io.new_k_idx = rows_of(sc, CHK_CACHE_FRESH_INDEX, gpu);
   return nsa_kv_append(gpu ? sc->gpu_append : sc->cpu_append, gpu ? &sc->gpu_exec : &sc->cpu_exec,
                        &batch, &io);
 }

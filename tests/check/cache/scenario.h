@@ -93,7 +93,8 @@ nsa_status chk_cache_soak(const nsai_verify_device *device, const chk_soak_reque
 enum {
   CHK_CACHE_K,
   CHK_CACHE_V = CHK_CACHE_K + NSA_BRANCHES,
-  CHK_CACHE_K_CMP = CHK_CACHE_V + NSA_BRANCHES,
+  CHK_CACHE_K_IDX = CHK_CACHE_V + NSA_BRANCHES,
+  CHK_CACHE_K_CMP,
   CHK_CACHE_V_CMP,
   CHK_CACHE_K_NORM,
   CHK_CACHE_CU_Q, /* from here on: inputs of a call */
@@ -104,10 +105,12 @@ enum {
   CHK_CACHE_SLOTS,
   CHK_CACHE_MAPPING,
   CHK_CACHE_Q,
+  CHK_CACHE_INDEX_Q,
   CHK_CACHE_GATE, /* or the input of a gate MLP */
   CHK_CACHE_FRESH_K,
   CHK_CACHE_FRESH_V = CHK_CACHE_FRESH_K + NSA_BRANCHES,
-  CHK_CACHE_SELECTION = CHK_CACHE_FRESH_V + NSA_BRANCHES, /* supplied by the caller */
+  CHK_CACHE_FRESH_INDEX = CHK_CACHE_FRESH_V + NSA_BRANCHES,
+  CHK_CACHE_SELECTION, /* supplied by the caller */
   /* the rows whose importance the GPU returns */
   CHK_CACHE_SOME_ROWS,
   CHK_CACHE_READS, /* counters, to which a step adds */

@@ -25,7 +25,7 @@ typedef struct pool {
   void *device;
 } pool;
 
-#define MOST_POOLS 8
+#define MOST_POOLS 10
 
 typedef struct soak {
   chk_scenario sc;
@@ -276,7 +276,7 @@ static void compare_page(soak *k, int what, int32_t page, int32_t begin, int32_t
   const chk_cache_tensor *t = &sc->tensor[what];
   int64_t dim = t->view.shape[3], where;
   for (int32_t row = begin; row < count; row++)
-    for (int32_t head = 0; head < sc->options.model.kv_heads; head++) {
+    for (int64_t head = 0; head < t->view.shape[2]; head++) {
       int64_t at = page * t->view.stride[0] + row * t->view.stride[1] + head * t->view.stride[2];
       if (what >= CHK_CACHE_K_CMP)
         chk_cache_compare_entries(sc, what, at, dim);
@@ -403,6 +403,8 @@ static nsa_status create(soak *k) {
   }
   NSAI_TRY(make_pool(k, CHK_CACHE_Q));
   NSAI_TRY(make_pool(k, CHK_CACHE_GATE));
+  NSAI_TRY(make_pool(k, CHK_CACHE_INDEX_Q));
+  NSAI_TRY(make_pool(k, CHK_CACHE_FRESH_INDEX));
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
     NSAI_TRY(make_pool(k, CHK_CACHE_FRESH_K + pair));
     NSAI_TRY(make_pool(k, CHK_CACHE_FRESH_V + pair));

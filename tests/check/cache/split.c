@@ -163,7 +163,8 @@ static nsa_status compare_row(split *k, const place *at) {
 static nsa_status bring_rows(split *k) {
   static const int inputs[] = { CHK_CACHE_Q,           CHK_CACHE_GATE,        CHK_CACHE_FRESH_K,
                                 CHK_CACHE_FRESH_K + 1, CHK_CACHE_FRESH_K + 2, CHK_CACHE_FRESH_V,
-                                CHK_CACHE_FRESH_V + 1, CHK_CACHE_FRESH_V + 2 };
+                                CHK_CACHE_FRESH_V + 1, CHK_CACHE_FRESH_V + 2, CHK_CACHE_INDEX_Q,
+                                CHK_CACHE_FRESH_INDEX };
   chk_scenario *v = &k->whole, *sc = &k->parts;
   for (int what = CHK_CACHE_CU_Q; what <= CHK_CACHE_MAPPING; what++)
     NSAI_TRY(chk_cache_upload(sc, what));

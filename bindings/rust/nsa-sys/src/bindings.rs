@@ -100,6 +100,7 @@ pub const NSA_PHI_MEAN: i32 = 1;
 pub const NSA_PHI_LINEAR: i32 = 2;
 pub const NSA_PHI_MLP: i32 = 3;
 pub const NSA_PHI_EXTERNAL: i32 = 4;
+pub const NSA_PHI_NONE: i32 = 5;
 pub const NSA_ACT_RELU: i32 = 1;
 pub const NSA_ACT_SILU: i32 = 2;
 pub const NSA_ACT_GELU: i32 = 3;
@@ -107,6 +108,8 @@ pub const NSA_GATE_WEIGHTS: i32 = 1;
 pub const NSA_GATE_LOGITS: i32 = 2;
 pub const NSA_GATE_MLP: i32 = 3;
 pub const NSA_GATE_NONE: i32 = 4;
+pub const NSA_BY_COMPRESSED: i32 = 1;
+pub const NSA_BY_INDEX: i32 = 2;
 pub const NSA_POOL_SUM: i32 = 1;
 pub const NSA_POOL_MAX: i32 = 2;
 pub const NSA_KV_PER_BRANCH: i32 = 1;
@@ -139,6 +142,9 @@ pub struct nsa_model {
     pub select_pool: i32,
     pub normalizer_block: i32,
     pub normalizer_stride: i32,
+    pub select_by: i32,
+    pub index_heads: i32,
+    pub index_dim: i32,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -357,6 +363,9 @@ pub struct nsa_io {
     pub k_cmp_scale: nsa_tensor,
     pub v_cmp_scale: nsa_tensor,
     pub k_norm: nsa_tensor,
+    pub index_q: nsa_tensor,
+    pub k_idx: nsa_tensor,
+    pub new_k_idx: nsa_tensor,
 }
 extern "C" {
     pub fn nsa_forward(

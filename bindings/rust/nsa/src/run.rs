@@ -241,6 +241,12 @@ impl<'a> Io<'a> {
         v_cmp_scale: Tensor => v_cmp_scale;
         /// Coarse keys of a cache, where the model has a normalizer.
         k_norm: TensorMut => k_norm;
+        /// Queries of the index, where it chooses blocks.
+        index_q: Tensor => index_q;
+        /// Index keys: an input, and in a cache an output of an append.
+        k_idx: TensorMut => k_idx;
+        /// Index keys of an append's new tokens.
+        new_k_idx: Tensor => new_k_idx;
         /// Gates or their logits.
         gates: Tensor => gate.value;
         /// The features of a gate MLP.

@@ -1,0 +1,101 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The index branch: a query head for each KV head, and one key for each token, which all heads share.
+ * A block's importance is the greatest score of its tokens that the query sees, scale * qi . ki with
+ * the scale Di^-1/2. A score that is NaN counts as -inf.
+ */
+#include "base/math.h"
+#include "reference/internal.h"
+#include "reference/tensor.h"
+
+#include <math.h>
+#include <string.h>
+
+#define CHUNK 32 /* keys of a work item */
+
+/* The key of a token, which lies where the tokens of the selected branch's pair lie. */
+static int64_t key_at(const nsai_ref_problem *problem, int64_t sequence, int64_t position) {
+  return nsai_ref_token_at(problem, &problem->io->k_idx, NSA_SEL, sequence, position, 0);
+}
+
+static void load_chunk(void *context, int worker, int64_t item) {
+  const nsai_ref_problem *problem = context;
+  const nsai_ref_sequences *sequences = &problem->sequences;
+  const nsa_tensor *k = &problem->io->k_idx;
+  const int64_t total = sequences->kv[sequences->count], dim = problem->model->index_dim;
+  (void)worker;
+  for (int64_t at = item * CHUNK; at < nsai_smaller((item + 1) * CHUNK, total); at++) {
+    const int64_t s = nsai_ref_sequence_of(sequences->kv, sequences->count, at);
+    const int64_t from = key_at(problem, s, at - sequences->kv[s]);
+    problem->ops->widen(k->dtype, nsai_ref_at(k, from), dim, problem->k_idx + at * dim);
+    nsai_ref_count_reads(problem, &(nsai_ref_reads){ .source = k,
+                                                     .is_k = true,
+                                                     .branch = NSA_CMP,
+                                                     .sequence = s,
+                                                     .head = 0,
+                                                     .rows = 1,
+                                                     .dim = dim });
+  }
+}
+
+nsa_status nsai_ref_index_open(nsai_ref_problem *problem) {
+  const nsai_ref_sequences *sequences = &problem->sequences;
+  const int64_t total = sequences->kv[sequences->count], dim = problem->model->index_dim;
+  const int64_t items = nsai_ceil_div(total, CHUNK);
+  /* The sequences of a cache may share memory, so no tensor bounds the sum of their tokens. */
+  if (total > INT64_MAX / 16 / dim) return nsai_fail_nomem("index keys in float64", SIZE_MAX);
+  problem->k_idx = nsai_ref_doubles(total * dim);
+  if (!problem->k_idx)
+    return nsai_fail_nomem("index keys in float64", (size_t)(total * dim) * sizeof(double));
+  nsai_ref_parallel(nsai_ref_worker_count(problem->threads, items), items, load_chunk, problem);
+  return NSA_OK;
+}
+
+static void load_query(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t token,
+                       int64_t head) {
+  const nsa_tensor *q = &problem->io->index_q;
+  const int64_t at = nsai_ref_offset2(q, token, head);
+  for (int64_t e = 0; e < problem->model->index_dim; e++)
+    scratch->index_q[e * NSAI_REF_LANES] = nsai_ref_load(q, at + e);
+}
+
+/* The greatest score of the keys [begin, end), not scaled: products of 16-bit values are exact. */
+static double greatest(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t begin,
+                       int64_t end) {
+  const int64_t dim = problem->model->index_dim;
+  double out = -INFINITY;
+  for (int64_t first = begin; first < end; first += NSAI_REF_TILE) {
+    double *scores = scratch->index_scores;
+    const int64_t count = nsai_smaller(NSAI_REF_TILE, end - first);
+    memset(scores, 0, (size_t)(count * NSAI_REF_LANES) * sizeof *scores);
+    problem->ops->multiply(&(nsai_ref_product){ .m = count,
+                                                .k = dim,
+                                                .n = NSAI_REF_LANES,
+                                                .a = problem->k_idx + first * dim,
+                                                .a_row = dim,
+                                                .a_column = 1,
+                                                .b = scratch->index_q,
+                                                .b_row = NSAI_REF_LANES,
+                                                .c = scores,
+                                                .c_row = NSAI_REF_LANES });
+    for (int64_t i = 0; i < count; i++) {
+      const double score = scores[i * NSAI_REF_LANES];
+      if (score > out) out = score;
+    }
+  }
+  return out;
+}
+
+void nsai_ref_index_rank(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t token,
+                         nsai_ref_position position, int64_t group) {
+  const nsai_model *g = problem->model;
+  const int64_t *kv = &problem->sequences.kv[position.sequence];
+  const int64_t seen = nsai_smaller(position.t + 1, kv[1] - kv[0]);
+  const double scale = 1.0 / sqrt(g->index_dim);
+  load_query(problem, scratch, token, group);
+  for (int64_t j = 0; j <= position.t / g->select_block; j++) {
+    const int64_t begin = j * g->select_block, end = nsai_smaller(begin + g->select_block, seen);
+    scratch->importance[j] = scale * greatest(problem, scratch, kv[0] + begin, kv[0] + end);
+  }
+}

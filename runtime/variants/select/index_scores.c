@@ -1,0 +1,237 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * index_scores_sm80, and the index scores of probed rows.
+ */
+#include "variants/select/index_scores.h"
+
+#include "base/math.h"
+#include "plan/context.h"
+#include "variants/select/importance.h"
+
+#include <math.h>
+
+enum { SCORES, PROBE, KERNELS };
+
+/* ---- tiles ---- */
+
+static uint32_t shared_bytes(const nsai_model *m, const nsai_tiles *s) {
+  return (uint32_t)nsai_smem_index_scores(s->of[NSAI_TILE_STAGES], s->of[NSAI_TILE_KEYS],
+                                          m->index_dim);
+}
+
+static nsai_tiles tiles_of(int32_t keys, int32_t warps, int32_t stages, int32_t ctas) {
+  return (nsai_tiles){ { [NSAI_TILE_KEYS] = keys,
+                         [NSAI_TILE_WARPS] = warps,
+                         [NSAI_TILE_STAGES] = stages,
+                         [NSAI_TILE_CTAS] = ctas } };
+}
+
+/* Q and scores of two m16 tiles take 150 registers at Di 128, and 214 at Di 256; three CTAs of four
+ * warps leave a thread 168. */
+static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
+  *by = NSAI_BY_DEFAULT;
+  if (t->register_fallback) return tiles_of(32, 4, 2, 1);
+  if (p->model.index_dim > 128) return tiles_of(32, 4, 3, 2);
+  const nsai_tiles three = tiles_of(64, 4, 3, 3);
+  return nsai_holds_ctas(t, shared_bytes(&p->model, &three), 3) ? three : tiles_of(64, 4, 3, 2);
+}
+
+static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                nsai_reasons *reasons) {
+  nsai_fit_shared(t, shared_bytes(&p->model, s), reasons);
+}
+
+/* Q of two m16 tiles and their scores of 32 keys, and what else the loop holds. */
+static double cost(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  const int32_t warps = s->of[NSAI_TILE_WARPS], ctas = s->of[NSAI_TILE_CTAS];
+  const int32_t registers = nsai_padded_dim(p->model.index_dim) / 2 + 32 + 56;
+  if (registers > nsai_register_limit(32 * warps * ctas) ||
+      !nsai_holds_ctas(t, shared_bytes(&p->model, s), ctas))
+    return INFINITY;
+  return 1 + 6.0 / (s->of[NSAI_TILE_KEYS] * (s->of[NSAI_TILE_STAGES] - 1)) +
+         (warps * ctas < 8 ? 0.3 : 0);
+}
+
+static const nsai_space space = {
+  4,
+  { { NSAI_TILE_KEYS, { 32, 64, 128 }, "barriers against shared memory" },
+    { NSAI_TILE_WARPS, { 2, 4, 8 }, "each has 32 rows and all keys of a tile" },
+    { NSAI_TILE_STAGES, { 2, 3, 4 }, "tiles on their way against shared memory" },
+    { NSAI_TILE_CTAS, { 1, 2, 3, 4 }, "others fill the waits of one; registers are divided" } },
+  choose,
+  fit,
+  cost,
+};
+
+nsai_tiles nsai_index_scores_tiles(const nsai_problem *p, const nsai_target *t) {
+  nsai_decider by;
+  return choose(p, t, &by);
+}
+
+/* ---- kernels ---- */
+
+/* Index heads whose rows share a tile of keys: as many as divide the heads evenly, of the rows that two
+ * warps have. */
+#define MOST_TILE_HEADS 64
+
+static int32_t tile_heads(const nsai_model *m) {
+  int32_t heads = m->index_heads < MOST_TILE_HEADS ? m->index_heads : MOST_TILE_HEADS;
+  while (m->index_heads % heads) heads--;
+  return heads;
+}
+
+static int32_t head_groups(const nsai_model *m) { return m->index_heads / tile_heads(m); }
+
+int32_t nsai_index_padded_heads(const nsai_model *m) {
+  int32_t padded = 1;
+  while (padded < tile_heads(m)) padded *= 2;
+  return padded;
+}
+
+void nsai_index_rows_add(nsai_kernel_spec *spec, const nsai_problem *p) {
+  const nsai_model *m = &p->model;
+  nsai_constant_add(spec, "kHeadDimQk", m->index_dim);
+  nsai_constant_add(spec, "kGroup", tile_heads(m));
+  nsai_constant_add(spec, "kGroupPadded", nsai_index_padded_heads(m));
+  nsai_constant_add(spec, "kBlock", 1);
+  nsai_constant_add(spec, "kStride", 1);
+  nsai_constant_add(spec, "kSelectBlock", m->select_block);
+  nsai_constant_add(spec, "kSelectCount", m->select_count);
+  nsai_constant_add(spec, "kSelectInit", m->select_init);
+  nsai_constant_add(spec, "kSelectLocal", m->select_local);
+  nsai_source_add(spec, p, 1);
+}
+
+void nsai_index_scores_specify(const nsai_problem *p, const nsai_tiles *s, bool probe,
+                               nsai_kernel_spec *spec) {
+  const nsai_model *m = &p->model;
+  const int32_t warps = s->of[NSAI_TILE_WARPS], rows = 32 * warps;
+  *spec = (nsai_kernel_spec){ .entry = "select_index_scores",
+                              .dtype = m->dtype,
+                              .threads = 32 * warps,
+                              .shared_bytes = shared_bytes(m, s),
+                              .tile_tokens = rows / nsai_index_padded_heads(m),
+                              .compile_cost = 300 };
+  nsai_index_rows_add(spec, p);
+  nsai_constant_add(spec, "kRows", rows);
+  nsai_constant_add(spec, "kKeys", s->of[NSAI_TILE_KEYS]);
+  nsai_constant_add(spec, "kWarps", warps);
+  nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
+  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_CTAS]);
+  nsai_constant_add(spec, "kProbe", probe);
+  nsai_constant_add(spec, "kStep", nsai_ranks_by_step(p));
+  nsai_constant_add(spec, "kCountReads", p->count_reads && !probe);
+  nsai_codes_add(spec, 0); /* index keys never are codes */
+}
+
+/* ---- the row ---- */
+
+void nsai_index_scores_legal(const nsai_problem *p, nsai_reasons *reasons) {
+  nsai_legal_common(p, reasons);
+  if (p->model.by != NSAI_BY_INDEX)
+    nsai_refuse(reasons, "model.select.by is compressed: take importance_sm80");
+}
+
+static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  (void)t;
+  nsai_index_scores_legal(p, reasons);
+}
+
+bool nsai_index_ranks(const nsai_problem *p) {
+  return p->model.select_count && p->selection == NSA_SELECT_TOPN && !nsai_problem_selects_all(p);
+}
+
+static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
+  const nsai_problem *p = r->problem;
+  if (nsai_index_ranks(p)) nsai_index_scores_specify(p, r->tiles, false, &kernel[SCORES]);
+  if (p->max_probe_rows) nsai_index_scores_specify(p, r->tiles, true, &kernel[PROBE]);
+}
+
+/* ---- launches ---- */
+
+static const nsai_split_lse no_lse = { .parts = 1 };
+
+/* All but the span, and where importance lies. */
+static NsaiImportance params_of(const nsai_run *run) {
+  const nsai_model *m = &run->plan->problem.model;
+  return (NsaiImportance){ .seq = nsai_run_sequences(run),
+                           .q = nsai_view(&run->io->index_q),
+                           .k = nsai_view(&run->io->k_idx),
+                           .scale = (float)(1.0 / sqrt((double)m->index_dim)),
+                           .kv_heads = head_groups(m) };
+}
+
+nsa_status nsai_index_probe_enqueue(const nsai_run *run, const nsai_kernel *kernel) {
+  const nsa_tensor *out = &run->io->probe_importance;
+  NsaiImportance p = params_of(run);
+  p.importance = out->data;
+  p.importance_token_stride = out->stride[0];
+  p.importance_head_stride = out->stride[1];
+  p.columns = (int)out->shape[2];
+  p.rows = run->io->probe_rows.data;
+  p.num_rows = (int)run->io->probe_rows.shape[0];
+  p.token_end = (int)run->sizes.tokens;
+  const nsai_ranking x = { p.num_rows, 1, &run->io->k_idx, &no_lse };
+  return nsai_importance_launch(run, kernel, &x, &p);
+}
+
+NsaiImportance nsai_index_scores_params(const nsai_run *run, const nsai_span *span) {
+  const nsai_workspace *w = &run->plan->workspace;
+  NsaiImportance p = params_of(run);
+  p.importance = nsai_buffer_at(run, w->importance);
+  p.importance_token_stride = run->plan->problem.model.index_heads * w->importance_columns;
+  p.importance_head_stride = w->importance_columns;
+  p.token_begin = (int)span->token_begin;
+  p.token_end = (int)span->token_end;
+  return p;
+}
+
+/* CTAs of select_index_scores on a multiprocessor, which as many have as choose() finds room for. */
+#define CTAS_PER_SM 3
+
+/* CTAs that a place on the device gets, where their keys are split: of a decode step one, whose work is
+ * short, of a prefill several, since tiles of tokens see unequal numbers of keys. Fewest keys for which a
+ * CTA's start is worth it. (Guesses.) */
+#define PREFILL_ROUNDS 2
+#define LEAST_STEP_KEYS 128
+#define LEAST_PREFILL_KEYS 1024
+
+int32_t nsai_index_splits(const nsai_run *run, int64_t ctas, int32_t ctas_per_sm) {
+  const nsai_problem *p = &run->plan->problem;
+  const bool step = nsai_ranks_by_step(p);
+  const int64_t places = (int64_t)run->plan->ctx->target.sms * ctas_per_sm;
+  const int64_t room = step ? places / ctas : nsai_ceil_div(PREFILL_ROUNDS * places, ctas);
+  const int64_t keys = step ? LEAST_STEP_KEYS : LEAST_PREFILL_KEYS;
+  if (p->count_reads) return 1; /* each key is read and counted once */
+  return (int32_t)nsai_larger(nsai_smaller(room, p->max_kv_len / keys), 1);
+}
+
+nsa_status nsai_index_scores_enqueue(const nsai_run *run, const nsai_kernel *kernel,
+                                     const nsai_span *span) {
+  const NsaiImportance p = nsai_index_scores_params(run, span);
+  nsai_ranking x = { .tiles = nsai_span_tiles(run, kernel, span->token_begin, span->token_end),
+                     .keys = &run->io->k_idx,
+                     .lse = &no_lse };
+  x.splits = nsai_index_splits(run, x.tiles * p.kv_heads, CTAS_PER_SM);
+  return nsai_importance_launch(run, kernel, &x, &p);
+}
+
+static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
+  if (span->prepare) return NSA_OK;
+  if (span->probe) return nsai_index_probe_enqueue(run, &form->kernel[PROBE]);
+  return nsai_index_scores_enqueue(run, &form->kernel[SCORES], span);
+}
+
+const nsai_variant nsai_index_scores_sm80 = {
+  .name = "index_scores_sm80",
+  .stage = NSAI_STAGE_IMPORTANCE,
+  .why = "the greatest index score of each block, mma.sync",
+  .kernels = KERNELS,
+  .takes_codes = true,
+  .stands_alone = true,
+  .legal = legal,
+  .space = &space,
+  .specify = specify,
+  .enqueue = enqueue,
+};

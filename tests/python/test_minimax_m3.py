@@ -1,0 +1,220 @@
+# SPDX-FileCopyrightText: 2026 the libnsa authors
+# SPDX-License-Identifier: MIT
+"""The attention of MiniMax-M3 (MSA) against transformers' own, on layers with random weights.
+
+Hooks take what its attention makes: q, k, v, the index queries and keys, the chosen blocks, and the input of
+the output projection. Norms and scores of transformers are float32, also in a model of doubles.
+"""
+import pathlib
+
+import pytest
+import torch
+
+from conftest import framework
+
+transformers = framework("transformers")
+modeling = framework("transformers.models.minimax_m3_vl.modeling_minimax_m3_vl")
+
+import nsa  # noqa: E402
+
+BLOCK, COUNT, DIM, INDEX_DIM = 16, 4, 32, 24
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+
+
+def model_of(heads, kv_heads):
+    """Two sparse layers."""
+    torch.manual_seed(heads)
+    config = transformers.models.minimax_m3_vl.configuration_minimax_m3_vl.MiniMaxM3VLTextConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=32, dense_intermediate_size=32, shared_intermediate_size=32,
+        num_hidden_layers=2, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=DIM, num_local_experts=2,
+        num_experts_per_tok=1, mlp_layer_types=["dense", "dense"], layer_types=["minimax_m3_sparse"] * 2, index_n_heads=kv_heads,
+        index_head_dim=INDEX_DIM, index_block_size=BLOCK, index_topk_blocks=COUNT, index_local_blocks=1,
+        max_position_embeddings=512, bos_token_id=0, eos_token_id=1, pad_token_id=2,
+        rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))
+    config._attn_implementation = config._experts_implementation = "eager"
+    model = modeling.MiniMaxM3VLTextModel(config).double().eval()
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            x.normal_(std=0.3 if "norm" in name else 1.5 * x.shape[-1] ** -0.5)
+    return model
+
+
+def config_of(heads, kv_heads):
+    return nsa.Config(heads=heads, kv_heads=kv_heads, head_dim=DIM, compress="none", window=0, gate="none",
+                      select=dict(by="index", pool="max", block=BLOCK, count=COUNT, init=0, local=1),
+                      index=dict(heads=kv_heads, dim=INDEX_DIM))
+
+
+class Recorder:
+    """What each layer's attention saw, by name and layer: [T, H, D] of one sequence."""
+
+    def __init__(self, model, monkeypatch):
+        self.layers = [{} for _ in model.layers]
+        self.layer = 0
+        plain_rope, plain_attention = modeling.apply_rotary_pos_emb, modeling.eager_attention_forward
+
+        def rope(q, k, *args, **kwargs):
+            q, k = plain_rope(q, k, *args, **kwargs)
+            names = ("index_q", "k_idx") if k.shape[1] == 1 and "k" in self.layers[self.layer] else ("q", "k")
+            for name, x in zip(names, (q, k)):
+                self.layers[self.layer][name] = x[0].transpose(0, 1)
+            return q, k
+
+        def attention(module, q, k, v, *args, **kwargs):
+            self.layers[module.layer_idx]["v"] = v[0].transpose(0, 1)
+            out = plain_attention(module, q, k, v, *args, **kwargs)
+            self.layers[module.layer_idx]["o"] = out[0][0]
+            return out
+
+        monkeypatch.setattr(modeling, "apply_rotary_pos_emb", rope)
+        monkeypatch.setattr(modeling, "eager_attention_forward", attention)
+        for i, layer in enumerate(model.layers):
+            layer.self_attn.register_forward_pre_hook(lambda *_, i=i: self.begin(i))
+            layer.self_attn.indexer.register_forward_hook(
+                lambda module, args, out, i=i: self.layers[i].__setitem__("blocks", out[0].transpose(0, 1)))
+
+    def begin(self, i):
+        self.layer, self.layers[i] = i, {}
+
+
+def tokens(count, seed=1):
+    return torch.randint(3, 97, (1, count), generator=torch.Generator().manual_seed(seed))
+
+
+def compare_blocks(got, seen, t0, keys):
+    """Lists as sets; where they differ, the scores of the blocks lie within rounding of float32 of one another."""
+    different = 0
+    for row, (ours, theirs) in enumerate(zip(got.tolist(), seen["blocks"].tolist())):
+        for head in range(len(ours)):
+            a, b = set(ours[head]) - {-1}, set(theirs[head]) - {-1}
+            assert len(a) == len(b)
+            if a == b:
+                continue
+            different += 1
+            score = (keys[:t0 + row + 1, 0] @ seen["index_q"][row, head]).double()
+            best = lambda j: score[j * BLOCK:(j + 1) * BLOCK].max()
+            band = 1e-5 * seen["index_q"][row, head].norm() * keys.norm(dim=-1).max()
+            assert abs(min(map(best, a - b)) - max(map(best, b - a))) <= band
+    return different
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(8, 2), (8, 1), (16, 1)])
+def test_forward(heads, kv_heads, device, monkeypatch):
+    """Blocks and outputs of both layers, for groups of 4, 8 and 16 heads; up to 64 tokens every block is chosen."""
+    if device != "cpu":
+        pytest.skip("no kernel computes this model")
+    model, config = model_of(heads, kv_heads), config_of(heads, kv_heads)
+    seen = Recorder(model, monkeypatch)
+    with torch.no_grad():
+        model(tokens(150), use_cache=False)
+    for layer in seen.layers:
+        x = {name: layer[name].float() for name in ("q", "k", "v", "index_q", "k_idx")}
+        o, blocks = nsa.attention(x["q"], x["k"], x["v"], config=config, index_q=x["index_q"], k_idx=x["k_idx"],
+                                  return_indices=True)
+        assert compare_blocks(blocks, layer, 0, layer["k_idx"]) == 0
+        assert (o.double() - layer["o"].reshape(o.shape)).abs().max() < 1e-5
+        assert (blocks[149] >= 0).all() and (blocks[BLOCK - 1, :, 1:] == -1).all()
+
+
+def test_steps(device, monkeypatch):
+    """A prompt of 100 tokens and 50 steps, over transformers' cache and over pages."""
+    if device != "cpu":
+        pytest.skip("no kernel computes this model")
+    model, config = model_of(8, 2), config_of(8, 2)
+    seen = Recorder(model, monkeypatch)
+    ids = tokens(150)
+    past = transformers.DynamicCache(config=model.config)
+    cache = nsa.KVCache(config, 2, 20, 16, max_len=160, dtype=torch.float32, device="cpu")
+    assert sorted(cache.layers[0]) == ["k0", "k_idx", "v0"]
+    for begin, end in (0, 100), *((t, t + 1) for t in range(100, 150)):
+        with torch.no_grad():
+            model(ids[:, begin:end], past_key_values=past, use_cache=True)
+        batch = cache.begin(["a"], [end - begin])
+        for i, layer in enumerate(seen.layers):
+            x = {name: layer[name].float() for name in ("q", "k", "index_q", "k_idx")}
+            v = layer["v"][-(end - begin):].float()  # the cache gives those of all tokens
+            cache.append(i, batch, x["k"], v, k_idx=x["k_idx"])
+            o = cache.attend(i, batch, x["q"], index_q=x["index_q"])
+            want = layer["o"].reshape(end - begin, 8, DIM)
+            assert (o.double() - want).abs().max() < 1e-5
+
+
+def test_drafts_and_forks(device):
+    """Eight tokens at once, after a fork and after a rejected draft: the rows of one forward."""
+    if device != "cpu":
+        pytest.skip("no kernel computes this model")
+    config = config_of(8, 2)
+    make = lambda *shape: torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+    q, k, v = make(150, 8, DIM), make(150, 2, DIM), make(150, 2, DIM).flip(0)
+    index_q, k_idx = make(150, 2, INDEX_DIM), make(150, 1, INDEX_DIM)
+    o = nsa.attention(q, k, v, config=config, index_q=index_q, k_idx=k_idx)
+    cache = nsa.KVCache(config, 1, 40, 16, max_len=160, max_q=8, dtype=torch.float32, device="cpu")
+
+    def step(id, begin, end, **other):
+        x = dict(dict(q=q, k=k, v=v, index_q=index_q, k_idx=k_idx), **other)
+        x = {name: t[begin:end] for name, t in x.items()}
+        batch = cache.begin([id], [end - begin])
+        cache.append(0, batch, x["k"], x["v"], k_idx=x["k_idx"])
+        return cache.attend(0, batch, x["q"], index_q=x["index_q"])
+
+    close = lambda got, begin, end: (got - o[begin:end]).abs().max() < 1e-6
+    assert close(step("a", 0, 100), 0, 100)
+    cache.fork("a", "b", 90)
+    step("a", 100, 108, k_idx=-k_idx)  # a draft
+    cache.truncate("a", 100)
+    assert close(step("a", 100, 108), 100, 108)
+    assert close(step("b", 90, 98), 90, 98)
+    assert close(step("a", 108, 150), 108, 150)
+    assert close(step("b", 98, 106), 98, 106)
+
+
+def test_gradients(device):
+    """Of q, k and v over the chosen blocks; none goes into the index. With a batch dimension, the same."""
+    if device != "cpu":
+        pytest.skip("no kernel computes this model")
+    config = config_of(8, 2)
+    make = lambda *shape: torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).requires_grad_(True)
+    q, k, v = make(2, 90, 8, DIM), make(2, 90, 2, DIM), make(2, 90, 2, DIM)
+    index_q, k_idx = make(2, 90, 2, INDEX_DIM), make(2, 90, 1, INDEX_DIM)
+    o, blocks = nsa.attention(q, k, v, config=config, index_q=index_q, k_idx=k_idx, return_indices=True)
+    again = nsa.attention(q[1], k[1], v[1], config=config, index_q=index_q[1], k_idx=k_idx[1])
+    assert (o[1] - again).abs().max() < 1e-6
+    taken = torch.zeros(2, 90, 2, 7, dtype=torch.bool).scatter_(3, torch.where(blocks >= 0, blocks, 6).long(), True)[..., :6]
+    mask = taken.repeat_interleave(BLOCK, 3)[..., :90] & torch.ones(90, 90, dtype=torch.bool).tril()[None, :, None]
+    wide = [x.detach().double().requires_grad_(True) for x in (q, k, v)]
+    rows = [wide[0], *(x.repeat_interleave(4, 2) for x in wide[1:])]
+    scores = torch.einsum("bthd,bshd->bths", rows[0], rows[1]) * DIM ** -0.5
+    p = scores.masked_fill(~mask.repeat_interleave(4, 2), -torch.inf).softmax(-1)
+    want = torch.einsum("bths,bshd->bthd", p, rows[2])
+    assert (o.double() - want).abs().max() < 1e-5
+    o.square().sum().backward()
+    want.square().sum().backward()
+    for got, expected in zip((q, k, v), wide):
+        assert (got.grad.double() - expected.grad).norm() < 1e-5 * expected.grad.norm()
+    assert index_q.grad is None and k_idx.grad is None
+
+
+def test_configuration():
+    """Config has what the shipped file has; what is missing or wrong is named."""
+    yaml = pytest.importorskip("yaml")
+    path = CONFIGS / "models" / "minimax_m3.yaml"
+    if path.exists():
+        config = nsa.Config.from_dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+        assert config.index == {"heads": 4, "dim": 128} and config.compress == {"phi": "none"}
+    config = config_of(8, 2)
+    assert nsa.Config.from_dict(config.to_dict()) == config
+    with pytest.raises(nsa.ConfigError, match="model.index.heads: 4 is not the number of KV heads"):
+        nsa.Config(**{**SHAPE, "index": dict(heads=4, dim=16)})
+    with pytest.raises(nsa.ConfigError, match="expected a dictionary, or \"none\""):
+        nsa.Config(**{**SHAPE, "compress": "mean"})
+    x = torch.zeros(40, 8, DIM), torch.zeros(40, 2, DIM), torch.zeros(40, 2, DIM)
+    with pytest.raises(nsa.Error, match="io.index_q is missing"):
+        nsa.attention(*x, config=config)
+    with pytest.raises(nsa.Error, match="io.k_idx is given, but model.select.by is compressed"):
+        nsa.attention(*x, config=nsa.Config(heads=8, kv_heads=2, head_dim=DIM, gate="none"), k_idx=torch.zeros(40, 1, 24))
+    with pytest.raises(ValueError, match="queries and keys of an index"):
+        nsa.NSAttention(64, nsa.Config(**{**SHAPE, "gate": "logits"}))
+
+
+SHAPE = dict(heads=8, kv_heads=2, head_dim=DIM, compress="none", window=0, gate="none",
+             select=dict(by="index", pool="max"), index=dict(heads=2, dim=16))
