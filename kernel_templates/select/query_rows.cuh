@@ -7,20 +7,18 @@
 // A CTA has kWarps warps of two m16 tiles each, which share every K fragment. Rows are token-major over
 // kGroupPadded heads: 32 / kGroupPadded tokens per warp, or half a token with more than 32 heads.
 //
-// Config: Element, kHeadDimQk, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads, kBlock, kStride,
-// kProbe, kStep (a decode step: keys are split over blockIdx.y), kCountReads (keys are counted; with
-// kStep); those of data/source.cuh.
+// Config: Element, kHeadDimQk, kKeys, kWarps, kThreads, kCountReads (keys are counted; with kStep);
+// those of select/token_tile.cuh, of which kStep splits the keys over blockIdx.y.
 #pragma once
 #include "core/copy.cuh"
 #include "core/mma.cuh"
 #include "core/tile.cuh"
 #include "core/types.cuh"
 #include "data/read_counter.cuh"
-#include "data/sequence.cuh"
-#include "data/source.cuh"
 #include "params/attention.h"
 #include "params/kv_cache.h"
 #include "select/importance_keys.cuh"
+#include "select/token_tile.cuh"
 
 static_assert(Config::kRows == 32 * Config::kWarps, "a warp has two m16 tiles of rows");
 static_assert(Config::kThreads == 32 * Config::kWarps, "all warps compute and copy");
@@ -33,58 +31,11 @@ static_assert(Config::kKeys % 32 == 0, "scores are computed 32 keys at a time");
 static_assert(Config::kHeadDimQk % 8 == 0, "rows are copied 16 bytes at a time");
 
 template <class C> struct RowTraits {
-  static constexpr int kTokens = C::kRows / C::kGroupPadded;
   static constexpr int kSteps = padded_dim(C::kHeadDimQk) / 16; // k16 steps
   static constexpr int kSliceTiles = 4;                         // n8 tiles in a slice of 32 keys
 };
 
-// The parameters of both kernels, and those that are not of a decode step.
-template <class C>
-using RowParams = CodedParamsOf<C, NsaiImportance, NsaiCachedImportance, NsaiCodedImportance>;
-template <class C>
-using StepRowParams = typename ParamsOf<C::kStep, RowParams<C>, NsaiStepImportance>::Type;
-
 template <class C> using KeyTileOf = typename KeyCopy<C>::KeyTile;
-
-// ---- coordinates
-
-// The tokens of a CTA, as queries of one sequence: slot x holds query first + x, which is present
-// if it lies in [begin, end).
-struct TokenTile {
-  Sequence seq;
-  int s;
-  int first, begin, end;
-  int out_base; // row of `importance` = out_base + query
-  NSAI_DEVICE bool present(int query) const { return begin <= query && query < end; }
-};
-
-template <class C, class Params>
-NSAI_DEVICE TokenTile find_tokens(const Params &params, int index, int count) {
-  const NsaiImportance &p = packed_of(params);
-  const auto &seqs = sequences_of(params);
-  if constexpr (C::kProbe) {
-    int row = p.rows[index];
-    int s = find_row_sequence(seqs, row);
-    Sequence seq = load_sequence(seqs, s);
-    int query = row - seq.q_begin;
-    bool present = 0 <= query && query < seq.q_len;
-    return TokenTile{ seq, s, query, query, query + present, index - query };
-  } else {
-    constexpr int kTokens = RowTraits<C>::kTokens;
-    // Token x lies in tile x / kTokens - 1 or later, whatever the sequence lengths are.
-    int skipped = max(0, p.token_begin / kTokens - numbers_tiles_by_sequence(seqs));
-    QueryTile tile = find_query_tile<kTokens>(seqs, skipped + count - 1 - index);
-    int begin = max(tile.first_query, p.token_begin - tile.seq.q_begin);
-    int end = min(min(tile.first_query + kTokens, tile.seq.q_len), p.token_end - tile.seq.q_begin);
-    return TokenTile{ tile.seq, tile.s, tile.first_query,
-                      begin,    end,    tile.seq.q_begin - p.token_begin };
-  }
-}
-
-// Number of keys, compressed or coarse, that position t sees.
-template <class C> NSAI_DEVICE int visible_blocks(int t) {
-  return block_count<C::kBlock, C::kStride>(t + 1);
-}
 
 // Loads the four rows of a thread as Q fragments: zeros for padding heads and absent tokens. Calls
 // visit(tile, half, present, row of q, query head) for each row.
