@@ -6,7 +6,8 @@
 //
 // Codes of a cache (core/e4m3.cuh) are converted to elements on their way.
 //
-// Config: Element, kHeadDimQk, kKeys, kThreads, kBlock (l), kStride (d); those of data/source.cuh.
+// Config: Element, kHeadDimQk, kKeys, kThreads, kBlock (l), kStride (d), kStep (a decode step); those of
+// data/source.cuh.
 #pragma once
 #include "core/copy.cuh"
 #include "core/e4m3.cuh"
@@ -16,6 +17,12 @@
 #include "data/source.cuh"
 #include "params/attention.h"
 #include "params/kv_cache.h"
+
+// The parameters of the kernels, and those that are not of a decode step.
+template <class C>
+using RowParams = CodedParamsOf<C, NsaiImportance, NsaiCachedImportance, NsaiCodedImportance>;
+template <class C>
+using StepRowParams = typename ParamsOf<C::kStep, RowParams<C>, NsaiStepImportance>::Type;
 
 template <class C> struct KeyCopy {
   using KeyTile = Tile<C::kKeys, padded_dim(C::kHeadDimQk)>;

@@ -39,12 +39,6 @@ template <class C> struct RowTraits {
   static constexpr int kSliceTiles = 4;                         // n8 tiles in a slice of 32 keys
 };
 
-// The parameters of both kernels, and those that are not of a decode step.
-template <class C>
-using RowParams = CodedParamsOf<C, NsaiImportance, NsaiCachedImportance, NsaiCodedImportance>;
-template <class C>
-using StepRowParams = typename ParamsOf<C::kStep, RowParams<C>, NsaiStepImportance>::Type;
-
 template <class C> using KeyTileOf = typename KeyCopy<C>::KeyTile;
 
 // Loads the four rows of a thread as Q fragments: zeros for padding heads and absent tokens. Calls

@@ -17,6 +17,7 @@
   row(attend_compressed_expanded_sm90) \
   row(attend_compressed_sm90) \
   row(attend_compressed_sm80) \
+  row(importance_sm90) \
   row(importance_sm80) \
   row(index_scores_sm90) \
   row(index_scores_sm80) \

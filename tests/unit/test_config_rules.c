@@ -203,7 +203,7 @@ static const diag_case rule_cases[] = {
     "4:31: error: variants.disable: 'dense.quantum_*' matches no variant; `nsa-autotune show` "
     "lists them\n"
     "7:36: error: variants.force.importance: no variant 'x'; stage importance has "
-    "importance_sm80, index_scores_sm90, index_scores_sm80\n"
+    "importance_sm90, importance_sm80, index_scores_sm90, index_scores_sm80\n"
     "7:50: error: variants.disable: '*.y' matches no variant; `nsa-autotune show` lists them" },
   { "forced and disabled", "variants: {force: {dense: dense_sm80}, disable: ['d*.de*']}\n",
     "2:27: error: variants.force.dense: \"dense_sm80\" is forced and disabled at once: "

@@ -32,8 +32,7 @@ static void check_unit(const nsai_kernel_spec *spec, const nsai_problem *problem
 static void check_spec(const nsai_kernel_spec *spec, const nsai_problem *problem) {
   if (spec->threads < 32 || spec->threads > 1024 || spec->threads % 32)
     fail_msg("%s: %d threads", spec->entry, spec->threads);
-  bool hopper = spec->tma_box_keys ||
-                !strcmp(spec->entry, "attend_selected_kv_stationary_sm90"); /* sm_90a alone */
+  bool hopper = spec->tma_box_keys || strstr(spec->entry, "_sm90"); /* sm_90a alone */
   if (spec->shared_bytes > (hopper ? 227u * 1024 : PORTABLE_SHARED_BYTES))
     fail_msg("%s: %u bytes of shared memory", spec->entry, spec->shared_bytes);
   if (spec->constant_count <= 0 || spec->constant_count >= NSAI_MAX_CONSTANTS)

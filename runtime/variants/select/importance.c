@@ -3,15 +3,12 @@
  *
  * importance_sm80, and the importance of probed rows.
  */
-#include "variants/select/importance.h"
+#include "variants/select/importance_row.h"
 
 #include "base/math.h"
 #include "plan/context.h"
-#include "variants/select/normalizer.h"
 
 #include <math.h>
-
-enum { IMPORTANCE, PROBE, NORMALIZER, KERNELS = NORMALIZER + NSAI_NORMALIZER_KERNELS };
 
 /* Tiles that end on block ends have a history. */
 static uint32_t importance_shared(const nsai_model *m, const nsai_tiles *s) {
@@ -86,6 +83,17 @@ void nsai_query_rows_add(nsai_kernel_spec *spec, const nsai_problem *p, const ns
   nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_CTAS]);
 }
 
+void nsai_pooling_add(nsai_kernel_spec *spec, const nsai_problem *p, bool probe) {
+  const nsai_model *m = &p->model;
+  nsai_constant_add(spec, "kBlock", m->block);
+  nsai_constant_add(spec, "kStride", m->stride);
+  nsai_constant_add(spec, "kSelectBlock", m->select_block);
+  nsai_constant_add(spec, "kProbe", probe);
+  nsai_constant_add(spec, "kStep", nsai_ranks_by_step(p));
+  nsai_constant_add(spec, "kCountReads", p->count_reads && !probe && nsai_ranks_by_step(p));
+  nsai_constant_add(spec, "kMaxPool", m->pool == NSAI_POOL_MAX);
+}
+
 void nsai_importance_specify(const nsai_problem *p, const nsai_tiles *s, bool probe,
                              nsai_kernel_spec *spec) {
   const nsai_model *m = &p->model;
@@ -97,39 +105,38 @@ void nsai_importance_specify(const nsai_problem *p, const nsai_tiles *s, bool pr
                               .tile_tokens = rows / nsai_padded_group(m),
                               .compile_cost = 300 };
   nsai_query_rows_add(spec, p, s);
-  nsai_constant_add(spec, "kBlock", m->block);
-  nsai_constant_add(spec, "kStride", m->stride);
-  nsai_constant_add(spec, "kSelectBlock", m->select_block);
-  nsai_constant_add(spec, "kProbe", probe);
-  nsai_constant_add(spec, "kStep", nsai_ranks_by_step(p));
-  nsai_constant_add(spec, "kCountReads", p->count_reads && !probe && nsai_ranks_by_step(p));
-  nsai_constant_add(spec, "kMaxPool", m->pool == NSAI_POOL_MAX);
+  nsai_pooling_add(spec, p, probe);
   nsai_source_add(spec, p, m->stride);
   nsai_codes_add(spec, p->cmp_dtype);
 }
 
-/* Whether a plan's importance row, or one that stands alone, ever ranks blocks; it always may be asked
- * for probed rows. */
-static bool ranks(const nsai_request *r) {
+bool nsai_importance_ranks(const nsai_request *r) {
   const nsai_problem *p = r->problem;
   return p->model.select_count && p->selection == NSA_SELECT_TOPN && !r->standalone &&
          !nsai_problem_selects_all(p);
 }
 
 static bool normalizes(const nsai_request *r) {
-  return nsai_normalizes_apart(&r->problem->model) && (ranks(r) || r->problem->max_probe_rows);
+  return nsai_normalizes_apart(&r->problem->model) &&
+         (nsai_importance_ranks(r) || r->problem->max_probe_rows);
+}
+
+void nsai_importance_specify_rest(const nsai_request *r, const nsai_tiles *probe,
+                                  nsai_kernel_spec kernel[]) {
+  const nsai_problem *p = r->problem;
+  if (p->max_probe_rows) nsai_importance_specify(p, probe, true, &kernel[NSAI_IMPORTANCE_PROBE]);
+  if (normalizes(r)) nsai_normalizer_specify(p, r->target, &kernel[NSAI_IMPORTANCE_NORMALIZER]);
 }
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
-  const nsai_problem *p = r->problem;
-  if (ranks(r)) nsai_importance_specify(p, r->tiles, false, &kernel[IMPORTANCE]);
-  if (p->max_probe_rows) nsai_importance_specify(p, r->tiles, true, &kernel[PROBE]);
-  if (normalizes(r)) nsai_normalizer_specify(p, r->target, &kernel[NORMALIZER]);
+  if (nsai_importance_ranks(r))
+    nsai_importance_specify(r->problem, r->tiles, false, &kernel[NSAI_IMPORTANCE]);
+  nsai_importance_specify_rest(r, r->tiles, kernel);
 }
 
-static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
-                      nsai_form_sizes *out) {
-  if (normalizes(r)) nsai_normalizer_workspace(r, &kernel[NORMALIZER], out->bytes);
+void nsai_importance_workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
+                               nsai_form_sizes *out) {
+  if (normalizes(r)) nsai_normalizer_workspace(r, &kernel[NSAI_IMPORTANCE_NORMALIZER], out->bytes);
 }
 
 nsai_tiles nsai_importance_tiles(const nsai_problem *p, const nsai_target *t) {
@@ -238,27 +245,27 @@ nsa_status nsai_importance_enqueue(const nsai_run *run, const nsai_kernel *kerne
   return nsai_importance_launch(run, kernel, &x, &p);
 }
 
-static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
-  const nsai_kernel *normalizer = &form->kernel[NORMALIZER];
+nsa_status nsai_importance_run(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
+  const nsai_kernel *normalizer = &form->kernel[NSAI_IMPORTANCE_NORMALIZER];
   const bool apart = nsai_normalizes_apart(&run->plan->problem.model);
   if (span->prepare) return apart ? nsai_normalizer_enqueue(run, normalizer, form->buffer) : NSA_OK;
   const nsai_split_lse lse =
       apart ? nsai_normalizer_lse(run, normalizer, form->buffer) : nsai_branch_lse(run);
-  if (span->probe) return nsai_probe_enqueue(run, &form->kernel[PROBE], &lse);
-  return nsai_importance_enqueue(run, &form->kernel[IMPORTANCE], &lse, span);
+  if (span->probe) return nsai_probe_enqueue(run, &form->kernel[NSAI_IMPORTANCE_PROBE], &lse);
+  return nsai_importance_enqueue(run, &form->kernel[NSAI_IMPORTANCE], &lse, span);
 }
 
 const nsai_variant nsai_importance_sm80 = {
   .name = "importance_sm80",
   .stage = NSAI_STAGE_IMPORTANCE,
   .why = "second pass over q k^T with the known LSE, exact in fp32",
-  .kernels = KERNELS,
+  .kernels = NSAI_IMPORTANCE_KERNELS,
   .buffers = NSAI_NORMALIZER_BUFFERS,
   .takes_codes = true,
   .stands_alone = true,
   .legal = legal,
   .space = &space,
   .specify = specify,
-  .workspace = workspace,
-  .enqueue = enqueue,
+  .workspace = nsai_importance_workspace,
+  .enqueue = nsai_importance_run,
 };

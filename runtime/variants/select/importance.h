@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The kernel select_importance, for importance_sm80 and for decode steps.
+ * The kernel select_importance, for importance_sm80 and for decode steps; and what importance_sm80 has
+ * in common with importance_sm90.
  */
 #ifndef NSAI_VARIANTS_SELECT_IMPORTANCE_H
 #define NSAI_VARIANTS_SELECT_IMPORTANCE_H
@@ -19,6 +20,9 @@ void nsai_query_rows_add(nsai_kernel_spec *spec, const nsai_problem *problem,
 /* `probe`: of the rows that io.probe_rows names. */
 void nsai_importance_specify(const nsai_problem *problem, const nsai_tiles *tiles, bool probe,
                              nsai_kernel_spec *spec);
+
+/* Appends what is pooled, and whether of probed rows. */
+void nsai_pooling_add(nsai_kernel_spec *spec, const nsai_problem *problem, bool probe);
 
 /* ---- launches ---- */
 

@@ -1,0 +1,369 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// select_importance_sm90: what select/importance.cuh computes, on wgmma (sm_90a).
+//
+//   I[t, g, j] = sum over the group's heads h and compressed blocks i of w(i, j) * P[t, h, i]
+//   P[t, h, i] = 2^(scale_log2 * q[t, h] . kc[i, g]  -  lse[t, h] * log2(e)), 0 where t does not see i
+//   with kMaxPool the maximum over i with w(i, j) > 0 of the sum over h of P[t, h, i]
+//
+//   q [T, Hq, Dk], kc [rows, Hkv, Dk] or a cache's entries, lse f32 [T, Hq]
+//   -> importance f32 [tokens, Hkv, blocks] (for select_topn)
+//
+// Output: every j <= t / l' of the tokens in [token_begin, token_end). A token's result is
+// bit-identical in every chunk of tokens and wherever its rows lie. It differs in rounding from that of
+// select_importance, which serves probed rows.
+//
+// Grid: x = kv_heads * tiles, group-major, long tiles first (select/token_tile.cuh).
+//
+// CTA: two consumer warpgroups of 64 rows each and one warp that copies. Rows are token-major over
+// kGroupPadded heads, so that a warp has 16 / kGroupPadded tokens. A tile of keys is interleaved: a
+// lane holds 32 adjacent keys of each of its two rows (core/tma.cuh). Lanes that hold the heads of a
+// token then add them up by halves: each is left with the token's sums of 4 adjacent keys, a chunk.
+//
+//     warp 8       wait for a stage | copy K by cp.async
+//     consumers    Q K^T | exponentiate, sum heads, pool, store
+//
+// Two CTAs share a multiprocessor where their tiles fit: the products of one warpgroup run beside the
+// exponentials of the others, which take as long.
+//
+// Shared memory: nsai_smem_importance_sm90() of params/smem.h.
+//
+// Config: Element, kHeadDimQk, kGroup, kGroupPadded (8 or 16), kRows (128), kKeys (128), kStages,
+// kThreads (288), kMinBlocks, kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kMaxPool, kStep
+// (0); those of select/token_tile.cuh and data/source.cuh.
+#pragma once
+#include "core/barrier.cuh"
+#include "core/copy.cuh"
+#include "core/launch.cuh"
+#include "core/pipeline.cuh"
+#include "core/softmax.cuh"
+#include "core/tma.cuh"
+#include "core/topn.cuh"
+#include "core/types.cuh"
+#include "core/wgmma.cuh"
+#include "data/source.cuh"
+#include "params/attention.h"
+#include "params/kv_cache.h"
+#include "select/importance_keys.cuh"
+#include "select/token_tile.cuh"
+
+template <class C> struct KernelTraits {
+  static constexpr int kConsumers = 2; // warpgroups
+  static constexpr int kConsumerThreads = 128 * kConsumers;
+  static constexpr int kSteps = padded_dim(C::kHeadDimQk) / 16; // k16 steps of Q K^T
+  static constexpr int kChunks = padded_dim(C::kHeadDimQk) / 8; // 16-byte chunks of a row
+  static constexpr int kTokens = 16 / C::kGroupPadded;          // of a warp
+  static constexpr int kOverlap = C::kBlock / C::kStride;       // m
+  static constexpr int kRatio = C::kSelectBlock / C::kStride;   // r
+  static constexpr int kTileBlocks = C::kKeys / kRatio;
+  static constexpr int kChunkKeys = 4;
+  static constexpr int kChunkBlocks = kRatio < kChunkKeys ? kChunkKeys / kRatio : 1;
+  static constexpr int kBlockChunks = kRatio > kChunkKeys ? kRatio / kChunkKeys : 1;
+  static constexpr int kBorder = kOverlap > 1 ? kOverlap - 1 : 1;
+
+  static_assert(C::kRows == 64 * kConsumers && C::kKeys == kInterleavedRows,
+                "two warpgroups of 64 rows over tiles of interleaved keys");
+  static_assert(C::kThreads == kConsumerThreads + 32, "consumers and the warp that copies");
+  static_assert(C::kGroupPadded == 8 || C::kGroupPadded == 16, "a token's heads lie in one warp");
+  static_assert(C::kBlock % C::kStride == 0 && C::kSelectBlock % C::kStride == 0 &&
+                    C::kBlock <= C::kSelectBlock,
+                "the weights are a trapezoid of strides");
+  static_assert(32 % kRatio == 0, "a lane's keys are whole selection blocks, or a part of one");
+  static_assert(kOverlap <= 4, "the last keys of the block before lie in one chunk");
+};
+
+template <class C> struct SharedStorage {
+  unsigned char q[KernelTraits<C>::kConsumers][nsai_panel_bytes(64, C::kHeadDimQk)];
+  unsigned char k[C::kStages][nsai_panel_bytes(C::kKeys, C::kHeadDimQk)];
+  u64 addresses[C::kKeys]; // of the rows of a tile of keys
+  u64 barriers[2 * C::kStages];
+};
+static_assert(sizeof(SharedStorage<Config>) == Config::kSharedBytes,
+              "the host computes another size of shared memory");
+
+// ---- copies
+
+// Copies this warpgroup's rows of Q; zeros for padding heads and absent tokens. The caller waits.
+template <class C>
+NSAI_DEVICE void copy_queries(u32 sQ, const NsaiImportance &p, const TokenTile &tokens, int group,
+                              int first_row) {
+  using P = KernelTraits<C>;
+  const u16 *gQ = (const u16 *)p.q.data; // [T, Hq, Dk]
+  for (int i = threadIdx.x % 128; i < 64 * P::kChunks; i += 128) {
+    const int row = i / P::kChunks, chunk = i % P::kChunks;
+    const int head = (first_row + row) % C::kGroupPadded;
+    const int query = tokens.first + (first_row + row) / C::kGroupPadded;
+    const bool present = head < C::kGroup && tokens.present(query) && chunk * 8 < C::kHeadDimQk;
+    const u16 *from = gQ;
+    if (present)
+      from += (tokens.seq.q_begin + query) * p.q.token_stride +
+              (group * C::kGroup + head) * p.q.head_stride + chunk * 8;
+    copy_async_16(sQ + chunk / 8 * 64 * kPanelPitch + panel_offset(row, chunk), from, present);
+  }
+  copy_async_commit();
+}
+
+template <class C> NSAI_DEVICE u64 key_address(const PackedKeys<C> &keys, int key) {
+  return (u64)(keys.gK + key * keys.k.token_stride);
+}
+template <class C> NSAI_DEVICE u64 key_address(const CachedKeys<C> &keys, int key) {
+  const int index = entry_index<C::kBlock, C::kStride>(key);
+  return (u64)((const u16 *)keys.k.data + keys.group * keys.k.head_stride +
+               row_offset(keys.k, keys.rows.page(index), keys.rows.slot(index)));
+}
+
+// Stores the addresses of the tile of keys from `first` on; rows behind the last key have its address,
+// and are not read. One warp.
+template <class C, class Keys>
+NSAI_DEVICE void keep_addresses(u32 addresses, const Keys &keys, int first, int end) {
+  const int lane = threadIdx.x % 32;
+  __syncwarp(); // the addresses kept before have been read
+#pragma unroll
+  for (int row = lane; row < C::kKeys; row += 32) {
+    const u64 at = end > 0 ? key_address(keys, min(first + interleaved_key(row), end - 1)) : 0;
+    store_shared_pair(addresses + 8 * row, uint2{ (u32)at, (u32)(at >> 32) });
+  }
+  __syncwarp(); // the addresses are written
+}
+
+// Copies the tile of keys from `first` on, whose addresses were kept; keys from `end` on become zeros.
+template <class C> NSAI_DEVICE void copy_keys(u32 sK, u32 addresses, int first, int end) {
+  using P = KernelTraits<C>;
+  const int lane = threadIdx.x % 32, chunk = lane % 8;
+#pragma unroll 2
+  for (int row = lane / 8; row < C::kKeys; row += 4) {
+    const uint2 at = load_shared_pair(addresses + 8 * row);
+    const u16 *from = (const u16 *)((u64)at.y << 32 | at.x) + chunk * 8;
+    const bool present = first + interleaved_key(row) < end;
+    const u32 to = sK + panel_offset(row, chunk);
+#pragma unroll
+    for (int i = 0; i < panels(C::kHeadDimQk); ++i)
+      if ((i + 1) * 8 <= P::kChunks || i * 8 + chunk < P::kChunks)
+        copy_async_16(to + i * C::kKeys * kPanelPitch, from + i * kPanelColumns,
+                      present && (i * 8 + chunk) * 8 < C::kHeadDimQk);
+  }
+  copy_async_commit();
+}
+
+// The warp that copies: all tiles of keys, in stages.
+template <class C, class Keys>
+NSAI_DEVICE void produce(SharedStorage<C> &shared, const Barriers<C::kStages> &barriers,
+                         const Keys &keys, int tiles, int end) {
+  const u32 addresses = shared_address(shared.addresses);
+  PipelineState<C::kStages> at;
+  keep_addresses<C>(addresses, keys, 0, end);
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; ++tile, at.advance()) {
+    const int first = tile * C::kKeys;
+    barriers.producer_acquire(at);
+    copy_keys<C>(shared_address(shared.k[at.stage]), addresses, first, end);
+    keep_addresses<C>(addresses, keys, first + C::kKeys, end);
+    copy_async_wait<0>();
+    shared_proxy_fence();
+    barriers.producer_commit(at.stage);
+  }
+}
+
+// ---- consumers
+
+// Turns the scores of row r into P; `bias` is -lse in base 2.
+template <class C>
+NSAI_DEVICE void exponentiate(float (&s)[16][4], int r, float scale_log2, float bias, int seen) {
+#pragma unroll
+  for (int k = 0; k < 32; ++k) {
+    float &x = s[k / 2][2 * r + k % 2];
+    x = exp2_approx(__fmaf_rn(x, scale_log2, bias));
+  }
+  if (seen < 32)
+#pragma unroll
+    for (int k = 0; k < 32; ++k)
+      if (k >= seen) s[k / 2][2 * r + k % 2] = 0.0f;
+}
+
+// Adds the values of the lane that differs in bit kLanes, of which each of the two keeps half.
+template <int kLanes, int kWidth> NSAI_DEVICE void add_halves(float (&v)[32], int lane) {
+  const bool upper = lane & kLanes;
+#pragma unroll
+  for (int x = 0; x < kWidth; ++x) {
+    const float mine = upper ? v[x + kWidth] : v[x], other = upper ? v[x] : v[x + kWidth];
+    v[x] = mine + __shfl_xor_sync(~0u, other, kLanes);
+  }
+}
+
+// Adds up v [32 keys] over the eight lanes that hold one token's heads. Each is left with chunk
+// lane / 4 in v[0] ... v[3].
+NSAI_DEVICE void sum_heads(float (&v)[32], int lane) {
+  add_halves<16, 16>(v, lane);
+  add_halves<8, 8>(v, lane);
+  add_halves<4, 4>(v, lane);
+}
+
+// The blocks of the lane's chunk, from its keys and those `before` it, last key first. A block of
+// several chunks is left in all their lanes.
+template <class C>
+NSAI_DEVICE void pool(float (&blocks)[KernelTraits<C>::kChunkBlocks], const float (&v)[32],
+                      const float (&before)[KernelTraits<C>::kBorder], int lane) {
+  using P = KernelTraits<C>;
+  auto key = [&](int i) { return i < 0 ? before[-1 - i] : v[i]; };
+  constexpr int kKeys =
+      P::kRatio < P::kChunkKeys ? P::kRatio : P::kChunkKeys; // of a block in a chunk
+  const int within = lane / 4 % P::kBlockChunks * kKeys;     // the chunk's first key in its block
+#pragma unroll
+  for (int block = 0; block < P::kChunkBlocks; ++block) {
+    float sum = 0.0f;
+    // Only the block's first chunk has keys that lie before it.
+#pragma unroll
+    for (int i = 1; i < P::kOverlap; ++i) {
+      const float x = within == 0 ? key(block * kKeys - i) : 0.0f;
+      sum = C::kMaxPool ? fmaxf(sum, x) : __fmaf_rn((float)(P::kOverlap - i), x, sum);
+    }
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      const float x = key(block * kKeys + i);
+      sum = C::kMaxPool ? fmaxf(sum, x)
+                        : __fmaf_rn((float)min(P::kOverlap, P::kRatio - within - i), x, sum);
+    }
+#pragma unroll
+    for (int chunks = 1; chunks < P::kBlockChunks; chunks *= 2) {
+      const float other = __shfl_xor_sync(~0u, sum, 4 * chunks);
+      sum = C::kMaxPool ? fmaxf(sum, other) : sum + other;
+    }
+    blocks[block] = sum;
+  }
+}
+
+// What a warp knows of one of its tokens.
+template <class C> struct WarpToken {
+  float *gRow;                            // importance [blocks] of this KV head
+  int written;                            // blocks to write
+  float border[KernelTraits<C>::kBorder]; // in lane 31: the last keys of the tile before
+};
+
+// Pools a token's sums of a tile of keys and stores them.
+template <class C>
+NSAI_DEVICE void store_blocks(float (&v)[32], WarpToken<C> &token, int tile, int lane) {
+  using P = KernelTraits<C>;
+  sum_heads(v, lane);
+  // Chunk c of the tile lies in lane c / 8 + c % 8 * 4.
+  float before[P::kBorder] = {};
+  const int source = lane >= 4 ? lane - 4 : lane ? lane + 27 : 31;
+#pragma unroll
+  for (int i = 0; i < P::kOverlap - 1; ++i) {
+    const float last = v[P::kChunkKeys - 1 - i];
+    before[i] = __shfl_sync(~0u, lane == 31 ? token.border[i] : last, source);
+    token.border[i] = last;
+  }
+  float blocks[P::kChunkBlocks];
+  pool<C>(blocks, v, before, lane);
+  const int chunk = lane % 4 * 8 + lane / 4;
+  if (chunk % P::kBlockChunks) return;
+  const int first = tile * P::kTileBlocks + chunk / P::kBlockChunks * P::kChunkBlocks;
+#pragma unroll
+  for (int i = 0; i < P::kChunkBlocks; ++i)
+    if (first + i < token.written) token.gRow[first + i] = blocks[i];
+}
+
+// Issues S = Q K^T [64, 128].
+template <class C> NSAI_DEVICE void multiply(float (&s)[16][4], u32 sQ, u32 sK) {
+  const u64 q = wgmma_k_major(sQ), k = wgmma_k_major(sK);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < KernelTraits<C>::kSteps; ++step)
+    wgmma_qk<typename C::Element, C::kKeys>(s[0], q + wgmma_k_step<64>(step),
+                                            k + wgmma_k_step<C::kKeys>(step), step > 0);
+  wgmma_commit();
+}
+
+template <class C>
+NSAI_DEVICE void consume(SharedStorage<C> &shared, const Barriers<C::kStages> &barriers,
+                         const NsaiImportance &p, const TokenTile &tokens, int group, int tiles) {
+  using P = KernelTraits<C>;
+  const int lane = threadIdx.x % 32, consumer = warp_uniform(threadIdx.x / 128);
+  const int warp_row = 64 * consumer + threadIdx.x % 128 / 32 * 16;
+
+  // ---- Q, and -lse in base 2 of the lane's rows
+  const u32 sQ = shared_address(shared.q[consumer]);
+  copy_queries<C>(sQ, p, tokens, group, 64 * consumer);
+  float bias[2];
+  int seen[2]; // keys that the rows' tokens see, from the lane's first on
+  WarpToken<C> token[P::kTokens];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = warp_row + 8 * r + lane / 4, head = row % C::kGroupPadded;
+    const int query = tokens.first + row / C::kGroupPadded;
+    const bool present = tokens.present(query);
+    float lse = kMinusInf;
+    if (present && head < C::kGroup)
+      lse = p.lse[(tokens.seq.q_begin + query) * p.lse_token_stride +
+                  (group * C::kGroup + head) * p.lse_head_stride];
+    bias[r] = lse == kMinusInf ? kMinusInf : -lse * kLog2e;
+    seen[r] = visible_blocks<C>(tokens.seq.position(query)) - lane % 4 * 32;
+    if (r % (2 / P::kTokens)) continue;
+    WarpToken<C> &mine = token[r * P::kTokens / 2];
+    mine = WarpToken<C>{ p.importance + group * p.importance_head_stride, 0, {} };
+    if (!present) continue;
+    mine.gRow += (tokens.out_base + query) * p.importance_token_stride;
+    mine.written = candidate_count<C>(tokens.seq.position(query));
+  }
+  copy_async_wait<0>();
+  shared_proxy_fence();
+  threads_sync(1 + consumer, 128); // the warpgroup's Q has arrived
+
+  // ---- tiles of keys
+  PipelineState<C::kStages> at;
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; ++tile, at.advance()) {
+    float s[16][4]; // [64, 128]
+    barriers.consumer_wait(at.stage, at.phase);
+    multiply<C>(s, sQ, shared_address(shared.k[warp_uniform(at.stage)]));
+    wgmma_wait<0>();
+#pragma unroll
+    for (int j = 0; j < 16; ++j) wgmma_hold(s[j]);
+    if (lane == 0) barriers.consumer_release(at.stage);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) exponentiate<C>(s, r, p.scale, bias[r], seen[r] - tile * C::kKeys);
+#pragma unroll
+    for (int t = 0; t < P::kTokens; ++t) {
+      float v[32];
+#pragma unroll
+      for (int k = 0; k < 32; ++k)
+        v[k] = P::kTokens == 2 ? s[k / 2][2 * t + k % 2] : s[k / 2][k % 2] + s[k / 2][2 + k % 2];
+      store_blocks<C>(v, token[t], tile, lane);
+    }
+  }
+}
+
+// ---- body
+
+template <class C> NSAI_DEVICE void importance(const StepRowParams<C> &params) {
+  using P = KernelTraits<C>;
+  const NsaiImportance &p = packed_of(params);
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  SharedStorage<C> &shared = *(SharedStorage<C> *)shared_bytes;
+  const Barriers<C::kStages> barriers = { shared_address(shared.barriers) };
+
+  // ---- coordinates
+  const int count = gridDim.x / p.kv_heads, group = blockIdx.x / count;
+  const TokenTile tokens = find_tokens<C>(params, blockIdx.x % count, count);
+  if (tokens.begin >= tokens.end) return;
+  const int last = tokens.seq.position(tokens.end - 1);
+  const int tiles = ceil_div(candidate_count<C>(last), P::kTileBlocks);
+  if (threadIdx.x == 0) {
+    barriers.init(32, 4 * P::kConsumers);
+    barrier_init_fence();
+  }
+  __syncthreads(); // barriers are initialised
+
+  if (threadIdx.x >= P::kConsumerThreads)
+    produce<C>(shared, barriers, find_keys<C>(params, tokens.s, group), tiles,
+               visible_blocks<C>(last));
+  else
+    consume<C>(shared, barriers, p, tokens, group, tiles);
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    select_importance_sm90(const __grid_constant__ StepRowParams<Config> p) {
+  begin_kernel();
+  importance<Config>(p);
+}
