@@ -53,19 +53,21 @@ static double forward_flops(const nsai_verify_case *c) {
   double sum = 0;
   for (int b = 0; b < NSA_BRANCHES; b++)
     if (has_branch(c, b)) sum += attention_flops(c, b);
-  return sum;
+  return sum + 2 * pairs(c, NSA_BRANCHES) * c->model.index_heads * c->model.index_dim;
 }
 
 static double kv_rows(const nsai_verify_case *c) {
   return (double)nsai_verify_total(c->kv_len, c->num_seqs);
 }
 
-/* Bytes that every implementation reads or writes once: q and o, and all of K and V. */
+/* Bytes that every implementation reads or writes once: q and o, and all of K and V; of an index its
+ * queries and keys. */
 static double attention_bytes(const nsai_verify_case *c) {
   const nsai_model *g = &c->model;
   double tokens = (double)nsai_verify_total(c->q_len, c->num_seqs),
          dims = g->head_dim_qk + g->head_dim_v;
-  return 2 * dims * (tokens * g->heads + kv_rows(c) * g->kv_heads);
+  return 2 * dims * (tokens * g->heads + kv_rows(c) * g->kv_heads) +
+         2.0 * g->index_dim * (tokens * g->index_heads + kv_rows(c));
 }
 
 /* phi alone reads K and V and writes the compressed rows. */
@@ -118,7 +120,7 @@ static void note_error(bench_time *time) {
 /* The case must have the tensors of compressed keys and values. */
 static nsa_status time_compress(const bench_rig *rig, nsai_trial_run *trial, bench_problem *p) {
   nsai_verify_case alone = p->c;
-  if (p->c.model.phi == NSAI_PHI_EXTERNAL) return NSA_OK;
+  if (!nsai_phi_runs(&p->c.model)) return NSA_OK;
   alone.kind = NSAI_VERIFY_COMPRESS;
   trial->c = &alone;
   nsa_status status = time_part(rig, trial, 0, 0, compress_bytes(&p->c, trial->data.blocks),
@@ -136,7 +138,7 @@ static nsa_status time_forward(const bench_rig *rig, const nsai_trial_run *trial
   if (parts >> BENCH_FORWARD & 1)
     NSAI_TRY(time_part(rig, trial, 0, forward_flops(&p->c), bytes, &p->part[BENCH_FORWARD]));
   for (int b = 0; b < NSA_BRANCHES; b++)
-    if (parts >> part_of[b] & 1 && has_branch(&p->c, b))
+    if (parts >> part_of[b] & 1 && nsai_has_branch(&p->c.model, b))
       NSAI_TRY(
           time_part(rig, trial, 1u << b, attention_flops(&p->c, b), bytes, &p->part[part_of[b]]));
   return NSA_OK;

@@ -81,12 +81,14 @@ static nsa_status enqueue_step(const void *user) {
 /* ---- tensors --------------------------------------------------------------------------------- */
 
 /* The tensors of a call that have a row for each new token. */
-#define ROW_TENSORS (3 + 2 * NSA_BRANCHES)
+#define OTHER_ROWS 5
+#define ROW_TENSORS (OTHER_ROWS + 2 * NSA_BRANCHES)
 
 static nsa_tensor *row_tensor(nsa_io *io, int i) {
-  nsa_tensor *first[] = { &io->q, &io->o, &io->gate.value };
-  if (i < 3) return first[i];
-  return i % 2 ? &io->new_kv.k[(i - 3) / 2] : &io->new_kv.v[(i - 3) / 2];
+  nsa_tensor *first[OTHER_ROWS] = { &io->q, &io->o, &io->gate.value, &io->index_q, &io->new_k_idx };
+  if (i < OTHER_ROWS) return first[i];
+  const int pair = (i - OTHER_ROWS) / 2;
+  return (i - OTHER_ROWS) % 2 ? &io->new_kv.v[pair] : &io->new_kv.k[pair];
 }
 
 static size_t row_bytes(const nsa_tensor *t) {
@@ -134,6 +136,9 @@ static nsa_status make_tensors(prompt *p, int64_t most_chunks) {
   p->whole.gate = io.gate;
   p->whole.kv = p->cache.cache.kv;
   p->whole.k_norm = p->cache.cache.k_norm;
+  p->whole.k_idx = p->cache.cache.k_idx;
+  p->whole.index_q = io.index_q;
+  p->whole.new_k_idx = io.k_idx;
   for (int b = 0; b < NSA_BRANCHES; b++) {
     p->whole.new_kv.k[b] = io.kv.k[b];
     p->whole.new_kv.v[b] = io.kv.v[b];
@@ -260,6 +265,7 @@ static step make_rows(const prompt *p, const plan_pair *pair) {
   nsa_io io = take_rows(&p->cache.io, 1, rows);
   io.kv = p->cache.cache.kv;
   io.k_norm = p->cache.cache.k_norm;
+  io.k_idx = p->cache.cache.k_idx;
   return make_step(p, pair, nsai_verify_cache_sequences(&p->cache, 1, rows), io);
 }
 
