@@ -153,11 +153,9 @@ static void test_fuses(void **state) {
     assert_int_equal(nsai_variants[i]->fuses & ((2u << nsai_variants[i]->stage) - 1), 0);
 }
 
-/* Both operations and every selection, short and long, with and without a probe. Of a model with an
- * index, for which there are no kernels yet, dense attention alone. */
+/* Both operations and every selection, short and long, with and without a probe. */
 static void check_config(const nsai_config *config) {
-  const int forwards = config->model.by == NSAI_BY_INDEX ? 0 : 2 * 3 * 3;
-  for (int i = 0; i < forwards; i++) {
+  for (int i = 0; i < 2 * 3 * 3; i++) {
     static const int64_t tokens[] = { 100, 100000, 2000000000 };
     nsa_problem asked = INIT(nsa_problem, .max_tokens = tokens[i % 3], .max_seqs = i % 2 ? 1 : 7,
                              .selection = config->model.select_count ? i / 3 % 3 : NSA_SELECT_TOPN,
