@@ -19,7 +19,7 @@ void bench_cached_describe(const bench_cached_dtypes *dtypes, FILE *out) {
 
 nsa_status bench_cached_check(const char *command, const nsai_model *g) {
   if (nsai_compresses(g) && g->phi != NSAI_PHI_MEAN)
-    return nsai_fail(NSA_E_ARG, "%s is timed with phi=mean or phi=none: the caches are filled by nsa_kv_append",
+    return nsai_fail(NSA_E_ARG, "%s is timed with phi=mean: the caches are filled by nsa_kv_append",
                      command);
   if (g->gate == NSAI_GATE_MLP)
     return nsai_fail(NSA_E_ARG, "%s is timed with gate=logits, gate=weights or gate=none", command);

@@ -45,31 +45,29 @@ static double attention_flops(const nsai_verify_case *c, int branch) {
 }
 
 static int has_branch(const nsai_verify_case *c, int branch) {
-  return nsai_has_branch(&c->model, branch);
-}
-
-/* Products of index queries and keys; 0 without an index. */
-static double index_flops(const nsai_verify_case *c) {
-  return 2 * pairs(c, NSA_BRANCHES) * c->model.index_heads * c->model.index_dim;
+  if (branch == NSA_SEL) return c->model.select_count > 0;
+  return branch == NSA_WIN ? c->model.window > 0 : 1;
 }
 
 static double forward_flops(const nsai_verify_case *c) {
-  double sum = index_flops(c);
+  double sum = 0;
   for (int b = 0; b < NSA_BRANCHES; b++)
     if (has_branch(c, b)) sum += attention_flops(c, b);
-  return sum;
+  return sum + 2 * pairs(c, NSA_BRANCHES) * c->model.index_heads * c->model.index_dim;
 }
 
 static double kv_rows(const nsai_verify_case *c) {
   return (double)nsai_verify_total(c->kv_len, c->num_seqs);
 }
 
-/* Bytes that every implementation reads or writes once: q and o, and all of K and V. */
+/* Bytes that every implementation reads or writes once: q and o, and all of K and V; of an index its
+ * queries and keys. */
 static double attention_bytes(const nsai_verify_case *c) {
   const nsai_model *g = &c->model;
   double tokens = (double)nsai_verify_total(c->q_len, c->num_seqs),
          dims = g->head_dim_qk + g->head_dim_v;
-  return 2 * dims * (tokens * g->heads + kv_rows(c) * g->kv_heads);
+  return 2 * dims * (tokens * g->heads + kv_rows(c) * g->kv_heads) +
+         2.0 * g->index_dim * (tokens * g->index_heads + kv_rows(c));
 }
 
 /* phi alone reads K and V and writes the compressed rows. */
@@ -140,7 +138,7 @@ static nsa_status time_forward(const bench_rig *rig, const nsai_trial_run *trial
   if (parts >> BENCH_FORWARD & 1)
     NSAI_TRY(time_part(rig, trial, 0, forward_flops(&p->c), bytes, &p->part[BENCH_FORWARD]));
   for (int b = 0; b < NSA_BRANCHES; b++)
-    if (parts >> part_of[b] & 1 && has_branch(&p->c, b))
+    if (parts >> part_of[b] & 1 && nsai_has_branch(&p->c.model, b))
       NSAI_TRY(
           time_part(rig, trial, 1u << b, attention_flops(&p->c, b), bytes, &p->part[part_of[b]]));
   return NSA_OK;
@@ -162,7 +160,7 @@ static nsa_status time_backward(const bench_rig *rig, const nsai_trial_run *tria
   backward.saved = part == BENCH_BACKWARD_SAVED ? 2 : 0;
   NSAI_TRY_TO(done, chk_bench_create(rig->plans, &backward, &other));
   NSAI_TRY_TO(done, nsai_trial_run_hand_over(trial, &other));
-  status = time_part(rig, &other, 0, backward_ratio(&p->c.model) * (forward_flops(&p->c) - index_flops(&p->c)),
+  status = time_part(rig, &other, 0, backward_ratio(&p->c.model) * forward_flops(&p->c),
                      2 * attention_bytes(&p->c), &p->part[part]);
 done:
   nsai_trial_run_destroy(&other);

@@ -18,14 +18,14 @@
 const char *nsai_verify_slot_name(int slot) {
   /* In the order of nsai_verify_slot. */
   static const char names[] = "cu_q\0cu_kv\0cu_cmp\0q\0"
-                              "k[0]\0k[1]\0k[2]\0v[0]\0v[1]\0v[2]\0index_q\0k_idx\0"
+                              "k[0]\0k[1]\0k[2]\0v[0]\0v[1]\0v[2]\0"
                               "phi.k.pe\0phi.k.w\0phi.k.w1\0phi.k.b1\0phi.k.w2\0phi.k.b2\0"
                               "phi.v.pe\0phi.v.w\0phi.v.w1\0phi.v.b1\0phi.v.w2\0phi.v.b2\0"
                               "gate.value\0gate.x\0gate.w1\0gate.b1\0gate.w2\0gate.b2\0"
                               "block_idx (in)\0ranges\0k_cmp (in)\0v_cmp (in)\0"
                               "probe_rows\0importance\0d_o\0"
                               "o_branch[0] (in)\0o_branch[1] (in)\0o_branch[2] (in)\0"
-                              "lse[0] (in)\0lse[1] (in)\0lse[2] (in)\0"
+                              "lse[0] (in)\0lse[1] (in)\0lse[2] (in)\0index_q\0k_idx\0"
                               "o\0o_branch[0]\0o_branch[1]\0o_branch[2]\0lse[0]\0lse[1]\0lse[2]\0"
                               "block_idx\0k_cmp\0v_cmp\0probe_importance\0d_q\0"
                               "d_kv.k[0]\0d_kv.k[1]\0d_kv.k[2]\0"
@@ -487,6 +487,7 @@ nsa_status nsai_verify_tensors_workspace_anew(nsai_verify_tensors *d, uint64_t b
 void nsai_verify_tensors_drop_optional(nsai_verify_tensors *d) {
   for (int slot = NSAI_VERIFY_PROBE_ROWS; slot < NSAI_VERIFY_SLOTS; slot++) {
     if (slot == NSAI_VERIFY_O || slot == NSAI_VERIFY_IMPORTANCE_IN) continue;
+    if (slot == NSAI_VERIFY_INDEX_Q || slot == NSAI_VERIFY_K_IDX) continue;
     if (d->buffer[slot].device) nsai_verify_buffer_destroy(d->device, &d->buffer[slot]);
     d->view[slot].ndim = 0;
   }

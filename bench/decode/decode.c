@@ -127,7 +127,7 @@ static nsa_status measure_parts(nsai_verify_cache *w, const step_plans *p,
   NSAI_TRY(bench_decode_count(w, p->counted, &s.exec, cell));
   NSAI_TRY(time_steps(&s, &cell->us[BENCH_DECODE_TOTAL]));
   for (int b = 0; b < NSA_BRANCHES; b++) {
-    if ((b == NSA_SEL && !g->select_count) || (b == NSA_WIN && !g->window)) continue;
+    if (!nsai_has_branch(g, b)) continue;
     s.exec.branches = 1u << b;
     NSAI_TRY(time_steps(&s, &cell->us[part_of[b]]));
   }

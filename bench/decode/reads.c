@@ -52,6 +52,7 @@ static int64_t chosen(const nsai_model *g, const bench_decode_cell *cell, const 
 }
 
 static int64_t row_bytes(const nsai_model *g, const bench_decode_cell *cell, int branch) {
+  if (branch == NSA_CMP && g->by == NSAI_BY_INDEX) return 2 * g->index_dim;
   const int32_t dtype = branch == NSA_CMP ? cell->dtypes.cmp : cell->dtypes.kv;
   return (dtype == NSA_E4M3 ? 1 : 2) * (g->head_dim_qk + g->head_dim_v);
 }
@@ -61,13 +62,12 @@ void bench_decode_expect(const nsai_model *g, const bench_decode_cell *cell, con
   const int64_t rows = cell->batch * g->kv_heads;
   *out = (bench_decode_reads){ 0 };
   out->tokens[NSA_CMP] = rows * nsai_block_count(g, cell->context);
+  if (g->by == NSAI_BY_INDEX) /* one key for each token, which all heads share */
+    out->tokens[NSA_CMP] = cell->batch * cell->context;
   if (g->select_count) out->tokens[NSA_SEL] = chosen(g, cell, blocks);
   if (g->window)
     out->tokens[NSA_WIN] = rows * nsai_smaller(g->window + cell->q_len - 1, cell->context);
   for (int b = 0; b < NSA_BRANCHES; b++) out->bytes += out->tokens[b] * row_bytes(g, cell, b);
-  if (g->by != NSAI_BY_INDEX) return;
-  out->tokens[NSA_CMP] = cell->batch * cell->context; /* index keys, which all heads share */
-  out->bytes += out->tokens[NSA_CMP] * 2 * g->index_dim;
 }
 
 /* ---- actual ---------------------------------------------------------------------------------- */

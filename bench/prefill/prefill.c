@@ -81,15 +81,14 @@ static nsa_status enqueue_step(const void *user) {
 /* ---- tensors --------------------------------------------------------------------------------- */
 
 /* The tensors of a call that have a row for each new token. */
-#define OTHER_TENSORS 5
-#define ROW_TENSORS (OTHER_TENSORS + 2 * NSA_BRANCHES)
+#define OTHER_ROWS 5
+#define ROW_TENSORS (OTHER_ROWS + 2 * NSA_BRANCHES)
 
 static nsa_tensor *row_tensor(nsa_io *io, int i) {
-  nsa_tensor *first[OTHER_TENSORS] = { &io->q, &io->o, &io->gate.value, &io->index_q,
-                                       &io->new_k_idx };
-  const int pair = (i - OTHER_TENSORS) / 2;
-  if (i < OTHER_TENSORS) return first[i];
-  return (i - OTHER_TENSORS) % 2 ? &io->new_kv.v[pair] : &io->new_kv.k[pair];
+  nsa_tensor *first[OTHER_ROWS] = { &io->q, &io->o, &io->gate.value, &io->index_q, &io->new_k_idx };
+  if (i < OTHER_ROWS) return first[i];
+  const int pair = (i - OTHER_ROWS) / 2;
+  return (i - OTHER_ROWS) % 2 ? &io->new_kv.v[pair] : &io->new_kv.k[pair];
 }
 
 static size_t row_bytes(const nsa_tensor *t) {

@@ -241,7 +241,8 @@ NSAI_DEVICE void consume(const NsaiImportance &p, const ScoreRows &out, const Ke
 #pragma unroll
       for (int n = b * K::kBlockN; n < (b + 1) * K::kBlockN; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) rows.open[i / 2] = fmaxf(rows.open[i / 2], s[n][i]);
+        for (int half = 0; half < 2; ++half)
+          rows.open[half] = fmaxf(rows.open[half], fmaxf(s[n][2 * half], s[n][2 * half + 1]));
       // Keys that end here: those of the block, or of all.
       const int end = first + (b + 1) * (C::kKeys / K::kTileBlocks),
                 j = (end - 1) / C::kSelectBlock;

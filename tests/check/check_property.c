@@ -100,6 +100,7 @@ static nsa_status check_future(nsai_trial_run *trial, nsai_trial_run *other,
   NSAI_TRY(nsai_trial_run_execute(trial));
   for (int64_t cut = tokens - 1; cut > 0; cut = cut * 3 / 4) {
     for (int slot = NSAI_VERIFY_Q; slot <= NSAI_VERIFY_K_IDX; slot++) {
+      if (slot > NSAI_VERIFY_V2 && slot < NSAI_VERIFY_INDEX_Q) continue;
       scramble(other, slot, cut, tokens);
       if (other->data.buffer[slot].device) NSAI_TRY(upload(other, slot));
     }
@@ -299,7 +300,8 @@ static nsa_status check_split_at(nsai_trial_run *trial, int64_t rest, nsai_verif
   nsa_status status = twin(trial, &tail, &other);
   if (status) goto done;
   /* The same sequence: K and V, index keys, and the last rows of q, of index queries and of the gates. */
-  for (int slot = NSAI_VERIFY_Q; slot <= NSAI_VERIFY_GATE_VALUE; slot++) {
+  for (int slot = NSAI_VERIFY_Q; slot <= NSAI_VERIFY_K_IDX; slot++) {
+    if (slot > NSAI_VERIFY_GATE_VALUE && slot < NSAI_VERIFY_INDEX_Q) continue;
     nsa_tensor from = nsai_verify_tensors_view(&trial->data, slot, NSAI_VERIFY_HOST),
                to = nsai_verify_tensors_view(&other.data, slot, NSAI_VERIFY_HOST);
     const bool of_queries = slot == NSAI_VERIFY_Q || slot == NSAI_VERIFY_INDEX_Q;
