@@ -26,19 +26,10 @@
 static_assert(Config::kHeadDimQk % 16 == 0 && Config::kHeadDimV % 16 == 0,
               "a row of codes consists of chunks of 16 bytes");
 
-// Converts chunk `chunk`, 16 codes, of a row.
-NSAI_DEVICE void expand_chunk(const NsaiCacheTensor &from, long long from_row,
-                              const NsaiCacheTensor &to, long long to_row, int chunk) {
-  const Chunk codes = ((const Chunk *)((const u16 *)from.data + from_row))[chunk];
-  Chunk *gOut = (Chunk *)((u16 *)to.data + to_row) + 2 * chunk;
-  gOut[0] = expand_eight<Fp16>(make_uint2(codes.w[0], codes.w[1]));
-  gOut[1] = expand_eight<Fp16>(make_uint2(codes.w[2], codes.w[3]));
-}
-
 template <class C> NSAI_DEVICE void expand_entries(const NsaiExpandEntries &p) {
   constexpr int kEntries = NSAI_EXPANDED_AT_ONCE; // of a CTA
   constexpr int kChunksK = C::kHeadDimQk / 16, kChunks = kChunksK + C::kHeadDimV / 16;
-  constexpr int kUnroll = 4; // loads in flight per thread
+  constexpr int kUnroll = 4; // chunks in flight per thread
 
   // ---- coordinates
   const int slot = blockIdx.y;
@@ -51,18 +42,43 @@ template <class C> NSAI_DEVICE void expand_entries(const NsaiExpandEntries &p) {
   const auto lists = find_rows<C::kPageRows>(p.batch, s, 0);
   const auto rows = expanded_rows(slot);
 
+  if (first >= end) return;
+
   // ---- convert
-#pragma unroll kUnroll
-  for (int i = threadIdx.x; i < kEntries * kChunks; i += C::kThreads) {
+  // Chunk i of the CTA: of a row of K, or of V. Those behind the last entry repeat chunks of it.
+  struct Place {
+    bool exists, is_v;
+    int index, chunk; // the entry's index; its chunk of codes, which becomes two
+  };
+  auto place = [&](int i) {
     const int block = first + i / kChunks, chunk = i % kChunks;
-    if (block >= end) break;
-    const int index = entry_index<C::kBlock, C::kStride>(block);
     const bool is_v = chunk >= kChunksK;
-    const NsaiCacheTensor &from = is_v ? p.entries.v : p.entries.k, &to = is_v ? p.to.v : p.to.k;
-    expand_chunk(from,
-                 row_offset(from, lists.page(index), lists.slot(index)) + head * from.head_stride,
-                 to, row_offset(to, rows.page(index), rows.slot(index)) + head * to.head_stride,
-                 is_v ? chunk - kChunksK : chunk);
+    return Place{ block < end, is_v, entry_index<C::kBlock, C::kStride>(min(block, end - 1)),
+                  is_v ? chunk - kChunksK : chunk };
+  };
+#pragma unroll 1
+  for (int begin = threadIdx.x; begin < kEntries * kChunks; begin += kUnroll * C::kThreads) {
+    int page[kUnroll];
+    Chunk codes[kUnroll];
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) page[i] = lists.page(place(begin + i * C::kThreads).index);
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const Place at = place(begin + i * C::kThreads);
+      const NsaiCacheTensor &x = at.is_v ? p.entries.v : p.entries.k;
+      const u16 *gX = (const u16 *)x.data + row_offset(x, page[i], lists.slot(at.index));
+      codes[i] = ((const Chunk *)(gX + head * x.head_stride))[at.chunk];
+    }
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const Place at = place(begin + i * C::kThreads);
+      const NsaiCacheTensor &x = at.is_v ? p.to.v : p.to.k;
+      if (!at.exists || begin + i * C::kThreads >= kEntries * kChunks) continue;
+      u16 *gTo = (u16 *)x.data + row_offset(x, rows.page(at.index), rows.slot(at.index));
+      Chunk *gOut = (Chunk *)(gTo + head * x.head_stride) + 2 * at.chunk;
+      gOut[0] = expand_eight<Fp16>(make_uint2(codes[i].w[0], codes[i].w[1]));
+      gOut[1] = expand_eight<Fp16>(make_uint2(codes[i].w[2], codes[i].w[3]));
+    }
   }
 }
 
