@@ -55,9 +55,9 @@ def ranking(rng, stride, count, external, shared):
                     f'stride: {norm_stride}}}'), norm_stride
 
 
-def model(rng, ranks):
-    """The section `model`, as lines of YAML, and the stride of pages. `ranks` draws the ranking: the
-    rest of a seed's model is what it is without."""
+def model(rng, ranks, index):
+    """The section `model`, as lines of YAML, and the stride of pages. `ranks` draws the ranking, and
+    `index` an index branch of a fifth of the models: the rest of a seed's model is what it is without."""
     group = usual(rng, [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64], lambda: rng.randint(1, MAX_GROUP))
     kv_heads = rng.choice([1, 2, 4, 8])
     stride, block, select_block = blocks(rng)
@@ -85,15 +85,20 @@ def model(rng, ranks):
               f'  dtype: {rng.choice(["bf16", "fp16"])}']
     compress, select, page_stride = ranking(ranks, stride, count, phi == 'external',
                                             sharing == 'shared')
+    if count and index.random() < 0.2:
+        lines[5] = '  compress: none'
+        lines.append(f'  index: {{heads: {kv_heads}, dim: {head_dim(index)}}}')
+        compress, select, page_stride = '', ', by: index, pool: max', 1
     for at, more in ((5, compress), (6, select)):
-        lines[at] = lines[at][:-1] + more + '}'
+        if more:
+            lines[at] = lines[at][:-1] + more + '}'
     return lines, page_stride
 
 
 def configuration(seed):
     """The model of a seed and how it is served, as the text of a configuration."""
     rng = random.Random(seed)
-    lines, stride = model(rng, random.Random(f'ranking of {seed}'))
+    lines, stride = model(rng, random.Random(f'ranking of {seed}'), random.Random(f'index of {seed}'))
     length = rng.choice([2048, 32768, 65536, 1 << 20])
     page = rng.choice([0] + [page for page in PAGES if page % stride == 0])
     lines.append(f'serving: {{max_tokens: {length}, max_kv_len: {length}, '

@@ -150,12 +150,14 @@ def attention(q: Array, k: KV, v: KV, gates: Optional[Array] = None, *, config: 
               cu_seqlens_k: Optional[Array] = None, max_seqlen: Optional[int] = None, scale: Optional[float] = None,
               weights: Optional[Dict[str, Array]] = None, block_indices: Optional[Array] = None, return_indices: bool = False,
               branches: Optional[Sequence[str]] = None, platform: Optional[str] = None):
-    """nsa.attention for JAX, with the same arguments, shapes and results.
+    """nsa.attention for JAX, with the same arguments, shapes and results, but for index_q and k_idx.
 
     platform: "cpu" or "gpu", where the function will run [JAX's default backend]
 
     Differentiable once, and in reverse mode.
     """
+    if config.index is not None and block_indices is None:
+        raise ValueError("nsa.jax takes no queries and keys of an index: give block_indices")
     batched = q.ndim == 4
     many = not hasattr(k, "ndim")
     if many != (config.kv_sharing == "per_branch") or many and (len(k) != 3 or len(v) != 3):

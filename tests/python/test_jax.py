@@ -176,6 +176,10 @@ def test_errors(device):
     for branches in [], ["all"]:
         with pytest.raises(ValueError, match="at least one of compressed, selected, window"):
             run(branches=branches)
+    indexed = nsa.Config(heads=4, kv_heads=2, head_dim=32, compress="none", gate="none",
+                         select=dict(by="index", pool="max"), index=dict(heads=2, dim=16))
+    with pytest.raises(ValueError, match="takes no queries and keys of an index"):
+        nsa.jax.attention(q, k, v, config=indexed)
     with pytest.raises(ValueError, match='platform is "tpu"'):
         run(platform="tpu")
 
