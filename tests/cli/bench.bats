@@ -31,6 +31,7 @@ measured=$NSA_SOURCE/bench/results/h200-2026-11-20.csv
 
 @test "what cannot be written is 1" {
   tiny_problems
+  sed -i '/q=64/d' tiny.txt # one problem: each command below times them all before it writes
   for arguments in "--help" "--list" "table $measured" "forward --device cpu --threads 1 --problems tiny.txt"; do
     # shellcheck disable=SC2086 # several arguments
     run -1 bash -c '"$@" 2>errors >/dev/full' - "$NSA_BENCH" $arguments

@@ -5,7 +5,7 @@ load common
 
 # bats test_tags=slow
 @test "compile fills the cache without a GPU; a second time nothing is compiled" {
-  need_nvrtc
+  prefer_real_nvrtc
   small_model
   run -0 --separate-stderr autotune compile --arch sm_80,sm_90a small.yaml
   [[ $output == *"small.yaml for sm_80: "*"small.yaml for sm_90a: "* ]]
@@ -66,14 +66,14 @@ load common
 }
 
 @test "--verbose prints registers" {
-  need_nvrtc
+  prefer_real_nvrtc
   small_model
   run -0 --separate-stderr autotune compile --arch sm_80 --op dense --verbose small.yaml
   [[ $stderr =~ attend_dense_sm80.*registers ]]
 }
 
 @test "SIGINT: 130, and finished kernels stay good" {
-  need_nvrtc
+  prefer_real_nvrtc
   # env: a background job of a shell without job control ignores SIGINT, and its children do too.
   env --default-signal=INT "$NSA_AUTOTUNE" compile --jobs 1 --arch all --verbose \
     "$configs/base.yaml" >/dev/null 2>log 3>&- &
@@ -290,7 +290,7 @@ load common
 
 # bats test_tags=slow
 @test "a sample of the tuner's candidates: the seed decides, spills are no failure" {
-  need_nvrtc
+  prefer_real_nvrtc
   small_model
   compile() { autotune compile --arch sm_80 --op forward --max-kv-len 4096 "$@" small.yaml; }
   kernels() { autotune list --json | jq -r '.entries[].file' | sort; }

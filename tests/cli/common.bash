@@ -9,7 +9,7 @@ setup() {
   export NSA_CACHE_DIR=$BATS_TEST_TMPDIR/cache
   unset NSA_DEVICE NSA_JIT NSA_LOG_LEVEL NSA_CACHE_MODE
   # The programs warn of variables that they do not know. The tests' own are not for them.
-  export -n NSA_AUTOTUNE NSA_SOURCE NSA_FAKE_CUDA NSA_STARVE_FIRST NSA_BENCH
+  export -n NSA_AUTOTUNE NSA_SOURCE NSA_FAKE_CUDA NSA_STARVE_FIRST NSA_BENCH NSA_SLOW_NVRTC
   configs=$NSA_SOURCE/configs
 }
 
@@ -36,10 +36,15 @@ need_nvrtc() {
   jq -e .nvrtc.opened doctor.json >/dev/null || skip 'no NVRTC here'
 }
 
-# For what the fake one cannot show: code that does not compile, and sizes.
+# For what the fake one cannot show at all: code that does not compile, and sizes.
 need_real_nvrtc() {
   if [[ ${NSA_NVRTC_PATH:-} == */libfake_cuda.so ]]; then unset NSA_NVRTC_PATH; fi
   need_nvrtc
+}
+
+# For whole runs of the real one, which a sanitizer would make too slow.
+prefer_real_nvrtc() {
+  if [[ -n ${NSA_SLOW_NVRTC:-} ]]; then need_nvrtc; else need_real_nvrtc; fi
 }
 
 # Two entries at least, exported into kernels.pack. The first test that asks compiles them for all.
