@@ -16,21 +16,22 @@
 //
 // Grid: x = kv_heads * tiles, group-major, long tiles first (select/token_tile.cuh).
 //
-// CTA: two consumer warpgroups of 64 rows each and one warp that copies. Rows are token-major over
+// CTA: kRows / 64 consumer warpgroups of 64 rows each and one warp that copies. Rows are token-major over
 // kGroupPadded heads, so that a warp has 16 / kGroupPadded tokens. A tile of keys is interleaved: a
 // lane holds 32 adjacent keys of each of its two rows (core/tma.cuh). Lanes that hold the heads of a
 // token then add them up by halves: each is left with the token's sums of 4 adjacent keys, a chunk.
 //
-//     warp 8       wait for a stage | copy K by cp.async
+//     last warp    wait for a stage | copy K by cp.async
 //     consumers    Q K^T | exponentiate, sum heads, pool, store
 //
-// Two CTAs share a multiprocessor where their tiles fit: the products of one warpgroup run beside the
-// exponentials of the others, which take as long.
+// Four warpgroups share a multiprocessor, in one CTA or two: the products of one run beside the
+// exponentials of the others, which take as long. In one CTA they share the tiles of keys, too: L2
+// gives a multiprocessor a tile of 32 KB (Dk 128) in the time of two products.
 //
 // Shared memory: nsai_smem_importance_sm90() of params/smem.h.
 //
-// Config: Element, kHeadDimQk, kGroup, kGroupPadded (8 or 16), kRows (128), kKeys (128), kStages,
-// kThreads (288), kMinBlocks, kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kMaxPool, kStep
+// Config: Element, kHeadDimQk, kGroup, kGroupPadded (8 or 16), kRows, kKeys (128), kStages, kThreads
+// (2 kRows + 32), kMinBlocks, kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kMaxPool, kStep
 // (0); those of select/token_tile.cuh and data/source.cuh.
 #pragma once
 #include "core/barrier.cuh"
@@ -49,7 +50,7 @@
 #include "select/token_tile.cuh"
 
 template <class C> struct KernelTraits {
-  static constexpr int kConsumers = 2; // warpgroups
+  static constexpr int kConsumers = C::kRows / 64; // warpgroups
   static constexpr int kConsumerThreads = 128 * kConsumers;
   static constexpr int kSteps = padded_dim(C::kHeadDimQk) / 16; // k16 steps of Q K^T
   static constexpr int kChunks = padded_dim(C::kHeadDimQk) / 8; // 16-byte chunks of a row
@@ -63,7 +64,7 @@ template <class C> struct KernelTraits {
   static constexpr int kBorder = kOverlap > 1 ? kOverlap - 1 : 1;
 
   static_assert(C::kRows == 64 * kConsumers && C::kKeys == kInterleavedRows,
-                "two warpgroups of 64 rows over tiles of interleaved keys");
+                "warpgroups of 64 rows over tiles of interleaved keys");
   static_assert(C::kThreads == kConsumerThreads + 32, "consumers and the warp that copies");
   static_assert(C::kGroupPadded == 8 || C::kGroupPadded == 16, "a token's heads lie in one warp");
   static_assert(C::kBlock % C::kStride == 0 && C::kSelectBlock % C::kStride == 0 &&

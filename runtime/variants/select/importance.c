@@ -67,11 +67,15 @@ static const nsai_space space = {
   cost_importance,
 };
 
-static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
-  (void)t;
+void nsai_importance_legal(const nsai_problem *p, nsai_reasons *reasons) {
   nsai_legal_common(p, reasons);
   if (p->model.by == NSAI_BY_INDEX)
     nsai_refuse(reasons, "model.select.by is index: take index_scores_sm80");
+}
+
+static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  (void)t;
+  nsai_importance_legal(p, reasons);
 }
 
 void nsai_query_rows_add(nsai_kernel_spec *spec, const nsai_problem *p, const nsai_tiles *s) {

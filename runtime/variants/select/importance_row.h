@@ -18,6 +18,9 @@ enum {
   NSAI_IMPORTANCE_KERNELS = NSAI_IMPORTANCE_NORMALIZER + NSAI_NORMALIZER_KERNELS
 };
 
+/* Adds the reasons against all of them: the dtype, and blocks that an index ranks. */
+void nsai_importance_legal(const nsai_problem *problem, nsai_reasons *reasons);
+
 /* Whether a plan's row ever ranks blocks, or one that stands alone; it always may be asked for probed
  * rows. */
 bool nsai_importance_ranks(const nsai_request *request);

@@ -5,31 +5,67 @@
 
 #include <string.h>
 
-/* The kernel's KernelTraits. */
-#define ROWS 128
-#define KEYS 128
-#define THREADS 288
+#define KEYS 128 /* the kernel's KernelTraits */
 #define MOST_STAGES 4
+#define LEAST_STAGES 2
 #define MOST_OVERLAP 4
 
-/* Two CTAs of a multiprocessor, of whose threads each then has 112 registers, if two stages of each fit;
- * and the stages that fit. */
-static int32_t ctas_per_sm(const nsai_problem *p, const nsai_target *t) {
-  return nsai_holds_ctas(t, nsai_smem_importance_sm90(2, p->model.head_dim_qk), 2) ? 2 : 1;
+/* ---- tiles ---- */
+
+static uint32_t shared_bytes(const nsai_problem *p, int32_t rows, int32_t stages) {
+  return nsai_smem_importance_sm90(rows, stages, p->model.head_dim_qk);
 }
 
-static int32_t key_stages(const nsai_problem *p, const nsai_target *t) {
+static nsai_tiles make_tiles(int32_t rows) { return (nsai_tiles){ { [NSAI_TILE_ROWS] = rows } }; }
+
+/* Of few rows two CTAs share a multiprocessor, where they fit; each thread then has 112 registers. */
+static int32_t ctas_per_sm(const nsai_problem *p, const nsai_target *t, int32_t rows) {
+  return rows == 128 && nsai_holds_ctas(t, shared_bytes(p, rows, LEAST_STAGES), 2) ? 2 : 1;
+}
+
+/* As many stages as fit. */
+static int32_t key_stages(const nsai_problem *p, const nsai_target *t, int32_t rows) {
   int32_t stages = MOST_STAGES;
-  while (stages > 2 && !nsai_holds_ctas(t, nsai_smem_importance_sm90(stages, p->model.head_dim_qk),
-                                        ctas_per_sm(p, t)))
+  while (stages > LEAST_STAGES &&
+         !nsai_holds_ctas(t, shared_bytes(p, rows, stages), ctas_per_sm(p, t, rows)))
     stages--;
   return stages;
 }
 
+/* Every row of a CTA reads the same keys: the more of them, the fewer bytes L2 gives. */
+static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
+  int32_t rows = 256;
+  *by = NSAI_BY_ARCHITECTURE;
+  while (rows > 128 && shared_bytes(p, rows, LEAST_STAGES) > t->shared_bytes) rows -= 64;
+  return make_tiles(rows);
+}
+
+static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                nsai_reasons *reasons) {
+  nsai_fit_cta(t, shared_bytes(p, s->of[NSAI_TILE_ROWS], LEAST_STAGES), reasons);
+}
+
+static double cost(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  const int32_t rows = s->of[NSAI_TILE_ROWS];
+  return 1 + 32.0 / rows + (key_stages(p, t, rows) < 3 ? 0.05 : 0);
+}
+
+static const nsai_space space = {
+  1,
+  { { NSAI_TILE_ROWS,
+      { 128, 192, 256 },
+      "keys that L2 gives once against CTAs beside each other" } },
+  choose,
+  fit,
+  cost,
+};
+
+/* ---- the row ---- */
+
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   const nsai_model *m = &p->model;
   const int32_t ratio = m->select_block / m->stride, overlap = m->block / m->stride;
-  nsai_legal_common(p, reasons);
+  nsai_importance_legal(p, reasons);
   if (strcmp(t->arch, "sm_90a"))
     nsai_refuse(reasons, "needs wgmma of sm_90a, the target is %s", t->arch);
   if (nsai_ranks_by_step(p))
@@ -45,7 +81,6 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   if (overlap > MOST_OVERLAP)
     nsai_refuse(reasons, "compression blocks of %d strides: at most %d are taken", overlap,
                 MOST_OVERLAP);
-  nsai_fit_cta(t, nsai_smem_importance_sm90(2, m->head_dim_qk), reasons);
 }
 
 /* It has no smaller tiles for compilers that need more registers. */
@@ -59,21 +94,20 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   const nsai_tiles probe = nsai_importance_tiles(p, r->target);
   nsai_importance_specify_rest(r, &probe, kernel);
   if (!nsai_importance_ranks(r)) return;
-  const int32_t stages = key_stages(p, r->target);
+  const int32_t rows = r->tiles->of[NSAI_TILE_ROWS], stages = key_stages(p, r->target, rows);
   nsai_kernel_spec *spec = &kernel[NSAI_IMPORTANCE];
-  *spec =
-      (nsai_kernel_spec){ .entry = "select_importance_sm90",
-                          .dtype = p->model.dtype,
-                          .threads = THREADS,
-                          .shared_bytes = nsai_smem_importance_sm90(stages, p->model.head_dim_qk),
-                          .tile_tokens = ROWS / nsai_padded_group(&p->model),
-                          .compile_cost = 400 };
+  *spec = (nsai_kernel_spec){ .entry = "select_importance_sm90",
+                              .dtype = p->model.dtype,
+                              .threads = 2 * rows + 32,
+                              .shared_bytes = shared_bytes(p, rows, stages),
+                              .tile_tokens = rows / nsai_padded_group(&p->model),
+                              .compile_cost = 400 };
   nsai_constant_add(spec, "kHeadDimQk", p->model.head_dim_qk);
   nsai_group_add(spec, p);
-  nsai_constant_add(spec, "kRows", ROWS);
+  nsai_constant_add(spec, "kRows", rows);
   nsai_constant_add(spec, "kKeys", KEYS);
   nsai_constant_add(spec, "kStages", stages);
-  nsai_constant_add(spec, "kMinBlocks", ctas_per_sm(p, r->target));
+  nsai_constant_add(spec, "kMinBlocks", ctas_per_sm(p, r->target, rows));
   nsai_pooling_add(spec, p, false);
   nsai_source_add(spec, p, p->model.stride);
 }
@@ -87,6 +121,7 @@ const nsai_variant nsai_importance_sm90 = {
   .stands_alone = true,
   .legal = legal,
   .sensible = sensible,
+  .space = &space,
   .specify = specify,
   .workspace = nsai_importance_workspace,
   .enqueue = nsai_importance_run,
