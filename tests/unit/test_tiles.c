@@ -100,8 +100,19 @@ static bool importance_allows(const nsai_kernel_spec *s) {
   return group <= rows && group <= 64 && constant(s, "kKeys") % 32 == 0;
 }
 
+/* Those of select/importance_sm90.cuh. */
+static bool importance_sm90_allows(const nsai_kernel_spec *s, const nsai_target *t) {
+  int64_t rows = constant(s, "kRows"), group = constant(s, "kGroupPadded");
+  assert_int_equal(constant(s, "kKeys"), 128);
+  assert_int_equal(s->threads, 2 * rows + 32);
+  assert_int_equal(s->tile_tokens, rows / group);
+  return rows % 64 == 0 && constant(s, "kStages") >= 2 &&
+         nsai_holds_ctas(t, s->shared_bytes, (int32_t)constant(s, "kMinBlocks"));
+}
+
 /* Kernels beside the one that has the tiles. */
-static bool has_no_tiles(const nsai_kernel_spec *s) {
+static bool has_no_tiles(const nsai_variant *v, const nsai_kernel_spec *s) {
+  if (!strcmp(v->name, "importance_sm90")) return !is(s, "select_importance_sm90");
   return !strncmp(s->entry, "data_", 5) || is(s, "attend_selected_combine");
 }
 
@@ -110,6 +121,7 @@ static bool kernel_allows(const nsai_kernel_spec *s, const nsai_target *t) {
       is(s, "attend_compressed_sm80") || is(s, "attend_window_sm80") || is(s, "attend_dense_sm80");
   if (s->threads > 1024 || s->threads * constant(s, "kMinBlocks") > 2048) return false;
   if (is(s, "attend_selected_kv_stationary_sm90")) return kv_allows(s, t->shared_bytes);
+  if (is(s, "select_importance_sm90")) return importance_sm90_allows(s, t);
   if (s->shared_bytes > (s->tma_box_keys ? t->shared_bytes : 99 * 1024)) return false;
   if (s->tma_box_keys && !s->tma_box_heads) {
     int64_t ctas = constant(s, "kMinBlocks");
@@ -172,7 +184,7 @@ static void check_tiles(const nsai_variant *v, const nsai_problem *p, const nsai
   v->specify(&request, specs);
   bool allowed = true, any = false;
   for (int i = 0; i < v->kernels; i++) {
-    if (!specs[i].entry || has_no_tiles(&specs[i])) continue;
+    if (!specs[i].entry || has_no_tiles(v, &specs[i])) continue;
     allowed &= kernel_allows(&specs[i], t);
     any = true;
     if (!reasons.count) check_constants(v, tiles, &specs[i]);
