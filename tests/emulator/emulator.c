@@ -51,27 +51,25 @@ const char *nvrtcGetErrorString(nsai_nvrtc_result result) {
   return result == NSAI_NVRTC_COMPILATION ? "NVRTC_ERROR_COMPILATION" : "NVRTC_ERROR_EMULATOR";
 }
 
-/* Writes a file, and the folders of its name. */
-static bool write_file(const char *top, const char *name, const char *text) {
-  char path[2 * PATH_BYTES];
-  snprintf(path, sizeof path, "%s/%s", top, name);
-  for (char *c = path + strlen(top) + 1; *c; c++)
-    if (*c == '/') {
-      *c = '\0';
-      if (mkdir(path, 0777) && errno != EEXIST) return false;
-      *c = '/';
-    }
-  FILE *file = fopen(path, "w");
-  bool good = file && fputs(text, file) >= 0;
-  if (file && fclose(file)) good = false;
-  return good;
+/* All files in one, as translate.py reads it. */
+static bool write_source(char *path, const char *unit, int headers, const char *const *texts,
+                         const char *const *names) {
+  const int fd = mkstemp(path);
+  FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
+  if (!file) return false;
+  fprintf(file, "unit.cu %zu\n%s", strlen(unit), unit);
+  for (int i = 0; i < headers; i++)
+    fprintf(file, "%s %zu\n%s", names[i], strlen(texts[i]), texts[i]);
+  const bool good = !ferror(file);
+  return !fclose(file) && good;
 }
 
 nsai_nvrtc_result nvrtcDestroyProgram(nsai_nvrtc_program *handle) {
   program *p = (program *)(void *)*handle;
-  char command[PATH_BYTES + 16];
-  snprintf(command, sizeof command, "rm -rf '%s'", p->source);
-  if (*p->source && system(command)) fprintf(stderr, "emulator: %s is left\n", p->source);
+  char log[PATH_BYTES + 16];
+  snprintf(log, sizeof log, "%s.log", p->source);
+  unlink(log);
+  unlink(p->source);
   free(p->log);
   free(p);
   *handle = NULL;
@@ -86,10 +84,8 @@ nsai_nvrtc_result nvrtcCreateProgram(nsai_nvrtc_program *out, const char *source
   if (!p || !(p->log = calloc(1, LOG_BYTES))) return free(p), NSAI_NVRTC_OUT_OF_MEMORY;
   mkdir(folder(), 0777);
   snprintf(p->source, sizeof p->source, "%s/source.XXXXXX", folder());
-  bool good = mkdtemp(p->source) && write_file(p->source, "unit.cu", source);
-  for (int i = 0; good && i < headers; i++) good = write_file(p->source, names[i], texts[i]);
   *out = (nsai_nvrtc_program)(void *)p;
-  if (good) return 0;
+  if (write_source(p->source, source, headers, texts, names)) return 0;
   fprintf(stderr, "emulator: %s: %s\n", p->source, strerror(errno));
   return nvrtcDestroyProgram(out), NSAI_NVRTC_OUT_OF_MEMORY;
 }
@@ -99,12 +95,12 @@ nsai_nvrtc_result nvrtcCompileProgram(nsai_nvrtc_program handle, int count,
   program *p = (program *)(void *)handle;
   char command[4 * PATH_BYTES];
   for (int i = 0; i < count; i++) sscanf(options[i], "--gpu-architecture=sm_%u", &p->sm);
-  snprintf(command, sizeof command, "python3 '%s/translate.py' '%s' %u '%s' 2>'%s/log'",
+  snprintf(command, sizeof command, "python3 -S '%s/translate.py' '%s' %u '%s' 2>'%s.log'",
            EMULATOR_SOURCE, p->source, p->sm, folder(), p->source);
   FILE *output = popen(command, "r");
   const bool found = output && fgets(p->library, sizeof p->library, output);
   const int status = output ? pclose(output) : 1;
-  snprintf(command, sizeof command, "%s/log", p->source);
+  snprintf(command, sizeof command, "%s.log", p->source);
   FILE *log = fopen(command, "r");
   if (log) {
     p->log[fread(p->log, 1, LOG_BYTES - 1, log)] = '\0';

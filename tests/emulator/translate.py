@@ -3,27 +3,30 @@
 # SPDX-License-Identifier: MIT
 """Makes a library for this machine of a kernel's source: engine.hpp runs it.
 
-  translate.py SOURCE_DIR ARCH OUT_DIR     prints the library's path; errors go to stderr
+  translate.py SOURCE ARCH OUT_DIR     prints the library's path; errors go to stderr
 
-SOURCE_DIR holds unit.cu and the headers by their names. The preprocessed source stays as it is but for
-variables in shared memory and assembly: every asm statement becomes a call of the function of instructions.hpp
-that INSTRUCTIONS names. An unknown instruction is an error that shows its text.
+SOURCE holds unit.cu and the headers, as emulator.c writes them: the line "NAME BYTES" and the text, for each. The
+preprocessed source stays as it is but for variables in shared memory and assembly: every asm statement becomes a call
+of the function of instructions.hpp that INSTRUCTIONS names. An unknown instruction is an error that shows its text.
+
+OUT_DIR keeps libraries, by the hash of the architecture, the engine and the files that the unit includes. The engine is a
+precompiled header there.
 """
 import hashlib
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
-import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 COMPILER = os.environ.get("EMULATOR_CXX", "clang++")
-FLAGS = ["-std=c++17", "-fdelayed-template-parsing", "-O1", "-fPIC", "-shared", "-w", "-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing", "-mf16c",
+FLAGS = ["-std=c++17", "-fdelayed-template-parsing", "-O1", "-fPIC", "-w", "-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing", "-mf16c",
          "-mavx2", "-ffp-contract=off", "-ftemplate-depth=2048", "-fconstexpr-steps=100000000"]
 
 # Patterns of a statement's whole text, and the function; "" for what is without effect here.
-INSTRUCTIONS = [(re.compile(pattern), function) for pattern, function in [
+INSTRUCTIONS = [
     (r"$", ""),
     (r"cvt\.rn\.bf16x2\.f32 ", "cvt_bf16x2"),
     (r"cvt\.rn\.f16x2\.f32 ", "cvt_f16x2"),
@@ -80,7 +83,7 @@ INSTRUCTIONS = [(re.compile(pattern), function) for pattern, function in [
     (r"wgmma\.(fence|commit_group|wait_group)\.", ""),
     (r"setmaxnreg\.", ""),
     (r"mov\.b32 %0, %1;", "mov_b32"),
-]]
+]
 WGMMA = re.compile(r"\{\.reg \.pred p; setp\.ne\.b32 p, %\d+, 0; wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(bf16|f16)\.\S+ "
                    r"\{[^{}]*\}, (\{)?")
 
@@ -140,7 +143,7 @@ def call_of(body):
         inputs = operands[int(found[1]) // 2:]
         return f"emulator::{name}<{found[1]}, emulator::{kind}>(&{operands[0]}, {', '.join(inputs)})"
     for pattern, function in INSTRUCTIONS:
-        if pattern.match(words):
+        if re.match(pattern, words):
             return f"emulator::{function}({', '.join(operands)})" if function else "(void)0"
     raise ValueError(f"instructions.hpp has nothing for: {words}")
 
@@ -166,18 +169,53 @@ def replace_shared(text):
                   text)
 
 
-def translate(source, arch, folder):
-    run = subprocess.run([COMPILER, "-x", "c++", "-E", "-P", "-std=c++17", f"-D__CUDA_ARCH__={arch}0", "-D__CUDACC__", "-I", source,
-                          source / "unit.cu"], capture_output=True, text=True, check=False)
-    if run.returncode:
-        sys.exit(run.stderr)
-    text = replace_shared(replace_assembly(run.stdout))
+def read_files(path):
+    data, files, at = pathlib.Path(path).read_bytes(), {}, 0
+    while at < len(data):
+        end = data.index(b"\n", at)
+        name, count = data[at:end].decode().rsplit(" ", 1)
+        at = end + 1 + int(count)
+        files[name] = data[end + 1:at].decode()
+    return files
+
+
+def with_includes(files, name, seen):
+    """The text of a file with those that it includes in their places, each where it is named first."""
+    seen.add(name)
+
+    def included(found):
+        other = os.path.normpath(os.path.join(os.path.dirname(name), found[1]))
+        other = other if other in files else found[1]
+        return "" if other in seen else with_includes(files, other, seen)
+
+    return re.sub(r'^#\s*include\s*[<"]([^>"]+)[>"].*|^#\s*pragma once\b.*', lambda found: included(found) if found[1] else "", files[name],
+                  flags=re.MULTILINE)
+
+
+def run(*command, text):
+    done = subprocess.run([COMPILER, *command], input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        if os.environ.get("EMULATOR_KEEP") and text:
+            pathlib.Path(os.environ["EMULATOR_KEEP"]).write_text(text, encoding="utf-8")
+        sys.exit(done.stderr[:20000])
+    return done.stdout
+
+
+def make(path, make_it):
+    """Makes a file unless it is there; processes that make it at once make the same."""
+    if not path.exists():
+        made = path.with_name(f"{path.name}.{os.getpid()}")
+        make_it(made)
+        made.replace(path)
+
+
+def translate(source, arch):
+    text = run("-x", "c++", "-E", "-P", "-std=c++17", f"-D__CUDA_ARCH__={arch}0", "-D__CUDACC__", "-", text=source)
+    text = replace_shared(replace_assembly(text))
     text = text.replace("1.0f / 0.0f", "__builtin_inff()")  # no constant for this compiler
     entry = re.search(r"__global__[^;{]*?\b(\w+)\s*\(\s*const\s+__grid_constant__", text)[1]
     cluster = re.search(r"__cluster_dims__\((.*?),\s*1,\s*1\)", text)
-    unit = folder / "unit.cpp"
-    unit.write_text(f'''#include "instructions.hpp"
-{text}
+    return f'''{text}
 template <class P> struct EmulatedParams;
 template <class P> struct EmulatedParams<void (*)(P)> {{ typedef P Type; }};
 typedef typename EmulatedParams<decltype(&{entry})>::Type EmulatedParamsOf;
@@ -189,33 +227,33 @@ void emulator_launch(const void *params, u32 grid_x, u32 grid_y, int threads, u3
   emulator::run("{entry}", emulated_body, params, grid_x, grid_y, threads, shared_bytes, {cluster[1] if cluster else 1}, stacks);
 }}
 }}
-''', encoding="utf-8")
-    return unit
+'''
 
 
 def main():
-    source, arch, out = pathlib.Path(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
-    digest = hashlib.sha256(" ".join([COMPILER, *FLAGS, arch, os.environ.get("EMULATOR_FLAGS", "")]).encode())
-    for path in sorted([*HERE.glob("*.[hp]*"), *source.rglob("*")]):
-        if path.is_file():
-            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    library = out / f"{digest.hexdigest()[:32]}.so"
-    if not library.exists():
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out) as folder:
-            folder = pathlib.Path(folder)
-            try:
-                unit = translate(source, arch, folder)
-            except ValueError as error:
-                sys.exit(f"translate.py: {error}")
-            made = folder / "kernel.so"
-            run = subprocess.run([COMPILER, *FLAGS, *os.environ.get("EMULATOR_FLAGS", "").split(), "-I", HERE, unit, "-o", made],
-                                 capture_output=True, text=True, check=False)
-            if run.returncode:
-                if os.environ.get("EMULATOR_KEEP"):
-                    pathlib.Path(os.environ["EMULATOR_KEEP"]).write_bytes(unit.read_bytes())
-                sys.exit(run.stderr[:20000])
-            made.replace(library)
+    source, arch, out = with_includes(read_files(sys.argv[1]), "unit.cu", set()), sys.argv[2], pathlib.Path(sys.argv[3])
+    flags = [*FLAGS, *os.environ.get("EMULATOR_FLAGS", "").split()]
+    compiler = os.stat(shutil.which(COMPILER) or sys.exit(f"translate.py: there is no {COMPILER}"))
+    engine = hashlib.sha256(" ".join([COMPILER, f"{compiler.st_size} {compiler.st_mtime_ns}", *flags]).encode())
+    for path in sorted(HERE.glob("*.[hp]*")):
+        engine.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+
+    def place(text, ending):
+        digest = engine.copy()
+        digest.update(text.encode())
+        return out / f"{digest.hexdigest()[:32]}{ending}"
+
+    def make_library(to):
+        header, unit = place("", ".pch"), translate(source, arch)
+        make(header, lambda to: run(*flags, "-x", "c++-header", HERE / "instructions.hpp", "-o", to, text=None))
+        # Names tell contents, so times of files may change.
+        run(*flags, "-shared", "-Xclang", "-fno-validate-pch", "-include-pch", header, "-x", "c++", "-", "-o", to, text=unit)
+
+    library = place(f"{arch} {source}", ".so")
+    try:
+        make(library, make_library)
+    except ValueError as error:
+        sys.exit(f"translate.py: {error}")
     print(library)
 
 
