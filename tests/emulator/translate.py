@@ -9,9 +9,8 @@ SOURCE holds unit.cu and the headers, as emulator.c writes them: the line "NAME 
 preprocessed source stays as it is but for variables in shared memory and assembly: every asm statement becomes a call
 of the function of instructions.hpp that INSTRUCTIONS names. An unknown instruction is an error that shows its text.
 
-Of what OUT_DIR keeps nothing is made twice: a library has the name of its translated source's hash, and the hash of an
-architecture and the files that its unit includes is a link to it, so that architectures share what they compile alike.
-The engine is a precompiled header.
+OUT_DIR keeps libraries, by the hash of the architecture, the engine and the files that the unit includes. The engine is a
+precompiled header there.
 """
 import hashlib
 import os
@@ -244,20 +243,18 @@ def main():
         digest.update(text.encode())
         return out / f"{digest.hexdigest()[:32]}{ending}"
 
-    def make_link(path):
-        unit = translate(source, arch)
-        header, library = place("", ".pch"), place(unit, ".so")
-        # Names tell contents, so times of files may change.
+    def make_library(to):
+        header, unit = place("", ".pch"), translate(source, arch)
         make(header, lambda to: run(*flags, "-x", "c++-header", HERE / "instructions.hpp", "-o", to, text=None))
-        make(library, lambda to: run(*flags, "-shared", "-Xclang", "-fno-validate-pch", "-include-pch", header, "-x", "c++", "-", "-o", to, text=unit))
-        path.symlink_to(library.name)
+        # Names tell contents, so times of files may change.
+        run(*flags, "-shared", "-Xclang", "-fno-validate-pch", "-include-pch", header, "-x", "c++", "-", "-o", to, text=unit)
 
-    link = place(f"{arch} {source}", ".link")
+    library = place(f"{arch} {source}", ".so")
     try:
-        make(link, make_link)
+        make(library, make_library)
     except ValueError as error:
         sys.exit(f"translate.py: {error}")
-    print(link.resolve())
+    print(library)
 
 
 if __name__ == "__main__":
