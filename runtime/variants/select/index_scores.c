@@ -47,14 +47,22 @@ static nsai_tiles tiles_of(int32_t keys, int32_t warps, int32_t stages, int32_t 
                          [NSAI_TILE_CTAS] = ctas } };
 }
 
-/* Q and scores of two m16 tiles take 150 registers at Di 128, and 214 at Di 256; three CTAs of four
- * warps leave a thread 168. */
+/* Whether the loop over a tile's rows and blocks has no divisions but shifts, and no parts of slices. */
+static bool is_plain(const nsai_model *m) {
+  return tile_heads(m) == nsai_index_padded_heads(m) && m->select_block % 32 == 0;
+}
+
+/* Three CTAs of four warps leave a thread 168 registers. At Di 128 that is just enough for Q and scores
+ * of two m16 tiles, and not where heads or blocks are odd (NVRTC 13.0: 3 heads spilled 20 bytes, blocks
+ * of 24 208). */
 static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   *by = NSAI_BY_DEFAULT;
   if (t->register_fallback) return tiles_of(32, 4, 2, 1);
   if (p->model.index_dim > 128) return tiles_of(32, 4, 3, 2);
   const nsai_tiles three = tiles_of(64, 4, 3, 3);
-  return nsai_holds_ctas(t, shared_bytes(&p->model, &three), 3) ? three : tiles_of(64, 4, 3, 2);
+  const bool fits = p->model.index_dim <= 96 || is_plain(&p->model);
+  return fits && nsai_holds_ctas(t, shared_bytes(&p->model, &three), 3) ? three
+                                                                        : tiles_of(64, 4, 3, 2);
 }
 
 static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
