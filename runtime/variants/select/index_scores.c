@@ -215,21 +215,26 @@ NsaiImportance nsai_index_scores_params(const nsai_run *run, const nsai_span *sp
   return p;
 }
 
-/* CTAs that a place on the device gets, where their keys are split: of a decode step one, whose work is
- * short, of a prefill several, since tiles of tokens see unequal numbers of keys. Fewest keys for which a
- * CTA's start is worth it. (Guesses.) */
-#define PREFILL_ROUNDS 2
-#define LEAST_STEP_KEYS 128
-#define LEAST_PREFILL_KEYS 1024
+/* What a CTA's start costs, in keys. (Guesses.) Tiles of tokens of a long prefill see unequal numbers of
+ * keys, and their many CTAs even out by themselves. */
+#define STEP_START_KEYS 128
+#define PREFILL_START_KEYS 512
+#define MOST_ROUNDS 8
 
 int32_t nsai_index_splits(const nsai_run *run, int64_t ctas, int32_t ctas_per_sm) {
   const nsai_problem *p = &run->plan->problem;
-  const bool step = nsai_ranks_by_step(p);
-  const int64_t places = (int64_t)run->plan->ctx->target.sms * ctas_per_sm;
-  const int64_t room = step ? places / ctas : nsai_ceil_div(PREFILL_ROUNDS * places, ctas);
-  const int64_t keys = step ? LEAST_STEP_KEYS : LEAST_PREFILL_KEYS;
+  const int64_t start = nsai_ranks_by_step(p) ? STEP_START_KEYS : PREFILL_START_KEYS;
+  const int64_t places = nsai_larger((int64_t)run->plan->ctx->target.sms * ctas_per_sm, 1);
+  int64_t best = 1, least = INT64_MAX;
   if (p->count_reads) return 1; /* each key is read and counted once */
-  return (int32_t)nsai_larger(nsai_smaller(room, p->max_kv_len / keys), 1);
+  for (int64_t splits = 1;
+       splits == 1 || (splits * start <= p->max_kv_len && splits * ctas <= MOST_ROUNDS * places);
+       splits++) {
+    const int64_t rounds = nsai_ceil_div(ctas * splits, places);
+    const int64_t keys = rounds * (p->max_kv_len / splits + start); /* one after the other */
+    if (keys < least) best = splits, least = keys;
+  }
+  return (int32_t)best;
 }
 
 nsa_status nsai_index_scores_enqueue(const nsai_run *run, const nsai_kernel *kernel,
