@@ -293,7 +293,7 @@ static bool has_index(const nsai_problem *p) { return p->model.by == NSAI_BY_IND
 static void specify_scores(const nsai_request *r, bool probe, nsai_kernel_spec *spec) {
   const nsai_problem *p = r->problem;
   const nsai_tiles tiles =
-      has_index(p) ? nsai_index_scores_tiles(p, r->target) : nsai_importance_tiles(p, r->target);
+      has_index(p) ? nsai_index_step_tiles(p, r->target) : nsai_importance_tiles(p, r->target);
   if (has_index(p))
     nsai_index_scores_specify(p, &tiles, probe, spec);
   else

@@ -13,6 +13,26 @@
 
 enum { SCORES, PROBE, KERNELS };
 
+/* ---- heads ---- */
+
+/* Index heads whose rows share a tile of keys: as many as divide the heads evenly, of the rows that two
+ * warps have. */
+#define MOST_TILE_HEADS 64
+
+static int32_t tile_heads(const nsai_model *m) {
+  int32_t heads = m->index_heads < MOST_TILE_HEADS ? m->index_heads : MOST_TILE_HEADS;
+  while (m->index_heads % heads) heads--;
+  return heads;
+}
+
+static int32_t head_groups(const nsai_model *m) { return m->index_heads / tile_heads(m); }
+
+int32_t nsai_index_padded_heads(const nsai_model *m) {
+  int32_t padded = 1;
+  while (padded < tile_heads(m)) padded *= 2;
+  return padded;
+}
+
 /* ---- tiles ---- */
 
 static uint32_t shared_bytes(const nsai_model *m, const nsai_tiles *s) {
@@ -27,14 +47,22 @@ static nsai_tiles tiles_of(int32_t keys, int32_t warps, int32_t stages, int32_t 
                          [NSAI_TILE_CTAS] = ctas } };
 }
 
-/* Q and scores of two m16 tiles take 150 registers at Di 128, and 214 at Di 256; three CTAs of four
- * warps leave a thread 168. */
+/* Whether the loop over a tile's rows and blocks has no divisions but shifts, and no parts of slices. */
+static bool is_plain(const nsai_model *m) {
+  return tile_heads(m) == nsai_index_padded_heads(m) && m->select_block % 32 == 0;
+}
+
+/* Three CTAs of four warps leave a thread 168 registers. At Di 128 that is just enough for Q and scores
+ * of two m16 tiles, and not where heads or blocks are odd (NVRTC 13.0: 3 heads spilled 20 bytes, blocks
+ * of 24 208). */
 static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   *by = NSAI_BY_DEFAULT;
   if (t->register_fallback) return tiles_of(32, 4, 2, 1);
   if (p->model.index_dim > 128) return tiles_of(32, 4, 3, 2);
   const nsai_tiles three = tiles_of(64, 4, 3, 3);
-  return nsai_holds_ctas(t, shared_bytes(&p->model, &three), 3) ? three : tiles_of(64, 4, 3, 2);
+  const bool fits = p->model.index_dim <= 96 || is_plain(&p->model);
+  return fits && nsai_holds_ctas(t, shared_bytes(&p->model, &three), 3) ? three
+                                                                        : tiles_of(64, 4, 3, 2);
 }
 
 static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
@@ -69,25 +97,25 @@ nsai_tiles nsai_index_scores_tiles(const nsai_problem *p, const nsai_target *t) 
   return choose(p, t, &by);
 }
 
+/* Rows of a tile of a decode step: all drafts of a sequence, so that they share the keys. */
+static int32_t step_rows(const nsai_problem *p) {
+  const int64_t rows = (int64_t)p->max_q_len * nsai_index_padded_heads(&p->model);
+  return rows > 64 ? 128 : rows > 32 ? 64 : 32;
+}
+
+/* Few rows leave most warps of a CTA without any. Instead CTAs of a warp or two each take keys of their
+ * own, as many as have 200 KB on their way: HBM is the bound. (A guess.) */
+nsai_tiles nsai_index_step_tiles(const nsai_problem *p, const nsai_target *t) {
+  const int32_t rows = step_rows(p);
+  if (rows == 128 || t->register_fallback) return nsai_index_scores_tiles(p, t);
+  for (int32_t ctas = rows == 32 ? 8 : 4; ctas > 1; ctas--) {
+    const nsai_tiles tiles = tiles_of(32, rows / 32, 3, ctas);
+    if (nsai_holds_ctas(t, shared_bytes(&p->model, &tiles), ctas)) return tiles;
+  }
+  return tiles_of(32, rows / 32, 2, 1);
+}
+
 /* ---- kernels ---- */
-
-/* Index heads whose rows share a tile of keys: as many as divide the heads evenly, of the rows that two
- * warps have. */
-#define MOST_TILE_HEADS 64
-
-static int32_t tile_heads(const nsai_model *m) {
-  int32_t heads = m->index_heads < MOST_TILE_HEADS ? m->index_heads : MOST_TILE_HEADS;
-  while (m->index_heads % heads) heads--;
-  return heads;
-}
-
-static int32_t head_groups(const nsai_model *m) { return m->index_heads / tile_heads(m); }
-
-int32_t nsai_index_padded_heads(const nsai_model *m) {
-  int32_t padded = 1;
-  while (padded < tile_heads(m)) padded *= 2;
-  return padded;
-}
 
 void nsai_index_rows_add(nsai_kernel_spec *spec, const nsai_problem *p) {
   const nsai_model *m = &p->model;
@@ -187,33 +215,39 @@ NsaiImportance nsai_index_scores_params(const nsai_run *run, const nsai_span *sp
   return p;
 }
 
-/* CTAs of select_index_scores on a multiprocessor, which as many have as choose() finds room for. */
-#define CTAS_PER_SM 3
-
-/* CTAs that a place on the device gets, where their keys are split: of a decode step one, whose work is
- * short, of a prefill several, since tiles of tokens see unequal numbers of keys. Fewest keys for which a
- * CTA's start is worth it. (Guesses.) */
-#define PREFILL_ROUNDS 2
-#define LEAST_STEP_KEYS 128
-#define LEAST_PREFILL_KEYS 1024
+/* What a CTA's start costs, in keys. (Guesses.) Tiles of tokens of a long prefill see unequal numbers of
+ * keys, and their many CTAs even out by themselves. */
+#define STEP_START_KEYS 128
+#define PREFILL_START_KEYS 512
+#define MOST_ROUNDS 8
 
 int32_t nsai_index_splits(const nsai_run *run, int64_t ctas, int32_t ctas_per_sm) {
   const nsai_problem *p = &run->plan->problem;
-  const bool step = nsai_ranks_by_step(p);
-  const int64_t places = (int64_t)run->plan->ctx->target.sms * ctas_per_sm;
-  const int64_t room = step ? places / ctas : nsai_ceil_div(PREFILL_ROUNDS * places, ctas);
-  const int64_t keys = step ? LEAST_STEP_KEYS : LEAST_PREFILL_KEYS;
+  const int64_t start = nsai_ranks_by_step(p) ? STEP_START_KEYS : PREFILL_START_KEYS;
+  const int64_t places = nsai_larger((int64_t)run->plan->ctx->target.sms * ctas_per_sm, 1);
+  int64_t best = 1, least = INT64_MAX;
   if (p->count_reads) return 1; /* each key is read and counted once */
-  return (int32_t)nsai_larger(nsai_smaller(room, p->max_kv_len / keys), 1);
+  for (int64_t splits = 1;
+       splits == 1 || (splits * start <= p->max_kv_len && splits * ctas <= MOST_ROUNDS * places);
+       splits++) {
+    const int64_t rounds = nsai_ceil_div(ctas * splits, places);
+    const int64_t keys = rounds * (p->max_kv_len / splits + start); /* one after the other */
+    if (keys < least) best = splits, least = keys;
+  }
+  return (int32_t)best;
 }
 
 nsa_status nsai_index_scores_enqueue(const nsai_run *run, const nsai_kernel *kernel,
                                      const nsai_span *span) {
   const NsaiImportance p = nsai_index_scores_params(run, span);
+  const nsai_problem *problem = &run->plan->problem;
+  const nsai_target *target = &run->plan->ctx->target;
+  const nsai_tiles tiles = nsai_ranks_by_step(problem) ? nsai_index_step_tiles(problem, target)
+                                                       : nsai_index_scores_tiles(problem, target);
   nsai_ranking x = { .tiles = nsai_span_tiles(run, kernel, span->token_begin, span->token_end),
                      .keys = &run->io->k_idx,
                      .lse = &no_lse };
-  x.splits = nsai_index_splits(run, x.tiles * p.kv_heads, CTAS_PER_SM);
+  x.splits = nsai_index_splits(run, x.tiles * p.kv_heads, tiles.of[NSAI_TILE_CTAS]);
   return nsai_importance_launch(run, kernel, &x, &p);
 }
 

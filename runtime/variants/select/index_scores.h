@@ -13,6 +13,9 @@
 /* The tiles that the heuristic of index_scores_sm80 chooses. */
 nsai_tiles nsai_index_scores_tiles(const nsai_problem *problem, const nsai_target *target);
 
+/* Those of decode steps. */
+nsai_tiles nsai_index_step_tiles(const nsai_problem *problem, const nsai_target *target);
+
 /* `probe`: of the rows that io.probe_rows names. */
 void nsai_index_scores_specify(const nsai_problem *problem, const nsai_tiles *tiles, bool probe,
                                nsai_kernel_spec *spec);
