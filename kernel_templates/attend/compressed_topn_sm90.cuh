@@ -15,7 +15,8 @@
 // there once the LSE is known:
 //
 //   producer   warpgroup 0      TMA loads of Q, K, V; keys interleaved: tma_load_interleaved().
-//                               Entries of a cache: cp.async by all its warps
+//                               Entries of a cache: cp.async by all its warps; with kExpanded those
+//                               of sequences with many new tokens from the workspace
 //   consumers  warpgroups 1, 2  Q K^T | softmax, pool, store | P V, as in attend/mainloop_sm90.cuh
 //   selectors  warpgroup 3      one query tile behind: scale, sum over heads, list, choose
 //

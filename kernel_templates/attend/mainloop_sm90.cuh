@@ -12,7 +12,8 @@
 // With kCached k and v lie in a KV cache: raw tokens, of attend_window_sm90, come as boxes of pages
 // (data/cached_boxes.cuh), compressed entries by cp.async (data/cached_entries.cuh). Codes become fp16
 // in shared memory, before a consumer sees them, and the consumers make Q fp16 as well
-// (core/code_fragments.cuh).
+// (core/code_fragments.cuh). With kExpanded another kernel has made entries of sequences with many new
+// tokens fp16 before (data/expanded_entries.cuh).
 //
 // Grid: persistent. CTA x of any number of CTAs takes tiles x, x + grid, ... of kv_heads * tiles,
 // KV head major, so that L2 holds the K and V of one head at a time. A tile has T = kRows /

@@ -8,7 +8,8 @@
 //
 // Config: kCached; with kCached also kPageRows: rows of a page of the tensors that the kernel reads
 // (tokens or compressed entries), or 0 if these lie in rows or ring buffers. Kernels that read codes
-// (core/e4m3.cuh), too, have kCodes, and then take an NsaiCodedX that contains an NsaiCachedX.
+// (core/e4m3.cuh), too, have kCodes, and then take an NsaiCodedX that contains an NsaiCachedX; with
+// kExpanded an NsaiExpandedX, which also says which entries lie in the workspace as fp16.
 #pragma once
 #include "core/e4m3.cuh"
 #include "core/types.cuh"

@@ -17,6 +17,8 @@
  * most new tokens have theirs expanded. */
 #define MOST_BYTES ((int64_t)128 << 20)
 
+#define MOST_SLOTS 65535 /* the y of a grid */
+
 /* Entries of the longest sequence, by their indices. */
 static int64_t most_entries(const nsai_problem *p) { return p->max_kv_len / p->model.stride; }
 
@@ -30,7 +32,8 @@ static int64_t sequence_bytes(const nsai_problem *p) {
 
 /* Sequences that a plan has workspace for. */
 static int64_t most_slots(const nsai_problem *p) {
-  const int64_t wanted = nsai_smaller(p->max_seqs, p->max_tokens / LEAST_TOKENS);
+  const int64_t most = nsai_smaller(p->max_tokens / LEAST_TOKENS, MOST_SLOTS);
+  const int64_t wanted = nsai_smaller(p->max_seqs, most);
   const int64_t bytes = sequence_bytes(p);
   return bytes ? nsai_smaller(wanted, MOST_BYTES / bytes) : wanted;
 }
