@@ -61,6 +61,7 @@ row() { autotune show --json variants | jq -r --arg stage "$1" '[.[] | select(.s
   done < <(shuf -n 60 --random-source=all all; tail -n 5 all)
 }
 
+# bats test_tags=plain
 @test "every row of the variant table has problems that force it" {
   check --rows --list >list
   autotune show --json variants | jq -r '.[].name' >rows
