@@ -6,7 +6,7 @@
  * run one after the other, at once; products of cuBLASLt are computed here.
  *
  * EMULATOR_GPU is the architecture, sm_90 without it. EMULATOR_DIR keeps the libraries, by the hash of their
- * source.
+ * source. EMULATOR_PYTHON runs translate.py, python3 without it.
  */
 #include "../support/elf_cubin.h"
 #include "../unit/fake_cuda.h"
@@ -94,9 +94,10 @@ nsai_nvrtc_result nvrtcCompileProgram(nsai_nvrtc_program handle, int count,
                                       const char *const *options) {
   program *p = (program *)(void *)handle;
   char command[4 * PATH_BYTES];
+  const char *python = getenv("EMULATOR_PYTHON");
   for (int i = 0; i < count; i++) sscanf(options[i], "--gpu-architecture=sm_%u", &p->sm);
-  snprintf(command, sizeof command, "python3 -S '%s/translate.py' '%s' %u '%s' 2>'%s.log'",
-           EMULATOR_SOURCE, p->source, p->sm, folder(), p->source);
+  snprintf(command, sizeof command, "'%s' -S '%s/translate.py' '%s' %u '%s' 2>'%s.log'",
+           python ? python : "python3", EMULATOR_SOURCE, p->source, p->sm, folder(), p->source);
   FILE *output = popen(command, "r");
   const bool found = output && fgets(p->library, sizeof p->library, output);
   const int status = output ? pclose(output) : 1;
