@@ -213,6 +213,7 @@ def translate(source, arch):
     text = run("-x", "c++", "-E", "-P", "-std=c++17", f"-D__CUDA_ARCH__={arch}0", "-D__CUDACC__", "-", text=source)
     text = replace_shared(replace_assembly(text))
     text = text.replace("1.0f / 0.0f", "__builtin_inff()")  # no constant for this compiler
+    text = re.sub(r"#\s*pragma unroll.*", "", text)  # takes longer to compile than it saves
     entry = re.search(r"__global__[^;{]*?\b(\w+)\s*\(\s*const\s+__grid_constant__", text)[1]
     cluster = re.search(r"__cluster_dims__\((.*?),\s*1,\s*1\)", text)
     return f'''{text}
