@@ -302,7 +302,7 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                                     "max_kv_len from which a plan for prefills of few tokens, "
                                     "whose "
                                     "tiles of queries would leave half the device idle, takes the "
-                                    "kernels of decode, which split keys; auto: 32768; 0: never. "
+                                    "kernels of decode, which split keys; 0 and auto: never. "
                                     "Plans with a row of prefill or decode forced, or with rows "
                                     "disabled, do not" },
 

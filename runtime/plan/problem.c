@@ -172,11 +172,6 @@ static nsa_status resolve_cached(const nsai_config *config, const nsa_problem *p
   return resolve_ring(config, problem, out);
 }
 
-/* The context from which a prefill of few tokens is split, where the configuration leaves that to the
- * library. By counts for an H200, with 64 tokens: each of a quarter of its multiprocessors takes about
- * 75 us for the compressed keys of 64k tokens, and 40 for those of 32k. */
-#define SPLIT_FROM 32768
-
 /* Whether the configuration says which rows a prefill, or a decode step, has. */
 static bool names_rows(const nsai_config *config) {
   static const nsai_stage stages[] = {
@@ -188,10 +183,13 @@ static bool names_rows(const nsai_config *config) {
   return config->variants.disable.count > 0;
 }
 
+/* The context from which a prefill of few tokens is split. Left to the library, none is: by counts for an
+ * H200 it would pay from 32768 on (64 tokens: each of a quarter of its multiprocessors takes about 75 us
+ * for the compressed keys of 64k tokens), but it was not timed yet. */
 static int64_t split_from(const nsai_config *config, int32_t op) {
   const int64_t wanted = config->thresholds.prefill_split_from;
   if (op != NSA_OP_PREFILL || names_rows(config)) return 0;
-  return wanted < 0 ? SPLIT_FROM : wanted;
+  return wanted < 0 ? 0 : wanted;
 }
 
 static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,

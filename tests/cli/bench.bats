@@ -419,7 +419,7 @@ def write(name, rows):
 times = [r for r in read("-backward") if "q=8192:" in r["problem"] or "q=16384:" in r["problem"]]
 saved = [dict(r, part="fwd_saved") for r in times if r["part"] == "forward"]
 steps = [dict(r, q_len="1") for r in read("-decode") if "fill=correlated" in r["problem"]]
-peer = dict(read("-peers", "24")[0], date=times[0]["date"])
+peer = dict(read("-peers", "27")[0], date=times[0]["date"])
 ms = {(r["part"], r["problem"].split(":q=")[1].split(":")[0]): float(r["burst_ms"]) for r in times}
 peers = []
 for tokens, factor in ("8192", 2), ("16384", 4):

@@ -33,7 +33,7 @@ load common
   model=$configs/models/g16_d64.yaml
   autotune compile --arch sm_90a --op forward --max-kv-len 2048 "$model"
   compiled >short
-  grep -qx select_importance short # up to 2048 tokens
+  grep -qx select_importance_sm90 short # up to 2048 tokens
   grep -qx attend_selected_window_sm90 short
   run -1 grep -x attend_compressed_topn_sm90 short
   run -1 grep -x attend_selected_sm90_mma short

@@ -472,6 +472,7 @@ static void test_split_prefill_packed(void **state) {
   nsa_problem p = INIT(nsa_problem, .op = NSA_OP_PREFILL, .max_tokens = TOKENS, .max_kv_len = 32768,
                        .max_seqs = SEQS, .page_size = 16);
   machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
+  strncat(yaml, "thresholds: {prefill_split_from: 32768}\n", sizeof yaml - strlen(yaml) - 1);
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     nsa_caps caps = NSA_CAPS_INIT;
     machine_reopen(&ctx, dir, &(machine_reopening){ .yaml = yaml, .extra = extras[i] });

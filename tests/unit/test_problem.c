@@ -328,8 +328,10 @@ static void test_selects_all(void **state) {
 }
 
 /* 64 heads in groups of 16: a tile of 128 rows has 8 tokens. */
-#define WIDE "nsa: 1\nmodel: {heads: 64, kv_heads: 4, head_dim: 128}\nserving: {page_size: 64}\n"
-#define FROM(n) WIDE "thresholds: {prefill_split_from: " #n "}"
+#define MODEL_64                                                                                   \
+  "nsa: 1\nmodel: {heads: 64, kv_heads: 4, head_dim: 128}\nserving: {page_size: 64}\n"
+#define FROM(n) MODEL_64 "thresholds: {prefill_split_from: " #n "}\n"
+#define WIDE FROM(32768)
 
 static bool splits(const char *yaml, int64_t tokens, int32_t seqs, int64_t longest, int32_t op) {
   nsai_config *config = load(&REQUEST(.text = yaml));
@@ -350,7 +352,8 @@ static void test_splits(void **state) {
   assert_true(splits(WIDE, 64, 8, 65536, NSA_OP_PREFILL));  /* 16 tiles: 8 and one a sequence */
   assert_false(splits(WIDE, 64, 9, 65536, NSA_OP_PREFILL)); /* 17 */
   assert_false(splits(FROM(0), 64, 1, 65536, NSA_OP_PREFILL));
-  assert_true(splits(FROM(auto), 64, 1, 65536, NSA_OP_PREFILL));
+  assert_false(splits(FROM(auto), 64, 1, 65536, NSA_OP_PREFILL));
+  assert_false(splits(MODEL_64, 64, 1, 65536, NSA_OP_PREFILL));
   assert_true(splits(FROM(100), 64, 1, 100, NSA_OP_PREFILL));
   assert_false(splits(FROM(100), 64, 1, 99, NSA_OP_PREFILL));
   assert_false(splits(WIDE "variants: {disable: [dense.*]}", 64, 1, 65536, NSA_OP_PREFILL));
