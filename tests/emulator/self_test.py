@@ -14,6 +14,8 @@ import tempfile
 
 MODEL = "bf16:h4/2:d32/32:l16/8:s16x4+1+2:w40:phi=mean:gate=logits:kv=shared:sel=topn:q=70:kv=70:seed=1:fill=random:layout=plain"
 
+INDEXED = "fwd:bf16:h4/2:d32/32:l2/2:w0:gate=none:index=32:q=60:"
+
 # Each: the GPU, a file, its text, what stands there instead (None: everything as it is), and the test.
 DAMAGES = [
     ("nothing", "sm_80", None, "", "", "fwd:" + MODEL),
@@ -28,6 +30,10 @@ DAMAGES = [
      "cache:decode:seed=4:longest=100:steps=1:repeats=1:codes=both"),
     ("a barrier waits for the other phase", "sm_90", "core/barrier.cuh", '"r"(phase)', '"r"(phase ^ 1)',
      "cache:decode:seed=1:longest=100:steps=1:repeats=1:force=decode_cluster"),
+    ("negative scores of an index rank alike", "sm_80", "core/topn.cuh", "return bits >> 31 ? ~bits :", "return bits >> 31 ? 1 :",
+     INDEXED + "s2x8+0+0"),
+    ("scores of later tokens count", "sm_90", "select/index_scores_sm90.cuh", "if (first + C::kKeys > visible_to_all)", "if (false)",
+     INDEXED + "s16x2+0+0"),
 ]
 
 
