@@ -16,15 +16,16 @@ import (
 
 // mirrored pairs each C struct with the Go struct that has its fields. A test holds them against each other.
 var mirrored = map[reflect.Type]reflect.Type{
-	reflect.TypeOf(C.nsa_model{}):    reflect.TypeOf(Model{}),
-	reflect.TypeOf(C.nsa_problem{}):  reflect.TypeOf(Problem{}),
-	reflect.TypeOf(C.nsa_batch{}):    reflect.TypeOf(Batch{}),
-	reflect.TypeOf(C.nsa_kv{}):       reflect.TypeOf(KV{}),
-	reflect.TypeOf(C.nsa_phi_side{}): reflect.TypeOf(PhiSide{}),
-	reflect.TypeOf(C.nsa_phi{}):      reflect.TypeOf(Phi{}),
-	reflect.TypeOf(C.nsa_gate{}):     reflect.TypeOf(Gate{}),
-	reflect.TypeOf(C.nsa_io{}):       reflect.TypeOf(IO{}),
-	reflect.TypeOf(C.nsa_grads{}):    reflect.TypeOf(Grads{}),
+	reflect.TypeOf(C.nsa_model{}):       reflect.TypeOf(Model{}),
+	reflect.TypeOf(C.nsa_problem{}):     reflect.TypeOf(Problem{}),
+	reflect.TypeOf(C.nsa_batch{}):       reflect.TypeOf(Batch{}),
+	reflect.TypeOf(C.nsa_kv{}):          reflect.TypeOf(KV{}),
+	reflect.TypeOf(C.nsa_phi_side{}):    reflect.TypeOf(PhiSide{}),
+	reflect.TypeOf(C.nsa_phi{}):         reflect.TypeOf(Phi{}),
+	reflect.TypeOf(C.nsa_gate{}):        reflect.TypeOf(Gate{}),
+	reflect.TypeOf(C.nsa_io{}):          reflect.TypeOf(IO{}),
+	reflect.TypeOf(C.nsa_grads{}):       reflect.TypeOf(Grads{}),
+	reflect.TypeOf(C.nsa_index_grads{}): reflect.TypeOf(IndexGrads{}),
 }
 
 // reportOnce calls a progress as the library does.

@@ -17,6 +17,7 @@ const (
 	OpDecode   = C.NSA_OP_DECODE
 	OpAppend   = C.NSA_OP_APPEND
 	OpBackward = C.NSA_OP_BACKWARD
+	OpIndexKL  = C.NSA_OP_INDEX_KL
 
 	SelectTopN   = C.NSA_SELECT_TOPN
 	SelectBlocks = C.NSA_SELECT_BLOCKS
@@ -250,6 +251,24 @@ func (g *Grads) c() *C.nsa_grads {
 	return c
 }
 
+// IndexGrads has the fields of nsa_index_grads.
+type IndexGrads struct {
+	Accumulate           bool
+	Coefficient          float64 // 0: 1
+	Loss, DIndexQ, DKIdx Tensor
+}
+
+func (g *IndexGrads) c() *C.nsa_index_grads {
+	c := &C.nsa_index_grads{
+		struct_size: C.sizeof_nsa_index_grads, coefficient: C.double(g.Coefficient),
+		loss: g.Loss.raw, d_index_q: g.DIndexQ.raw, d_k_idx: g.DKIdx.raw,
+	}
+	if g.Accumulate {
+		c.accumulate = 1
+	}
+	return c
+}
+
 // The structs of a call lie in Go's memory and point out of it alone, which cgo allows.
 func (p *Plan) run(e *Exec, b *Batch, io *IO, f func(*C.nsa_exec, *C.nsa_batch, *C.nsa_io) C.nsa_status) error {
 	batch, tensors := b.c(), io.c()
@@ -312,5 +331,13 @@ func (p *Plan) Backward(e *Exec, b *Batch, io *IO, grads *Grads) error {
 	g := grads.c()
 	return p.run(e, b, io, func(e *C.nsa_exec, b *C.nsa_batch, io *C.nsa_io) C.nsa_status {
 		return C.nsa_backward(p.c, e, b, io, g)
+	})
+}
+
+// IndexKL computes the loss of an index branch and its gradients: nsa_index_kl.
+func (p *Plan) IndexKL(e *Exec, b *Batch, io *IO, grads *IndexGrads) error {
+	g := grads.c()
+	return p.run(e, b, io, func(e *C.nsa_exec, b *C.nsa_batch, io *C.nsa_io) C.nsa_status {
+		return C.nsa_index_kl(p.c, e, b, io, g)
 	})
 }

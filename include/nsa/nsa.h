@@ -11,6 +11,7 @@
 #include <nsa/backward.h>
 #include <nsa/base.h>
 #include <nsa/context.h>
+#include <nsa/index_kl.h>
 #include <nsa/kv_cache.h>
 #include <nsa/log.h>
 #include <nsa/problem.h>

@@ -17,14 +17,15 @@ extern "C" {
 /* ---- problem ---- */
 
 /* Operations. PREFILL, DECODE and APPEND work over a KV cache, see kv_cache.h; BACKWARD:
- * backward.h. */
+ * backward.h; INDEX_KL: index_kl.h. */
 enum {
-  NSA_OP_FORWARD = 1, /* the three branches over packed K and V */
-  NSA_OP_DENSE = 2,   /* ordinary causal attention over q, k[0] and v[0], as a baseline */
-  NSA_OP_PREFILL = 3, /* the three branches, for any number of new tokens of a sequence */
-  NSA_OP_DECODE = 4,  /* the same, for 1 to NSA_MAX_DECODE_LEN new tokens of a sequence */
-  NSA_OP_APPEND = 5,  /* writes the new tokens' K and V into the cache */
-  NSA_OP_BACKWARD = 6 /* the gradients of a forward */
+  NSA_OP_FORWARD = 1,  /* the three branches over packed K and V */
+  NSA_OP_DENSE = 2,    /* ordinary causal attention over q, k[0] and v[0], as a baseline */
+  NSA_OP_PREFILL = 3,  /* the three branches, for any number of new tokens of a sequence */
+  NSA_OP_DECODE = 4,   /* the same, for 1 to NSA_MAX_DECODE_LEN new tokens of a sequence */
+  NSA_OP_APPEND = 5,   /* writes the new tokens' K and V into the cache */
+  NSA_OP_BACKWARD = 6, /* the gradients of a forward */
+  NSA_OP_INDEX_KL = 7  /* the loss and the gradients that train an index branch */
 };
 
 #define NSA_MAX_DECODE_LEN 16

@@ -59,6 +59,7 @@ NSA_OP_PREFILL = 3
 NSA_OP_DECODE = 4
 NSA_OP_APPEND = 5
 NSA_OP_BACKWARD = 6
+NSA_OP_INDEX_KL = 7
 NSA_SELECT_TOPN = 1
 NSA_SELECT_BLOCKS = 2
 NSA_SELECT_RANGES = 3
@@ -279,6 +280,17 @@ class nsa_grads(C.Structure):
     ]
 
 
+class nsa_index_grads(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("accumulate", C.c_uint32),
+        ("coefficient", C.c_double),
+        ("loss", nsa_tensor),
+        ("d_index_q", nsa_tensor),
+        ("d_k_idx", nsa_tensor),
+    ]
+
+
 class nsa_tune_event(C.Structure):
     _fields_ = [
         ("struct_size", C.c_uint32),
@@ -334,6 +346,7 @@ FUNCTIONS = {
     "nsa_compress": (C.c_int32, [C.c_void_p, C.POINTER(nsa_exec), C.POINTER(nsa_batch), C.POINTER(nsa_io)]),
     "nsa_select": (C.c_int32, [C.c_void_p, C.POINTER(nsa_exec), C.POINTER(nsa_batch), C.POINTER(nsa_io)]),
     "nsa_backward": (C.c_int32, [C.c_void_p, C.POINTER(nsa_exec), C.POINTER(nsa_batch), C.POINTER(nsa_io), C.POINTER(nsa_grads)]),
+    "nsa_index_kl": (C.c_int32, [C.c_void_p, C.POINTER(nsa_exec), C.POINTER(nsa_batch), C.POINTER(nsa_io), C.POINTER(nsa_index_grads)]),
     "nsa_kv_page_bytes": (C.c_int32, [C.c_void_p, C.POINTER(nsa_problem), C.POINTER(C.c_uint64)]),
     "nsa_kv_append": (C.c_int32, [C.c_void_p, C.POINTER(nsa_exec), C.POINTER(nsa_batch), C.POINTER(nsa_io)]),
     "nsa_decode": (C.c_int32, [C.c_void_p, C.POINTER(nsa_exec), C.POINTER(nsa_batch), C.POINTER(nsa_io)]),

@@ -21,6 +21,7 @@ GROWS(nsa_exec, stream);
 GROWS(nsa_batch, slot_mapping);
 GROWS(nsa_io, new_k_idx);
 GROWS(nsa_grads, d_gate);
+GROWS(nsa_index_grads, d_k_idx);
 GROWS(nsa_tune_options, user);
 GROWS(nsa_tune_event, note);
 

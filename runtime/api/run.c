@@ -11,6 +11,7 @@
 #include "run/check_gradients.h"
 
 #include <nsa/backward.h>
+#include <nsa/index_kl.h>
 #include <nsa/kv_cache.h>
 
 #define ALL_PROCESSORS 0 /* threads of the CPU device */
@@ -22,6 +23,7 @@ typedef struct call_structs {
   nsa_batch batch;
   nsa_io io;
   nsa_grads grads;
+  nsa_index_grads index_grads;
   nsai_queue queue;
   nsai_call_tensors tensors;
 } call_structs;
@@ -76,6 +78,11 @@ static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *gi
   if (op == NSA_OP_APPEND && exec->branches)
     return nsai_fail(NSA_E_ARG,
                      "exec.branches is 0x%x, but an append writes for every branch: leave it 0",
+                     exec->branches);
+  if (op == NSA_OP_INDEX_KL && exec->branches)
+    return nsai_fail(NSA_E_ARG,
+                     "exec.branches is 0x%x, but nsa_index_kl is of the selected branch alone: "
+                     "leave it 0",
                      exec->branches);
   if (op != NSA_OP_DENSE && op != NSA_OP_APPEND)
     NSAI_TRY(nsai_check_branches(&plan->problem, exec->branches, &branches));
@@ -193,6 +200,19 @@ static nsa_status backward(nsai_run *run, call_structs *call, const nsa_grads *g
                                  ALL_PROCESSORS);
 }
 
+/* A GPU has no plan of it: nsa_plan_create refuses. */
+static nsa_status index_kl(nsai_run *run, call_structs *call, const nsa_index_grads *given) {
+  static const nsai_struct_type type = { "grads", "NSA_INDEX_GRADS_INIT", sizeof(nsa_index_grads) };
+  const void *read;
+  NSAI_TRY(read_struct(&type, false, given, &call->index_grads, &read));
+  nsai_check check = check_of(run);
+  NSAI_TRY(nsai_check_index_kl(&check, run->batch, run->io, &run->sizes));
+  NSAI_TRY(nsai_check_index_grads(&check, read, &run->sizes));
+  NSAI_TRY(check_memory_of_call(run));
+  return nsai_reference_index_kl(&run->plan->problem.model, run->batch, run->io, read,
+                                 ALL_PROCESSORS);
+}
+
 static nsa_status compress(nsai_run *run) {
   NSAI_TRY(check_call(run, nsai_check_compress));
   if (run->driver) return nsai_enqueue_compress(run);
@@ -253,13 +273,21 @@ nsa_status nsa_backward(const nsa_plan *plan, const nsa_exec *exec, const nsa_ba
   return end_run(&run, backward(&run, &call, grads));
 }
 
+nsa_status nsa_index_kl(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                        const nsa_io *io, const nsa_index_grads *grads) {
+  call_structs call;
+  nsai_run run;
+  NSAI_TRY(begin_run(plan, NSA_OP_INDEX_KL, exec, batch, io, &call, &run));
+  return end_run(&run, index_kl(&run, &call, grads));
+}
+
 nsa_status nsai_run_with_callbacks(const nsa_plan *plan, const nsa_exec *exec,
                                    const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,
                                    const nsai_stage_callbacks *callbacks) {
   call_structs call;
   nsai_run run;
   int32_t op = plan->problem.op;
-  if (op == NSA_OP_DECODE || op == NSA_OP_APPEND)
+  if (op == NSA_OP_DECODE || op == NSA_OP_APPEND || op == NSA_OP_INDEX_KL)
     return nsai_fail(NSA_E_INTERNAL, "a run of %s has no stage callbacks", nsai_op_name(op));
   NSAI_TRY(begin_run(plan, op, exec, batch, io, &call, &run));
   run.callbacks = callbacks;

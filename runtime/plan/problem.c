@@ -38,8 +38,9 @@ static int64_t or_serving(int64_t value, int64_t serving) {
 
 const char *nsai_op_name(int32_t op) {
   static const char *const names[] = { "NSA_OP_FORWARD", "NSA_OP_DENSE",  "NSA_OP_PREFILL",
-                                       "NSA_OP_DECODE",  "NSA_OP_APPEND", "NSA_OP_BACKWARD" };
-  return op >= NSA_OP_FORWARD && op <= NSA_OP_BACKWARD ? names[op - NSA_OP_FORWARD]
+                                       "NSA_OP_DECODE",  "NSA_OP_APPEND", "NSA_OP_BACKWARD",
+                                       "NSA_OP_INDEX_KL" };
+  return op >= NSA_OP_FORWARD && op <= NSA_OP_INDEX_KL ? names[op - NSA_OP_FORWARD]
                                                        : "no operation";
 }
 
@@ -192,6 +193,17 @@ static int64_t split_from(const nsai_config *config, int32_t op) {
   return wanted < 0 ? 0 : wanted;
 }
 
+/* What trains an index: there is one, and blocks that it has chosen. */
+static nsa_status check_index_kl(const nsai_problem *p) {
+  if (p->model.by != NSAI_BY_INDEX)
+    return nsai_fail(NSA_E_ARG, "problem.op is NSA_OP_INDEX_KL, but model.select.by is compressed: "
+                                "there is no index to train; set model.select.by to index");
+  if (p->selection == NSA_SELECT_RANGES)
+    return nsai_fail(NSA_E_ARG, "problem.selection is NSA_SELECT_RANGES, but an index chooses "
+                                "blocks: give NSA_SELECT_TOPN or NSA_SELECT_BLOCKS");
+  return NSA_OK;
+}
+
 static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
                           nsai_problem *out) {
   const nsai_model *m = &config->model;
@@ -210,7 +222,7 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
    * their sizes stays whole. */
   if (!nsai_compresses(m)) out->model.block = out->model.stride = m->select_block;
   out->count_reads = config->runtime.count_reads && out->op == NSA_OP_DECODE;
-  NSAI_TRY(check_choice("op", out->op, NSA_OP_FORWARD, NSA_OP_BACKWARD));
+  NSAI_TRY(check_choice("op", out->op, NSA_OP_FORWARD, NSA_OP_INDEX_KL));
   NSAI_TRY(check_choice("selection", out->selection, NSA_SELECT_TOPN, NSA_SELECT_RANGES));
   NSAI_TRY(check_choice("overlap", out->overlap, NSA_OVERLAP_LOW, NSA_OVERLAP_HIGH));
   NSAI_TRY(check_capacity("max_seqs", "max_seqs", out->max_seqs, NSAI_MAX_SEQS));
@@ -225,7 +237,8 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
     return nsai_fail(NSA_E_ARG, "problem.max_probe_rows is %lld: expected 0 to max_tokens (%lld)",
                      (long long)problem->max_probe_rows, (long long)out->max_tokens);
   out->max_probe_rows = (int32_t)problem->max_probe_rows; /* tokens are counted in int32 */
-  if ((out->op == NSA_OP_DENSE || out->op == NSA_OP_BACKWARD) && out->max_probe_rows)
+  if (out->op == NSA_OP_INDEX_KL) NSAI_TRY(check_index_kl(out));
+  if (nsai_problem_has_no_importance(out) && out->max_probe_rows)
     return nsai_fail(NSA_E_ARG,
                      "problem.max_probe_rows is %d, but %s has no importance: leave it 0",
                      out->max_probe_rows, nsai_op_name(out->op));
@@ -260,7 +273,8 @@ void nsai_problem_add_model(nsai_writer *text, const nsai_problem *p) {
   static const char *const phis[] = { "mean", "linear", "mlp", "external", "none" };
   static const char *const gates[] = { "weights", "logits", "mlp", "none" };
   static const char *const selections[] = { "topn", "blocks", "ranges" };
-  static const char *const ops[] = { "fwd", "dense", "prefill", "decode", "append", "backward" };
+  static const char *const ops[] = { "fwd",    "dense",    "prefill", "decode",
+                                     "append", "backward", "index_kl" };
   const nsai_model *m = &p->model;
   nsai_write(text, "%s:%s:h%d/%d:d%d/%d", ops[p->op - NSA_OP_FORWARD],
              m->dtype == NSA_BF16  ? "bf16"

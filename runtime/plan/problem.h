@@ -61,13 +61,19 @@ static inline bool nsai_problem_has_codes(const nsai_problem *problem) {
 /* Whether the tuner times the problem: it has inputs for it, and there is something to choose. The
  * others' plans follow the heuristics. */
 static inline bool nsai_problem_is_tunable(const nsai_problem *problem) {
-  if (problem->op == NSA_OP_APPEND) return false;
+  if (problem->op == NSA_OP_APPEND || problem->op == NSA_OP_INDEX_KL) return false;
   return problem->selection == NSA_SELECT_TOPN || !nsai_problem_is_cached(problem);
 }
 
 /* Whether the three branches run over packed K and V. */
 static inline bool nsai_problem_is_packed(const nsai_problem *problem) {
   return problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_BACKWARD;
+}
+
+/* Whether the operation ranks no blocks, so that there is nothing to probe. */
+static inline bool nsai_problem_has_no_importance(const nsai_problem *problem) {
+  return problem->op == NSA_OP_DENSE || problem->op == NSA_OP_BACKWARD ||
+         problem->op == NSA_OP_INDEX_KL;
 }
 
 /* "NSA_OP_DECODE". Static storage. */

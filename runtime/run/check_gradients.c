@@ -8,6 +8,7 @@
 
 #include "run/check_tensor.h"
 
+#include <math.h>
 #include <stdio.h>
 
 /* A gradient and what it should be. */
@@ -135,4 +136,24 @@ nsa_status nsai_check_grads(const nsai_check *check, const nsa_io *io, const nsa
   NSAI_TRY(check_phi_side(check, &grads->d_phi.v, "grads.d_phi.v", m->head_dim_v, !m->keys_only));
   NSAI_TRY(check_gate(check, &grads->d_gate, sizes->tokens));
   return check_saved(check, io, sizes->tokens);
+}
+
+nsa_status nsai_check_index_grads(const nsai_check *check, const nsa_index_grads *grads,
+                                  const nsai_run_sizes *sizes) {
+  const nsai_model *m = &check->problem->model;
+  const nsai_tensor_spec loss = { "grads.loss", 1, { 1 }, NSAI_DTYPE_F32 };
+  const gradient all[] = {
+    { &grads->d_index_q, "d_index_q", true, 3, { sizes->tokens, m->index_heads, m->index_dim } },
+    { &grads->d_k_idx, "d_k_idx", true, 3, { sizes->kv_tokens, 1, m->index_dim } }
+  };
+  const gradient_group group = { "grads", NSAI_DTYPE_ROWS, NULL };
+  if (grads->accumulate > 1)
+    return nsai_fail(NSA_E_ARG, "grads.accumulate is %u, expected 0 or 1", grads->accumulate);
+  if (!(grads->coefficient >= 0) || isinf(grads->coefficient))
+    return nsai_fail(NSA_E_ARG,
+                     "grads.coefficient is %g: expected a finite number greater than 0, or 0 for 1",
+                     grads->coefficient);
+  NSAI_TRY(nsai_check_optional_tensor(check, &grads->loss, &loss));
+  NSAI_TRY(nsai_check_tensor_memory(check, &grads->loss, loss.name));
+  return check_group(check, &group, all, 2);
 }

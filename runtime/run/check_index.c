@@ -26,6 +26,7 @@ nsa_status nsai_check_no_index(const nsai_check *check, const nsa_io *io) {
  * its forward. */
 static bool is_ranked(const nsai_problem *p, const nsa_io *io) {
   if (p->model.by != NSAI_BY_INDEX || p->op == NSA_OP_BACKWARD) return false;
+  if (p->op == NSA_OP_INDEX_KL) return true; /* its loss is that of the scores */
   return p->selection == NSA_SELECT_TOPN || nsai_present(&io->probe_rows);
 }
 

@@ -326,8 +326,9 @@ static nsa_status check_selection(const nsai_check *check, const nsa_io *io, int
   nsai_tensor_spec all = { "io.block_idx", 2, { tokens, m->select_count }, NSAI_DTYPE_I32 };
   if (check->problem->selection ==
       NSA_SELECT_TOPN) /* what the forward chose is its backward's input */
-    return check->problem->op == NSA_OP_BACKWARD ? nsai_check_tensor(check, &io->block_idx, &each)
-                                                 : check_output(check, &io->block_idx, &each);
+    return check->problem->op == NSA_OP_BACKWARD || check->problem->op == NSA_OP_INDEX_KL
+               ? nsai_check_tensor(check, &io->block_idx, &each)
+               : check_output(check, &io->block_idx, &each);
   return nsai_check_tensor(check, &io->block_idx, io->block_idx.ndim == 2 ? &all : &each);
 }
 
@@ -458,6 +459,31 @@ nsa_status nsai_check_run(const nsai_check *check, const nsa_batch *batch, const
     NSAI_TRY(nsai_check_phi(check, &io->phi));
     NSAI_TRY(check_attention(check, io, sizes));
   }
+  NSAI_TRY(check_sizes(p, sizes));
+  return check_values(check, batch, sizes->tokens, sizes->kv_tokens, sizes);
+}
+
+nsa_status nsai_check_index_kl(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
+                               nsai_run_sizes *sizes) {
+  const nsai_problem *p = check->problem;
+  const nsai_model *m = &p->model;
+  const int pair = m->per_branch ? NSA_SEL : 0;
+  *sizes = (nsai_run_sizes){ 0 };
+  NSAI_TRY(check_io(io));
+  nsai_tensor_spec q = { "io.q", 3, { NSAI_ANY, m->heads, m->head_dim_qk }, NSAI_DTYPE_MODEL };
+  nsai_tensor_spec k = { pair ? "io.kv.k[1]" : "io.kv.k[0]",
+                         3,
+                         { NSAI_ANY, m->kv_heads, m->head_dim_qk },
+                         NSAI_DTYPE_MODEL };
+  NSAI_TRY(check_batch(check, batch, sizes));
+  NSAI_TRY(nsai_check_tensor(check, &io->q, &q));
+  NSAI_TRY(nsai_check_tensor(check, &io->kv.k[pair], &k));
+  sizes->tokens = io->q.shape[0];
+  sizes->kv_tokens = io->kv.k[pair].shape[0];
+  nsai_tensor_spec lse = { "io.lse[1]", 2, { sizes->tokens, m->heads }, NSAI_DTYPE_F32 };
+  NSAI_TRY(nsai_check_tensor(check, &io->lse[NSA_SEL], &lse));
+  NSAI_TRY(check_selection(check, io, sizes->tokens));
+  NSAI_TRY(nsai_check_index(check, io, sizes));
   NSAI_TRY(check_sizes(p, sizes));
   return check_values(check, batch, sizes->tokens, sizes->kv_tokens, sizes);
 }

@@ -46,6 +46,10 @@ nsa_status nsai_check_no_entries(const nsai_model *model, const nsa_tensor *t, b
 /* The weights of phi, io.phi, where it has some; those of V only where there are compressed values. */
 nsa_status nsai_check_phi(const nsai_check *check, const nsa_phi *phi);
 
+/* The tensors of io of nsa_index_kl; check_gradients.h has its outputs. */
+nsa_status nsai_check_index_kl(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
+                               nsai_run_sizes *sizes);
+
 /* Those of nsa_compress. */
 nsa_status nsai_check_compress(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
                                nsai_run_sizes *sizes);

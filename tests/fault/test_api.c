@@ -8,6 +8,7 @@
 #include "support/cmocka_all.h"
 
 #include "../unit/kv_fixture.h"
+#include "reference/reference.h"
 #include "starve.h"
 
 #include <nsa/tune.h>
@@ -111,6 +112,36 @@ static void test_cache(void **state) {
   kv_compare(&c, "after all");
   kv_call_free(&c);
   kv_free(&w);
+}
+
+/* The loss of an index that lacks memory has written nothing. */
+static void test_index_kl(void **state) {
+  machine m;
+  long n = 0;
+  machine_init(&m, &(machine_request){ .op = NSA_OP_INDEX_KL,
+                                       .phi = NSAI_PHI_NONE,
+                                       .pool = NSAI_POOL_MAX,
+                                       .indexed = true });
+  toy *t = &m.toy;
+  nsa_index_grads g = NSA_INDEX_GRADS_INIT;
+  machine_expect("forward",
+                 nsai_reference_forward(&t->model, NSA_SELECT_TOPN, 0, &t->batch, &t->io, 1),
+                 NSA_OK, NULL);
+  g.loss = toy_tensor(t, NSA_F32, 1, 1, 0, 0);
+  g.d_index_q = toy_tensor(t, NSA_F32, 3, t->tokens, 2, t->model.index_dim);
+  g.d_k_idx = toy_tensor(t, NSA_F32, 3, t->kv_tokens, 1, t->model.index_dim);
+  const nsa_tensor *outputs[] = { &g.loss, &g.d_index_q, &g.d_k_idx };
+  for (bool reached = true; reached; n++) {
+    starve_after(n);
+    nsa_status status = nsa_index_kl(m.plan, &m.exec, &t->batch, &t->io, &g);
+    reached = starved();
+    machine_expect("index_kl", status, reached ? NSA_E_NOMEM : NSA_OK, NULL);
+    for (int i = 0; i < 3; i++)
+      for (int64_t e = 0; e < toy_count(outputs[i]); e++)
+        assert_true((toy_ints(outputs[i])[e] == -1) == reached);
+  }
+  assert_true(n > 7);
+  machine_free(&m);
 }
 
 /* A backward pass that lacks memory has written nothing. */
@@ -235,13 +266,10 @@ static void test_missing_libraries(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_cpu),
-    cmocka_unit_test(test_cache),
-    cmocka_unit_test(test_backward),
-    cmocka_unit_test(test_gpu),
-    cmocka_unit_test(test_values),
-    cmocka_unit_test(test_tuning),
-    cmocka_unit_test(test_missing_libraries),
+    cmocka_unit_test(test_cpu),      cmocka_unit_test(test_cache),
+    cmocka_unit_test(test_backward), cmocka_unit_test(test_index_kl),
+    cmocka_unit_test(test_gpu),      cmocka_unit_test(test_values),
+    cmocka_unit_test(test_tuning),   cmocka_unit_test(test_missing_libraries),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

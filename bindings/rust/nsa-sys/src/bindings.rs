@@ -196,6 +196,7 @@ pub const NSA_OP_PREFILL: i32 = 3;
 pub const NSA_OP_DECODE: i32 = 4;
 pub const NSA_OP_APPEND: i32 = 5;
 pub const NSA_OP_BACKWARD: i32 = 6;
+pub const NSA_OP_INDEX_KL: i32 = 7;
 pub const NSA_SELECT_TOPN: i32 = 1;
 pub const NSA_SELECT_BLOCKS: i32 = 2;
 pub const NSA_SELECT_RANGES: i32 = 3;
@@ -417,6 +418,25 @@ extern "C" {
         batch: *const nsa_batch,
         io: *const nsa_io,
         grads: *const nsa_grads,
+    ) -> nsa_status;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct nsa_index_grads {
+    pub struct_size: u32,
+    pub accumulate: u32,
+    pub coefficient: f64,
+    pub loss: nsa_tensor,
+    pub d_index_q: nsa_tensor,
+    pub d_k_idx: nsa_tensor,
+}
+extern "C" {
+    pub fn nsa_index_kl(
+        plan: *const nsa_plan,
+        exec: *const nsa_exec,
+        batch: *const nsa_batch,
+        io: *const nsa_io,
+        grads: *const nsa_index_grads,
     ) -> nsa_status;
 }
 extern "C" {
