@@ -9,7 +9,7 @@
 
 libnsa then chooses the blocks of the sparse layers and attends over them, with the weights and results of
 transformers' own attention, and gradients of q, k and v. Layers without an index run transformers' sdpa, or
-eager where there is a mask. After `register()` alone, attn_implementation="nsa_minimax_m3" leaves the choice
+eager where there is a mask. After `register()` alone, attn_implementation="nsa-minimax-m3" leaves the choice
 of blocks to transformers.
 
 What libnsa does not compute the same way goes back to transformers' eager attention, with a warning for each
@@ -36,13 +36,13 @@ from .._config import Config
 from .._torch import attention
 from ..kv_cache import KVCache
 
-NAME = "nsa_minimax_m3"
+NAME = "nsa-minimax-m3"
 
 calls = collections.Counter()  # of sparse layers: "libnsa", and "transformers: " with the reason
 
 
 def register() -> None:
-    """Makes attn_implementation="nsa_minimax_m3" known to transformers. `attach` does so, too."""
+    """Makes attn_implementation="nsa-minimax-m3" known to transformers. `attach` does so, too."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, mask)
 
