@@ -298,3 +298,17 @@ def test_damaged_weights(drawn, damage, tmp_path):
     path.write_bytes(damage(drawn.read_bytes()))
     done = subprocess.run([sys.executable, EXAMPLES / "serve.py", path], input=b"x", capture_output=True)
     assert done.returncode == 1 and b"ValueError" in done.stderr
+
+
+def test_minimax_m3(tmp_path):
+    """The tokens and the logits of transformers' own attention, by both caches; of a model that is loaded, too."""
+    framework("transformers")
+    sys.path.insert(0, str(EXAMPLES))
+    import minimax_m3
+    minimax_m3.small().save_pretrained(tmp_path)
+    for model in (), (tmp_path,):
+        out = python("minimax_m3.py", "--prompt", 150, "--new", 20, *model)
+        found = re.findall(r"^libnsa, .*: (\d+) of 40 tokens the same, logits off by at most (\S+), ", out, re.M)
+        assert len(found) == 2 and "calls of sparse layers: 120 libnsa\n" in out, out
+        if not torch.cuda.is_available():  # ties of bfloat16 logits
+            assert all(int(same) == 40 and float(error) < 1e-4 for same, error in found), out

@@ -100,6 +100,9 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
            scaling: Optional[float] = None, dropout: float = 0.0, **kwargs):
     """transformers' attention function: query [B, Hq, T, D], key and value [B, Hkv, S, D] -> ([B, T, Hq, D], None)."""
     _refuse(dropout, kwargs)
+    if getattr(module, "indexer", None) is not None or "block_indices" in kwargs:
+        raise ValueError("libnsa's \"nsa\" is not the attention of a model with an indexer of its own; that of MiniMax-M3 is "
+                         "nsa.integrations.minimax_m3")
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))  # [B, T, H, D]
     gate = getattr(module, "nsa_gate", None)
     if gate is None:
