@@ -20,7 +20,7 @@ __version__ = version()
 
 # These import PyTorch when they are asked for.
 _LATER = {"attention": "_torch", "append": "_torch", "decode": "_torch", "prefill": "_torch",
-          "NSAttention": "modules", "KVCache": "kv_cache", "Batch": "kv_cache"}
+          "index_kl": "_index_kl", "NSAttention": "modules", "KVCache": "kv_cache", "Batch": "kv_cache"}
 
 __all__ = ["Config", "Error", "ArgumentError", "ConfigError", "NotPreparedError", "UnsupportedError", "doctor", "explain",
            "export_records", "import_records", "tune", "version", *_LATER]

@@ -691,11 +691,18 @@ def _with_index(names: str, extra: Sequence[Tensor], **index: Optional[Tensor]) 
     return ",".join([*_split(names), *given]), [*extra, *given.values()]
 
 
+def _selected_lse(text: str, q: Tensor, save: bool, branches: int, saved: Sequence[Tensor]) -> Tensor:
+    names = [name for name, *_ in _outputs_of(text, q, False, save, branches)[2]]
+    if "lse1" not in names:
+        raise ValueError("return_lse is of the selected branch, which does not run: select.count is 0, or branches leaves it out")
+    return saved[names.index("lse1")]
+
+
 def attention(q: Tensor, k: KV, v: KV, gates: Optional[Tensor] = None, *, config: Config, cu_seqlens: Optional[Tensor] = None,
               cu_seqlens_k: Optional[Tensor] = None, max_seqlen: Optional[int] = None, scale: Optional[float] = None,
               weights: Optional[Dict[str, Tensor]] = None, block_indices: Optional[Tensor] = None,
               return_indices: bool = False, branches: Optional[Sequence[str]] = None, index_q: Optional[Tensor] = None,
-              k_idx: Optional[Tensor] = None) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+              k_idx: Optional[Tensor] = None, return_lse: bool = False) -> Union[Tensor, Tuple[Tensor, ...]]:
     """Native Sparse Attention, causal: the gated sum over compressed tokens, selected blocks and a window.
 
     q              [T, Hq, Dk], or [B, T, Hq, Dk]: B sequences of one length. bfloat16 or float16; float32 on
@@ -717,7 +724,8 @@ def attention(q: Tensor, k: KV, v: KV, gates: Optional[Tensor] = None, *, config
     return_indices also returns the blocks that were selected, int32 [T, Hkv, n], ascending, then -1
     branches       those that run, of "compressed", "selected", "window"; gates of others count as 0 [all]
     index_q, k_idx queries and keys of an index that chooses the blocks (config.index): [T, Hi, Di] and
-                   [S, 1, Di], or with B in front of them. No gradient goes into them
+                   [S, 1, Di], or with B in front of them. No gradient goes into them: `index_kl` has theirs
+    return_lse     also returns, last, the log-sum-exp of the selected branch, float32 [T, Hq], without a gradient
 
     Returns o [T, Hq, Dv] (or [B, T, ...]) in q's dtype. Differentiable in q, k, v, gates and weights, once.
     Works under torch.compile(fullgraph=True), autocast, checkpointing, inference_mode and CUDA graphs; the
@@ -745,30 +753,34 @@ def attention(q: Tensor, k: KV, v: KV, gates: Optional[Tensor] = None, *, config
     if block_indices is not None and block_indices.dtype != torch.int32:
         block_indices = _int32(block_indices, "block_indices")
     text, max_kv, scale = config.text, max_seqlen or 0, scale or 0.0
-    save = config.saves_outputs and torch.is_grad_enabled()
+    save = return_lse or config.saves_outputs and torch.is_grad_enabled()
     branches = _branch_bits(branches) if branches is not None else 0
     if not torch.compiler.is_compiling() and _undisturbed(q):
         tensors = (q, *pairs, gates, *extra) if gates is not None else (q, *pairs, *extra)
         if _requires_grad(tensors):
-            meta = len(pairs), int(gates is not None), names, max_kv, scale, text, save, branches, True, return_indices
+            want_idx = return_indices or return_lse
+            meta = len(pairs), int(gates is not None), names, max_kv, scale, text, save, branches, True, want_idx
             o = _apply(meta, cu_q, cu_kv, block_indices, *tensors)
             idx = None
-            if return_indices:
-                o, idx, *_ = o
+            if want_idx:
+                o, idx, *saved = o
         else:
-            o, idx, _ = _forward_raw(q, pairs, gates, extra, names, cu_q, cu_kv, block_indices, max_kv, scale, text, False,
-                                     branches, return_indices)
+            o, idx, saved = _forward_raw(q, pairs, gates, extra, names, cu_q, cu_kv, block_indices, max_kv, scale, text,
+                                         return_lse, branches, return_indices)
     else:
-        o, idx, _ = torch.ops.nsa.forward.default(q, pairs, gates, list(extra), names, cu_q, cu_kv, block_indices, max_kv, scale,
+        o, idx, saved = torch.ops.nsa.forward.default(q, pairs, gates, list(extra), names, cu_q, cu_kv, block_indices, max_kv, scale,
                                                   text, save, branches)
     if batched:
         o = o.unflatten(0, (count, length))
         idx = idx.unflatten(0, (count, length)) if idx is not None and idx.dim() == 3 else idx
+    lse = _selected_lse(text, q, save, branches, saved) if return_lse else None
+    if batched and return_lse:
+        lse = lse.unflatten(0, (count, length))
     if not return_indices:
-        return o
+        return (o, lse) if return_lse else o
     if block_indices is not None:
         idx = block_indices.unflatten(0, (count, length)) if batched else block_indices
-    return o, idx
+    return (o, idx, lse) if return_lse else (o, idx)
 
 
 def append(cache: Dict[str, Tensor], k: KV, v: KV, *, config: Config, kv_len: Tensor, max_kv: int,

@@ -1,0 +1,112 @@
+# SPDX-FileCopyrightText: 2026 the libnsa authors
+# SPDX-License-Identifier: MIT
+"""The loss of an index branch against PyTorch's autograd in float64, of the formulas in docs/algorithm.md."""
+import pytest
+import torch
+
+import nsa
+
+BLOCK, COUNT, DIM, INDEX_DIM = 16, 4, 32, 24
+
+
+def config_of(heads, kv_heads):
+    return nsa.Config(heads=heads, kv_heads=kv_heads, head_dim=DIM, compress="none", window=0, gate="none",
+                      select=dict(by="index", pool="max", block=BLOCK, count=COUNT, init=0, local=1),
+                      index=dict(heads=kv_heads, dim=INDEX_DIM))
+
+
+def tensors_of(heads, kv_heads, tokens, keys, dtype=torch.float32):
+    torch.manual_seed(heads * 1000 + tokens)
+    shapes = (tokens, heads, DIM), (keys, kv_heads, DIM), (keys, kv_heads, DIM), (tokens, kv_heads, INDEX_DIM), (keys, 1, INDEX_DIM)
+    return [torch.randn(shape).to(dtype) for shape in shapes]
+
+
+def oracle(q, k, index_q, k_idx, blocks, starts_q, starts_k):
+    """The loss with coefficient 1, in float64, by dense masked matrices of one sequence after another."""
+    total = 0.0
+    group = q.shape[1] // k.shape[1]
+    for (q0, q1), (k0, k1) in zip(zip(starts_q, starts_q[1:]), zip(starts_k, starts_k[1:])):
+        position = torch.arange(q1 - q0) + (k1 - k0) - (q1 - q0)
+        key = torch.arange(k1 - k0)
+        for head in range(k.shape[1]):
+            listed = (blocks[q0:q1, head, :, None] == key[None, None, :] // BLOCK).any(1)
+            seen = listed & (key[None, :] <= position[:, None])
+            hide = torch.where(seen, 0.0, -torch.inf).double()
+            mine = q[q0:q1, head * group:(head + 1) * group].double()
+            scores = torch.einsum("thd,sd->hts", mine, k[k0:k1, head].double()) * DIM ** -0.5
+            mean = torch.softmax(scores + hide, -1).mean(0)
+            index = index_q[q0:q1, head].double() @ k_idx[k0:k1, 0].double().T * INDEX_DIM ** -0.5
+            log_pi = torch.log_softmax(index + hide, -1)
+            rows = torch.where(seen, mean * (mean.clamp_min(1e-300).log() - log_pi), 0.0)
+            total = total + rows.sum()
+    return total / (q.shape[0] * k.shape[1])
+
+
+def compare(loss, index_q, k_idx, want, exact_q, exact_k, factor=1.0):
+    got = torch.autograd.grad(loss, (index_q, k_idx))
+    exact = torch.autograd.grad(want * factor, (exact_q, exact_k))
+    assert abs(loss.item() - factor * want.item()) <= 1e-5 * abs(factor * want.item()) + 1e-6
+    for ours, theirs, x in zip(got, exact, (index_q, k_idx)):
+        bound = 4e-3 if x.dtype == torch.bfloat16 else 1e-5
+        assert ours.dtype == x.dtype and ours.shape == x.shape
+        assert (ours.double() - theirs).abs().max() <= bound * theirs.abs().max() + 1e-9
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(8, 2), (8, 1), (16, 1)])
+@pytest.mark.parametrize("tokens", [15, 16, 17, 64, 65, 150])
+def test_one_sequence(heads, kv_heads, tokens, device):
+    """Groups of 4, 8 and 16 heads; block edges; up to 64 tokens every block is chosen."""
+    if device != "cpu":
+        pytest.skip("no kernel computes this loss")
+    config = config_of(heads, kv_heads)
+    q, k, v, index_q, k_idx = tensors_of(heads, kv_heads, tokens, tokens)
+    _, blocks, lse = nsa.attention(q, k, v, config=config, index_q=index_q, k_idx=k_idx, return_indices=True, return_lse=True)
+    index_q.requires_grad_(), k_idx.requires_grad_()
+    loss = nsa.index_kl(q, k, index_q, k_idx, config=config, block_indices=blocks, lse=lse, coefficient=2.5)
+    exact = [x.detach().double().requires_grad_() for x in (index_q, k_idx)]
+    want = oracle(q, k, *exact, blocks, (0, tokens), (0, tokens))
+    compare(loss, index_q, k_idx, want, *exact, factor=2.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed(dtype, device):
+    """Sequences that begin with old tokens, and gradients in bfloat16; a second run has the same bits."""
+    if device != "cpu":
+        pytest.skip("no kernel computes this loss")
+    config = config_of(8, 2)
+    starts_q, starts_k = (0, 70, 71, 100), (0, 90, 160, 189)
+    q, k, v, index_q, k_idx = tensors_of(8, 2, 100, 189, dtype)
+    place = dict(config=config, cu_seqlens=torch.tensor(starts_q), cu_seqlens_k=torch.tensor(starts_k))
+    q.requires_grad_()
+    o, blocks, lse = nsa.attention(q, k, v, index_q=index_q, k_idx=k_idx, return_indices=True, return_lse=True, **place)
+    assert o.requires_grad and not lse.requires_grad
+    index_q.requires_grad_(), k_idx.requires_grad_()
+    run = lambda: nsa.index_kl(q, k, index_q, k_idx, block_indices=blocks, lse=lse, **place)
+    exact = [x.detach().double().requires_grad_() for x in (index_q, k_idx)]
+    compare(run(), index_q, k_idx, oracle(q.detach(), k, *exact, blocks, starts_q, starts_k), *exact)
+    first, second = (torch.autograd.grad(loss, (index_q, k_idx)) for loss in (run(), run()))
+    assert torch.equal(run(), run()) and all(map(torch.equal, first, second))
+
+
+def test_lse(device):
+    """return_lse alone, with a batch dimension, and what it refuses."""
+    if device != "cpu":
+        pytest.skip("no kernel computes this loss")
+    config = config_of(8, 2)
+    q, k, v, index_q, k_idx = tensors_of(8, 2, 40, 40)
+    call = lambda *x, **other: nsa.attention(*x[:3], config=config, index_q=x[3], k_idx=x[4], return_lse=True, **other)
+    o, lse = call(q, k, v, index_q, k_idx)
+    scores = torch.einsum("thd,shd->hts", q, k.repeat_interleave(4, 1)) * DIM ** -0.5
+    hide = torch.where(torch.ones(40, 40, dtype=torch.bool).tril(), 0.0, -torch.inf)
+    assert (torch.logsumexp(scores + hide, -1).T - lse).abs().max() < 1e-5
+    both = [torch.stack([x, x]) for x in (q, k, v, index_q, k_idx)]
+    o2, blocks, lse2 = call(*both, return_indices=True)
+    assert lse2.shape == (2, 40, 8) and torch.equal(lse2[1], lse) and torch.equal(o2[0], o)
+    plain = nsa.Config(heads=8, kv_heads=2, head_dim=DIM, compress=dict(block=16, stride=8))
+    gates = torch.zeros(40, 8, 3)
+    with pytest.raises(ValueError, match="return_lse is of the selected branch"):
+        nsa.attention(q, k, v, gates, config=plain, branches=["window"], return_lse=True)
+    with pytest.raises(ValueError, match="coefficient is 0"):
+        nsa.index_kl(q, k, index_q, k_idx, config=config, block_indices=blocks[0], lse=lse, coefficient=0)
+    with pytest.raises(nsa.ArgumentError, match="there is no index to train"):
+        nsa.index_kl(q, k, index_q, k_idx, config=plain, block_indices=blocks[0], lse=lse)
