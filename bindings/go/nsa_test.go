@@ -155,6 +155,60 @@ func TestBackward(t *testing.T) {
 	}
 }
 
+// Attention that is even over all tokens, and an index that is not: the loss is the mean over rows of the
+// log-sum-exp of the index's scores less their mean and less log(t + 1).
+func TestIndexKL(t *testing.T) {
+	const indexDim = 16
+	model := smallModel()
+	model.SelectBlock, model.SelectCount, model.Window, model.Gate = 16, (tokens+15)/16, 0, GateNone
+	model.CompressBlock, model.CompressStride, model.Phi = 0, 0, PhiNone
+	model.SelectBy, model.SelectPool, model.IndexHeads, model.IndexDim = ByIndex, PoolMax, 1, indexDim
+	ctx := must(NewContext(Options{Model: &model, Device: "cpu"}))(t)
+	t.Cleanup(ctx.Close)
+	var io IO
+	_, io.Q = filled(t, zero, tokens, heads, dim)
+	_, io.KV.K[0] = filled(t, zero, tokens, 1, dim)
+	_, io.KV.V[0] = filled(t, zero, tokens, 1, dim)
+	_, io.O = filled(t, zero, tokens, heads, dim)
+	_, io.LSE[Selected] = filled(t, zero, tokens, heads)
+	_, io.IndexQ = filled(t, func(int) float32 { return 1 }, tokens, 1, indexDim)
+	keys, tensor := filled(t, random, tokens, 1, indexDim)
+	io.KIdx = tensor
+	blocks := must(NewBuffer[int32](tokens * int(model.SelectCount)))(t)
+	defer blocks.Free()
+	io.BlockIdx = must(blocks.Tensor(tokens, 1, int(model.SelectCount)))(t)
+	plan, exec := newTestPlan(t, ctx, Problem{MaxTokens: tokens})
+	if err := plan.Forward(exec, nil, &io); err != nil {
+		t.Fatal(err)
+	}
+	var want, total, sum float64
+	for i := 0; i < tokens; i++ {
+		score := 0.0
+		for _, x := range keys.Data()[i*indexDim : (i+1)*indexDim] {
+			score += float64(x) / math.Sqrt(indexDim)
+		}
+		total += math.Exp(score)
+		sum += score
+		want += (math.Log(total) - sum/float64(i+1) - math.Log(float64(i+1))) / tokens
+	}
+	plan, exec = newTestPlan(t, ctx, Problem{Op: OpIndexKL, MaxTokens: tokens})
+	loss, lossTensor := filled(t, zero, 1)
+	dk, dkTensor := filled(t, zero, tokens, 1, indexDim)
+	grads := IndexGrads{Loss: lossTensor, DKIdx: dkTensor, Coefficient: 2}
+	for i := 1; i <= 2; i++ {
+		if err := plan.IndexKL(exec, nil, &io, &grads); err != nil {
+			t.Fatal(err)
+		}
+		near(t, loss.Data()[0], float32(2*want*float64(i)))
+		grads.Accumulate = true
+	}
+	var all float32
+	for _, x := range dk.Data() {
+		all += x
+	}
+	near(t, all, 0) // the gradients of a softmax's scores sum to 0
+}
+
 // Prefill of a chunk and decoding of the rest over pages give the rows of a forward.
 func TestCache(t *testing.T) {
 	const page, pages, first = 16, (tokens + 15) / 16, tokens - 1

@@ -11,7 +11,8 @@ from . import _abi
 from ._library import Error, check, last_error, lib, text_of
 
 OPS = dict(forward=_abi.NSA_OP_FORWARD, dense=_abi.NSA_OP_DENSE, prefill=_abi.NSA_OP_PREFILL,
-           decode=_abi.NSA_OP_DECODE, append=_abi.NSA_OP_APPEND, backward=_abi.NSA_OP_BACKWARD)
+           decode=_abi.NSA_OP_DECODE, append=_abi.NSA_OP_APPEND, backward=_abi.NSA_OP_BACKWARD,
+           index_kl=_abi.NSA_OP_INDEX_KL)
 LEVELS = dict(heuristic=_abi.NSA_TUNE_HEURISTIC, quick=_abi.NSA_TUNE_QUICK, normal=_abi.NSA_TUNE_NORMAL,
               exhaustive=_abi.NSA_TUNE_EXHAUSTIVE)
 

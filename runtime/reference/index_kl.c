@@ -137,13 +137,12 @@ static void run_row(const kl *self, int worker, int64_t token, int64_t group) {
   const nsa_tensor *q = &problem->io->index_q;
   nsai_ref_scratch *scratch = &self->scratch[worker];
   kl_scratch *own = &self->own[worker];
-  int64_t ranges = 0, count = 0;
   memset(own->d_q, 0, (size_t)g->index_dim * sizeof *own->d_q);
-  if (position.t >= 0)
-    ranges = nsai_ref_selected_ranges(problem, scratch, token, position.t, group);
+  /* None, where the row has no block, or stands before the sequence's start. */
+  const int64_t ranges = nsai_ref_selected_ranges(problem, scratch, token, position.t, group);
   if (ranges) {
     nsai_ref_load_query(problem, scratch, token, group);
-    count = nsai_ref_scores(problem, scratch, &keys, ranges);
+    const int64_t count = nsai_ref_scores(problem, scratch, &keys, ranges);
     teach(self, scratch, own, token, group, count);
     problem->ops->widen(q->dtype, nsai_ref_at(q, nsai_ref_offset2(q, token, group)), g->index_dim,
                         own->q);

@@ -88,6 +88,12 @@ def test_packed(dtype, device):
     assert torch.equal(run(), run()) and all(map(torch.equal, first, second))
 
 
+def test_explain():
+    """By the name of the operation."""
+    story = nsa.explain(config_of(8, 2), "index_kl", device="cpu", dtype="f32", max_tokens=64)
+    assert story.startswith("index_kl:f32:h8/2")
+
+
 def test_lse(device):
     """return_lse alone, with a batch dimension, and what it refuses."""
     if device != "cpu":

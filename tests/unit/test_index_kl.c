@@ -554,6 +554,7 @@ static void test_gpu(void **unused) {
                  "runtime.device cpu");
   machine_expect("prepare", nsa_prepare(ctx, &p, 1, NULL, NULL), NSA_E_UNSUPPORTED,
                  "runtime.device cpu");
+  machine_expect("tune", nsa_tune(ctx, &p, 1, NULL), NSA_E_UNSUPPORTED, "has nothing to choose");
   assert_null(plan);
   nsa_destroy(ctx);
   machine_remove(dir);
