@@ -25,8 +25,10 @@
 //     consumers    Q K^T | exponentiate, sum heads, pool, store
 //
 // Four warpgroups share a multiprocessor, in one CTA or two: the products of one run beside the
-// exponentials of the others, which take as long. In one CTA they share the tiles of keys, too: L2
-// gives a multiprocessor a tile of 32 KB (Dk 128) in the time of two products.
+// exponentials of the others, which take as long.
+//
+// Measured on an H200, 64k tokens of configs/models/minicpm4.yaml, with the pass over the coarse keys
+// (select_normalizer): 256 rows 3.66 ms, 192 4.15, twice 128 3.73; select_importance 4.35.
 //
 // Shared memory: nsai_smem_importance_sm90() of params/smem.h.
 //

@@ -32,7 +32,8 @@ static int32_t key_stages(const nsai_problem *p, const nsai_target *t, int32_t r
   return stages;
 }
 
-/* Every row of a CTA reads the same keys: the more of them, the fewer bytes L2 gives. */
+/* Every row of a CTA reads the same keys: the more of them, the fewer bytes L2 gives. It is little:
+ * select/importance_sm90.cuh has times. */
 static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   int32_t rows = 256;
   *by = NSAI_BY_ARCHITECTURE;
@@ -51,12 +52,8 @@ static double cost(const nsai_problem *p, const nsai_target *t, const nsai_tiles
 }
 
 static const nsai_space space = {
-  1,
-  { { NSAI_TILE_ROWS,
-      { 128, 192, 256 },
-      "keys that L2 gives once against CTAs beside each other" } },
-  choose,
-  fit,
+  1,      { { NSAI_TILE_ROWS, { 128, 192, 256 }, "the more, the fewer bytes L2 gives" } },
+  choose, fit,
   cost,
 };
 
