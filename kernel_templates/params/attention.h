@@ -230,7 +230,7 @@ typedef struct NsaiImportance {
 
 /* select_index_scores_sm90: the same with tensor maps. */
 typedef struct NsaiIndexScoresTma {
-  NsaiTensorMap q; /* boxes of kGroupPadded heads, 64 rows */
+  NsaiTensorMap q; /* boxes of kGroupPadded heads, 64 / kGroupPadded tokens */
   NsaiTensorMap k; /* boxes of one head, kKeys tokens */
   NsaiImportance packed;
   int reserved[6];

@@ -276,8 +276,8 @@ typedef struct NsaiCodedImportance {
   NsaiScale k_scale;
 } NsaiCodedImportance;
 
-/* select_importance, select_normalizer and select_index_scores with Config::kStep: of a decode step, whose keys are split
- * over CTAs. */
+/* select_importance, select_normalizer and select_index_scores with Config::kStep: of a decode step,
+ * whose keys are split over CTAs. */
 typedef struct NsaiStepImportance {
   NsaiCodedImportance coded;
   NsaiKvReads kv_reads; /* Config::kCountReads */

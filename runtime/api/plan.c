@@ -200,7 +200,11 @@ nsa_status nsa_prepare(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
   NSAI_TRY(nsai_problem_check_array(problems, count));
   for (size_t i = 0; i < count; i++) {
     nsai_problem resolved;
-    NSAI_TRY(nsai_problem_resolve(ctx->config, nsai_struct_at(problems, i), &resolved));
+    /* Where nothing may be compiled, what a plan would take must be there; else that is made. */
+    const nsa_problem *problem = nsai_struct_at(problems, i);
+    NSAI_TRY(ctx->config->runtime.jit == NSAI_JIT_NEVER
+                 ? resolve(ctx, problem, &resolved)
+                 : nsai_problem_resolve(ctx->config, problem, &resolved));
     if (!ctx->cpu) NSAI_TRY(nsai_plan_prepare(ctx, &resolved, progress, user));
   }
   return NSA_OK;

@@ -300,11 +300,11 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                                     AT(thresholds.prefill_split_from), 0, NSAI_MAX_ROWS, 0,
                                     auto_words, "auto",
                                     "max_kv_len from which a plan for prefills of few tokens, "
-                                    "whose "
-                                    "tiles of queries would leave half the device idle, takes the "
-                                    "kernels of decode, which split keys; 0 and auto: never. "
-                                    "Plans with a row of prefill or decode forced, or with rows "
-                                    "disabled, do not" },
+                                    "whose tiles of queries would leave half of an H200 idle, "
+                                    "takes the kernels of decode, which split keys; 0 and auto: "
+                                    "never. Plans with a row of prefill or decode forced, or with "
+                                    "rows disabled, do not; nor do models whose blocks are ranked "
+                                    "by an index, a maximum or a normaliser" },
 
   RANGE(DEVICE_SMS, "device.sms", INT, device.sms, 0, MAX_SMS, 0, "0",
         "streaming multiprocessors; 0: unknown"),

@@ -70,7 +70,8 @@ static const nsai_space space = {
 void nsai_importance_legal(const nsai_problem *p, nsai_reasons *reasons) {
   nsai_legal_common(p, reasons);
   if (p->model.by == NSAI_BY_INDEX)
-    nsai_refuse(reasons, "model.select.by is index: take index_scores_sm80");
+    nsai_refuse(reasons, "model.select.by is index: take index_scores_sm90 or "
+                         "index_scores_sm80");
 }
 
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {

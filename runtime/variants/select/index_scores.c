@@ -158,7 +158,7 @@ void nsai_index_scores_specify(const nsai_problem *p, const nsai_tiles *s, bool 
 void nsai_index_scores_legal(const nsai_problem *p, nsai_reasons *reasons) {
   nsai_legal_common(p, reasons);
   if (p->model.by != NSAI_BY_INDEX)
-    nsai_refuse(reasons, "model.select.by is compressed: take importance_sm80");
+    nsai_refuse(reasons, "model.select.by is compressed: take importance_sm90 or importance_sm80");
 }
 
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
@@ -225,13 +225,14 @@ int32_t nsai_index_splits(const nsai_run *run, int64_t ctas, int32_t ctas_per_sm
   const nsai_problem *p = &run->plan->problem;
   const int64_t start = nsai_ranks_by_step(p) ? STEP_START_KEYS : PREFILL_START_KEYS;
   const int64_t places = nsai_larger((int64_t)run->plan->ctx->target.sms * ctas_per_sm, 1);
+  const int64_t most = nsai_larger(p->max_kv_len / start, 1);
   int64_t best = 1, least = INT64_MAX;
   if (p->count_reads) return 1; /* each key is read and counted once */
-  for (int64_t splits = 1;
-       splits == 1 || (splits * start <= p->max_kv_len && splits * ctas <= MOST_ROUNDS * places);
-       splits++) {
-    const int64_t rounds = nsai_ceil_div(ctas * splits, places);
-    const int64_t keys = rounds * (p->max_kv_len / splits + start); /* one after the other */
+  /* The most splits that so many rounds of CTAs take. */
+  for (int64_t rounds = 1; rounds <= MOST_ROUNDS; rounds++) {
+    const int64_t splits =
+        nsai_larger(nsai_smaller(rounds * places / nsai_larger(ctas, 1), most), 1);
+    const int64_t keys = nsai_ceil_div(ctas * splits, places) * (p->max_kv_len / splits + start);
     if (keys < least) best = splits, least = keys;
   }
   return (int32_t)best;
