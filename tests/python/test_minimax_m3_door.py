@@ -142,6 +142,18 @@ def test_chunks_and_crop(paged, device):
     assert set(done.calls) == {"libnsa"}
 
 
+@pytest.mark.parametrize("paged", [False, True], ids=["transformers' cache", "pages"])
+def test_drafts(paged, device):
+    """Of generate(), looked up in the prompt: some are rejected."""
+    needs_float32(device)
+    model, eager, done = pair(device)
+    ids = tokens(1, 20).repeat(1, 4)
+    cache = dict(past_key_values=door.PagedCache(model, 128, page_size=16, max_q=8)) if paged else {}
+    more = dict(max_new_tokens=24, do_sample=False)
+    assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=6, **more, **cache), eager.generate(ids, **more))
+    assert set(done.calls) == {"libnsa"}
+
+
 def test_rows_of_a_cache(device):
     """Rows are repeated and chosen, as a search does."""
     needs_float32(device)
@@ -190,6 +202,17 @@ def test_checkpointing(device):
     for p, expected in zip(model.parameters(), want):
         assert expected is None and p.grad is None or torch.allclose(p.grad, expected, atol=1e-6)
     assert set(done.calls) == {"libnsa"}
+
+
+def test_compile(device):
+    """With a break of the graph at each attention."""
+    needs_float32(device)
+    model, eager, done = pair(device)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        for length in 100, 70:
+            assert close(compiled(tokens(1, length)).logits, eager(tokens(1, length)).logits, device)
+    assert done.calls == {"libnsa": 4}
 
 
 def test_training(device):

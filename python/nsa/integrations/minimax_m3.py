@@ -16,6 +16,7 @@ What libnsa does not compute the same way goes back to transformers' eager atten
 reason, and is counted in `calls`: an attention mask (padding on either side, packed sequences), positions that
 do not count from the first token, a static cache, dropout, float64, and float32 on a GPU. Over pages, which
 transformers' attention cannot read, such a call raises ValueError with the reason; so do gradients.
+torch.compile breaks its graph at the attention, and is an error with fullgraph=True.
 """
 from __future__ import annotations
 
@@ -128,8 +129,9 @@ def _in_order(position_ids: Optional[Tensor], first: int) -> bool:
     global _seen
     if position_ids is None:
         return True
-    if _seen is not None and _seen[0]() is position_ids and _seen[1:3] == (position_ids._version, first):
-        return _seen[3]
+    seen = _seen  # of one moment: other threads write it, too
+    if seen is not None and seen[0]() is position_ids and seen[1:3] == (position_ids._version, first):
+        return seen[3]
     want = torch.arange(first, first + position_ids.shape[-1], device=position_ids.device)
     answer = bool((position_ids == want).all())
     if not position_ids.is_inference():
@@ -157,6 +159,7 @@ def reason_for_transformers(query: Tensor, keys: int, attention_mask: Optional[T
     return None
 
 
+@torch.compiler.disable  # what a call's positions are decides who computes it
 def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Optional[Tensor] = None,
            scaling: Optional[float] = None, dropout: float = 0.0, block_indices=None,
            position_ids: Optional[Tensor] = None, **kwargs):
@@ -404,6 +407,7 @@ class PagedCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forgets the last -tokens_to_remove tokens; a positive number is the length to keep, as in transformers."""
+        tokens_to_remove = int(tokens_to_remove)  # generate() gives a tensor
         length = self._paged[0].length
         keep = min(tokens_to_remove, length) if tokens_to_remove > 0 else length + tokens_to_remove
         super().crop(tokens_to_remove)
