@@ -84,6 +84,23 @@ def test_forward_of_few_tokens(device):
     assert done.calls == {"libnsa": 2}
 
 
+@pytest.mark.parametrize("autocast", [False, True], ids=["bfloat16", "autocast"])
+def test_bfloat16(autocast, device):
+    """As near to float32 as transformers' own."""
+    model, eager, done = pair(device, mlp_layer_types=["dense"] * 3)
+    ids, exact = tokens(2, 150, device=device), copy.deepcopy(eager).float()
+    for m in model, eager:
+        m.to(torch.float32 if autocast else torch.bfloat16)
+    with torch.no_grad():
+        want = exact(ids).logits
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
+            pages = door.PagedCache(model, 150, 2, dtype=torch.bfloat16)
+            ours, paged, theirs = [(m(ids, past_key_values=cache).logits.float() - want).abs().mean()
+                                   for m, cache in ((model, None), (model, pages), (eager, None))]
+    assert max(ours, paged) < 1.5 * theirs < 0.1
+    assert done.calls == {"libnsa": 4}
+
+
 def generated(model, ids, **more):
     out = model.generate(ids, max_new_tokens=24, do_sample=False, return_dict_in_generate=True, output_logits=True, **more)
     return out.sequences, torch.stack(out.logits, 1)

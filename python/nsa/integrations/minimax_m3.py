@@ -14,7 +14,7 @@ of blocks to transformers.
 
 What libnsa does not compute the same way goes back to transformers' eager attention, with a warning for each
 reason, and is counted in `calls`: an attention mask (padding on either side, packed sequences), positions that
-do not count from the first token, a static cache, dropout, float64, and float32 on a GPU. Over pages, which
+do not count from the first token, a static cache, dropout, float64, and float32 on a GPU without autocast. Over pages, which
 transformers' attention cannot read, such a call raises ValueError with the reason; so do gradients.
 torch.compile breaks its graph at the attention, and is an error with fullgraph=True.
 """
@@ -146,7 +146,7 @@ def reason_for_transformers(query: Tensor, keys: int, attention_mask: Optional[T
         return f"the tensors are on {query.device.type}"
     if query.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"the tensors are {str(query.dtype).split('.')[1]}"
-    if query.dtype == torch.float32 and query.is_cuda:
+    if query.dtype == torch.float32 and query.is_cuda and not torch.is_autocast_enabled("cuda"):
         return "the tensors are float32 on a GPU"
     if static:
         return "the cache is static"
@@ -300,10 +300,12 @@ class PagedLayer(CacheLayerMixin):
         owner = self._owner()
         count, _, new, _ = query.shape
         batch = owner._begin(self, count, new)
-        q, k, v, index_q, k_idx = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value, index.q, index.k))
+        q, k, v, index_q, k_idx = (x.transpose(1, 2).flatten(0, 1).to(owner.dtype)  # autocast mixes dtypes
+                                   for x in (query, key, value, index.q, index.k))
         owner.pages.append(self._layer, batch, k, v, k_idx=k_idx)
         self.length += new
-        return owner.pages.attend(self._layer, batch, q, index_q=index_q, scale=scale).unflatten(0, (count, new))
+        o = owner.pages.attend(self._layer, batch, q, index_q=index_q, scale=scale)
+        return o.unflatten(0, (count, new)).to(value.dtype)
 
     def get_mask_sizes(self, query_length: int):
         return self.length + query_length, 0
@@ -323,18 +325,19 @@ class PagedLayer(CacheLayerMixin):
 class PagedCache(Cache):
     """A cache for generate() and forward whose sparse layers keep K, V and index keys in pages (nsa.KVCache).
 
-    model       attached: the pages have the device and the dtype of its sparse layers
+    model       attached: the pages have the device of its sparse layers
     max_len     tokens of the longest sequence, those to come included
     batch       sequences [1]; beams count
     page_size   tokens of a page: 16, 32, 64 or 128 [128]
     pages       [enough for `batch` sequences of max_len]
     max_q       the most tokens of a step that the kernels of decode serve, 1 to 16 [1]: drafts want their number + 1
+    dtype       of the pages [of the layers' weights]; under autocast give its dtype
 
     Beams share the pages of their common tokens. Without padding all sequences have one length.
     """
 
     def __init__(self, model: nn.Module, max_len: int, batch: int = 1, *, page_size: int = 128, pages: Optional[int] = None,
-                 max_q: int = 1):
+                 max_q: int = 1, dtype: Optional[torch.dtype] = None):
         sparse = _sparse_layers(model)
         if not sparse or not all(isinstance(layer.indexer, Indexer) for layer in sparse):
             raise ValueError("libnsa is not attached to the model: call nsa.integrations.minimax_m3.attach(model) first")
@@ -342,10 +345,11 @@ class PagedCache(Cache):
         if len(places) > 1:
             raise ValueError(f"the model's sparse layers have several devices or dtypes, {sorted(map(str, places))}; a PagedCache "
                              "lies on one")
-        device, dtype = places.pop()
+        device, of_weights = places.pop()
+        self.dtype = dtype or of_weights
         config = model.config.get_text_config()
         pages = batch * -(-max_len // page_size) if pages is None else pages
-        self.pages = KVCache(config_of(config), len(sparse), pages, page_size, max_len=max_len, max_q=max_q, dtype=dtype,
+        self.pages = KVCache(config_of(config), len(sparse), pages, page_size, max_len=max_len, max_q=max_q, dtype=self.dtype,
                              device=device)
         self._sequences: List[int] = []  # the name that each row's has in `pages`
         self._names, self._step = 0, None
