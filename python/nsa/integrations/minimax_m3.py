@@ -14,8 +14,8 @@ of blocks to transformers.
 
 What libnsa does not compute the same way goes back to transformers' eager attention, with a warning for each
 reason, and is counted in `calls`: an attention mask (padding on either side, packed sequences), positions that
-do not count from the first token, a static cache, dropout, float64, and float32 on a GPU without autocast. Over pages, which
-transformers' attention cannot read, such a call raises ValueError with the reason; so do gradients.
+do not count from the first token, a static cache, dropout, float64, and float32 on a GPU without autocast. Over
+pages, which transformers' attention cannot read, such a call raises ValueError with the reason; so do gradients.
 torch.compile breaks its graph at the attention, and is an error with fullgraph=True.
 """
 from __future__ import annotations
