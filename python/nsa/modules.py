@@ -19,17 +19,18 @@ class NSAttention(nn.Module):
     """A layer of Native Sparse Attention: projections, gates, phi's weights, attention, output.
 
     dim      width of the model
-    config   gate "logits" (a linear layer makes them); phi "mean", "linear" or "mlp"; kv_sharing any
+    config   gate "logits" (a linear layer makes them) or "none"; phi "mean", "linear" or "mlp"; kv_sharing any
     rope     rope(q, k, positions) -> (q, k) of [..., H, Dk]: the caller's position code; None: none
     bias     of the projections
 
     forward(x [B, T, dim] or [T, dim], positions=None, cu_seqlens=None, max_seqlen=None) -> the same shape.
+    With a cache, nsa.KVCache, a step takes the parts: `project`, the cache's append and attend, and `o`.
     """
 
     def __init__(self, dim: int, config: Config, *, rope: Optional[Rope] = None, bias: bool = False, device=None, dtype=None):
         super().__init__()
-        if config.gate != "logits":
-            raise ValueError(f"NSAttention makes gate logits, but config.gate is \"{config.gate}\"")
+        if config.gate not in ("logits", "none"):
+            raise ValueError(f"NSAttention makes gate logits, or none, but config.gate is \"{config.gate}\"")
         if config.compress["phi"] == "external":
             raise ValueError("NSAttention computes compressed keys with libnsa, but config.compress.phi is \"external\"")
         if config.index is not None:
@@ -40,7 +41,7 @@ class NSAttention(nn.Module):
         self.q = nn.Linear(dim, config.heads * config.head_dim, **make)
         self.k = nn.Linear(dim, pairs * config.kv_heads * config.head_dim, **make)
         self.v = nn.Linear(dim, pairs * config.kv_heads * config.head_dim_v, **make)
-        self.gate = nn.Linear(dim, config.heads * 3, **make)
+        self.gate = nn.Linear(dim, config.heads * 3, **make) if config.gate == "logits" else None
         self.o = nn.Linear(config.heads * config.head_dim_v, dim, **make)
         self.phi = nn.ParameterDict()
         for side, width in ("k", config.head_dim), ("v", config.head_dim_v):
@@ -73,8 +74,8 @@ class NSAttention(nn.Module):
         c = self.config
         return f"heads={c.heads}/{c.kv_heads}, head_dim={c.head_dim}, window={c.window}, phi={c.compress['phi']}"
 
-    def forward(self, x: Tensor, positions: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None,
-                max_seqlen: Optional[int] = None) -> Tensor:
+    def project(self, x: Tensor, positions: Optional[Tensor] = None):
+        """q, k, v and gates of tokens, as nsa.attention and nsa.KVCache take them; gates None without a gate."""
         c = self.config
         split = lambda y, heads: y.unflatten(-1, (heads, -1))
         q = split(self.q(x), c.heads)
@@ -84,7 +85,15 @@ class NSAttention(nn.Module):
             q, k = self.rope(q, k, positions)
         if pairs == 3:
             k, v = k.chunk(3, -2), v.chunk(3, -2)
-        weights = {f"phi.{name.replace('_', '.')}": value for name, value in self.phi.items()}
-        o = attention(q, k, v, split(self.gate(x), c.heads), config=c, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen,
-                      weights=weights)
+        return q, k, v, None if self.gate is None else split(self.gate(x), c.heads)
+
+    @property
+    def weights(self) -> Dict[str, Tensor]:
+        """phi's, under the names that nsa.attention and nsa.KVCache take."""
+        return {f"phi.{name.replace('_', '.')}": value for name, value in self.phi.items()}
+
+    def forward(self, x: Tensor, positions: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None,
+                max_seqlen: Optional[int] = None) -> Tensor:
+        q, k, v, gates = self.project(x, positions)
+        o = attention(q, k, v, gates, config=self.config, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, weights=self.weights)
         return self.o(o.flatten(-2))

@@ -312,3 +312,12 @@ def test_minimax_m3(tmp_path):
         assert len(found) == 2 and "calls of sparse layers: 120 libnsa\n" in out, out
         if not torch.cuda.is_available():  # ties of bfloat16 logits
             assert all(int(same) == 40 and float(error) < 1e-4 for same, error in found), out
+
+
+def test_minicpm4():
+    """What is written over pages is what the whole forward writes; the shipped configuration loads."""
+    for options in ("--prompt", 230), ("--full", "--prompt", 70, "--new", 2, "--layers", 1):
+        out = python("minicpm4.py", *options)
+        same, new, error = re.fullmatch(r"(\d+) of (\d+) tokens are those of the whole forward, logits off by at most (\S+)\n",
+                                        out).groups()
+        assert torch.cuda.is_available() or same == new and float(error) < 1e-4, out  # ties of bfloat16 logits

@@ -520,6 +520,40 @@ def test_infllm(device):
         nsa.attention(q, k, v, torch.zeros(150, 4, 3), config=config)
 
 
+def test_module_without_gates(device):
+    """A layer of MiniCPM4's kind: blocks, gradients of all its parameters, and steps over a cache."""
+    if device != "cpu":
+        pytest.skip("blocks of bfloat16 that rank alike")
+    config = config_of(**INFLLM)
+    torch.manual_seed(0)
+    turn = torch.randn(200, config.head_dim)
+    rope = lambda q, k, at: (q * turn[at][:, None].cos(), k * turn[at][:, None].sin())  # whatever hangs on the position
+    layer = nsa.NSAttention(64, config, rope=rope, device=device)
+    assert sorted(dict(layer.named_parameters())) == ["k.weight", "o.weight", "q.weight", "v.weight"]
+    x, at = torch.randn(150, 64), torch.arange(150)
+    y = layer(x, at)
+    q, k, v, gates = layer.project(x, at)
+    assert gates is None and layer.weights == {}
+    blocks = infllm_blocks(q.detach().double(), k.detach().double(), config)
+    want = layer.o(nsa.attention(q, k, v, config=config, block_indices=blocks).flatten(1))
+    assert (y - want).abs().max() < 1e-5
+    loss_of(y).backward()
+    grads = [p.grad for p in layer.parameters()]
+    layer.zero_grad(set_to_none=True)
+    loss_of(want).backward()
+    assert all(got.any() and (got - p.grad).norm() < 1e-4 * p.grad.norm() for got, p in zip(grads, layer.parameters()))
+    cache = nsa.KVCache(config, 1, 12, 16, max_len=160, dtype=torch.float32, device=device, weights=[layer.weights])
+    for begin, end in (0, 37), (37, 140), *((t, t + 1) for t in range(140, 150)):
+        batch = cache.begin(["a"], [end - begin])
+        with torch.no_grad():
+            q, k, v, gates = layer.project(x[begin:end], at[begin:end])
+            cache.append(0, batch, k, v)
+            got = layer.o(cache.attend(0, batch, q, gates).flatten(1))
+        assert (got - y[begin:end]).abs().max() < 1e-5
+    with pytest.raises(ValueError, match="gate logits, or none"):
+        nsa.NSAttention(64, config_of(gate="weights"))
+
+
 def test_cache_without_pages(device):
     """A row of each sequence, which slots name."""
     config = config_of()

@@ -14,8 +14,9 @@ of blocks to transformers.
 
 What libnsa does not compute the same way goes back to transformers' eager attention, with a warning for each
 reason, and is counted in `calls`: an attention mask (padding on either side, packed sequences), positions that
-do not count from the first token, a static cache, dropout, float64, and float32 on a GPU. Over pages, which
-transformers' attention cannot read, such a call raises ValueError with the reason; so do gradients.
+do not count from the first token, a static cache, dropout, float64, and float32 on a GPU without autocast. Over
+pages, which transformers' attention cannot read, such a call raises ValueError with the reason; so do gradients.
+torch.compile breaks its graph at the attention, and is an error with fullgraph=True.
 """
 from __future__ import annotations
 
@@ -128,8 +129,9 @@ def _in_order(position_ids: Optional[Tensor], first: int) -> bool:
     global _seen
     if position_ids is None:
         return True
-    if _seen is not None and _seen[0]() is position_ids and _seen[1:3] == (position_ids._version, first):
-        return _seen[3]
+    seen = _seen  # of one moment: other threads write it, too
+    if seen is not None and seen[0]() is position_ids and seen[1:3] == (position_ids._version, first):
+        return seen[3]
     want = torch.arange(first, first + position_ids.shape[-1], device=position_ids.device)
     answer = bool((position_ids == want).all())
     if not position_ids.is_inference():
@@ -144,7 +146,7 @@ def reason_for_transformers(query: Tensor, keys: int, attention_mask: Optional[T
         return f"the tensors are on {query.device.type}"
     if query.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"the tensors are {str(query.dtype).split('.')[1]}"
-    if query.dtype == torch.float32 and query.is_cuda:
+    if query.dtype == torch.float32 and query.is_cuda and not torch.is_autocast_enabled("cuda"):
         return "the tensors are float32 on a GPU"
     if static:
         return "the cache is static"
@@ -157,6 +159,7 @@ def reason_for_transformers(query: Tensor, keys: int, attention_mask: Optional[T
     return None
 
 
+@torch.compiler.disable  # what a call's positions are decides who computes it
 def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Optional[Tensor] = None,
            scaling: Optional[float] = None, dropout: float = 0.0, block_indices=None,
            position_ids: Optional[Tensor] = None, **kwargs):
@@ -297,10 +300,12 @@ class PagedLayer(CacheLayerMixin):
         owner = self._owner()
         count, _, new, _ = query.shape
         batch = owner._begin(self, count, new)
-        q, k, v, index_q, k_idx = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value, index.q, index.k))
+        q, k, v, index_q, k_idx = (x.transpose(1, 2).flatten(0, 1).to(owner.dtype)  # autocast mixes dtypes
+                                   for x in (query, key, value, index.q, index.k))
         owner.pages.append(self._layer, batch, k, v, k_idx=k_idx)
         self.length += new
-        return owner.pages.attend(self._layer, batch, q, index_q=index_q, scale=scale).unflatten(0, (count, new))
+        o = owner.pages.attend(self._layer, batch, q, index_q=index_q, scale=scale)
+        return o.unflatten(0, (count, new)).to(value.dtype)
 
     def get_mask_sizes(self, query_length: int):
         return self.length + query_length, 0
@@ -320,18 +325,19 @@ class PagedLayer(CacheLayerMixin):
 class PagedCache(Cache):
     """A cache for generate() and forward whose sparse layers keep K, V and index keys in pages (nsa.KVCache).
 
-    model       attached: the pages have the device and the dtype of its sparse layers
+    model       attached: the pages have the device of its sparse layers
     max_len     tokens of the longest sequence, those to come included
     batch       sequences [1]; beams count
     page_size   tokens of a page: 16, 32, 64 or 128 [128]
     pages       [enough for `batch` sequences of max_len]
     max_q       the most tokens of a step that the kernels of decode serve, 1 to 16 [1]: drafts want their number + 1
+    dtype       of the pages [of the layers' weights]; under autocast give its dtype
 
     Beams share the pages of their common tokens. Without padding all sequences have one length.
     """
 
     def __init__(self, model: nn.Module, max_len: int, batch: int = 1, *, page_size: int = 128, pages: Optional[int] = None,
-                 max_q: int = 1):
+                 max_q: int = 1, dtype: Optional[torch.dtype] = None):
         sparse = _sparse_layers(model)
         if not sparse or not all(isinstance(layer.indexer, Indexer) for layer in sparse):
             raise ValueError("libnsa is not attached to the model: call nsa.integrations.minimax_m3.attach(model) first")
@@ -339,10 +345,11 @@ class PagedCache(Cache):
         if len(places) > 1:
             raise ValueError(f"the model's sparse layers have several devices or dtypes, {sorted(map(str, places))}; a PagedCache "
                              "lies on one")
-        device, dtype = places.pop()
+        device, of_weights = places.pop()
+        self.dtype = dtype or of_weights
         config = model.config.get_text_config()
         pages = batch * -(-max_len // page_size) if pages is None else pages
-        self.pages = KVCache(config_of(config), len(sparse), pages, page_size, max_len=max_len, max_q=max_q, dtype=dtype,
+        self.pages = KVCache(config_of(config), len(sparse), pages, page_size, max_len=max_len, max_q=max_q, dtype=self.dtype,
                              device=device)
         self._sequences: List[int] = []  # the name that each row's has in `pages`
         self._names, self._step = 0, None
@@ -404,6 +411,7 @@ class PagedCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forgets the last -tokens_to_remove tokens; a positive number is the length to keep, as in transformers."""
+        tokens_to_remove = int(tokens_to_remove)  # generate() gives a tensor
         length = self._paged[0].length
         keep = min(tokens_to_remove, length) if tokens_to_remove > 0 else length + tokens_to_remove
         super().crop(tokens_to_remove)
