@@ -138,7 +138,35 @@ static const nsai_node *find_index(const reader *r) {
   return find(r->mapping, "index_topk_blocks") ? r->mapping : NULL;
 }
 
+/* A block's score is the greatest of its tokens' scores. What names another way is refused, since the
+ * model would choose other blocks. */
+static nsa_status refuse_score_type(const reader *r, const nsai_node *sizes) {
+  static const char name[] = "sparse_score_type";
+  const nsai_node *node = find(sizes, name);
+  if (!node || (node->kind == NSAI_NODE_SCALAR && strcmp(node->text, "max") == 0)) return NSA_OK;
+  const char *text = node->kind == NSAI_NODE_SCALAR ? node->text : "";
+  nsai_excerpt_text shown;
+  return nsai_fail(NSA_E_UNSUPPORTED,
+                   "%s:%d:%d: %s: %s: libnsa ranks the blocks of an index by their greatest score "
+                   "alone: give a model whose %s is max",
+                   r->file, node->mark.line, node->mark.column, name,
+                   nsai_excerpt(text, strlen(text), &shown), name);
+}
+
+/* The blocks from a sequence's start that are always chosen; 0 of them where the key is missing. */
+static nsa_status add_init(reader *r, const nsai_node *sizes) {
+  static const char name[] = "sparse_init_block";
+  const nsai_node *node = find(sizes, name);
+  int64_t count = 0;
+  if (node &&
+      !(node->kind == NSAI_NODE_SCALAR && nsai_parse_integer(node->text, 0, INT32_MAX, &count)))
+    return nsai_fail(NSA_E_CONFIG, "%s:%d:%d: error: %s: expected a whole number from 0", r->file,
+                     node->mark.line, node->mark.column, name);
+  return add_number(r, "model.select.init", count);
+}
+
 static nsa_status add_index(reader *r, const nsai_node *sizes) {
+  NSAI_TRY(refuse_score_type(r, sizes));
   const reader of_sizes = { r->file, sizes, r->arena, r->out };
   for (size_t i = 0; i < sizeof index_sizes / sizeof *index_sizes; i++) {
     int64_t value;
@@ -149,7 +177,7 @@ static nsa_status add_index(reader *r, const nsai_node *sizes) {
   }
   NSAI_TRY(add(r, "model.select.by", "index"));
   NSAI_TRY(add(r, "model.select.pool", "max"));
-  NSAI_TRY(add_number(r, "model.select.init", 0));
+  NSAI_TRY(add_init(r, sizes));
   NSAI_TRY(add(r, "model.compress.phi", "none"));
   NSAI_TRY(add_number(r, "model.window", 0));
   NSAI_TRY(add(r, "model.gate", "none"));

@@ -179,9 +179,11 @@ typedef struct nsa_io {
 
   /* The index branch of a model with select.by index, which chooses the blocks: dtype [T, Hi, Di],
    * one query head for each KV head, and dtype [KV tokens, 1, Di], one key for each token, normalised
-   * and rotated as the model has it. The keys of a cache are [N, P, 1, Di], see kv_cache.h. */
+   * and rotated as the model has it. The keys of a cache are [N, P, 1, Di], see kv_cache.h. nsa_dense
+   * refuses them. A call that neither selects nor probes needs neither, and checks them where given. */
   nsa_tensor index_q, k_idx;
-  nsa_tensor new_k_idx; /* nsa_kv_append: the index keys of the new tokens, dtype [T, 1, Di] */
+  /* nsa_kv_append: the index keys of the new tokens, dtype [T, 1, Di]. Calls without a cache refuse it. */
+  nsa_tensor new_k_idx;
 } nsa_io;
 #define NSA_IO_INIT NSA_INIT(nsa_io)
 
@@ -192,8 +194,8 @@ typedef struct nsa_io {
  * batch  NULL: one sequence.
  * io     in: q, kv (k_cmp and v_cmp with phi external), phi, gate, and the caller's selection. With
  *        compress.output false v_cmp, o_branch[0] and lse[0] must be absent, and phi.v is not read.
- *        With select.by index, where the library selects or probes: index_q and k_idx; there are
- *        no compressed keys and values.
+ *        With select.by index, where the library selects (for the selected branch, where it runs, or
+ *        for block_idx) or probes: index_q and k_idx; there are no compressed keys and values.
  *        Out: o, and on request block_idx, o_branch, lse, probe_importance, and k_cmp and v_cmp
  *        with another phi.
  *

@@ -164,8 +164,8 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
  *        max_tokens * max_kv_len, since every selection block of every token is ranked.
  * batch  kv_len and, with pages, their lists; on request cu_q and slots.
  * io     as of nsa_forward, but kv is the cache, with k_cmp and v_cmp, and k_norm of a model with a
- *        normalizer, or k_idx of one with an index; phi is not read, and a cache in e4m3 has its
- *        scales.
+ *        normalizer, or k_idx of one with an index where the library selects or probes; phi is not
+ *        read, and a cache in e4m3 has its scales.
  *
  * Counters. With `runtime.count_reads: true` io.kv_reads may be given, i64 [num_seqs, Hkv,
  * NSA_BRANCHES, 2] in the memory of the cache; otherwise it is refused. For each sequence, KV

@@ -408,6 +408,14 @@ def _(d_o, q, kv, gates, extra, names, cu_q, cu_kv, block_idx, given, saved, max
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x, need in zip(inputs, needs) if need]
 
 
+def _without_index(names: str, extra: Sequence[Tensor]) -> Tuple[str, Sequence[Tensor]]:
+    """Names and tensors without those of an index, which `_with_index` has put behind the weights."""
+    listed = _split(names)
+    while listed and listed[-1] in INDEX:
+        listed.pop()
+    return ",".join(listed), extra[:len(listed)]
+
+
 class _Forward(torch.autograd.Function):
     """meta: (len(kv), gates there, names, max_kv, scale, config, save, branches, direct, block_idx is returned, too)."""
 
@@ -422,8 +430,12 @@ class _Forward(torch.autograd.Function):
             with torch._C._AutoDispatchBelowAutograd():
                 o, idx, saved = torch.ops.nsa.forward.default(q, list(kv), gates, list(extra), names, cu_q, cu_kv,
                                                               block_idx, max_kv, scale, config, save, branches)
-        ctx.meta, ctx.given, ctx.count = meta, block_idx is not None, len(tensors)
-        ctx.save_for_backward(cu_q, cu_kv, block_idx if ctx.given else idx, *tensors, *saved)
+        # What an index chose is in idx: its tensors, which are last, are nothing of the backward pass.
+        kept_names, kept = _without_index(names, extra)
+        ctx.meta = (count, gated, kept_names, max_kv, scale, config, save, branches, direct, want_idx)
+        ctx.given, ctx.dropped = block_idx is not None, len(extra) - len(kept)
+        ctx.count = len(tensors) - ctx.dropped
+        ctx.save_for_backward(cu_q, cu_kv, block_idx if ctx.given else idx, *tensors[:ctx.count], *saved)
         ctx.set_materialize_grads(False)
         if direct and not want_idx:
             return o
@@ -434,10 +446,10 @@ class _Forward(torch.autograd.Function):
     def backward(ctx, d_o, *_):
         count, gated, names, max_kv, scale, config, save, branches, direct, _ = ctx.meta
         if d_o is None:
-            return (None,) * (4 + ctx.count)
+            return (None,) * (4 + ctx.count + ctx.dropped)
         cu_q, cu_kv, idx, *rest = ctx.saved_tensors
         tensors, saved = rest[:ctx.count], rest[ctx.count:]
-        needs = list(ctx.needs_input_grad[4:])
+        needs = list(ctx.needs_input_grad[4:4 + ctx.count])
         q, kv = tensors[0], tensors[1:1 + count]
         gates, extra = tensors[1 + count] if gated else None, tensors[1 + count + gated:]
         if direct and not torch.is_grad_enabled():
@@ -447,7 +459,7 @@ class _Forward(torch.autograd.Function):
             grads = torch.ops.nsa.backward.default(d_o, q, list(kv), gates, list(extra), names, cu_q, cu_kv, idx, ctx.given,
                                                    list(saved), max_kv, scale, config, branches, needs)
         grads = iter(grads)
-        return (None, None, None, None, *[next(grads) if need else None for need in needs])
+        return (None, None, None, None, *[next(grads) if need else None for need in needs], *[None] * ctx.dropped)
 
 
 # What Function.apply calls when no functorch transform is active (_undisturbed).

@@ -62,7 +62,7 @@ class KVCache:
                   stand beside prompts
     dtype, device of the tensors
     kv_dtype, cmp_dtype
-                  of raw K and V, and of the compressed entries: torch.float8_e4m3fn stores them in FP8 [as the
+                  of raw K and V, and of the compressed entries, where the model has some: torch.float8_e4m3fn stores them in FP8 [as the
                   configuration's serving says, else dtype]. Both head dims are then multiples of 16
     scales        of a cache in FP8: {"k0": ..., "v0": ..., "k_cmp": ..., "v_cmp": ...}, and k1, v1, k2, v2 per branch,
                   for all layers or a list with one such dict a layer. Numbers, or float32 tensors [1] or [Hkv]. A value
@@ -93,6 +93,9 @@ class KVCache:
         for name, given in (("kv_dtype", kv_dtype), ("cmp_dtype", cmp_dtype)):
             if given not in (None, dtype, _torch.CODES):
                 raise TypeError(f"{name} is {given}; it is torch.float8_e4m3fn, or the cache's dtype, {dtype}")
+        if cmp_dtype is not None and config.compress["phi"] == "none":
+            raise ValueError(f"cmp_dtype is {cmp_dtype}, but compress is \"none\": there are no compressed entries; leave it "
+                             "out, kv_dtype is of raw K and V")
         of_config = lambda name: _torch.CODES if config.serving.get(name) == "e4m3" else dtype
         kv_dtype, cmp_dtype = kv_dtype or of_config("kv_dtype"), cmp_dtype or of_config("cmp_dtype")
         make = lambda rows, dim, of: torch.zeros(pages, rows, config.kv_heads, dim, dtype=of, device=device)

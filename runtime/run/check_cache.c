@@ -172,11 +172,14 @@ static nsa_status check_norms(cached *c, const nsa_tensor *t) {
                            "a row holds a coarse key for each stride of problem.max_kv_len");
 }
 
-/* The index keys, under the pages of the raw ones: one of each token, in the model's dtype. */
-static nsa_status check_index_keys(cached *c, const nsa_tensor *t) {
+/* The index keys, under the pages of the raw ones: one of each token, in the model's dtype. A call that
+ * neither writes them nor ranks by them needs none. */
+static nsa_status check_index_keys(cached *c, const nsa_io *io) {
   static const char name[] = "io.k_idx";
+  const nsa_tensor *t = &io->k_idx;
   const nsai_problem *p = c->check->problem;
-  if (p->model.by != NSAI_BY_INDEX) return NSA_OK;
+  const bool needed = p->op == NSA_OP_APPEND || nsai_check_ranks(c->check, io);
+  if (p->model.by != NSAI_BY_INDEX || (!needed && !nsai_present(t))) return NSA_OK;
   nsai_tensor_spec e = {
     name, 4, { c->pages, c->page_size, 1, p->model.index_dim }, NSAI_DTYPE_MODEL
   };
@@ -207,7 +210,7 @@ static nsa_status check_cache(cached *c, const nsa_io *io, bool entries) {
   for (int pair = 0; pair < NSA_BRANCHES; pair++)
     if (nsai_reads_pair(m, pair)) NSAI_TRY(check_pair(c, kv, pair));
   NSAI_TRY(check_norms(c, &io->k_norm));
-  NSAI_TRY(check_index_keys(c, &io->k_idx));
+  NSAI_TRY(check_index_keys(c, io));
   if (!nsai_compresses(m)) NSAI_TRY(nsai_check_no_entries(m, &kv->k_cmp, false, "io.kv.k_cmp"));
   if (!nsai_compresses(m)) return nsai_check_no_entries(m, &kv->v_cmp, true, "io.kv.v_cmp");
   if (!entries) return NSA_OK;

@@ -5,6 +5,16 @@
 
 #include "run/check_tensor.h"
 
+/* Whether a call has no use for the tensor, and why. Calls over a cache may share one nsa_io, so that
+ * each leaves alone what is another's, as with q and new_kv. */
+static const char *no_use(const nsai_problem *p, bool new_keys) {
+  if (p->model.by != NSAI_BY_INDEX)
+    return "model.select.by is compressed, and the model has no index";
+  if (p->op == NSA_OP_DENSE) return "NSA_OP_DENSE reads every key and chooses no blocks";
+  return new_keys && !nsai_problem_is_cached(p) ? "there is no cache that nsa_kv_append writes"
+                                                : NULL;
+}
+
 nsa_status nsai_check_no_index(const nsai_check *check, const nsa_io *io) {
   const struct {
     const char *name;
@@ -12,35 +22,40 @@ nsa_status nsai_check_no_index(const nsai_check *check, const nsa_io *io) {
   } fields[] = { { "index_q", &io->index_q },
                  { "k_idx", &io->k_idx },
                  { "new_k_idx", &io->new_k_idx } };
-  if (check->problem->model.by == NSAI_BY_INDEX) return NSA_OK;
-  for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-    if (nsai_present(fields[i].tensor))
-      return nsai_fail(NSA_E_ARG,
-                       "io.%s is given, but model.select.by is compressed, and the model has no "
-                       "index: leave it out",
-                       fields[i].name);
+  for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+    const char *why = no_use(check->problem, fields[i].tensor == &io->new_k_idx);
+    if (why && nsai_present(fields[i].tensor))
+      return nsai_fail(NSA_E_ARG, "io.%s is given, but %s: leave it out", fields[i].name, why);
+  }
   return NSA_OK;
 }
 
-/* A caller's selection needs no ranking, but for probes. What a backward pass is given was ranked by
- * its forward. */
-static bool is_ranked(const nsai_problem *p, const nsa_io *io) {
+bool nsai_check_ranks(const nsai_check *check, const nsa_io *io) {
+  const nsai_problem *p = check->problem;
   if (p->model.by != NSAI_BY_INDEX || p->op == NSA_OP_BACKWARD) return false;
   if (p->op == NSA_OP_INDEX_KL) return true; /* its loss is that of the scores */
-  return p->selection == NSA_SELECT_TOPN || nsai_present(&io->probe_rows);
+  if (nsai_present(&io->probe_rows)) return true;
+  return p->selection == NSA_SELECT_TOPN &&
+         (check->branches >> NSA_SEL & 1 || nsai_present(&io->block_idx));
 }
 
 nsa_status nsai_check_index(const nsai_check *check, const nsa_io *io,
                             const nsai_run_sizes *sizes) {
   const nsai_problem *p = check->problem;
   const nsai_model *m = &p->model;
-  if (!is_ranked(p, io)) return NSA_OK;
+  if (m->by != NSAI_BY_INDEX) return NSA_OK;
+  const bool ranks = nsai_check_ranks(check, io);
+  nsai_check unread = *check; /* what nobody reads has the same form, but may share memory */
+  unread.tensors = NULL;
+  nsa_status (*const check_one)(const nsai_check *, const nsa_tensor *, const nsai_tensor_spec *) =
+      ranks ? nsai_check_tensor : nsai_check_optional_tensor;
+  if (!ranks) check = &unread;
   const nsai_tensor_spec q = {
     "io.index_q", 3, { sizes->tokens, m->index_heads, m->index_dim }, NSAI_DTYPE_MODEL
   };
   const nsai_tensor_spec k = {
     "io.k_idx", 3, { sizes->kv_tokens, 1, m->index_dim }, NSAI_DTYPE_MODEL
   };
-  NSAI_TRY(nsai_check_tensor(check, &io->index_q, &q));
-  return nsai_problem_is_cached(p) ? NSA_OK : nsai_check_tensor(check, &io->k_idx, &k);
+  NSAI_TRY(check_one(check, &io->index_q, &q));
+  return nsai_problem_is_cached(p) ? NSA_OK : check_one(check, &io->k_idx, &k);
 }

@@ -8,10 +8,15 @@
 
 #include "run/check_run.h"
 
-/* Refuses the tensors of an index where the model has none. */
+/* Refuses the tensors of an index where the model has none, or the operation no use for them. */
 nsa_status nsai_check_no_index(const nsai_check *check, const nsa_io *io);
 
-/* The queries, and without a cache the keys, where the call ranks blocks by them. */
+/* Whether the call ranks blocks by the index: it selects or probes, or its loss is that of the scores.
+ * A caller's selection needs no ranking. What a backward pass is given was ranked by its forward. */
+bool nsai_check_ranks(const nsai_check *check, const nsa_io *io);
+
+/* The queries, and without a cache the keys: both required where the call ranks blocks by them, and
+ * otherwise of the same form where they are given. */
 nsa_status nsai_check_index(const nsai_check *check, const nsa_io *io, const nsai_run_sizes *sizes);
 
 #endif /* NSAI_RUN_CHECK_INDEX_H */

@@ -470,6 +470,7 @@ nsa_status nsai_check_index_kl(const nsai_check *check, const nsa_batch *batch, 
   const int pair = m->per_branch ? NSA_SEL : 0;
   *sizes = (nsai_run_sizes){ 0 };
   NSAI_TRY(check_io(io));
+  NSAI_TRY(nsai_check_no_index(check, io));
   nsai_tensor_spec q = { "io.q", 3, { NSAI_ANY, m->heads, m->head_dim_qk }, NSAI_DTYPE_MODEL };
   nsai_tensor_spec k = { pair ? "io.kv.k[1]" : "io.kv.k[0]",
                          3,
@@ -494,10 +495,12 @@ nsa_status nsai_check_compress(const nsai_check *check, const nsa_batch *batch, 
   *sizes = (nsai_run_sizes){ 0 };
   NSAI_TRY(check_io(io));
   if (!nsai_phi_runs(&p->model))
-    return nsai_fail(NSA_E_ARG, "%s, there is nothing to compress",
+    return nsai_fail(NSA_E_ARG, "%s",
                      nsai_compresses(&p->model)
-                         ? "model.compress.phi is external: the caller brings the compressed keys"
-                         : "model.compress is none: there are no compressed keys");
+                         ? "model.compress.phi is external: the caller brings the compressed keys, "
+                           "there is nothing to compress"
+                         : "model.compress is none: there are no compressed keys; do not call "
+                           "nsa_compress");
   NSAI_TRY(check_batch(check, batch, sizes));
   NSAI_TRY(check_pair(check, io, 0, NSAI_ANY));
   sizes->kv_tokens = io->kv.k[0].shape[0];

@@ -177,6 +177,17 @@ JSON
   m3 '.text_config.sparse_attention_config.sparse_index_dim = "wide"'
   run -3 --separate-stderr autotune init --from config.json -
   [[ ${#stderr_lines[@]} == 1 && $stderr == *'sparse_index_dim: expected a whole number from 1'* ]]
+  m3 '.text_config.sparse_attention_config += {sparse_init_block: 1, sparse_score_type: "max"}'
+  autotune init --from config.json - >first.yaml
+  [[ $(value first.yaml init) == 1 ]]
+  m3 '.text_config.sparse_attention_config += {sparse_init_block: 0, sparse_score_type: null}'
+  autotune init --from config.json - | diff - nsa.yaml
+  m3 '.text_config.sparse_attention_config.sparse_init_block = -1'
+  run -3 --separate-stderr autotune init --from config.json -
+  [[ ${#stderr_lines[@]} == 1 && $stderr == *'sparse_init_block: expected a whole number from 0'* ]]
+  m3 '.text_config.sparse_attention_config.sparse_score_type = "mean"'
+  run -1 --separate-stderr autotune init --from config.json -
+  [[ ${#stderr_lines[@]} == 1 && $stderr == *'config.json:'*': sparse_score_type: '*mean*': libnsa ranks'* ]]
   m3 '.text_config.num_key_value_heads = 8'
   run -3 --separate-stderr autotune init --from config.json -
   [[ $stderr == *'model.index.heads: 4 is not the number of KV heads'* ]]

@@ -194,6 +194,43 @@ def test_gradients(device):
     assert index_q.grad is None and k_idx.grad is None
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_index_is_not_saved(compiled, device):
+    """The backward pass reads the blocks: index queries and keys do not live until then, nor go into it."""
+    if device != "cpu":
+        pytest.skip("no kernel computes this model")
+    config = config_of(8, 2)
+    make = lambda *shape: torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+    q, k, v = (make(90, heads, DIM).requires_grad_(True) for heads in (8, 2, 2))
+    index_q, k_idx = make(90, 2, INDEX_DIM), make(90, 1, INDEX_DIM)
+    sizes = []
+
+    def attend(q, k, v):
+        return nsa.attention(q, k, v, config=config, index_q=index_q, k_idx=k_idx)
+
+    if compiled:  # through the operators
+        attend = torch.compile(attend, backend="eager", fullgraph=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.shape) or x, lambda x: x):
+        o = attend(q, k, v)
+    assert q.shape in sizes and k.shape in sizes
+    assert index_q.shape not in sizes and k_idx.shape not in sizes
+    o.square().sum().backward()
+    got = [x.grad.clone() for x in (q, k, v)]
+    for x in (q, k, v):
+        x.grad = None
+    _, blocks = nsa.attention(q, k, v, config=config, index_q=index_q, k_idx=k_idx, return_indices=True)
+    nsa.attention(q, k, v, config=config, block_indices=blocks).square().sum().backward()
+    for x, y in zip((q, k, v), got):
+        assert (x.grad - y).abs().max() < 1e-6
+
+
+def test_cache_has_no_entries(device):
+    """cmp_dtype of a cache without compressed entries would do nothing."""
+    for dtype in torch.float32, torch.float8_e4m3fn:
+        with pytest.raises(ValueError, match="cmp_dtype is .*, but compress is \"none\".*leave it out"):
+            nsa.KVCache(config_of(8, 2), 1, 4, 16, dtype=torch.float32, device="cpu", cmp_dtype=dtype)
+
+
 def test_configuration():
     """Config has what the shipped file has; what is missing or wrong is named."""
     yaml = pytest.importorskip("yaml")

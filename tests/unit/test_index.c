@@ -376,6 +376,108 @@ static void test_stages(void **unused) {
   machine_free(&m);
 }
 
+/* Blocks are ranked for the selected branch, where it runs, for io.block_idx and for probes; no other call
+ * needs the index. What it is given all the same has the form of what is used. */
+static void test_what_ranks(void **unused) {
+  const machine_request request = {
+    .phi = NSAI_PHI_NONE, .pool = NSAI_POOL_MAX, .indexed = true, .max_probe_rows = 40
+  };
+  machine m, given;
+  machine_init(&m, &request);
+  toy *t = &m.toy;
+  const nsa_tensor index_q = t->io.index_q, k_idx = t->io.k_idx, idx = t->io.block_idx;
+  nsa_io window = t->io;
+  toy_outputs(t, &window, t->tokens);
+  window.o_branch[NSA_SEL] = window.lse[NSA_SEL] = (nsa_tensor){ 0 };
+  window.o_branch[NSA_CMP] = window.lse[NSA_CMP] = window.block_idx = (nsa_tensor){ 0 };
+  m.exec.branches = 1u << NSA_WIN;
+  machine_expect("with", nsa_forward(m.plan, &m.exec, &t->batch, &window), NSA_OK, NULL);
+  window.index_q.shape[2]--;
+  machine_expect("shape", nsa_forward(m.plan, &m.exec, &t->batch, &window), NSA_E_ARG,
+                 "io.index_q has shape[2] = 39");
+  window.index_q = window.k_idx = (nsa_tensor){ 0 };
+  machine_expect("without", nsa_forward(m.plan, &m.exec, &t->batch, &window), NSA_OK, NULL);
+  window.block_idx = idx;
+  machine_expect("wanted", nsa_forward(m.plan, &m.exec, &t->batch, &window), NSA_E_ARG,
+                 "io.index_q is missing");
+  window.index_q = index_q;
+  machine_expect("keys", nsa_forward(m.plan, &m.exec, &t->batch, &window), NSA_E_ARG,
+                 "io.k_idx is missing");
+  window.k_idx = k_idx;
+  window.new_k_idx = k_idx;
+  machine_expect("append's", nsa_forward(m.plan, &m.exec, &t->batch, &window), NSA_E_ARG,
+                 "io.new_k_idx is given, but there is no cache that nsa_kv_append writes: leave");
+  machine_free(&m);
+
+  machine_request blocks = request;
+  blocks.selection = NSA_SELECT_BLOCKS;
+  machine_init(&given, &blocks);
+  t = &given.toy;
+  memset(t->io.block_idx.data, 0, (size_t)toy_count(&t->io.block_idx) * 4);
+  machine_expect("blocks", machine_forward(&given), NSA_OK, NULL);
+  t->io.index_q.dtype = NSA_I32;
+  machine_expect("dtype", machine_forward(&given), NSA_E_ARG, "io.index_q has dtype i32");
+  t->io.index_q = (nsa_tensor){ 0 };
+  t->io.k_idx.shape[0]--;
+  machine_expect("rows", machine_forward(&given), NSA_E_ARG, "io.k_idx has shape[0]");
+  machine_free(&given);
+}
+
+/* NSA_OP_DENSE chooses no blocks. */
+static void test_dense(void **unused) {
+  const machine_request request = {
+    .op = NSA_OP_DENSE, .phi = NSAI_PHI_NONE, .pool = NSAI_POOL_MAX, .indexed = true
+  };
+  static const char *const names[] = { "io.index_q is given, but NSA_OP_DENSE reads every key",
+                                       "io.k_idx is given, but NSA_OP_DENSE reads every key",
+                                       "io.new_k_idx is given, but NSA_OP_DENSE reads every key" };
+  machine m;
+  machine_init(&m, &request);
+  nsa_io io = NSA_IO_INIT;
+  io.q = m.toy.io.q;
+  io.o = m.toy.io.o;
+  io.kv.k[0] = m.toy.io.kv.k[0];
+  io.kv.v[0] = m.toy.io.kv.v[0];
+  machine_expect("dense", nsa_dense(m.plan, &m.exec, &m.toy.batch, &io), NSA_OK, NULL);
+  nsa_tensor *const all[] = { &io.index_q, &io.k_idx, &io.new_k_idx };
+  for (int i = 0; i < 3; i++) {
+    *all[i] = io.q;
+    machine_expect(names[i], nsa_dense(m.plan, &m.exec, &m.toy.batch, &io), NSA_E_ARG, names[i]);
+    *all[i] = (nsa_tensor){ 0 };
+  }
+  machine_free(&m);
+}
+
+/* Over a cache, too, the window alone ranks nothing. */
+static void test_window_of_a_cache(void **unused) {
+  static const int32_t lengths[] = { 40 }, news[] = { 39, 1 };
+  const kv_options options = { .page_size = 16 };
+  const machine_request request = {
+    .phi = NSAI_PHI_NONE, .gate = NSAI_GATE_NONE, .pool = NSAI_POOL_MAX, .indexed = true
+  };
+  kv_fixture w;
+  kv_call c;
+  kv_init(&w, &request, &options, 1, lengths);
+  kv_oracle(&w);
+  kv_step(&w, &news[0], false);
+  kv_call_init(&c, &w, &news[1], w.len);
+  kv_append(&c);
+  c.io.index_q = c.io.k_idx = c.io.block_idx = (nsa_tensor){ 0 };
+  c.io.o_branch[NSA_SEL] = c.io.lse[NSA_SEL] = (nsa_tensor){ 0 };
+  for (int decode = 0; decode < 2; decode++) {
+    w.exec.branches = 0;
+    machine_expect("all",
+                   decode ? nsa_decode(w.decode, &w.exec, &c.batch, &c.io)
+                          : nsa_prefill(w.prefill, &w.exec, &c.batch, &c.io),
+                   NSA_E_ARG, "io.k_idx is missing");
+    w.exec.branches = 1u << NSA_WIN;
+    kv_attend(&c, decode);
+  }
+  w.exec.branches = 0;
+  kv_call_free(&c);
+  kv_free(&w);
+}
+
 /* Eight drafts of a step choose each for itself: against the formulas, over shuffled pages. */
 static void test_drafts(void **unused) {
   static const int32_t lengths[] = { 144, 75 }, old[] = { 136, 67 }, drafts[] = { 8, 8 };
@@ -424,8 +526,9 @@ int main(void) {
     cmocka_unit_test(test_random_models), cmocka_unit_test(test_block_edges),
     cmocka_unit_test(test_equal_keys),    cmocka_unit_test(test_negative_scores),
     cmocka_unit_test(test_nan),           cmocka_unit_test(test_future),
-    cmocka_unit_test(test_stages),        cmocka_unit_test(test_drafts),
-    cmocka_unit_test(test_gpu),
+    cmocka_unit_test(test_stages),        cmocka_unit_test(test_what_ranks),
+    cmocka_unit_test(test_dense),         cmocka_unit_test(test_window_of_a_cache),
+    cmocka_unit_test(test_drafts),        cmocka_unit_test(test_gpu),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -269,7 +269,9 @@ static void test_indexed(void **state) {
   t->io.kv.v_cmp = toy_tensor(t, NSA_F32, 3, 20, 2, 16);
   refuse(&m, nsa_forward, "io.kv.v_cmp is given, but model.compress is none", "given");
   t->io = good;
-  refuse(&m, nsa_compress, "model.compress is none: there are no compressed keys", "to compress");
+  refuse(&m, nsa_compress,
+         "model.compress is none: there are no compressed keys; do not call nsa_compress",
+         "called");
   t->io.lse[0] = toy_tensor(t, NSA_F32, 2, t->tokens, 6, 0);
   refuse(&m, nsa_forward, "io.lse[0] is wanted, but branch 0 does not run", "wanted");
   t->io = good;
