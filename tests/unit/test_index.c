@@ -423,6 +423,25 @@ static void test_what_ranks(void **unused) {
   machine_free(&given);
 }
 
+/* A GPU launches nothing of an index for the window alone. */
+static void test_window_of_a_gpu(void **unused) {
+  const machine_request request = {
+    .gpu = true, .phi = NSAI_PHI_NONE, .pool = NSAI_POOL_MAX, .indexed = true
+  };
+  machine m;
+  machine_init(&m, &request);
+  nsa_io io = m.toy.io;
+  for (int b = 0; b < NSA_BRANCHES; b++) io.o_branch[b] = io.lse[b] = (nsa_tensor){ 0 };
+  io.index_q = io.k_idx = io.block_idx = (nsa_tensor){ 0 };
+  machine_expect("all", nsa_forward(m.plan, &m.exec, &m.toy.batch, &io), NSA_E_ARG,
+                 "io.index_q is missing");
+  m.exec.branches = 1u << NSA_WIN;
+  const int before = machine_record()->launches;
+  machine_expect("window", nsa_forward(m.plan, &m.exec, &m.toy.batch, &io), NSA_OK, NULL);
+  assert_int_equal(machine_record()->launches, before + 1);
+  machine_free(&m);
+}
+
 /* NSA_OP_DENSE chooses no blocks. */
 static void test_dense(void **unused) {
   const machine_request request = {
@@ -523,12 +542,19 @@ static void test_gpu(void **unused) {
 
 int main(void) {
   static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_random_models), cmocka_unit_test(test_block_edges),
-    cmocka_unit_test(test_equal_keys),    cmocka_unit_test(test_negative_scores),
-    cmocka_unit_test(test_nan),           cmocka_unit_test(test_future),
-    cmocka_unit_test(test_stages),        cmocka_unit_test(test_what_ranks),
-    cmocka_unit_test(test_dense),         cmocka_unit_test(test_window_of_a_cache),
-    cmocka_unit_test(test_drafts),        cmocka_unit_test(test_gpu),
+    cmocka_unit_test(test_random_models),
+    cmocka_unit_test(test_block_edges),
+    cmocka_unit_test(test_equal_keys),
+    cmocka_unit_test(test_negative_scores),
+    cmocka_unit_test(test_nan),
+    cmocka_unit_test(test_future),
+    cmocka_unit_test(test_stages),
+    cmocka_unit_test(test_what_ranks),
+    cmocka_unit_test(test_dense),
+    cmocka_unit_test(test_window_of_a_gpu),
+    cmocka_unit_test(test_window_of_a_cache),
+    cmocka_unit_test(test_drafts),
+    cmocka_unit_test(test_gpu),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
