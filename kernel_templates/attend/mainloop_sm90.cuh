@@ -82,14 +82,7 @@ constexpr int kConsumerBarrier = 2; // and those behind it: of a consumer warpgr
 // Issues S = Q K^T [64, kKeys] of a warpgroup.
 template <class Config>
 NSAI_DEVICE void multiply_qk(float (&s)[Flash<Config>::kN][4], u32 sQ, u32 sK) {
-  u64 q = wgmma_k_major(sQ), k = wgmma_k_major(sK);
-  wgmma_fence();
-#pragma unroll
-  for (int step = 0; step < Flash<Config>::kSteps; ++step)
-    wgmma_qk<typename Config::Element, Config::kKeys>(s[0], q + wgmma_k_step<64>(step),
-                                                      k + wgmma_k_step<Config::kKeys>(step),
-                                                      step > 0);
-  wgmma_commit();
+  wgmma_scores<typename Config::Element, Config::kKeys, Flash<Config>::kSteps>(s[0], sQ, sK);
 }
 
 // P of a key tile as A fragments of 16 keys each, and its rounding error where kSplitP asks for it.

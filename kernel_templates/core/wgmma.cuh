@@ -222,3 +222,16 @@ NSAI_DEVICE void wgmma_qk(float *d, const u32 (&a)[4], u64 b, int accumulate) {
     wgmma_qk<Element, kKeys, kFirst + kN>(d, a, b, accumulate);
   }
 }
+
+// Issues S [64, kKeys] = Q K^T of a warpgroup: Q [64, 16 kSteps] and K [kKeys, 16 kSteps] in shared
+// memory, d the accumulators.
+template <class Element, int kKeys, int kSteps>
+NSAI_DEVICE void wgmma_scores(float *d, u32 sQ, u32 sK) {
+  u64 q = wgmma_k_major(sQ), k = wgmma_k_major(sK);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step)
+    wgmma_qk<Element, kKeys>(d, q + wgmma_k_step<64>(step), k + wgmma_k_step<kKeys>(step),
+                             step > 0);
+  wgmma_commit();
+}

@@ -267,17 +267,6 @@ NSAI_DEVICE void store_blocks(float (&v)[32], WarpToken<C> &token, int tile, int
     if (first + i < token.written) token.gRow[first + i] = blocks[i];
 }
 
-// Issues S = Q K^T [64, 128].
-template <class C> NSAI_DEVICE void multiply(float (&s)[16][4], u32 sQ, u32 sK) {
-  const u64 q = wgmma_k_major(sQ), k = wgmma_k_major(sK);
-  wgmma_fence();
-#pragma unroll
-  for (int step = 0; step < KernelTraits<C>::kSteps; ++step)
-    wgmma_qk<typename C::Element, C::kKeys>(s[0], q + wgmma_k_step<64>(step),
-                                            k + wgmma_k_step<C::kKeys>(step), step > 0);
-  wgmma_commit();
-}
-
 template <class C>
 NSAI_DEVICE void consume(SharedStorage<C> &shared, const Barriers<C::kStages> &barriers,
                          const NsaiImportance &p, const TokenTile &tokens, int group, int tiles) {
@@ -319,7 +308,9 @@ NSAI_DEVICE void consume(SharedStorage<C> &shared, const Barriers<C::kStages> &b
   for (int tile = 0; tile < tiles; ++tile, at.advance()) {
     float s[16][4]; // [64, 128]
     barriers.consumer_wait(at.stage, at.phase);
-    multiply<C>(s, sQ, shared_address(shared.k[warp_uniform(at.stage)]));
+    wgmma_scores<typename C::Element, C::kKeys, P::kSteps>(s[0], sQ,
+                                                           shared_address(
+                                                               shared.k[warp_uniform(at.stage)]));
     wgmma_wait<0>();
 #pragma unroll
     for (int j = 0; j < 16; ++j) wgmma_hold(s[j]);

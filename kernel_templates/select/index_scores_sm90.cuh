@@ -205,13 +205,7 @@ NSAI_DEVICE void mask_scores(float (&s)[KernelTraits<C>::kN][4], const RowScores
 
 // Issues S = Q K^T [64, kKeys] of a warpgroup, and waits for it.
 template <class C> NSAI_DEVICE void multiply(float (&s)[KernelTraits<C>::kN][4], u32 sQ, u32 sK) {
-  const u64 q = wgmma_k_major(sQ), k = wgmma_k_major(sK);
-  wgmma_fence();
-#pragma unroll
-  for (int step = 0; step < KernelTraits<C>::kSteps; ++step)
-    wgmma_qk<typename C::Element, C::kKeys>(s[0], q + wgmma_k_step<64>(step),
-                                            k + wgmma_k_step<C::kKeys>(step), step > 0);
-  wgmma_commit();
+  wgmma_scores<typename C::Element, C::kKeys, KernelTraits<C>::kSteps>(s[0], sQ, sK);
   wgmma_wait<0>();
 #pragma unroll
   for (int n = 0; n < KernelTraits<C>::kN; ++n) wgmma_hold(s[n]);

@@ -184,9 +184,8 @@ static bool names_rows(const nsai_config *config) {
   return config->variants.disable.count > 0;
 }
 
-/* The context from which a prefill of few tokens is split. Left to the library, none is: by counts for an
- * H200 it would pay from 32768 on (64 tokens: each of a quarter of its multiprocessors takes about 75 us
- * for the compressed keys of 64k tokens), but it was not timed yet. */
+/* The context from which a prefill of few tokens is split. Left to the library, none is: it was not timed
+ * yet. */
 static int64_t split_from(const nsai_config *config, int32_t op) {
   const int64_t wanted = config->thresholds.prefill_split_from;
   if (op != NSA_OP_PREFILL || names_rows(config)) return 0;

@@ -23,16 +23,6 @@ typedef struct plain {
   int64_t first_q, first_kv, q_len, kv_len;
 } plain;
 
-/* Of float32, or of bf16, which is the upper half of a float32. */
-static double at3(const nsa_tensor *t, int64_t a, int64_t b, int64_t c) {
-  const int64_t at = a * t->stride[0] + b * t->stride[1] + c;
-  if (t->dtype != NSA_BF16) return (double)toy_floats(t)[at];
-  const uint32_t bits = (uint32_t)((const uint16_t *)t->data)[at] << 16;
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return (double)value;
-}
-
 /* I[t, head, j] of row `row`, which stands at t. */
 static double block_score(const plain *x, int64_t row, int64_t t, int64_t head, int64_t j) {
   const nsai_model *g = x->g;
@@ -40,8 +30,8 @@ static double block_score(const plain *x, int64_t row, int64_t t, int64_t head, 
   for (int64_t p = j * g->select_block; p < (j + 1) * g->select_block && p <= t; p++) {
     double score = 0;
     for (int64_t e = 0; e < g->index_dim; e++)
-      score += at3(&x->io->index_q, x->first_q + row, head, e) *
-               at3(&x->io->k_idx, x->first_kv + p, 0, e);
+      score += toy_at(&x->io->index_q, x->first_q + row, head, e) *
+               toy_at(&x->io->k_idx, x->first_kv + p, 0, e);
     largest = fmax(largest, score / sqrt(g->index_dim)); /* not NaN, where the other is a number */
   }
   return largest;
@@ -77,7 +67,7 @@ static void attend(const plain *x, int64_t row, int64_t t, int64_t h, const bool
       if (blocks ? !blocks[p / g->select_block] : p <= t - g->window) continue;
       double s = 0;
       for (int64_t e = 0; e < g->head_dim_qk; e++)
-        s += at3(&x->io->q, x->first_q + row, h, e) * at3(k, x->first_kv + p, head, e);
+        s += toy_at(&x->io->q, x->first_q + row, h, e) * toy_at(k, x->first_kv + p, head, e);
       s /= sqrt(g->head_dim_qk);
       if (!pass) {
         largest = fmax(largest, s);
@@ -85,7 +75,7 @@ static void attend(const plain *x, int64_t row, int64_t t, int64_t h, const bool
       }
       total += exp(s - largest);
       for (int64_t e = 0; e < g->head_dim_v; e++)
-        out[e] += exp(s - largest) * at3(v, x->first_kv + p, head, e);
+        out[e] += exp(s - largest) * toy_at(v, x->first_kv + p, head, e);
     }
   for (int64_t e = 0; e < g->head_dim_v; e++) out[e] /= total;
 }
@@ -99,7 +89,7 @@ static void compare_output(const plain *x, int64_t row, int64_t t, int64_t h, co
   attend(x, row, t, h, taken, g->per_branch ? NSA_SEL : 0, selected);
   if (g->window) attend(x, row, t, h, NULL, g->per_branch ? NSA_WIN : 0, window);
   for (int64_t e = 0; e < g->head_dim_v; e++) {
-    const double want = selected[e] + window[e], got = at3(&x->io->o, x->first_q + row, h, e);
+    const double want = selected[e] + window[e], got = toy_at(&x->io->o, x->first_q + row, h, e);
     const double bound = g->dtype == NSA_BF16 ? 4e-3 : 1e-5;
     if (!(fabs(got - want) <= bound * (1 + fabs(want))))
       fail_msg("o of row %d, head %d: %g, expected %g", (int)row, (int)h, got, want);
@@ -121,7 +111,7 @@ static void compare_row(const plain *x, int64_t row, int64_t head) {
   for (int64_t j = 0; j < blocks; j++) score[j] = block_score(x, row, t, head, j);
   if (t >= 0) choose(g, t, score, taken);
   for (int64_t j = 0; probe->data && j < probe->shape[2]; j++) {
-    const double want = j < blocks ? score[j] : 0, got = at3(probe, x->first_q + row, head, j);
+    const double want = j < blocks ? score[j] : 0, got = toy_at(probe, x->first_q + row, head, j);
     if (!(got == want || fabs(got - want) <= 1e-5 * fabs(want) + 1e-6))
       fail_msg("score of row %d, head %d, block %d: %g, expected %g", (int)row, (int)head, (int)j,
                got, want);
@@ -293,7 +283,7 @@ static void test_negative_scores(void **unused) {
   add_probe(&t);
   run(&t);
   compare(&t);
-  for (int64_t j = 0; j <= 20; j++) assert_true(at3(&t.io.probe_importance, len - 1, 0, j) < 0);
+  for (int64_t j = 0; j <= 20; j++) assert_true(toy_at(&t.io.probe_importance, len - 1, 0, j) < 0);
   toy_free(&t);
 }
 
@@ -310,8 +300,8 @@ static void test_nan(void **unused) {
   run(&t);
   compare(&t);
   for (int head = 0; head < 2; head++) {
-    assert_true(at3(&t.io.probe_importance, len - 1, head, 0) == -INFINITY);
-    assert_true(isfinite(at3(&t.io.probe_importance, len - 1, head, 3)));
+    assert_true(toy_at(&t.io.probe_importance, len - 1, head, 0) == -INFINITY);
+    assert_true(isfinite(toy_at(&t.io.probe_importance, len - 1, head, 3)));
     assert_true(toy_ints(&t.io.block_idx)[(len - 1) * 32 + head * 16] >= 3);
   }
   toy_free(&t);

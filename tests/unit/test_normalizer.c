@@ -22,16 +22,6 @@ typedef struct plain {
   double scale;
 } plain;
 
-/* Of float32 or bf16, which is the upper half of a float32. */
-static double at3(const nsa_tensor *t, int64_t a, int64_t b, int64_t c) {
-  const int64_t at = a * t->stride[0] + b * t->stride[1] + c;
-  if (t->dtype != NSA_BF16) return (double)toy_floats(t)[at];
-  const uint32_t bits = (uint32_t)((const uint16_t *)t->data)[at] << 16;
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return (double)value;
-}
-
 /* x as the model's dtype has it: to nearest, ties to even. */
 static double rounded(const nsai_model *g, double x) {
   float value = (float)x;
@@ -50,9 +40,9 @@ static double score_of_mean(const plain *x, int64_t t, int64_t h, int64_t head, 
   double sum = 0;
   for (int64_t e = 0; e < x->g->head_dim_qk; e++) {
     double mean = 0;
-    for (int64_t r = 0; r < count; r++) mean += at3(&x->io->kv.k[0], from + r, head, e);
+    for (int64_t r = 0; r < count; r++) mean += toy_at(&x->io->kv.k[0], from + r, head, e);
     mean /= (double)count;
-    sum += at3(&x->io->q, t, h, e) * (stored ? rounded(x->g, mean) : mean);
+    sum += toy_at(&x->io->q, t, h, e) * (stored ? rounded(x->g, mean) : mean);
   }
   return sum * x->scale;
 }
@@ -129,7 +119,7 @@ static void attend(const plain *x, int64_t t, int64_t h, const bool *blocks, int
       }
       total += exp(s - largest);
       for (int64_t e = 0; e < g->head_dim_v; e++)
-        out[e] += exp(s - largest) * at3(&x->io->kv.v[0], p, head, e);
+        out[e] += exp(s - largest) * toy_at(&x->io->kv.v[0], p, head, e);
     }
   for (int64_t e = 0; e < g->head_dim_v; e++) out[e] /= total;
 }
@@ -147,7 +137,7 @@ static void compare_blocks(const plain *x, int64_t t, int64_t head, bool *taken)
   assert_non_null(rank);
   importance(x, t, head, rank);
   for (int64_t j = 0; j < blocks; j++) {
-    const double probed = at3(&x->io->probe_importance, t, head, j);
+    const double probed = toy_at(&x->io->probe_importance, t, head, j);
     if (!(fabs(probed - rank[j]) <= 1e-5 * rank[j] + 1e-30))
       fail_msg("importance of token %d, head %d, block %d: %g, expected %g", (int)t, (int)head,
                (int)j, probed, rank[j]);
@@ -168,7 +158,7 @@ static void compare_output(const plain *x, int64_t t, int64_t h, const bool *tak
   attend(x, t, h, taken, 0, selected);
   if (g->window) attend(x, t, h, NULL, g->window, window);
   for (int64_t e = 0; e < g->head_dim_v; e++) {
-    const double want = selected[e] + window[e], got = at3(&x->io->o, t, h, e);
+    const double want = selected[e] + window[e], got = toy_at(&x->io->o, t, h, e);
     const double bound = g->dtype == NSA_BF16 ? 4e-3 : 1e-5;
     if (!(fabs(got - want) <= bound * (1 + fabs(want))))
       fail_msg("o of token %d, head %d: %g, expected %g", (int)t, (int)h, got, want);
@@ -307,8 +297,8 @@ static void test_no_coarse_key(void **unused) {
   start(&t, &g, 80);
   run(&t);
   for (int64_t row = 0; row < 63; row++)
-    for (int64_t j = 0; j < 5; j++) assert_true(at3(&t.io.probe_importance, row, 0, j) == 0);
-  assert_true(at3(&t.io.probe_importance, 63, 0, 0) > 0);
+    for (int64_t j = 0; j < 5; j++) assert_true(toy_at(&t.io.probe_importance, row, 0, j) == 0);
+  assert_true(toy_at(&t.io.probe_importance, 63, 0, 0) > 0);
   const int32_t *idx = toy_ints(&t.io.block_idx) + 62 * t.io.block_idx.stride[0];
   assert_int_equal(idx[0], 0);
   assert_int_equal(idx[1], 3);

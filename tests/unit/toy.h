@@ -12,6 +12,7 @@
 
 #include <nsa/attention.h>
 #include <stddef.h>
+#include <string.h>
 
 typedef struct toy {
   nsai_model model;
@@ -55,6 +56,16 @@ void toy_same_outputs(const char *what, const nsa_io *a, const nsa_io *b, int64_
 
 static inline float *toy_floats(const nsa_tensor *tensor) { return (float *)tensor->data; }
 static inline int32_t *toy_ints(const nsa_tensor *tensor) { return (int32_t *)tensor->data; }
+
+/* An element of a tensor of float32 or of bf16, which is the upper half of a float32. */
+static inline double toy_at(const nsa_tensor *t, int64_t a, int64_t b, int64_t c) {
+  const int64_t at = a * t->stride[0] + b * t->stride[1] + c;
+  if (t->dtype != NSA_BF16) return (double)toy_floats(t)[at];
+  const uint32_t bits = (uint32_t)((const uint16_t *)t->data)[at] << 16;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return (double)value;
+}
 
 /* Elements of a contiguous tensor. */
 static inline int64_t toy_count(const nsa_tensor *tensor) {

@@ -217,10 +217,10 @@ nsa_status nsai_importance_launch(const nsai_run *run, const nsai_kernel *kernel
   return nsai_launch(run->queue, kernel, grid, (uint32_t)x->splits, &step);
 }
 
-nsa_status nsai_probe_enqueue(const nsai_run *run, const nsai_kernel *kernel,
-                              const nsai_split_lse *lse) {
+nsa_status nsai_probe_launch(const nsai_run *run, const nsai_kernel *kernel, const nsa_tensor *keys,
+                             const nsai_split_lse *lse, const NsaiImportance *params) {
   const nsa_tensor *out = &run->io->probe_importance;
-  NsaiImportance p = nsai_importance_params(run, lse);
+  NsaiImportance p = *params;
   p.importance = out->data;
   p.importance_token_stride = out->stride[0];
   p.importance_head_stride = out->stride[1];
@@ -228,8 +228,14 @@ nsa_status nsai_probe_enqueue(const nsai_run *run, const nsai_kernel *kernel,
   p.rows = run->io->probe_rows.data;
   p.num_rows = (int)run->io->probe_rows.shape[0];
   p.token_end = (int)run->sizes.tokens;
-  const nsai_ranking x = { p.num_rows, 1, &run->io->kv.k_cmp, lse };
+  const nsai_ranking x = { p.num_rows, 1, keys, lse };
   return nsai_importance_launch(run, kernel, &x, &p);
+}
+
+nsa_status nsai_probe_enqueue(const nsai_run *run, const nsai_kernel *kernel,
+                              const nsai_split_lse *lse) {
+  const NsaiImportance p = nsai_importance_params(run, lse);
+  return nsai_probe_launch(run, kernel, &run->io->kv.k_cmp, lse, &p);
 }
 
 nsa_status nsai_importance_enqueue(const nsai_run *run, const nsai_kernel *kernel,

@@ -60,6 +60,10 @@ typedef struct nsai_ranking {
 nsa_status nsai_importance_launch(const nsai_run *run, const nsai_kernel *kernel,
                                   const nsai_ranking *ranking, const NsaiImportance *params);
 
+/* Of the rows that io.probe_rows names into the caller's tensor. `keys`: of a cache. */
+nsa_status nsai_probe_launch(const nsai_run *run, const nsai_kernel *kernel, const nsa_tensor *keys,
+                             const nsai_split_lse *lse, const NsaiImportance *params);
+
 /* Once the LSE is there: importance of the span's tokens into the workspace, or of the probed rows
  * into the caller's tensor. */
 nsa_status nsai_importance_enqueue(const nsai_run *run, const nsai_kernel *kernel,

@@ -191,17 +191,8 @@ static NsaiImportance params_of(const nsai_run *run) {
 }
 
 nsa_status nsai_index_probe_enqueue(const nsai_run *run, const nsai_kernel *kernel) {
-  const nsa_tensor *out = &run->io->probe_importance;
-  NsaiImportance p = params_of(run);
-  p.importance = out->data;
-  p.importance_token_stride = out->stride[0];
-  p.importance_head_stride = out->stride[1];
-  p.columns = (int)out->shape[2];
-  p.rows = run->io->probe_rows.data;
-  p.num_rows = (int)run->io->probe_rows.shape[0];
-  p.token_end = (int)run->sizes.tokens;
-  const nsai_ranking x = { p.num_rows, 1, &run->io->k_idx, &no_lse };
-  return nsai_importance_launch(run, kernel, &x, &p);
+  const NsaiImportance p = params_of(run);
+  return nsai_probe_launch(run, kernel, &run->io->k_idx, &no_lse, &p);
 }
 
 NsaiImportance nsai_index_scores_params(const nsai_run *run, const nsai_span *span) {
