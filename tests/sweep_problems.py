@@ -9,7 +9,7 @@
 A seed is one whole random model (tests/check/models.c). For each seed and each kind, that is
 forward, backward and cache, one process of nsacheck draws some problems of the model, compiles the
 model's kernels into an empty cache folder and checks them. Several processes run at once and share
-the GPU.
+the GPU, or take the GPUs of --device in turn.
 
 Without --from a kind goes on behind its last seed in the results. At its end a call appends one line
 for each kind to tests/results/problems.csv, for the seeds up to the first that was not finished. It
@@ -68,9 +68,10 @@ class Sweep:
 
     def command(self, check, folder):
         a = self.arguments
+        device = a.device[check.seed % len(a.device)]
         longest = ['--longest', str(a.longest)] if check.kind == 'cache' else []
         return [a.program, check.kind, '--model', str(check.seed), '--count', str(a.problems),
-                '--device', a.device, '--threads', str(a.threads), '--cache-dir', folder, *longest]
+                '--device', device, '--threads', str(a.threads), '--cache-dir', folder, *longest]
 
     def run(self, kind, seed):
         """Checks the problems of a seed. None: the process was ended."""
@@ -237,7 +238,8 @@ def parse():
                         help='problems of a seed and kind (20)')
     parser.add_argument('--longest', type=int, default=400, metavar='N',
                         help='tokens of the longest sequences of a cache (400)')
-    parser.add_argument('--device', default='auto', help='auto, cpu, or an ordinal (auto)')
+    parser.add_argument('--device', default='auto',
+                        help='auto, cpu, or ordinals, as 0 or 0,1,2,3 (auto)')
     parser.add_argument('--jobs', type=int, default=cores, metavar='N',
                         help='processes at once (one for each core)')
     parser.add_argument('--threads', type=int, default=1, metavar='N',
@@ -248,6 +250,7 @@ def parse():
     parser.add_argument('--summary', action='store_true', help='print what the results hold, and end')
     arguments = parser.parse_args()
     arguments.kinds = arguments.kinds.split(',')
+    arguments.device = arguments.device.split(',')
     if wrong := [kind for kind in arguments.kinds if kind not in KINDS]:
         parser.error(f'--kinds: {wrong[0]!r} is none of {", ".join(KINDS)}')
     if arguments.summary:

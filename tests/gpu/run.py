@@ -7,6 +7,7 @@
   run.py FOLDER check sanitize      these parts alone
   run.py FOLDER --seconds 120       limits for each part
   run.py FOLDER sanitize --from 90  the 91st process of the part and those behind it, where an earlier call ended
+  run.py FOLDER sanitize --only index_scores  the processes whose names hold one of these words
 
 Parts:
   check     nsacheck, many processes at once: fixed and random problems, scenarios of the cache by each operation,
@@ -149,6 +150,7 @@ def main():
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--seconds", type=float, default=300, help="for each part [300]")
     parser.add_argument("--from", type=int, default=0, metavar="N", dest="first", help="leave out N processes of each part")
+    parser.add_argument("--only", metavar="WORDS", default="", help="the processes whose names hold one of WORDS, separated by commas")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes at once [check and sanitize 8, python 3]")
     parser.add_argument("--seed", type=int, default=1, help="of the random problems [1]")
     parser.add_argument("--logs", type=pathlib.Path, default=pathlib.Path("gpu-logs"))
@@ -161,6 +163,7 @@ def main():
     bad = False
     for part in options.parts or PARTS:
         jobs, begin = list(PARTS[part](options))[options.first:], time.monotonic()
+        jobs = [job for job in jobs if any(word in job.name for word in options.only.split(","))]
         limits = begin + max(BEGINS * options.seconds, options.seconds - LASTS), begin + options.seconds
         with concurrent.futures.ThreadPoolExecutor(options.jobs or AT_ONCE[part]) as pool:
             list(pool.map(lambda job: job.run(options.logs, *limits), jobs))
