@@ -178,6 +178,7 @@ static nsa_status enqueue(tuner *t, const nsai_trial_plan *plan,
   exec.workspace_bytes = d->workspace_bytes;
   exec.stream = t->device.stream;
   nsai_verify_tensors_io(d, NSAI_VERIFY_ON_DEVICE, &batch, &io);
+  if (plan->plan->problem.op == NSA_OP_DENSE) nsai_verify_leave_out_index(&io);
   if (plan->plan->problem.op == NSA_OP_BACKWARD)
     nsai_verify_tensors_grads(d, NSAI_VERIFY_ON_DEVICE, &grads);
   return nsai_run_with_callbacks(plan->plan, &exec, NULL, &io, &grads, callbacks);

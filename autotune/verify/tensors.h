@@ -109,6 +109,9 @@ nsa_tensor nsai_verify_tensors_view(const nsai_verify_tensors *data, int slot, i
 void nsai_verify_tensors_io(const nsai_verify_tensors *data, int where, nsa_batch *batch,
                             nsa_io *io);
 
+/* Dense attention over the tensors of a run with an index: nsa_dense refuses what chooses blocks. */
+void nsai_verify_leave_out_index(nsa_io *io);
+
 /* The gradients of a backward pass, in the same way: those of `data`, or those of `slot`
  * [NSAI_VERIFY_SLOTS]. */
 void nsai_verify_tensors_grads(const nsai_verify_tensors *data, int where, nsa_grads *grads);

@@ -66,7 +66,9 @@ nsa_status nsai_trial_run_enqueue(const nsai_trial_run *trial, uint32_t branches
   switch (trial->c->kind) {
   case NSAI_VERIFY_COMPRESS: return nsa_compress(trial->plan.plan, &exec, given, &io);
   case NSAI_VERIFY_SELECT: return nsa_select(trial->plan.plan, &exec, given, &io);
-  case NSAI_VERIFY_DENSE: return nsa_dense(trial->plan.plan, &exec, given, &io);
+  case NSAI_VERIFY_DENSE:
+    nsai_verify_leave_out_index(&io);
+    return nsa_dense(trial->plan.plan, &exec, given, &io);
   case NSAI_VERIFY_BACKWARD:
     nsai_verify_tensors_grads(&trial->data, NSAI_VERIFY_ON_DEVICE, &grads);
     return nsa_backward(trial->plan.plan, &exec, given, &io, &grads);

@@ -536,6 +536,14 @@ SH
   jq -e '.results[0].parts | map(.part) == ["compress", "compressed", "dense"]' compressed.json
 }
 
+@test "dense attention stands beside a model whose index chooses the blocks" {
+  model=fwd:bf16:index=32:gate=none:w0:h4/2:d32/32:s32x4+0+1:kv=shared
+  bench forward --device cpu --problem "$model:q=64:kv=64:nobatch" --json forward.json
+  jq -e '.results[0].parts[] | select(.part == "dense") | .burst_ms > 0' forward.json
+  bench prefill --device cpu --problem "$model" --contexts 64 --chunks 32 --page-size 32 --rows 2 --json prefill.json
+  jq -e '.cells | length == 2 and all(.[]; .ms_dense > 0 and .note == "")' prefill.json
+}
+
 # The page has the whole tables, README lines of the first.
 @test "the tables of docs/benchmarks.md and README and the committed figures are those of the committed CSVs" {
   page=$NSA_SOURCE/docs/benchmarks.md results=$NSA_SOURCE/bench/results
