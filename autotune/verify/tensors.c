@@ -444,9 +444,7 @@ void nsai_verify_tensors_io(const nsai_verify_tensors *d, int where, nsa_batch *
   io->probe_importance = view[NSAI_VERIFY_PROBE];
 }
 
-void nsai_verify_leave_out_index(nsa_io *io) {
-  io->index_q = io->k_idx = (nsa_tensor){ 0 };
-}
+void nsai_verify_leave_out_index(nsa_io *io) { io->index_q = io->k_idx = (nsa_tensor){ 0 }; }
 
 void nsai_verify_set_grads(const nsa_tensor *slot, nsa_grads *grads) {
   grads->d_q = slot[NSAI_VERIFY_D_Q];
