@@ -67,7 +67,8 @@ template <class Config> struct TokenStages {
   // Starts the copies of stage n; of a tile's first stage with its index queries.
   NSAI_DEVICE void start(int n, StageWords<Config> &words) const {
     const int tile = n / F::kParts, part = n % F::kParts, first = tile * F::kTokens;
-    const int first_row = part * Config::kRows, first_head = (p.head_begin + at.head) * Config::kGroup;
+    const int first_row = part * Config::kRows,
+              first_head = (p.head_begin + at.head) * Config::kGroup;
     auto entry_of = [&](int row) { return first + (first_row + row) / Config::kGroupPadded; };
     auto head_of = [&](int row) { return (first_row + row) % Config::kGroupPadded; };
     auto present = [&](int row) {
@@ -165,8 +166,7 @@ NSAI_DEVICE void multiply_scores(const NsaiIndexKl &p, const IndexItem &at, u32 
                                  bool adds) {
   using F = IndexKlTraits<Config>;
   const int lane = threadIdx.x & 31;
-  const u32 x_at =
-      base + F::kSScores + F::Scores::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  const u32 x_at = base + F::kSScores + F::Scores::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
   const u32 k_at = base + F::kSIndexK + F::IndexK::offset(lane % 16, lane / 16);
   for (int pair = threadIdx.x / 32; pair < F::kIndexCols / 16; pair += Config::kWarps) {
     float acc[2][4]; // [16 tokens, 16]
@@ -183,9 +183,9 @@ NSAI_DEVICE void multiply_scores(const NsaiIndexKl &p, const IndexItem &at, u32 
       const int i = tile * F::kTokens + lane / 4 + 8 * r, column = 16 * pair + column_of_lane();
       float4 x = gather_four(acc[0][2 * r], acc[0][2 * r + 1], acc[1][2 * r], acc[1][2 * r + 1]);
       if (i >= at.item.count || column >= Config::kIndexDim) continue;
-      float4 *to = (float4 *)(p.q_partial +
-                              (at.head * p.entry_capacity + at.item.begin + i) * Config::kIndexDim +
-                              column);
+      float4 *to =
+          (float4 *)(p.q_partial +
+                     (at.head * p.entry_capacity + at.item.begin + i) * Config::kIndexDim + column);
       if (adds) {
         const float4 before = *to;
         x = make_float4(before.x + x.x, before.y + x.y, before.z + x.z, before.w + x.w);
@@ -277,10 +277,10 @@ NSAI_DEVICE float run_round(const NsaiIndexKl &p, const IndexItem &at, const u32
   }
   copy_async_wait<0>(); // a CTA must not exit with cp.async in flight
   if (!p.k_partial) return loss;
-  float *gKeys = p.k_partial + (((long long)at.head * p.item_capacity + at.number) *
-                                    Config::kSelectBlock +
-                                first) *
-                                   Config::kIndexDim; // [keys, Di]
+  float *gKeys =
+      p.k_partial +
+      (((long long)at.head * p.item_capacity + at.number) * Config::kSelectBlock + first) *
+          Config::kIndexDim; // [keys, Di]
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int key = (int)threadIdx.x / 32 * 16 + r * 8 + (int)(threadIdx.x & 31) / 4;

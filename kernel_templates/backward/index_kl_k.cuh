@@ -80,8 +80,7 @@ template <class Config> NSAI_DEVICE void sum_keys(const NsaiIndexKl &p, long lon
   if (!p.last)
     *gSum = sum;
   else
-    store_gradients<typename Config::Element>(p.d_k_idx,
-                                              row * p.d_k_idx.view.token_stride + column,
+    store_gradients<typename Config::Element>(p.d_k_idx, row * p.d_k_idx.view.token_stride + column,
                                               scaled(sum, gradient_factor(p)));
 }
 

@@ -23,8 +23,8 @@ template <class Config> NSAI_DEVICE void sum_row(const NsaiIndexKl &p) {
   if (row >= (long long)p.heads * p.chunk_tokens) return;
   const int column = (int)(at % kColumns) * 4;
   const int head = (int)(row / p.chunk_tokens), token = (int)(row % p.chunk_tokens);
-  const int *gIndices = p.entry_indices + list_of_head(p, head) * p.entry_capacity +
-                        (long long)token * kCount; // [n]
+  const int *gIndices =
+      p.entry_indices + list_of_head(p, head) * p.entry_capacity + (long long)token * kCount; // [n]
   if (gIndices[0] == kNoToken) return;
   const float *gPartial =
       p.q_partial + head * p.entry_capacity * Config::kIndexDim + column; // [entries, Di]

@@ -33,7 +33,7 @@ template <class Config> struct IndexKlTraits {
   static constexpr int kSQ = 0;
   static constexpr int kSK = kSQ + Config::kStages * Q::kBytes; // unless in registers
   static constexpr int kSIndexK = kSK + (Config::kKeyRegisters ? 0 : K::kBytes);
-  static constexpr int kSIndexQ = kSIndexK + IndexK::kBytes; // of a tile
+  static constexpr int kSIndexQ = kSIndexK + IndexK::kBytes;                 // of a tile
   static constexpr int kSMean = kSIndexQ + Config::kStages * IndexQ::kBytes; // f32 [kKeys, kTokens]
   static constexpr int kSScores = kSMean + Config::kKeys * kMeanPitch;
   static constexpr int kSTokens = kSScores + Scores::kBytes; // LSE and keys seen [kTokens]
@@ -47,9 +47,7 @@ template <class Config> struct IndexKlTraits {
   static_assert(kTokens * Config::kGroupPadded % Config::kRows == 0 && Config::kRows % 16 == 0,
                 "stages are whole");
 
-  static NSAI_DEVICE u32 q(u32 base, int n) {
-    return base + kSQ + n % Config::kStages * Q::kBytes;
-  }
+  static NSAI_DEVICE u32 q(u32 base, int n) { return base + kSQ + n % Config::kStages * Q::kBytes; }
   static NSAI_DEVICE u32 lse(u32 base, int n) {
     return base + kSLse + n % Config::kStages * (4 * Config::kRows);
   }
@@ -73,7 +71,8 @@ NSAI_DEVICE float exchange_sum(float a, float b) {
 }
 
 // Stores or adds Pm of a key and token, of which one lane stores all parts.
-template <class Config> NSAI_DEVICE void put_mean(u32 base, int key, int token, float x, bool adds) {
+template <class Config>
+NSAI_DEVICE void put_mean(u32 base, int key, int token, float x, bool adds) {
   const u32 to = IndexKlTraits<Config>::mean(base, key, token);
   if (adds) x += __uint_as_float(load_shared_word(to));
   store_shared_word(to, __float_as_uint(x));
@@ -108,8 +107,7 @@ NSAI_DEVICE void sum_heads(const float (&s)[kN][4], u32 base, int key, int first
         float x = exchange_sum(a, b);
         if constexpr (kGroup >= 8) x += __shfl_xor_sync(~0u, x, 2);
         const int token = kGroup == 4 ? row / 4 + pair / 2 : row / kGroup;
-        if (kGroup == 4 || pair < 2)
-          put_mean<Config>(base, key + pair % 2 * 8, token, x, adds);
+        if (kGroup == 4 || pair < 2) put_mean<Config>(base, key + pair % 2 * 8, token, x, adds);
       }
     }
   }
@@ -154,8 +152,7 @@ template <class Config> struct TeacherKeys {
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
           rK[m][i][r] = key < keys ? gPair[8 * i] : 0;
-          rK[m][i][r + 2] =
-              key < keys && 16 * i + 8 < Config::kHeadDimQk ? gPair[8 * i + 4] : 0;
+          rK[m][i][r + 2] = key < keys && 16 * i + 8 < Config::kHeadDimQk ? gPair[8 * i + 4] : 0;
         }
       }
   }
@@ -198,8 +195,7 @@ template <class Config> struct TeacherKeys {
         u32 rQ[4]; // [16 rows, 16]
         ldmatrix_x4(rQ, at_step<typename F::Q>(q, i) + j * 8 * F::Q::kPitch);
 #pragma unroll
-        for (int m = 0; m < F::kM; ++m)
-          mma_m16n16k16(E(), s[m][j], s[m][j + 1], rK[m][i], rQ);
+        for (int m = 0; m < F::kM; ++m) mma_m16n16k16(E(), s[m][j], s[m][j + 1], rK[m][i], rQ);
       }
   }
 
@@ -216,8 +212,8 @@ template <class Config> struct TeacherKeys {
       for (int m = 0; m < F::kM; ++m)
 #pragma unroll
         for (int c = 0; c < 4; ++c)
-          s[m][j][c] = exp2_approx(
-              fmaf(s[m][j][c], scale_log2, -__uint_as_float(c % 2 ? lse.y : lse.x)));
+          s[m][j][c] =
+              exp2_approx(fmaf(s[m][j][c], scale_log2, -__uint_as_float(c % 2 ? lse.y : lse.x)));
     }
 #pragma unroll
     for (int m = 0; m < F::kM; ++m)

@@ -312,10 +312,11 @@ NSAI_SIZE nsai_smem_index_kl_lse(int keys, int di) { return nsai_tile_bytes(keys
 #define NSAI_INDEX_KL_MEAN_WORDS 24
 NSAI_SIZE nsai_smem_index_kl(int panels, int registers, int keys, int rows, int stages, int entries,
                              int dk, int di) {
-  const int stage = nsai_product_tile_bytes(panels, rows, dk) + nsai_tile_bytes(16, di) + 8 * 16 + 4 * rows;
+  const int stage =
+      nsai_product_tile_bytes(panels, rows, dk) + nsai_tile_bytes(16, di) + 8 * 16 + 4 * rows;
   return stages * stage + (registers ? 0 : nsai_product_tile_bytes(panels, keys, dk)) +
-         nsai_tile_bytes(keys, di) + 4 * NSAI_INDEX_KL_MEAN_WORDS * keys + nsai_tile_bytes(keys, 16) +
-         4 * entries;
+         nsai_tile_bytes(keys, di) + 4 * NSAI_INDEX_KL_MEAN_WORDS * keys +
+         nsai_tile_bytes(keys, 16) + 4 * entries;
 }
 
 #endif /* NSAI_PARAMS_SMEM_H */

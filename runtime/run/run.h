@@ -32,8 +32,8 @@ typedef struct nsai_run {
   const nsai_driver *driver;
   const nsa_batch *batch; /* NULL: one sequence */
   const nsa_io *io;
-  const nsa_tensor *importance; /* nsa_select's; NULL: the workspace's */
-  const nsa_grads *grads;       /* of nsa_backward */
+  const nsa_tensor *importance;       /* nsa_select's; NULL: the workspace's */
+  const nsa_grads *grads;             /* of nsa_backward */
   const nsa_index_grads *index_grads; /* of nsa_index_kl */
   char *workspace;
   uint64_t workspace_bytes;

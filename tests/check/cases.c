@@ -112,8 +112,9 @@ const char *const chk_fixed_cases[] = {
   "kl:index=64:f16:h4/4:s16x6+1+2:l16/16:q=500:accumulate", "kl:index=256:d256/64:q=200:h5/1",
   "kl:index=40:d72/64:h64/1:s48x3+0+1:l16/16:q=150:layout=strided:slack=30",
   "kl:index=64:h4/2:s320x2+0+1:q=700:nobatch:f32grads", "kl:index=64:h2/1:sel=blocks:q=300",
-  "kl:index=64:h6/3:sel=blocks.shared:q=300,9:kv=300,40", "kl:index=64:q=0,5,130:kv=9,0,130:slack=9",
-  "kl:index=64:q=0:kv=9", "kl:index=64:q=40:kv=9:accumulate",
+  "kl:index=64:h6/3:sel=blocks.shared:q=300,9:kv=300,40",
+  "kl:index=64:q=0,5,130:kv=9,0,130:slack=9", "kl:index=64:q=0:kv=9",
+  "kl:index=64:q=40:kv=9:accumulate",
   "kl:index=128:gate=none:w0:h64/4:d128/128:s128x16+0+1:q=6000:fill=correlated:f32grads",
   "compress:cmp=keys:q=200,31", "compress:cmp=keys:phi=mlp.32.silu:q=200",
   /* stages alone */

@@ -18,7 +18,8 @@ static const char *const names[OUTPUTS] = { "loss", "d_index_q", "d_k_idx" };
 
 /* Relative error of the loss: rounding of a sum in f32, and of exponentials. */
 #define LOSS_TOLERANCE 1e-4
-#define LOSS_FLOOR 1e-3 /* of the divergence of one row: where both distributions are nearly equal */
+#define LOSS_FLOOR                                                                                 \
+  1e-3 /* of the divergence of one row: where both distributions are nearly equal */
 
 typedef struct outputs {
   nsa_tensor tensor[OUTPUTS]; /* `data` is NULL */
@@ -47,8 +48,8 @@ static nsa_status create(const nsai_trial_run *trial, outputs *o) {
   const nsai_verify_tensors *d = &trial->data;
   const int32_t dtype = trial->c->grads_f32 ? NSA_F32 : m->dtype;
   o->tensor[LOSS] = nsai_verify_tensor(NSA_F32, 1, (int64_t[]){ 1 });
-  o->tensor[D_Q] = nsai_verify_tensor(
-      dtype, 3, (int64_t[]){ d->token_capacity, m->index_heads, m->index_dim });
+  o->tensor[D_Q] =
+      nsai_verify_tensor(dtype, 3, (int64_t[]){ d->token_capacity, m->index_heads, m->index_dim });
   o->tensor[D_K] = nsai_verify_tensor(dtype, 3, (int64_t[]){ d->kv_capacity, 1, m->index_dim });
   for (int i = 0; i < OUTPUTS; i++) {
     const size_t bytes = nsai_verify_tensor_bytes(&o->tensor[i]);
@@ -75,8 +76,7 @@ static nsa_status begin(const nsai_trial_run *trial, outputs *o) {
     memset(b->image, 0xff, b->bytes + 2 * (size_t)NSAI_VERIFY_GUARD);
     t.data = b->image + NSAI_VERIFY_GUARD;
     const nsai_verify_inputs in = { &trial->c->model, trial->c->fill, trial->c->seed, 1 };
-    if (trial->c->accumulate)
-      nsai_verify_fill_normal(&in, 900 + (uint64_t)i, 1e-3f, &t);
+    if (trial->c->accumulate) nsai_verify_fill_normal(&in, 900 + (uint64_t)i, 1e-3f, &t);
     NSAI_TRY(nsai_verify_buffer_upload(trial->data.device, b));
   }
   return NSA_OK;
@@ -95,7 +95,8 @@ static nsa_status run(nsai_trial_run *trial, outputs *o, int value) {
   exec.workspace_bytes = d->workspace_bytes;
   exec.stream = d->device->stream;
   const nsa_index_grads grads = grads_at(trial, o, false);
-  NSAI_TRY(nsa_index_kl(trial->plan.plan, &exec, nsai_verify_tensors_batch(d, &batch), &io, &grads));
+  NSAI_TRY(
+      nsa_index_kl(trial->plan.plan, &exec, nsai_verify_tensors_batch(d, &batch), &io, &grads));
   NSAI_TRY(nsai_verify_device_wait(d->device, NULL));
   for (int i = 0; i < OUTPUTS; i++) NSAI_TRY(nsai_verify_buffer_fetch(d->device, &o->buffer[i]));
   return NSA_OK;
@@ -124,7 +125,8 @@ static void compare(const nsai_trial_run *trial, const outputs *o, const nsa_ten
   const nsai_verify_case *c = trial->c;
   nsa_tensor got[OUTPUTS];
   for (int i = 0; i < OUTPUTS; i++) got[i] = at(o, o->before, i, true);
-  const double a = (double)nsai_verify_load(&got[LOSS], 0), b = (double)nsai_verify_load(&want[LOSS], 0);
+  const double a = (double)nsai_verify_load(&got[LOSS], 0),
+               b = (double)nsai_verify_load(&want[LOSS], 0);
   nsai_verify_add_figure(result, names[LOSS], fabs(a - b) / fmax(fabs(b), LOSS_FLOOR),
                          LOSS_TOLERANCE);
   int64_t first[OUTPUTS] = { 0 };

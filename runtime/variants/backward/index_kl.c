@@ -38,8 +38,9 @@ static uint32_t shared_bytes(const nsai_model *m, const kl_tiles *s) {
 }
 
 /* K [32 keys of a warp, Dk] or, of a warpgroup's, 16; dK [16, Di], scores, and what else the loop
- * holds. */
+ * holds: more, where fewer threads copy a stage (NVRTC 13.0: 4 warps spilled 80 bytes). */
 static bool holds_keys(const nsai_model *m, const kl_tiles *s) {
+  if (!s->wgmma && s->keys < MOST_KEYS) return false;
   const int32_t keys = nsai_padded_dim(m->head_dim_qk) / (s->wgmma ? 4 : 2);
   return keys + nsai_padded_dim(m->index_dim) / 2 + s->rows / 2 + 60 <= 255;
 }
@@ -54,7 +55,8 @@ static int32_t round_keys(const nsai_model *m, bool wgmma) {
 /* The first that fits: many keys, then two stages, then many rows. */
 static kl_tiles choose_tiles(const nsai_model *m, const nsai_target *t, bool wgmma) {
   const int32_t all = TILE_TOKENS * nsai_padded_group(m);
-  const int32_t most = all < MOST_ROWS ? all : MOST_ROWS, least = wgmma ? 64 : 16;
+  const int32_t wide = round_keys(m, wgmma) > 32 && m->index_dim <= 128 ? MOST_ROWS : MOST_ROWS / 2;
+  const int32_t most = all < wide ? all : wide, least = wgmma ? 64 : 16;
   kl_tiles s = { .wgmma = wgmma };
   for (s.keys = round_keys(m, wgmma); s.keys >= least; s.keys /= 2)
     for (s.stages = 2; s.stages > 0; s.stages--)
@@ -252,8 +254,7 @@ static nsa_status run_heads(const nsai_run *run, const nsai_form *form, const Ns
   NSAI_TRY(nsai_launch(run->queue, &kernel[NSAI_KL_LSE], items, 1, p));
   NSAI_TRY(nsai_launch_elements(run, &kernel[NSAI_KL_ROWS], rows, p));
   NSAI_TRY(nsai_launch(run->queue, &kernel[NSAI_KL_ITEMS], items, 1, p));
-  if (p->q_partial)
-    NSAI_TRY(nsai_launch_elements(run, &kernel[NSAI_KL_SUM_Q], rows * columns, p));
+  if (p->q_partial) NSAI_TRY(nsai_launch_elements(run, &kernel[NSAI_KL_SUM_Q], rows * columns, p));
   return sum_keys(run, form, p);
 }
 
@@ -263,9 +264,8 @@ static nsa_status run_chunk(const nsai_run *run, const nsai_form *form,
                             NsaiIndexKl p) {
   const int32_t kv_heads = run->plan->problem.model.kv_heads;
   const int32_t heads = (int32_t)form->number[NSAI_KL_HEADS];
-  NsaiInvert index =
-      nsai_invert_params(run, selected, begin, end, form->kernel[NSAI_KL_ITEMS].tile_tokens,
-                         form->buffer);
+  NsaiInvert index = nsai_invert_params(run, selected, begin, end,
+                                        form->kernel[NSAI_KL_ITEMS].tile_tokens, form->buffer);
   index.item_starts = nsai_buffer_at(run, form->buffer[NSAI_KL_ITEM_STARTS]);
   set_lists(&p, &index);
   NSAI_TRY(nsai_invert_enqueue(run, &form->kernel[NSAI_KL_INVERT], index));

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
-#include "variants/backward/index_kl.h"
 #include "variants/backward/backward.h"
+#include "variants/backward/index_kl.h"
 
 #include <string.h>
 
