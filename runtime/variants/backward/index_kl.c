@@ -48,7 +48,8 @@ static bool holds_keys(const nsai_model *m, const kl_tiles *s) {
 /* Keys of a round: of the block, or as many as a CTA holds. */
 static int32_t round_keys(const nsai_model *m, bool wgmma) {
   int32_t keys = wgmma ? 64 : 16;
-  while (keys < m->select_block && keys < MOST_KEYS) keys *= 2;
+  const int32_t most = m->index_dim > 128 ? MOST_KEYS / 2 : MOST_KEYS; /* wider sums of dK spill */
+  while (keys < m->select_block && keys < most) keys *= 2;
   return keys;
 }
 
