@@ -219,7 +219,7 @@ void nsai_cli_log(void *user, int32_t level, const char *component, const char *
   fprintf(stderr, "%s: %s: %s\n", nsai_log_level_name(level), component, text);
 }
 
-const char *const nsai_cli_ops[] = { "forward", "dense",    "prefill", "decode",
-                                     "append",  "backward", NULL };
+const char *const nsai_cli_ops[] = { "forward", "dense",    "prefill",  "decode",
+                                     "append",  "backward", "index_kl", NULL };
 
 const char *const nsai_cli_selections[] = { "topn", "blocks", "ranges", NULL };

@@ -67,7 +67,7 @@ static const struct argp_option options[] = {
   { "arch", 'a', "LIST", 0, "Architectures, as sm_80,sm_90a, or all; without it the GPU's own", 0 },
   { "jobs", OPT_JOBS, "N", 0, "Compile that many kernels at once (runtime.compile_jobs)", 0 },
   { "op", OPT_OP, "OP", 0,
-    "forward, dense, prefill, decode, append or backward; without it the first two", 0 },
+    "forward, dense, prefill, decode, append, backward or index_kl; without it the first two", 0 },
   { "selection", OPT_SELECTION, "KIND", 0,
     "Selection of all but dense and append: topn, blocks or ranges (topn)", 0 },
   { "max-kv-len", OPT_MAX_KV_LEN, "N", 0,
@@ -177,7 +177,8 @@ static bool knows_overlap(int32_t op) { return op == NSA_OP_FORWARD || op == NSA
 
 /* Whether K and V are packed; the other operations read a cache of any size. */
 static bool is_packed(int32_t op) {
-  return op == NSA_OP_FORWARD || op == NSA_OP_DENSE || op == NSA_OP_BACKWARD;
+  return op == NSA_OP_FORWARD || op == NSA_OP_DENSE || op == NSA_OP_BACKWARD ||
+         op == NSA_OP_INDEX_KL;
 }
 
 static int32_t largest_batch(const nsai_config *config) {
@@ -189,7 +190,7 @@ static nsa_problem problem_of(const arguments *a, const nsai_config *config, int
   nsa_problem p = NSA_PROBLEM_INIT;
   /* rows of importance */
   bool has_rows = op == NSA_OP_FORWARD || op == NSA_OP_PREFILL || op == NSA_OP_DECODE;
-  bool selects = has_rows || op == NSA_OP_BACKWARD;
+  bool selects = has_rows || op == NSA_OP_BACKWARD || op == NSA_OP_INDEX_KL;
   p.op = op;
   p.selection = selects ? a->selection : NSA_SELECT_TOPN;
   p.max_kv_len = max_kv_len;

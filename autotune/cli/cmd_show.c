@@ -29,7 +29,8 @@ static const struct argp_option options[] = {
   { "json", 'j', 0, 0, "Print JSON", 0 },
   { "arch", 'a', "ARCH", 0, "Show FILE or device for this architecture, without a GPU", 0 },
   { "op", 'o', "OP", 0,
-    "Operation of FILE: forward, dense, prefill, decode, append or backward; without it the first "
+    "Operation of FILE: forward, dense, prefill, decode, append, backward or index_kl; without it "
+    "the first "
     "two",
     0 },
   { 0 }

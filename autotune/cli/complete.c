@@ -45,10 +45,11 @@ static void offer_ops(const place *at) {
   for (int i = 0; nsai_cli_ops[i]; i++) offer_value(at, nsai_cli_ops[i], NULL);
 }
 
-/* Appending has no candidates to measure. */
+/* Appending and the loss of an index have no candidates to measure. */
 static void offer_tuned_ops(const place *at) {
   for (int i = 0; nsai_cli_ops[i]; i++)
-    if (NSA_OP_FORWARD + i != NSA_OP_APPEND) offer_value(at, nsai_cli_ops[i], NULL);
+    if (NSA_OP_FORWARD + i != NSA_OP_APPEND && NSA_OP_FORWARD + i != NSA_OP_INDEX_KL)
+      offer_value(at, nsai_cli_ops[i], NULL);
   offer_value(at, "all", "Every operation");
 }
 

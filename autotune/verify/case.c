@@ -20,7 +20,7 @@ static const char *const kind_names[NSAI_VERIFY_KINDS] = {
   [NSAI_VERIFY_SCALE_V] = "scale_v",       [NSAI_VERIFY_ZERO_GATE] = "zero_gate",
   [NSAI_VERIFY_INFINITE] = "infinite",     [NSAI_VERIFY_SPLIT] = "split",
   [NSAI_VERIFY_GRAPH] = "graph",           [NSAI_VERIFY_STREAMS] = "streams",
-  [NSAI_VERIFY_NEEDLE] = "needle",
+  [NSAI_VERIFY_NEEDLE] = "needle",         [NSAI_VERIFY_INDEX_KL] = "kl",
 };
 static const char *const fill_names[NSAI_VERIFY_FILLS] = { "random", "correlated", "large",
                                                            "constant", "tiny" };

@@ -46,6 +46,7 @@ typedef enum nsai_verify_kind {
   NSAI_VERIFY_GRAPH,
   NSAI_VERIFY_STREAMS,
   NSAI_VERIFY_NEEDLE,
+  NSAI_VERIFY_INDEX_KL, /* every output of nsa_index_kl, and the same bits when run again */
   NSAI_VERIFY_KINDS
 } nsai_verify_kind;
 

@@ -191,7 +191,7 @@ static void declare_indices(nsai_verify_tensors *d) {
 static void declare_index(nsai_verify_tensors *d) {
   const nsai_model *g = &d->c->model;
   if (g->by != NSAI_BY_INDEX || d->c->kind == NSAI_VERIFY_BACKWARD ||
-      d->c->selection != NSA_SELECT_TOPN)
+      (d->c->selection != NSA_SELECT_TOPN && d->c->kind != NSAI_VERIFY_INDEX_KL))
     return;
   declare_heads(d, NSAI_VERIFY_INDEX_Q, d->token_capacity, g->index_heads, g->index_dim);
   declare_heads(d, NSAI_VERIFY_K_IDX, d->kv_capacity, 1, g->index_dim);

@@ -77,7 +77,7 @@ def index_kl(q: Tensor, k: KV, index_q: Tensor, k_idx: Tensor, *, config: Config
     coefficient    of the loss, greater than 0
 
     Returns the loss, a float32 scalar: the mean over query tokens and index heads. Differentiable in index_q and
-    k_idx, once; q and k are constants. Runs on the CPU alone: there are no kernels for GPUs yet.
+    k_idx, once; q and k are constants.
     """
     if not coefficient > 0:
         raise ValueError(f"coefficient is {coefficient}: it is greater than 0")

@@ -200,7 +200,6 @@ static nsa_status backward(nsai_run *run, call_structs *call, const nsa_grads *g
                                  ALL_PROCESSORS);
 }
 
-/* A GPU has no plan of it: nsa_plan_create refuses. */
 static nsa_status index_kl(nsai_run *run, call_structs *call, const nsa_index_grads *given) {
   static const nsai_struct_type type = { "grads", "NSA_INDEX_GRADS_INIT", sizeof(nsa_index_grads) };
   const void *read;
@@ -209,6 +208,8 @@ static nsa_status index_kl(nsai_run *run, call_structs *call, const nsa_index_gr
   NSAI_TRY(nsai_check_index_kl(&check, run->batch, run->io, &run->sizes));
   NSAI_TRY(nsai_check_index_grads(&check, read, &run->sizes));
   NSAI_TRY(check_memory_of_call(run));
+  run->index_grads = read;
+  if (run->driver) return nsai_enqueue_index_kl(run);
   return nsai_reference_index_kl(&run->plan->problem.model, run->batch, run->io, read,
                                  ALL_PROCESSORS);
 }

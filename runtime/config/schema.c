@@ -287,6 +287,7 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
   FORCE(NSAI_STAGE_DECODE, "decode"),
   FORCE(NSAI_STAGE_BACKWARD_Q, "backward_q"),
   FORCE(NSAI_STAGE_BACKWARD_KV, "backward_kv"),
+  FORCE(NSAI_STAGE_INDEX_KL, "index_kl"),
 #undef FORCE
   PLAIN(DISABLE, "variants.disable", GLOBS, variants.disable, "[]",
         "variants that are never chosen: globs over stage.variant"),

@@ -16,7 +16,7 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
     return m->gate == NSAI_GATE_MLP && p->op != NSA_OP_DENSE && p->op != NSA_OP_APPEND &&
            p->op != NSA_OP_INDEX_KL;
   if (p->op == NSA_OP_DENSE) return stage == NSAI_STAGE_DENSE;
-  if (p->op == NSA_OP_INDEX_KL) return false;
+  if (p->op == NSA_OP_INDEX_KL) return stage == NSAI_STAGE_INDEX_KL;
   if (p->op == NSA_OP_BACKWARD)
     return backward || (stage == NSAI_STAGE_COMPRESS && nsai_phi_runs(m));
   if (p->op == NSA_OP_APPEND) return stage == NSAI_STAGE_APPEND;
@@ -33,6 +33,7 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   case NSAI_STAGE_DENSE:
   case NSAI_STAGE_BACKWARD_Q:
   case NSAI_STAGE_BACKWARD_KV:
+  case NSAI_STAGE_INDEX_KL:
   case NSAI_STAGE_APPEND:
   case NSAI_STAGE_DECODE:
   case NSAI_STAGE_COUNT: return false;
@@ -359,15 +360,6 @@ nsai_candidate nsai_choose_unfused(const nsai_config *config, const nsai_problem
   return (nsai_candidate){ 0 };
 }
 
-/* The loss of an index has no kernels: it is computed on the host. */
-static nsa_status refuse_index_kl(const chooser *c) {
-  static const char reason[] =
-      "NSA_OP_INDEX_KL has no kernels for GPUs yet: run it on the CPU device (a context with "
-      "runtime.device cpu, and tensors in host memory)";
-  nsai_write(c->text, "  %s\n", reason);
-  return nsai_fail(NSA_E_UNSUPPORTED, "%s", reason);
-}
-
 nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
                        const nsai_target *target, const nsai_decisions *decisions,
                        nsai_writer *explain, nsai_choice *out) {
@@ -376,7 +368,6 @@ nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
   const chooser c = { config, problem, target, decisions, explain ? explain : &own, out };
   bool complete = true;
   memset(out, 0, sizeof *out);
-  if (problem->op == NSA_OP_INDEX_KL) return refuse_index_kl(&c);
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
     if (!nsai_stage_needed(problem, (nsai_stage)s)) continue;
     choose_stage(&c, (nsai_stage)s);

@@ -12,7 +12,7 @@
  * nsa_prefill is the same over a cache, without compress: the cache has the entries. A row of
  * attend_compressed that first expands entries in codes does so before attend_window, so that the two
  * branches' kernels still overlap. nsa_dense,
- * nsa_decode and nsa_kv_append run one stage, behind the gates.
+ * nsa_decode, nsa_kv_append and nsa_index_kl run one stage, behind the gates.
  */
 #include "base/math.h"
 #include "plan/context.h"
@@ -124,6 +124,8 @@ nsa_status nsai_enqueue_compress(const nsai_run *run) { return whole(run, NSAI_S
 nsa_status nsai_enqueue_select(const nsai_run *run) { return whole(run, NSAI_STAGE_SELECT); }
 
 nsa_status nsai_enqueue_dense(const nsai_run *run) { return whole(run, NSAI_STAGE_DENSE); }
+
+nsa_status nsai_enqueue_index_kl(const nsai_run *run) { return whole(run, NSAI_STAGE_INDEX_KL); }
 
 nsa_status nsai_enqueue_append(const nsai_run *run) {
   return run->sizes.tokens ? whole(run, NSAI_STAGE_APPEND) : NSA_OK;

@@ -12,6 +12,7 @@
 #include "run/check_run.h"
 
 #include <nsa/backward.h>
+#include <nsa/index_kl.h>
 
 /* Called before and after what each stage enqueues; several times where it works in chunks. */
 typedef struct nsai_stage_callbacks {
@@ -31,8 +32,9 @@ typedef struct nsai_run {
   const nsai_driver *driver;
   const nsa_batch *batch; /* NULL: one sequence */
   const nsa_io *io;
-  const nsa_tensor *importance; /* nsa_select's; NULL: the workspace's */
-  const nsa_grads *grads;       /* of nsa_backward */
+  const nsa_tensor *importance;       /* nsa_select's; NULL: the workspace's */
+  const nsa_grads *grads;             /* of nsa_backward */
+  const nsa_index_grads *index_grads; /* of nsa_index_kl */
   char *workspace;
   uint64_t workspace_bytes;
   nsai_queue *queue;          /* changes with every launch */
@@ -50,6 +52,7 @@ nsa_status nsai_enqueue_select(const nsai_run *run);
 nsa_status nsai_enqueue_append(const nsai_run *run);
 nsa_status nsai_enqueue_decode(const nsai_run *run);
 nsa_status nsai_enqueue_backward(const nsai_run *run);
+nsa_status nsai_enqueue_index_kl(const nsai_run *run);
 
 /* The logits of the gate MLP, where the model has one. */
 nsa_status nsai_enqueue_gates(const nsai_run *run);

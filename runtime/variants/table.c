@@ -45,7 +45,9 @@
   row(backward_q_sm90) \
   row(backward_q_sm80) \
   row(backward_kv_sm90) \
-  row(backward_kv_sm80)
+  row(backward_kv_sm80) \
+  row(index_kl_sm90) \
+  row(index_kl_sm80)
 /* clang-format on */
 
 #define DECLARE(name) extern const nsai_variant nsai_##name;

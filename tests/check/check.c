@@ -81,6 +81,7 @@ void chk_check(chk_plans *plans, const nsai_verify_case *c, nsai_verify_result *
     case NSAI_VERIFY_SELECT: status = chk_check_select(&trial, result); break;
     case NSAI_VERIFY_DENSE: status = chk_check_dense(&trial, result); break;
     case NSAI_VERIFY_BACKWARD: status = check_backward(&trial, result); break;
+    case NSAI_VERIFY_INDEX_KL: status = chk_check_index_kl(&trial, result); break;
     case NSAI_VERIFY_NEEDLE: status = chk_check_needle(&trial, result); break;
     default: status = chk_check_property(&trial, result);
     }

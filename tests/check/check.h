@@ -36,6 +36,7 @@ nsa_status chk_check_compress(nsai_trial_run *trial, nsai_verify_result *result)
 nsa_status chk_check_select(nsai_trial_run *trial, nsai_verify_result *result);
 nsa_status chk_check_dense(nsai_trial_run *trial, nsai_verify_result *result);
 nsa_status chk_check_property(nsai_trial_run *trial, nsai_verify_result *result);
+nsa_status chk_check_index_kl(nsai_trial_run *trial, nsai_verify_result *result);
 nsa_status chk_check_needle(nsai_trial_run *trial, nsai_verify_result *result);
 
 /* Injects damage into results and requires that each kind is reported. Changes the inputs of

@@ -43,7 +43,9 @@ void chk_list_fini(chk_list *list) {
 }
 
 static bool is_asked_for(const chk_arguments *a, const nsai_verify_case *c) {
-  return a->areas & (c->kind == NSAI_VERIFY_BACKWARD ? CHK_BACKWARD : CHK_FORWARD);
+  return a->areas &
+         (c->kind == NSAI_VERIFY_BACKWARD || c->kind == NSAI_VERIFY_INDEX_KL ? CHK_BACKWARD
+                                                                             : CHK_FORWARD);
 }
 
 static int add_problem(const chk_arguments *a, chk_list *list) {

@@ -161,6 +161,7 @@ char *chk_plans_yaml(const chk_plans *plans, const nsai_verify_case *c) {
 
 int32_t chk_case_op(const nsai_verify_case *c) {
   if (c->kind == NSAI_VERIFY_BACKWARD) return NSA_OP_BACKWARD;
+  if (c->kind == NSAI_VERIFY_INDEX_KL) return NSA_OP_INDEX_KL;
   return c->kind == NSAI_VERIFY_DENSE ? NSA_OP_DENSE : NSA_OP_FORWARD;
 }
 

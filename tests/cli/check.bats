@@ -42,8 +42,8 @@ row() { autotune show --json variants | jq -r --arg stage "$1" '[.[] | select(.s
   for area in forward backward cache; do
     check $area --list --count 20 >$area
   done
-  run -1 grep -v '^bwd:' backward
-  run -1 grep '^bwd:\|^cache:' forward
+  run -1 grep -v '^bwd:\|^kl:' backward
+  run -1 grep '^bwd:\|^kl:\|^cache:' forward
   run -1 grep -v '^cache:' cache
   (($(wc -l <cache) == 20))
   (($(check --list --count 0 | wc -l) == $(cat forward backward | wc -l) - 40))

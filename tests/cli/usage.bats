@@ -163,7 +163,7 @@ COMMANDS
 
 @test "a wrong word is answered by the words there are, and by the nearest" {
   run -2 --separate-stderr autotune compile --op foward "$configs/base.yaml"
-  [[ $stderr == *'"foward" is none of forward,'*'backward; did you mean "forward"?'* ]]
+  [[ $stderr == *'"foward" is none of forward,'*'index_kl; did you mean "forward"?'* ]]
   run -2 --separate-stderr autotune compile --op xyzzy "$configs/base.yaml"
   [[ $stderr == *'decode'* && $stderr != *'did you mean'* ]]
 }
@@ -174,8 +174,8 @@ COMMANDS
     run -2 --separate-stderr autotune $command some.yaml
     [[ -z $output && ${stderr_lines[0]} == "nsa-autotune ${command%% *}: $wanted" ]] || { echo "$stderr"; return 1; }
   done <<'COMMANDS'
-compile --op foward|--op: "foward" is none of forward, dense, prefill, decode, append, backward; did you mean "forward"?
-show --op Decode|--op: "Decode" is none of forward, dense, prefill, decode, append, backward; did you mean "decode"?
+compile --op foward|--op: "foward" is none of forward, dense, prefill, decode, append, backward, index_kl; did you mean "forward"?
+show --op Decode|--op: "Decode" is none of forward, dense, prefill, decode, append, backward, index_kl; did you mean "decode"?
 tune --op al|--op: "al" is none of forward, dense, prefill, decode, append, backward, all; did you mean "all"?
 tune --op frobnicate|--op: "frobnicate" is none of forward, dense, prefill, decode, append, backward, all
 compile --selection top|--selection: "top" is none of topn, blocks, ranges; did you mean "topn"?

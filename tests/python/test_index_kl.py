@@ -45,45 +45,46 @@ def oracle(q, k, index_q, k_idx, blocks, starts_q, starts_k):
 def compare(loss, index_q, k_idx, want, exact_q, exact_k, factor=1.0):
     got = torch.autograd.grad(loss, (index_q, k_idx))
     exact = torch.autograd.grad(want * factor, (exact_q, exact_k))
-    assert abs(loss.item() - factor * want.item()) <= 1e-5 * abs(factor * want.item()) + 1e-6
+    assert abs(loss.item() - factor * want.item()) <= (1e-3 if loss.is_cuda else 1e-5) * abs(factor * want.item()) + 1e-6
     for ours, theirs, x in zip(got, exact, (index_q, k_idx)):
-        bound = 4e-3 if x.dtype == torch.bfloat16 else 1e-5
+        bound = 8e-3 if x.is_cuda else 4e-3 if x.dtype == torch.bfloat16 else 1e-5
         assert ours.dtype == x.dtype and ours.shape == x.shape
-        assert (ours.double() - theirs).abs().max() <= bound * theirs.abs().max() + 1e-9
+        assert (ours.double().cpu() - theirs).abs().max() <= bound * theirs.abs().max() + 1e-9
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(8, 2), (8, 1), (16, 1)])
 @pytest.mark.parametrize("tokens", [15, 16, 17, 64, 65, 150])
 def test_one_sequence(heads, kv_heads, tokens, device):
     """Groups of 4, 8 and 16 heads; block edges; up to 64 tokens every block is chosen."""
-    if device != "cpu":
-        pytest.skip("no kernel computes this loss")
     config = config_of(heads, kv_heads)
-    q, k, v, index_q, k_idx = tensors_of(heads, kv_heads, tokens, tokens)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    q, k, v, index_q, k_idx = (x.to(device) for x in tensors_of(heads, kv_heads, tokens, tokens, dtype))
     _, blocks, lse = nsa.attention(q, k, v, config=config, index_q=index_q, k_idx=k_idx, return_indices=True, return_lse=True)
     index_q.requires_grad_(), k_idx.requires_grad_()
     loss = nsa.index_kl(q, k, index_q, k_idx, config=config, block_indices=blocks, lse=lse, coefficient=2.5)
-    exact = [x.detach().double().requires_grad_() for x in (index_q, k_idx)]
-    want = oracle(q, k, *exact, blocks, (0, tokens), (0, tokens))
+    exact = [x.detach().cpu().double().requires_grad_() for x in (index_q, k_idx)]
+    want = oracle(q.cpu(), k.cpu(), *exact, blocks.cpu(), (0, tokens), (0, tokens))
     compare(loss, index_q, k_idx, want, *exact, factor=2.5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packed(dtype, device):
     """Sequences that begin with old tokens, and gradients in bfloat16; a second run has the same bits."""
-    if device != "cpu":
-        pytest.skip("no kernel computes this loss")
+    if device != "cpu" and dtype == torch.float32:
+        pytest.skip("kernels take bf16 and fp16")
     config = config_of(8, 2)
     starts_q, starts_k = (0, 70, 71, 100), (0, 90, 160, 189)
-    q, k, v, index_q, k_idx = tensors_of(8, 2, 100, 189, dtype)
-    place = dict(config=config, cu_seqlens=torch.tensor(starts_q), cu_seqlens_k=torch.tensor(starts_k))
+    q, k, v, index_q, k_idx = (x.to(device) for x in tensors_of(8, 2, 100, 189, dtype))
+    place = dict(config=config, cu_seqlens=torch.tensor(starts_q, device=device),
+                 cu_seqlens_k=torch.tensor(starts_k, device=device))
     q.requires_grad_()
     o, blocks, lse = nsa.attention(q, k, v, index_q=index_q, k_idx=k_idx, return_indices=True, return_lse=True, **place)
     assert o.requires_grad and not lse.requires_grad
     index_q.requires_grad_(), k_idx.requires_grad_()
     run = lambda: nsa.index_kl(q, k, index_q, k_idx, block_indices=blocks, lse=lse, **place)
-    exact = [x.detach().double().requires_grad_() for x in (index_q, k_idx)]
-    compare(run(), index_q, k_idx, oracle(q.detach(), k, *exact, blocks, starts_q, starts_k), *exact)
+    exact = [x.detach().cpu().double().requires_grad_() for x in (index_q, k_idx)]
+    want = oracle(q.detach().cpu(), k.cpu(), *exact, blocks.cpu(), starts_q, starts_k)
+    compare(run(), index_q, k_idx, want, *exact)
     first, second = (torch.autograd.grad(loss, (index_q, k_idx)) for loss in (run(), run()))
     assert torch.equal(run(), run()) and all(map(torch.equal, first, second))
 
@@ -97,7 +98,7 @@ def test_explain():
 def test_lse(device):
     """return_lse alone, with a batch dimension, and what it refuses."""
     if device != "cpu":
-        pytest.skip("no kernel computes this loss")
+        pytest.skip("in float32")
     config = config_of(8, 2)
     q, k, v, index_q, k_idx = tensors_of(8, 2, 40, 40)
     call = lambda *x, **other: nsa.attention(*x[:3], config=config, index_q=x[3], k_idx=x[4], return_lse=True, **other)

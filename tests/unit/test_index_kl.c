@@ -534,30 +534,36 @@ static void test_problems(void **unused) {
   machine_free(&m);
 }
 
-/* A GPU has no kernels yet: a query says so, and the plan is refused with what to do. */
-static void test_gpu(void **unused) {
+/* The row by architecture and model. */
+static void expect_row(const char *arch, const char *change, const char *row) {
   machine_request gpu = request;
   char yaml[1024], dir[] = "/tmp/nsa-test-index-kl-XXXXXX";
   machine_overrides overrides;
-  nsa_plan *plan = NULL;
   nsa_caps caps = NSA_CAPS_INIT;
   nsa_problem p = machine_problem(NSA_OP_INDEX_KL, 64, 0);
-  gpu.gpu = true;
+  nsa_options options = NSA_OPTIONS_INIT;
+  nsa_ctx *ctx = NULL;
   assert_non_null(mkdtemp(dir));
+  gpu.gpu = true;
   machine_yaml(&gpu, yaml, sizeof yaml);
-  machine_overrides_init(&overrides, dir, NULL);
-  nsa_ctx *ctx = machine_context(yaml, overrides.list, true);
+  machine_overrides_init(&overrides, dir, change);
+  options.yaml_text = yaml;
+  options.overrides = overrides.list;
+  options.arch = arch;
+  machine_expect("create", nsa_create(NULL, &options, &ctx), NSA_OK, NULL);
   machine_expect("query", nsa_query(ctx, &p, &caps), NSA_OK, NULL);
-  assert_false(caps.supported);
-  machine_expect_story(ctx, &p, "runtime.device cpu");
-  machine_expect("plan", nsa_plan_create(ctx, &p, NULL, NULL, &plan), NSA_E_UNSUPPORTED,
-                 "runtime.device cpu");
-  machine_expect("prepare", nsa_prepare(ctx, &p, 1, NULL, NULL), NSA_E_UNSUPPORTED,
-                 "runtime.device cpu");
-  machine_expect("tune", nsa_tune(ctx, &p, 1, NULL), NSA_E_UNSUPPORTED, "has nothing to choose");
-  assert_null(plan);
+  assert_true(caps.supported);
+  assert_string_equal(caps.variants, row);
   nsa_destroy(ctx);
   machine_remove(dir);
+}
+
+static void test_gpu(void **unused) {
+  expect_row("sm_80", NULL, "index_kl=index_kl_sm80");
+  expect_row("sm_90a", "model.select.block=64", "index_kl=index_kl_sm90");
+  expect_row("sm_90a", "model.select.block=32", "index_kl=index_kl_sm80");
+  expect_row("sm_90a", "model.index.dim=256", "index_kl=index_kl_sm80");
+  expect_row("sm_120", NULL, "index_kl=index_kl_sm80");
 }
 
 int main(void) {

@@ -1,0 +1,51 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// What the KV-stationary kernels of nsa_index_kl share: the item of a CTA, a part of one block's list of
+// tokens (data/inverted_lists.cuh).
+#pragma once
+#include "core/types.cuh"
+#include "data/inverted_lists.cuh"
+#include "params/index_kl.h"
+
+struct IndexItem {
+  int head;   // among those of the launch
+  int number; // of the head's items
+  NsaiKvItem item;
+  const u32 *gEntries; // [item.count]
+  // Row of q of an entry's token.
+  static NSAI_DEVICE int token(const NsaiIndexKl &p, u32 entry) {
+    return p.token_begin + entry_token(entry);
+  }
+  // Keys of the block from `first` on that a token sees.
+  NSAI_DEVICE int seen(int token, int first) const {
+    return min(item.keys, token + item.shift + 1) - first;
+  }
+};
+
+// The lists of a head of the launch.
+NSAI_DEVICE int list_of_head(const NsaiIndexKl &p, int head) {
+  return p.shared_lists ? 0 : p.head_begin + head;
+}
+
+// Grid: x = heads * item_capacity, head-major. Returns false where the head has fewer items.
+NSAI_DEVICE bool find_item(const NsaiIndexKl &p, IndexItem &at) {
+  at.head = blockIdx.x / p.item_capacity;
+  at.number = blockIdx.x % p.item_capacity;
+  const int list = list_of_head(p, at.head);
+  if (at.number >= p.item_counts[list]) return false;
+  at.item = p.items[(long long)list * p.item_capacity + at.number];
+  at.gEntries = p.entries + list * p.entry_capacity + at.item.begin;
+  return true;
+}
+
+// The index keys of a block from key `first` on.
+NSAI_DEVICE const u16 *index_keys(const NsaiIndexKl &p, const NsaiKvItem &item, int first) {
+  return (const u16 *)p.k_idx.data + (item.kv_row + first) * p.k_idx.token_stride; // [.., Di]
+}
+
+// The index query of a token in a head of the launch.
+NSAI_DEVICE const u16 *index_query(const NsaiIndexKl &p, int token, int head) {
+  return (const u16 *)p.index_q.data + token * p.index_q.token_stride +
+         (p.head_begin + head) * p.index_q.head_stride; // [Di]
+}
