@@ -122,9 +122,6 @@ static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s
   if (s->of[NSAI_TILE_CLUSTER] > nsai_decode_largest_cluster(t))
     nsai_refuse(reasons, "clusters of %d are more than every device takes",
                 s->of[NSAI_TILE_CLUSTER]);
-  if (32 * s->of[NSAI_TILE_WARPS] < nsai_smem_rank_groups(nsai_free_blocks(&p->model)))
-    nsai_refuse(reasons, "%d warps do not search for %d blocks", s->of[NSAI_TILE_WARPS],
-                nsai_free_blocks(&p->model));
 }
 
 /* Waves of all items' clusters, and the steps that one of their warps takes after the other. */
