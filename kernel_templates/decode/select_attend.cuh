@@ -15,7 +15,8 @@
 //
 //   select  every CTA for itself (decode/rank_blocks.cuh): sharing the search would cost an exchange, and a
 //           token has few candidates
-//   attend  each CTA takes a share of the chosen keys, each of its warps a part of it (decode/mainloop.cuh)
+//   attend  each CTA takes a share of the chosen keys, each of its warps a part of it (decode/mainloop.cuh):
+//           first of the forced blocks, beside the kernel that computes importance
 //   reduce  each CTA adds up its warps' results and sends slices of O, with the statistics of their rows, to
 //           their owners, which add up the slices in the order of the CTAs and store the outputs
 //
@@ -81,23 +82,71 @@ template <class C> NSAI_DEVICE void begin_cluster(SharedStorage &shared, int ran
   }
 }
 
-// Attends to this CTA's share of the keys, and leaves the warps' results in shared.stream.
+// The keys of a token's blocks: first those that are known without importance, which are the forced ones or,
+// of a token with n candidates at most, all; then those that are found.
+struct ChosenKeys : EveryKey {
+  const int *sFound; // blocks, ascending; nullptr: the known ones
+  int skipped;       // tokens between the first and the last forced blocks
+  NSAI_DEVICE int index(int i) const {
+    const int block = i / Config::kSelectBlock;
+    if (!sFound) return i + (block < Config::kSelectInit ? 0 : skipped);
+    return sFound[block] * Config::kSelectBlock + i % Config::kSelectBlock;
+  }
+};
+
+template <class C> NSAI_DEVICE ChosenKeys find_known(int candidates, int position) {
+  constexpr int kForced = C::kSelectInit + C::kSelectLocal;
+  const bool searches = needs_search<C>(candidates);
+  const int count = searches ? kForced : candidates;
+  const int last = searches && C::kSelectLocal == 0 ? C::kSelectInit - 1 : candidates - 1;
+  ChosenKeys keys;
+  keys.sFound = nullptr;
+  keys.skipped = (candidates - count) * C::kSelectBlock;
+  keys.limit = count > 0 ? listed_keys<C>(count, last, position) : 0;
+  return keys;
+}
+
+// sList [n]: complete.
+template <class C>
+NSAI_DEVICE ChosenKeys find_found(const int *sList, int candidates, int position) {
+  constexpr int kFree = kFreeBlocks<C>;
+  ChosenKeys keys;
+  keys.sFound = sList + C::kSelectInit;
+  keys.limit = 0;
+  if constexpr (kFree > 0)
+    if (needs_search<C>(candidates))
+      keys.limit = listed_keys<C>(kFree, keys.sFound[kFree - 1], position);
+  return keys;
+}
+
+// Attends to this warp's share of the keys, of which all warps of the cluster have equally many.
 template <class C>
 NSAI_DEVICE void attend_share(const NsaiDecode &p, SharedStorage &shared, const Stream &at,
                               const Queries<Stream> &queries, const DecodeToken &token, int group,
-                              int rank, BlocksOfToken &keys) {
+                              int rank, ChosenKeys &keys, float (&o)[Stream::kO][4],
+                              SoftmaxRows &rows) {
   const auto lists = find_rows<C::kPageSize>(p.batch, token.s, 0);
-  // The warps of all CTAs take shares of equal length.
   const int steps = ceil_div(keys.limit, kStepKeys);
   const int each = ceil_div(steps, C::kCluster * Stream::kConsumerGroups);
   const int begin = min((rank * Stream::kConsumerGroups + at.consumer_group) * each, steps);
   const int end = min(begin + each, steps);
-  float o[Stream::kO][4] = {}; // [16, Dv]
-  SoftmaxRows rows;
   stream_keys<C>(shared.stream, at, p.selected, group, lists, keys, begin, end, queries, o, rows,
                  branch_scale_log2<Stream::kCoded>(p, kSelected, group), nullptr, token.alone);
-  if constexpr (Stream::kCoded) scale_columns(o, value_scale(p, kSelected, group));
-  share_consumer_groups<C>(shared.stream, at, o, rows);
+}
+
+// Writes the token's list to shared.list and, by one CTA, to idx. All threads take part.
+template <class C>
+NSAI_DEVICE void select_blocks(const NsaiSelectAttend &params, SharedStorage &shared, int row,
+                               int group, int rank, int candidates) {
+  const NsaiDecode &p = params.coded.decode;
+  const float *gI = params.importance +
+                    (row - params.token_begin) * params.importance_token_stride +
+                    group * params.importance_head_stride; // [candidates]
+  __syncthreads(); // all warps have finished with the stream
+  rank_blocks<C>(shared.rank, shared.list, gI, candidates);
+  if (rank > 0) return;
+  int *gOut = list_of(p, row, group); // [n]
+  for (int i = threadIdx.x; i < C::kSelectCount; i += C::kThreads) gOut[i] = shared.list[i];
 }
 
 // Sends the vectors of O, with the statistics of their rows, to their owners.
@@ -165,40 +214,43 @@ template <class C> NSAI_DEVICE void select_attend(const NsaiSelectAttend &params
   SharedStorage &shared = *(SharedStorage *)shared_bytes;
   const Stream at;
 
-  // ---- coordinates; all of this was written before the kernel before began
+  // ---- coordinates
   const int rank = C::kCluster > 1 ? cluster_rank() : 0, group = blockIdx.y;
   const int row = params.token_begin + (int)blockIdx.x / C::kCluster;
   begin_cluster<C>(shared, rank);
   const DecodeToken token = find_token(p.batch, row);
   const QueryRows<C> query_rows = { p.q, row, 1, group };
   const bool attends = token.present && p.branches >> kSelected & 1;
+  const int candidates = candidate_count<C>(token.position);
   Queries<Stream> queries; // [16, Dk]
   if constexpr (!Stream::kQShared)
     if (attends) queries = load_row_queries<C>(shared.stream, at, query_rows);
-  wait_for_kernel_before(); // importance
-  let_next_kernel_begin();
-  if constexpr (C::kCluster > 1) cluster_wait(); // all CTAs have started
-  if (!token.present) return;                    // uniform over the cluster
 
-  // ---- select
-  const int candidates = candidate_count<C>(token.position);
-  if (p.idx) {
-    const float *gI = params.importance +
-                      (row - params.token_begin) * params.importance_token_stride +
-                      group * params.importance_head_stride; // [candidates]
-    rank_blocks<C>(shared.rank, shared.list, gI, candidates);
-    if (rank == 0) {
-      int *gOut = list_of(p, row, group); // [n]
-      for (int i = threadIdx.x; i < C::kSelectCount; i += C::kThreads) gOut[i] = shared.list[i];
+  // ---- attend to the known blocks, select, attend to the found ones; in one loop, so that its code has
+  // been fetched when importance is there
+  float o[Stream::kO][4] = {}; // [16, Dv]
+  SoftmaxRows rows;
+#pragma unroll 1
+  for (int late = 0; late < 2; ++late) {
+    if (late) {
+      wait_for_kernel_before(); // importance
+      let_next_kernel_begin();
+      if constexpr (C::kCluster > 1) cluster_wait(); // all CTAs have started
+      if (!token.present) return;                    // uniform over the cluster
+      if (p.idx) select_blocks<C>(params, shared, row, group, rank, candidates);
     }
-  }
-
-  // ---- attend, reduce
-  if (attends) {
+    if (!attends) continue;
     if constexpr (Stream::kQShared)
       queries = load_row_queries<C>(shared.stream, at, query_rows); // where shared.rank was
-    BlocksOfToken keys = find_blocks(shared.list, min(candidates, C::kSelectCount), token.position);
-    attend_share<C>(p, shared, at, queries, token, group, rank, keys);
+    ChosenKeys keys = late ? find_found<C>(shared.list, candidates, token.position)
+                           : find_known<C>(candidates, token.position);
+    attend_share<C>(p, shared, at, queries, token, group, rank, keys, o, rows);
+  }
+
+  // ---- reduce
+  if (attends) {
+    if constexpr (Stream::kCoded) scale_columns(o, value_scale(p, kSelected, group));
+    share_consumer_groups<C>(shared.stream, at, o, rows);
     if constexpr (C::kCluster > 1) {
       send_slices<C>(shared, rank);
       cluster_receive(shared_address(&shared.received), 0);

@@ -635,13 +635,13 @@ static void test_select_attend_forms(void **state) {
     int32_t seqs;
     taker index, coarse;
   } rows[] = {
-    { 1, { "decode_select_attend", 16, 256 }, { "decode_select_attend", 16, 256 } },
-    { 2, { "decode_select_attend", 8, 256 }, { "decode_select_attend", 16, 256 } },
-    { 4, { "decode_select_attend", 4, 256 }, { "decode_select_attend", 8, 256 } },
-    { 8, { "decode_select_attend", 2, 256 }, { "decode_select_attend", 4, 256 } },
-    { 16, { "decode_select_attend", 2, 256 }, { "decode_select_attend", 2, 256 } },
-    { 17, SPLIT, { "decode_select_attend", 2, 256 } },
-    { 33, SPLIT, { "decode_select_attend", 2, 256 } },
+    { 1, { "decode_select_attend", 16, 128 }, { "decode_select_attend", 16, 128 } },
+    { 2, { "decode_select_attend", 8, 128 }, { "decode_select_attend", 16, 128 } },
+    { 4, { "decode_select_attend", 4, 128 }, { "decode_select_attend", 8, 128 } },
+    { 8, { "decode_select_attend", 2, 128 }, { "decode_select_attend", 4, 128 } },
+    { 16, { "decode_select_attend", 2, 128 }, { "decode_select_attend", 2, 128 } },
+    { 17, SPLIT, { "decode_select_attend", 2, 128 } },
+    { 33, SPLIT, { "decode_select_attend", 2, 128 } },
     { 34, SPLIT, SPLIT },
   };
   const nsai_problem index = index_of(64), coarse = coarse_of(64);
@@ -658,7 +658,7 @@ static void test_select_attend_forms(void **state) {
   choose(&one, &h200, NULL, NULL, &by_index);
   assert_int_equal(by_index.form_count, 2);
   choose(&one, &unknown, NULL, NULL, &by_index);
-  expect_taker(&by_index, &one, &unknown, 1, (taker){ "decode_select_attend", 8, 256 });
+  expect_taker(&by_index, &one, &unknown, 1, (taker){ "decode_select_attend", 8, 128 });
   choose(&one, &small, NULL, NULL, &by_index);
   expect_taker(&by_index, &one, &small, 1, (taker)SPLIT);
   nsai_problem many = one;

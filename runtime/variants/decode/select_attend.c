@@ -56,10 +56,11 @@ static bool fits(const nsai_problem *p, const nsai_target *t, const nsai_tiles *
   return bytes <= t->shared_bytes && nsai_holds_ctas(t, bytes, s->of[NSAI_TILE_CTAS]);
 }
 
-/* Eight warps search faster than four, and have more keys on their way. (A guess.) */
+/* Four warps and three stages take 96 KB at D 128, which a multiprocessor has beside the CTAs that
+ * compute importance of few sequences: the kernel attends to the forced blocks meanwhile. (A guess.) */
 static nsai_tiles shape(const nsai_problem *p, const nsai_target *t, int32_t cluster) {
-  const nsai_tiles wide = tiles_of(cluster, 8, 2);
-  return fits(p, t, &wide) ? wide : tiles_of(cluster, 4, 2);
+  const nsai_tiles three = tiles_of(cluster, 4, 3);
+  return fits(p, t, &three) ? three : tiles_of(cluster, 4, 2);
 }
 
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
