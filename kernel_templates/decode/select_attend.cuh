@@ -96,9 +96,9 @@ struct ChosenKeys : EveryKey {
 
 template <class C> NSAI_DEVICE ChosenKeys find_known(int candidates, int position) {
   constexpr int kForced = C::kSelectInit + C::kSelectLocal;
-  const bool searches = needs_search<C>(candidates);
-  const int count = searches ? kForced : candidates;
-  const int last = searches && C::kSelectLocal == 0 ? C::kSelectInit - 1 : candidates - 1;
+  const bool all = candidates <= C::kSelectCount;
+  const int count = all ? candidates : kForced;
+  const int last = all || C::kSelectLocal > 0 ? candidates - 1 : C::kSelectInit - 1;
   ChosenKeys keys;
   keys.sFound = nullptr;
   keys.skipped = (candidates - count) * C::kSelectBlock;
