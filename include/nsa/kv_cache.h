@@ -172,8 +172,8 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
  * head and branch the call adds the number of tokens whose K it reads (of NSA_CMP compressed
  * entries), and the bytes of K and V. The host sets the counters to zero where a count begins; a
  * captured graph goes on counting. Kernels count where they load. The plan then leaves out
- * decode_cluster and decode_pipelined, which do not count. A sequence of L tokens, one of them
- * new, reads
+ * decode_cluster, decode_pipelined and decode_select_attend, which do not count. A sequence of L
+ * tokens, one of them new, reads
  *   NSA_CMP  N(L) = L < l ? 0 : (L - l) / d + 1 entries, also for a selection or a probe alone
  *   NSA_SEL  the sum of min(l', L - j*l') over its selected blocks j; n*l' tokens if all are whole
  *   NSA_WIN  min(w, L) tokens

@@ -292,6 +292,15 @@ typedef struct NsaiCodedDecode {
   NsaiPairScales scales[NSAI_BRANCH_COUNT]; /* of entries, selected and window */
 } NsaiCodedDecode;
 
+/* decode_select_attend: a decode step behind the importance of the tokens [token_begin, token_end). */
+typedef struct NsaiSelectAttend {
+  NsaiCodedDecode coded;
+  const float *importance; /* as in NsaiSelect */
+  long long importance_token_stride;
+  long long importance_head_stride;
+  int token_begin, token_end;
+} NsaiSelectAttend;
+
 typedef struct NsaiCodedAppend {
   NsaiAppend append;
   NsaiPairScales scales[3]; /* as in `cache` */
@@ -362,6 +371,7 @@ NSAI_SIZE_IS(NsaiCodedSelectedWindow, 1472);
 NSAI_SIZE_IS(NsaiCodedImportance, 288);
 NSAI_SIZE_IS(NsaiStepImportance, 336);
 NSAI_SIZE_IS(NsaiCodedDecode, 952);
+NSAI_SIZE_IS(NsaiSelectAttend, 984);
 NSAI_SIZE_IS(NsaiCodedAppend, 648);
 NSAI_SIZE_IS(NsaiNormedAppend, 680);
 NSAI_SIZE_IS(NsaiIndexedAppend, 736);

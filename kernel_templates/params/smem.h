@@ -208,6 +208,29 @@ NSAI_SIZE nsai_smem_single_cta(int stream, int search, int pool, int list, int r
          nsai_smem_aligned(nsai_smem_larger(pool, list), 16) + 4 * rows * (dv + 4);
 }
 
+/* decode/rank_blocks.cuh: groups of candidates, about twice as many as blocks are `free`; and most
+ * candidates of so many `blocks` that may be chosen, those of `free` groups. */
+NSAI_SIZE nsai_smem_rank_groups(int free) { return free <= 20 ? 32 : free <= 40 ? 64 : 128; }
+NSAI_SIZE nsai_smem_rank_passing(int free, int blocks) {
+  const int groups = nsai_smem_rank_groups(free);
+  return nsai_smem_larger(free, 1) * ((blocks + groups - 1) / groups);
+}
+
+/* decode/select_attend.cuh: the key stream, or before it RankShared, which is
+ *   u64 [groups], [passing], key | int [free], count;
+ * received O f32 [cluster, slice, 4] and statistics f32 [cluster, slice, 2], of a cluster of one a
+ * vector | barrier | int [count]. A slice is a CTA's share of O, in vectors of four columns. */
+NSAI_SIZE nsai_smem_select_attend(int stream, int free, int blocks, int cluster, int group, int dv,
+                                  int count) {
+  const int keys = nsai_smem_rank_groups(free) + nsai_smem_rank_passing(free, blocks) + 1;
+  const int rank = nsai_smem_aligned(8 * keys + 4 * (nsai_smem_larger(free, 1) + 1), 8);
+  const int slice = (group * (dv / 4) + cluster - 1) / cluster;
+  const int vectors = cluster > 1 ? cluster * slice : 1;
+  return nsai_smem_aligned(nsai_smem_aligned(nsai_smem_larger(stream, rank), 16) +
+                               nsai_smem_aligned(24 * vectors, 8) + 8 + 4 * count,
+                           16);
+}
+
 /* decode/cluster.cuh: K and V [stages, warps] of 16 keys, elements or codes | Q [16, Dk] |
  * ExchangeBuffer: P [terms, warps] of 512 bytes, f32 [4 * warps + 3, 16] | KvTensors of 160 bytes |
  * received O f32 [3, cluster, slice | 1, 4] and statistics f32 [3, cluster, 16, 2] |

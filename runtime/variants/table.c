@@ -40,6 +40,7 @@
   row(decode_cluster) \
   row(decode_pipelined) \
   row(decode_single_cta) \
+  row(decode_select_attend) \
   row(decode_split_kv) \
   row(backward_q_sm90_tma) \
   row(backward_q_sm90) \

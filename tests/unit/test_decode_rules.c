@@ -162,8 +162,8 @@ static void test_attend_groups(void **state) {
 
 /* ---- what kernels take ---- */
 
-extern const nsai_variant nsai_decode_cluster, nsai_decode_pipelined, nsai_decode_single_cta,
-    nsai_decode_split_kv;
+extern const nsai_variant nsai_decode_cluster, nsai_decode_pipelined, nsai_decode_select_attend,
+    nsai_decode_single_cta, nsai_decode_split_kv;
 
 static const nsai_target h200 = { "sm_90a", "NVIDIA H200", 232448, 0, 132 },
                          unknown = { "sm_90a", NULL, 232448, 0, 132 },
@@ -232,6 +232,109 @@ static void test_cluster_rules(void **state) {
   p.model = model;
   p.model.heads = 128;
   expect_cluster(&p, &h200, 0, "32 heads");
+}
+
+/* MiniMax-M3: blocks chosen by an index, and no other branch. */
+static nsai_problem index_of(int32_t seqs) {
+  nsai_problem p = decode_of(seqs, 1);
+  nsai_model *m = &p.model;
+  m->phi = NSAI_PHI_NONE;
+  m->by = NSAI_BY_INDEX;
+  m->pool = NSAI_POOL_MAX;
+  m->index_heads = 4;
+  m->index_dim = m->select_block = p.page_size = 128;
+  m->select_init = 0;
+  m->select_local = 1;
+  m->window = 0;
+  m->gate = NSAI_GATE_NONE;
+  return p;
+}
+
+/* MiniCPM4: compressed keys that serve the selection alone. */
+static nsai_problem coarse_of(int32_t seqs) {
+  nsai_problem p = decode_of(seqs, 1);
+  nsai_model *m = &p.model;
+  m->heads = 32;
+  m->kv_heads = 2;
+  m->keys_only = 1;
+  m->pool = NSAI_POOL_MAX;
+  m->norm_block = 128;
+  m->norm_stride = 64;
+  m->select_count = 96;
+  m->select_local = 33;
+  m->window = 0;
+  m->gate = NSAI_GATE_NONE;
+  return p;
+}
+
+/* NULL: legal. */
+static void expect_select_attend(const nsai_problem *p, const nsai_target *t, const char *text) {
+  char story[2048] = "";
+  nsai_reasons reasons = { nsai_writer_open(story, sizeof story), 0 };
+  nsai_decode_select_attend.legal(p, t, &reasons);
+  if (text ? !strstr(story, text) : reasons.count) fail_msg("no '%s' in: %s", text, story);
+}
+
+static void test_select_attend_rules(void **state) {
+  nsai_problem p = index_of(1);
+  expect_select_attend(&p, &h200, NULL);
+  expect_select_attend(&p, &small, NULL);
+  expect_select_attend(&p, &old, "sm_90 or later");
+  p.count_reads = true;
+  expect_select_attend(&p, &h200, "count_reads");
+  p = index_of(1);
+  p.max_probe_rows = 1;
+  expect_select_attend(&p, &h200, "rows are probed");
+  p = index_of(1);
+  p.selection = NSA_SELECT_BLOCKS;
+  expect_select_attend(&p, &h200, "problem.selection");
+  p = index_of(1);
+  p.model.window = 64;
+  expect_select_attend(&p, &h200, "branches beside");
+  p = index_of(1);
+  p.model.heads = 128;
+  expect_select_attend(&p, &h200, "32 heads");
+  p = index_of(1);
+  p.model.select_count = 130;
+  expect_select_attend(&p, &h200, "129 blocks");
+  p.model.select_count = 129;
+  expect_select_attend(&p, &h200, NULL);
+  p.max_kv_len = 1 << 27; /* 8192 candidates for each of 128 blocks */
+  expect_select_attend(&p, &h200, "shared memory");
+  p = coarse_of(1);
+  expect_select_attend(&p, &h200, NULL);
+  p.model.keys_only = 0;
+  expect_select_attend(&p, &h200, "branches beside");
+}
+
+/* Every combination that fits is what the kernel asserts: the threads of a group lie in one warp, and
+ * stages and slices find room. */
+static void test_select_attend_tiles(void **state) {
+  static const int32_t counts[] = { 1, 2, 21, 22, 41, 42, 129 };
+  const nsai_variant *v = &nsai_decode_select_attend;
+  int fitting = 0;
+  for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+    nsai_problem p = index_of(3);
+    nsai_tiles tiles = { { 0 } };
+    p.model.select_count = counts[i];
+    p.model.head_dim_v = i % 2 ? 128 : 64;
+    while (nsai_tiles_next(v->space, &tiles)) {
+      const nsai_request request = { &p, &h200, &tiles, false };
+      nsai_kernel_spec specs[NSAI_MAX_FORM_KERNELS] = { 0 };
+      nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
+      v->space->fit(&p, &h200, &tiles, &reasons);
+      if (reasons.count) continue;
+      v->specify(&request, specs);
+      const int32_t groups = nsai_smem_rank_groups(counts[i] - 1);
+      assert_int_equal(specs[0].threads % groups, 0);
+      assert_in_range(specs[0].threads / groups, 1, 32);
+      assert_true(groups >= counts[i] - 1);
+      assert_true(specs[0].shared_bytes <= h200.shared_bytes);
+      assert_true(v->space->cost(&p, &h200, &tiles) > 0);
+      fitting++;
+    }
+  }
+  assert_true(fitting > 100);
 }
 
 static nsai_tiles pipelined_tiles(int32_t warps, int32_t ctas, int32_t cluster) {
@@ -526,6 +629,44 @@ static void test_single_cta_forms(void **state) {
   expect_taker(&choice, &p, &old, 54, (taker){ "decode_single_cta", 0, 128 });
 }
 
+/* decode_select_attend by the largest clusters that run at once. */
+static void test_select_attend_forms(void **state) {
+  static const struct {
+    int32_t seqs;
+    taker index, coarse;
+  } rows[] = {
+    { 1, { "decode_select_attend", 16, 128 }, { "decode_select_attend", 16, 128 } },
+    { 2, { "decode_select_attend", 8, 128 }, { "decode_select_attend", 16, 128 } },
+    { 4, { "decode_select_attend", 4, 128 }, { "decode_select_attend", 8, 128 } },
+    { 8, { "decode_select_attend", 2, 128 }, { "decode_select_attend", 4, 128 } },
+    { 16, { "decode_select_attend", 2, 128 }, { "decode_select_attend", 2, 128 } },
+    { 17, SPLIT, { "decode_select_attend", 2, 128 } },
+    { 33, SPLIT, { "decode_select_attend", 2, 128 } },
+    { 34, SPLIT, SPLIT },
+  };
+  const nsai_problem index = index_of(64), coarse = coarse_of(64);
+  nsai_choice by_index, by_coarse;
+  choose(&index, &h200, NULL, NULL, &by_index);
+  choose(&coarse, &h200, NULL, NULL, &by_coarse);
+  assert_int_equal(by_index.form_count, 5);
+  assert_int_equal(by_coarse.form_count, 5);
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    expect_taker(&by_index, &index, &h200, rows[i].seqs, rows[i].index);
+    expect_taker(&by_coarse, &coarse, &h200, rows[i].seqs, rows[i].coarse);
+  }
+  const nsai_problem one = index_of(1);
+  choose(&one, &h200, NULL, NULL, &by_index);
+  assert_int_equal(by_index.form_count, 2);
+  choose(&one, &unknown, NULL, NULL, &by_index);
+  expect_taker(&by_index, &one, &unknown, 1, (taker){ "decode_select_attend", 8, 128 });
+  choose(&one, &small, NULL, NULL, &by_index);
+  expect_taker(&by_index, &one, &small, 1, (taker)SPLIT);
+  nsai_problem many = one;
+  many.model.select_count = 65; /* 8320 keys */
+  choose(&many, &h200, NULL, NULL, &by_index);
+  expect_taker(&by_index, &many, &h200, 1, (taker)SPLIT);
+}
+
 /* Forced, decided or timed, a row stands alone, but for a record of decode_split_kv. */
 static void test_alone(void **state) {
   static const char *const names[] = { "decode_cluster", "decode_pipelined", "decode_single_cta",
@@ -602,14 +743,25 @@ static void test_forms_text(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_takers),         cmocka_unit_test(test_taker_lengths),
-    cmocka_unit_test(test_held_forms),     cmocka_unit_test(test_single_cta_forms),
-    cmocka_unit_test(test_alone),          cmocka_unit_test(test_forms_text),
-    cmocka_unit_test(test_results),        cmocka_unit_test(test_tiles),
-    cmocka_unit_test(test_attend),         cmocka_unit_test(test_attend_groups),
-    cmocka_unit_test(test_cluster_rules),  cmocka_unit_test(test_pipelined_rules),
-    cmocka_unit_test(test_pipelined_kept), cmocka_unit_test(test_pipelined_both),
-    cmocka_unit_test(test_drafts),         cmocka_unit_test(test_group_registers),
+    cmocka_unit_test(test_takers),
+    cmocka_unit_test(test_taker_lengths),
+    cmocka_unit_test(test_held_forms),
+    cmocka_unit_test(test_single_cta_forms),
+    cmocka_unit_test(test_alone),
+    cmocka_unit_test(test_forms_text),
+    cmocka_unit_test(test_results),
+    cmocka_unit_test(test_tiles),
+    cmocka_unit_test(test_attend),
+    cmocka_unit_test(test_attend_groups),
+    cmocka_unit_test(test_cluster_rules),
+    cmocka_unit_test(test_pipelined_rules),
+    cmocka_unit_test(test_pipelined_kept),
+    cmocka_unit_test(test_pipelined_both),
+    cmocka_unit_test(test_select_attend_rules),
+    cmocka_unit_test(test_select_attend_tiles),
+    cmocka_unit_test(test_select_attend_forms),
+    cmocka_unit_test(test_drafts),
+    cmocka_unit_test(test_group_registers),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

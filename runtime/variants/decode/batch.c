@@ -4,6 +4,7 @@
 #include "variants/decode/batch.h"
 
 #include "base/math.h"
+#include "plan/spec.h"
 
 /* Multiprocessors where their number is unknown: kernels are compiled for another machine. */
 #define USUAL_SMS 128
@@ -124,4 +125,19 @@ bool nsai_decode_suits(const nsai_problem *p, int32_t sms, nsai_decode_share sha
   case NSAI_DECODE_HALF_SM: return fills_waves(sms, items);
   }
   return false;
+}
+
+/* Clusters of 16 are more than all devices take. */
+int32_t nsai_decode_largest_cluster(const nsai_target *t) {
+  return nsai_target_is(t, NSAI_H200) ? 16 : 8;
+}
+
+/* 7 clusters of 16, 15 of 8, 17 of 6, 30 of 4, 66 of 2. (H200: cudaOccupancyMaxActiveClusters.) */
+int64_t nsai_decode_ctas_at_once(int32_t cluster) {
+  static const struct {
+    int32_t cluster, ctas;
+  } sizes[] = { { 16, 112 }, { 8, 120 }, { 6, 102 }, { 4, 120 }, { 2, 132 }, { 1, 132 } };
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+    if (sizes[i].cluster <= cluster) return sizes[i].ctas;
+  return 0;
 }

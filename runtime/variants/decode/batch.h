@@ -36,4 +36,9 @@ bool nsai_decode_leaves_half(int32_t sms, int64_t items);
 /* Most items of a plan, in tiles of so many tokens. */
 int64_t nsai_decode_most_items(const nsai_problem *problem, int32_t tile_tokens);
 
+/* The largest cluster that the device takes; and CTAs that run at once in clusters of this size, with one
+ * CTA on a multiprocessor. */
+int32_t nsai_decode_largest_cluster(const nsai_target *target);
+int64_t nsai_decode_ctas_at_once(int32_t cluster);
+
 #endif /* NSAI_VARIANTS_DECODE_BATCH_H */

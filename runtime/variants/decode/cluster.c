@@ -65,6 +65,10 @@ static nsai_tiles cluster_tiles(int32_t cluster, int32_t warps, int32_t stages, 
                          [NSAI_TILE_CLUSTER] = cluster } };
 }
 
+/* Sizes to choose from, and how many there are. */
+static const int32_t sizes[] = { 16, 8, 6, 4, 2 };
+#define SIZES (int)(sizeof sizes / sizeof *sizes)
+
 static bool fits(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   uint32_t bytes = shared_bytes(p, s);
   return bytes <= t->shared_bytes && nsai_holds_ctas(t, bytes, s->of[NSAI_TILE_CTAS]) &&
@@ -74,26 +78,8 @@ static bool fits(const nsai_problem *p, const nsai_target *t, const nsai_tiles *
 /* Clusters, token by token and KV head by KV head, that a step has at most. */
 static int64_t items_of(const nsai_problem *p) { return p->max_tokens * p->model.kv_heads; }
 
-/* Clusters of 16 are more than all devices take. */
-static int32_t largest_cluster(const nsai_target *t) {
-  return nsai_target_is(t, NSAI_H200) ? 16 : 8;
-}
-
-/* How many CTAs run at once in clusters of each size, with one CTA per multiprocessor: 7 clusters
- * of 16, 15 of 8, 17 of 6, 30 of 4, 66 of 2. (H200: cudaOccupancyMaxActiveClusters.) */
-static const struct {
-  int32_t cluster, ctas;
-} sizes[] = { { 16, 112 }, { 8, 120 }, { 6, 102 }, { 4, 120 }, { 2, 132 } };
-#define SIZES (int)(sizeof sizes / sizeof *sizes)
-
-static int64_t ctas_at_once(int32_t cluster) {
-  for (int i = 0; i < SIZES; i++)
-    if (sizes[i].cluster <= cluster) return sizes[i].ctas;
-  return 0;
-}
-
 static bool run_at_once(const nsai_problem *p, int32_t cluster) {
-  return nsai_larger(items_of(p), 1) * cluster <= ctas_at_once(cluster);
+  return nsai_larger(items_of(p), 1) * cluster <= nsai_decode_ctas_at_once(cluster);
 }
 
 /* The largest clusters that run at once; CTAs of four warps and twice the stages were slower
@@ -102,17 +88,17 @@ static bool run_at_once(const nsai_problem *p, int32_t cluster) {
 static nsai_tiles choose_cluster(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   *by = nsai_target_is(t, NSAI_H200) ? NSAI_BY_DEVICE : NSAI_BY_ARCHITECTURE;
   for (int i = 0; i < SIZES; i++) {
-    nsai_tiles tiles = cluster_tiles(sizes[i].cluster, 8, 2, 1);
-    if (sizes[i].cluster <= largest_cluster(t) && run_at_once(p, sizes[i].cluster) &&
+    nsai_tiles tiles = cluster_tiles(sizes[i], 8, 2, 1);
+    if (sizes[i] <= nsai_decode_largest_cluster(t) && run_at_once(p, sizes[i]) &&
         fits(p, t, &tiles))
       return tiles;
   }
   for (int i = SIZES - 1; i >= 0; i--)
     for (int32_t warps = 8; warps >= 4; warps -= 4) {
-      nsai_tiles tiles = cluster_tiles(sizes[i].cluster, warps, 2, 1);
-      if (sizes[i].cluster <= largest_cluster(t) && fits(p, t, &tiles)) return tiles;
+      nsai_tiles tiles = cluster_tiles(sizes[i], warps, 2, 1);
+      if (sizes[i] <= nsai_decode_largest_cluster(t) && fits(p, t, &tiles)) return tiles;
     }
-  return cluster_tiles(largest_cluster(t), 4, 2, 1);
+  return cluster_tiles(nsai_decode_largest_cluster(t), 4, 2, 1);
 }
 
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
@@ -202,7 +188,7 @@ static void fit_cluster(const nsai_problem *p, const nsai_target *t, const nsai_
   if (range > most_blocks(s))
     nsai_refuse(reasons, "%lld selection blocks of a CTA, which keeps %d at most", (long long)range,
                 most_blocks(s));
-  if (s->of[NSAI_TILE_CLUSTER] > largest_cluster(t))
+  if (s->of[NSAI_TILE_CLUSTER] > nsai_decode_largest_cluster(t))
     nsai_refuse(reasons, "clusters of %d are more than every device takes",
                 s->of[NSAI_TILE_CLUSTER]);
   nsai_fit_threads(s, reasons);
@@ -218,7 +204,8 @@ static double cost_cluster(const nsai_problem *p, const nsai_target *t, const ns
   if (!nsai_holds_ctas(t, shared_bytes(p, s), ctas) ||
       nsai_register_limit(ctas * threads_of(s)) < LEAST_REGISTERS)
     return INFINITY;
-  int64_t all = nsai_larger(items_of(p), 1) * cluster, room = ctas * ctas_at_once(cluster);
+  int64_t all = nsai_larger(items_of(p), 1) * cluster,
+          room = ctas * nsai_decode_ctas_at_once(cluster);
   return (double)nsai_ceil_div(all, room) *
          (1 + 16.0 / (cluster * s->of[NSAI_TILE_WARPS] * s->of[NSAI_TILE_STAGES]));
 }

@@ -13,6 +13,7 @@
 #include "plan/context.h"
 #include "variants/decode/batch.h"
 #include "variants/decode/params.h"
+#include "variants/decode/ranking.h"
 #include "variants/decode/stream.h"
 #include "variants/select/importance.h"
 #include "variants/select/index_scores.h"
@@ -290,16 +291,6 @@ static void specify_combine(const nsai_request *r, nsai_kernel_spec *spec) {
 
 static bool has_index(const nsai_problem *p) { return p->model.by == NSAI_BY_INDEX; }
 
-static void specify_scores(const nsai_request *r, bool probe, nsai_kernel_spec *spec) {
-  const nsai_problem *p = r->problem;
-  const nsai_tiles tiles =
-      has_index(p) ? nsai_index_step_tiles(p, r->target) : nsai_importance_tiles(p, r->target);
-  if (has_index(p))
-    nsai_index_scores_specify(p, &tiles, probe, spec);
-  else
-    nsai_importance_specify(p, &tiles, probe, spec);
-}
-
 /* The kernels that rank blocks in the place of decode_split_kv_select. */
 static void specify_ranking(const nsai_request *r, nsai_kernel_spec kernel[]) {
   const nsai_problem *p = r->problem;
@@ -307,7 +298,7 @@ static void specify_ranking(const nsai_request *r, nsai_kernel_spec kernel[]) {
   const nsai_request topn = { p, r->target, &rows, r->standalone };
   const bool selects = p->model.select_count && p->selection == NSA_SELECT_TOPN;
   if (selects) nsai_topn_specify(&topn, "select_topn_cta", &kernel[TOPN]);
-  if (selects) specify_scores(r, false, &kernel[IMPORTANCE]);
+  if (selects) nsai_step_scores_specify(r, false, &kernel[IMPORTANCE]);
   if (!has_index(p) && (selects || p->max_probe_rows))
     nsai_normalizer_specify(p, r->target, &kernel[NORMALIZER]);
 }
@@ -333,7 +324,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
     specify_select(&scan, &kernel[SELECT]);
   if (m->select_count || m->window) specify_attend(&attend, &kernel[ATTEND]);
   specify_combine(r, &kernel[COMBINE]);
-  if (p->max_probe_rows) specify_scores(r, true, &kernel[PROBE]);
+  if (p->max_probe_rows) nsai_step_scores_specify(r, true, &kernel[PROBE]);
 }
 
 static const nsai_kernel_spec *present(const nsai_kernel_spec *spec) {
@@ -416,9 +407,7 @@ static nsa_status rank(const nsai_run *run, const nsai_form *form, const nsai_sp
   for (int64_t begin = 0; begin < tokens; begin += step) {
     const nsai_span span = { .token_begin = begin,
                              .token_end = nsai_smaller(begin + step, tokens) };
-    NSAI_TRY(has_index(&run->plan->problem)
-                 ? nsai_index_scores_enqueue(run, &kernel[IMPORTANCE], &span)
-                 : nsai_importance_enqueue(run, &kernel[IMPORTANCE], lse, &span));
+    NSAI_TRY(nsai_step_scores_enqueue(run, &kernel[IMPORTANCE], lse, &span));
     NSAI_TRY(nsai_topn_launch(run, &kernel[TOPN], (span.token_end - begin) * heads, &span));
   }
   return NSA_OK;

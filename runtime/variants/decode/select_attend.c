@@ -1,0 +1,271 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * decode_select_attend: importance by the kernels of a prefill, and one launch for all that follows: a
+ * cluster of CTAs for each token and KV head.
+ */
+#include "base/math.h"
+#include "plan/context.h"
+#include "variants/decode/batch.h"
+#include "variants/decode/params.h"
+#include "variants/decode/ranking.h"
+#include "variants/decode/stream.h"
+#include "variants/select/normalizer.h"
+
+#include <math.h>
+
+enum {
+  ATTEND, /* the first: forms are described by it */
+  SCORES,
+  NORMALIZER,
+  KERNELS = NORMALIZER + NSAI_NORMALIZER_KERNELS
+};
+enum {
+  NORMALIZED, /* those of select_normalizer */
+  BUFFERS = NORMALIZED + NSAI_NORMALIZER_BUFFERS
+};
+
+#define ROWS NSAI_DECODE_ROWS
+#define MOST_FREE 128 /* groups of candidates of decode/rank_blocks.cuh */
+
+/* Most candidates of a token. A power of two, so that contexts of other lengths have the same kernel. */
+static int32_t most_blocks(const nsai_problem *p) {
+  const int64_t blocks = nsai_select_block_count(&p->model, p->max_kv_len);
+  int32_t most = 256;
+  while (most < blocks) most *= 2;
+  return most;
+}
+
+static uint32_t shared_bytes(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  const nsai_model *m = &p->model;
+  return (uint32_t)nsai_smem_select_attend(nsai_decode_stream_bytes(p, t, ROWS, s, p->kv_dtype),
+                                           nsai_free_blocks(m), most_blocks(p),
+                                           s->of[NSAI_TILE_CLUSTER], m->heads / m->kv_heads,
+                                           m->head_dim_v, m->select_count);
+}
+
+static nsai_tiles tiles_of(int32_t cluster, int32_t warps, int32_t stages) {
+  return (nsai_tiles){ { [NSAI_TILE_WARPS] = warps,
+                         [NSAI_TILE_STAGES] = stages,
+                         [NSAI_TILE_CTAS] = 1,
+                         [NSAI_TILE_CLUSTER] = cluster } };
+}
+
+static bool fits(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  const uint32_t bytes = shared_bytes(p, t, s);
+  return bytes <= t->shared_bytes && nsai_holds_ctas(t, bytes, s->of[NSAI_TILE_CTAS]);
+}
+
+/* Four warps and three stages take 96 KB at D 128, which a multiprocessor has beside the CTAs that
+ * compute importance of few sequences: the kernel attends to the forced blocks meanwhile. (A guess.) */
+static nsai_tiles shape(const nsai_problem *p, const nsai_target *t, int32_t cluster) {
+  const nsai_tiles three = tiles_of(cluster, 4, 3);
+  return fits(p, t, &three) ? three : tiles_of(cluster, 4, 2);
+}
+
+static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  const nsai_model *m = &p->model;
+  const int before = reasons->count;
+  const nsai_tiles least = tiles_of(1, 4, 2);
+  nsai_legal_common(p, reasons);
+  if (nsai_ranks_by_branch(m) || nsai_compresses_values(m) || m->window)
+    nsai_refuse(reasons,
+                "the model has branches beside the selected one, or ranks blocks by its compressed "
+                "branch: take decode_split_kv");
+  if (!m->select_count || p->selection != NSA_SELECT_TOPN || p->max_probe_rows)
+    nsai_refuse(reasons,
+                "problem.selection is a caller's, nothing is selected, or rows are probed: take "
+                "decode_split_kv");
+  if (p->count_reads)
+    nsai_refuse(reasons,
+                "runtime.count_reads is true, and it does not count: take decode_split_kv");
+  if (nsai_target_major(t) < 9)
+    nsai_refuse(reasons, "clusters of CTAs need sm_90 or later: take decode_split_kv");
+  if (nsai_padded_group(m) > ROWS)
+    nsai_refuse(reasons, "a KV head has %d heads, and it takes %d at most: take decode_split_kv",
+                m->heads / m->kv_heads, ROWS);
+  if (nsai_free_blocks(m) > MOST_FREE)
+    nsai_refuse(reasons,
+                "model.select leaves %d blocks to the search, and it takes %d at most: take "
+                "decode_split_kv",
+                nsai_free_blocks(m), MOST_FREE);
+  if (reasons->count == before) nsai_fit_cta(t, shared_bytes(p, t, &least), reasons);
+}
+
+/* ---- sizes of clusters */
+
+static const int32_t clusters[] = { 16, 8, 4, 2 };
+#define CLUSTERS (int)(sizeof clusters / sizeof *clusters)
+
+static int64_t most_items(const nsai_problem *p) { return nsai_decode_most_items(p, 1); }
+
+/* The largest clusters that all run at once; 0: those of two do not. (A guess, which the times of
+ * decode_cluster support.) */
+static int32_t cluster_for(const nsai_target *t, int64_t items) {
+  for (int i = 0; i < CLUSTERS; i++)
+    if (clusters[i] <= nsai_decode_largest_cluster(t) &&
+        items * clusters[i] <= nsai_decode_ctas_at_once(clusters[i]))
+      return clusters[i];
+  return 0;
+}
+
+static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
+  const int32_t cluster = cluster_for(t, most_items(p));
+  *by = nsai_target_is(t, NSAI_H200) ? NSAI_BY_DEVICE : NSAI_BY_ARCHITECTURE;
+  const nsai_tiles tiles = shape(p, t, cluster ? cluster : 1);
+  return fits(p, t, &tiles) ? tiles : tiles_of(1, 4, 2);
+}
+
+static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                nsai_reasons *reasons) {
+  nsai_fit_cta(t, shared_bytes(p, t, s), reasons);
+  nsai_fit_threads(s, reasons);
+  if (s->of[NSAI_TILE_CLUSTER] > nsai_decode_largest_cluster(t))
+    nsai_refuse(reasons, "clusters of %d are more than every device takes",
+                s->of[NSAI_TILE_CLUSTER]);
+}
+
+/* Waves of all items' clusters, and the steps that one of their warps takes after the other. */
+static double cost(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  const int32_t ctas = s->of[NSAI_TILE_CTAS], cluster = s->of[NSAI_TILE_CLUSTER];
+  const int32_t warps = s->of[NSAI_TILE_WARPS];
+  if (!fits(p, t, s) || warps * ctas > 8) return INFINITY;
+  const int64_t room = ctas * nsai_decode_ctas_at_once(cluster);
+  const int64_t steps = nsai_ceil_div(nsai_decode_raw_keys(p), NSAI_DECODE_STEP);
+  return (double)nsai_ceil_div(nsai_larger(most_items(p), 1) * cluster, room) *
+         (1 + (double)steps / (32.0 * cluster * warps) + 1.0 / s->of[NSAI_TILE_STAGES]);
+}
+
+static const nsai_space space = {
+  4,
+  { { NSAI_TILE_WARPS, { 4, 8 }, "each streams keys of its own; more search faster" },
+    { NSAI_TILE_STAGES, { 2, 3, 4 }, "bytes on their way against shared memory" },
+    { NSAI_TILE_CTAS, { 1, 2 }, "others stream while one searches; registers are divided" },
+    { NSAI_TILE_CLUSTER,
+      { 1, 2, 4, 8, 16 },
+      "CTAs that share a token's keys, against waits for each other" } },
+  choose,
+  fit,
+  cost,
+};
+
+/* ---- forms */
+
+/* Raw keys of a token up to which waits, and not bytes, are what a step is bound by. (A guess.) */
+#define MOST_RAW_KEYS 8192
+
+/* The clusters that some step of the plan takes, the largest first. */
+static int forms(const nsai_problem *p, const nsai_target *t, const nsai_choice *before,
+                 nsai_tiles out[NSAI_MAX_STAGE_FORMS]) {
+  int count = 0;
+  (void)before;
+  if (t->register_fallback || nsai_target_major(t) != 9 || nsai_decode_raw_keys(p) > MOST_RAW_KEYS)
+    return 0;
+  for (int i = 0; i < CLUSTERS; i++) {
+    const nsai_tiles tiles = shape(p, t, clusters[i]);
+    const int64_t heads = p->model.kv_heads;
+    for (int64_t items = heads; items <= most_items(p) && cluster_for(t, items); items += heads)
+      if (cluster_for(t, items) == clusters[i] && fits(p, t, &tiles)) {
+        out[count++] = tiles;
+        break;
+      }
+  }
+  return count;
+}
+
+static bool suits(const nsai_request *r, int64_t items) {
+  return cluster_for(r->target, items) == r->tiles->of[NSAI_TILE_CLUSTER];
+}
+
+/* ---- kernels */
+
+static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
+  const nsai_problem *p = r->problem;
+  const nsai_tiles *s = r->tiles;
+  const int32_t cluster = s->of[NSAI_TILE_CLUSTER];
+  nsai_kernel_spec *spec = &kernel[ATTEND];
+  *spec = (nsai_kernel_spec){ .entry = "decode_select_attend",
+                              .dtype = p->model.dtype,
+                              .threads = 32 * s->of[NSAI_TILE_WARPS],
+                              .shared_bytes = shared_bytes(p, r->target, s),
+                              .tile_tokens = 1,
+                              .cluster = cluster > 1 ? cluster : 0,
+                              .compile_cost = 400 };
+  nsai_heads_add(spec, p);
+  nsai_gate_add(spec, p);
+  nsai_blocks_add(spec, &p->model);
+  nsai_constant_add(spec, "kSigned", p->model.by == NSAI_BY_INDEX);
+  nsai_constant_add(spec, "kMostBlocks", most_blocks(p));
+  nsai_constant_add(spec, "kPageSize", p->page_size);
+  nsai_decode_raw_codes_add(spec, p);
+  nsai_constant_add(spec, "kCountReads", 0);
+  nsai_constant_add(spec, "kWgmma", 0);
+  nsai_constant_add(spec, "kScanRows", ROWS);
+  nsai_constant_add(spec, "kWarps", s->of[NSAI_TILE_WARPS]);
+  nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
+  nsai_constant_add(spec, "kCluster", cluster);
+  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_CTAS]);
+  nsai_step_scores_specify(r, false, &kernel[SCORES]);
+  if (p->model.by != NSAI_BY_INDEX) nsai_normalizer_specify(p, r->target, &kernel[NORMALIZER]);
+}
+
+static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
+                      nsai_form_sizes *out) {
+  if (kernel[NORMALIZER].entry)
+    nsai_normalizer_workspace(r, &kernel[NORMALIZER], &out->bytes[NORMALIZED]);
+}
+
+/* ---- launches */
+
+static nsa_status attend(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
+  const nsai_workspace *w = &run->plan->workspace;
+  const int64_t tokens = span->token_end - span->token_begin;
+  const nsai_decode_split split = { .tiles = run->sizes.tokens };
+  const NsaiSelectAttend p = { .coded = nsai_decode_params(run, &split),
+                               .importance = nsai_decode_at(run, w->importance),
+                               .importance_token_stride =
+                                   run->plan->problem.model.kv_heads * w->importance_columns,
+                               .importance_head_stride = w->importance_columns,
+                               .token_begin = (int)span->token_begin,
+                               .token_end = (int)span->token_end };
+  return nsai_launch(run->queue, &form->kernel[ATTEND],
+                     (uint64_t)(tokens * form->tiles.of[NSAI_TILE_CLUSTER]),
+                     (uint32_t)run->plan->problem.model.kv_heads, &p);
+}
+
+static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
+  const nsai_kernel *kernel = form->kernel;
+  const nsai_problem *p = &run->plan->problem;
+  const int64_t tokens = run->sizes.tokens, step = run->plan->workspace.chunk_tokens;
+  const bool ranks = nsai_run_selects(run) && !nsai_problem_selects_all(p);
+  nsai_split_lse lse = { .parts = 1 };
+  (void)span;
+  if (ranks && p->model.by != NSAI_BY_INDEX) {
+    lse = nsai_normalizer_lse(run, &kernel[NORMALIZER], &form->buffer[NORMALIZED]);
+    NSAI_TRY(nsai_normalizer_enqueue(run, &kernel[NORMALIZER], &form->buffer[NORMALIZED]));
+  }
+  for (int64_t begin = 0; begin < tokens; begin += step) {
+    const nsai_span chunk = { .token_begin = begin,
+                              .token_end = nsai_smaller(begin + step, tokens) };
+    if (ranks) NSAI_TRY(nsai_step_scores_enqueue(run, &kernel[SCORES], &lse, &chunk));
+    NSAI_TRY(attend(run, form, &chunk));
+  }
+  return NSA_OK;
+}
+
+const nsai_variant nsai_decode_select_attend = {
+  .name = "decode_select_attend",
+  .stage = NSAI_STAGE_DECODE,
+  .why = "importance, then select and attend in one launch, a cluster of CTAs for each token and "
+         "KV head",
+  .kernels = KERNELS,
+  .buffers = BUFFERS,
+  .takes_codes = true,
+  .legal = legal,
+  .space = &space,
+  .forms = forms,
+  .suits = suits,
+  .specify = specify,
+  .workspace = workspace,
+  .enqueue = enqueue,
+};
