@@ -84,10 +84,11 @@ static bool is_expanded(const nsai_run *run, const nsai_span *span) {
 
 static nsa_status attend_expanded(const nsai_run *run, const nsai_kernel *kernel) {
   const nsai_cache_source source = nsai_find_source(run, NSA_WIN, true);
-  NsaiCodedAttendTma p = { .cached = { .packed.attend = nsai_attend_params(run, NSA_WIN, kernel),
-                                       .batch = source.batch,
-                                       .pair = source.pair },
-                           .scales = nsai_pair_scales(run, NSA_WIN) };
+  /* The kernel takes the first two members alone. */
+  NsaiExpandedAttendTma p = { .cached = { .packed.attend = nsai_attend_params(run, NSA_WIN, kernel),
+                                          .batch = source.batch,
+                                          .pair = source.pair },
+                              .scales = nsai_pair_scales(run, NSA_WIN) };
   NsaiAttendTma *maps = &p.cached.packed;
   NSAI_TRY(nsai_map_rows(run, kernel, "q", &maps->attend.q, run->plan->problem.model.head_dim_qk,
                          &maps->q));
