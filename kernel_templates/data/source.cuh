@@ -9,7 +9,9 @@
 // Config: kCached; with kCached also kPageRows: rows of a page of the tensors that the kernel reads
 // (tokens or compressed entries), or 0 if these lie in rows or ring buffers. Kernels that read codes
 // (core/e4m3.cuh), too, have kCodes, and then take an NsaiCodedX that contains an NsaiCachedX; with
-// kExpanded an NsaiExpandedX, which also says which entries lie in the workspace as fp16.
+// kExpanded an NsaiExpandedX, which also says which entries lie in the workspace as fp16. With kScaled
+// all that they read are elements that were codes (kv_cache/expand_tokens.cuh): they take an NsaiCodedX
+// for its scales, and are otherwise the kernels of 16 bits.
 #pragma once
 #include "core/e4m3.cuh"
 #include "core/types.cuh"
@@ -30,10 +32,17 @@ template <class C> struct CodesOf<C, decltype((void)C::kCodes)> {
 };
 template <class C> constexpr bool kReadsCodes = CodesOf<C>::kValue;
 
+// Whether it applies the scales of codes: of those that it reads, or of elements that were codes.
+template <class C, class = void> struct ScaledOf { static constexpr bool kValue = kReadsCodes<C>; };
+template <class C> struct ScaledOf<C, decltype((void)C::kScaled)> {
+  static constexpr bool kValue = kReadsCodes<C> || C::kScaled;
+};
+template <class C> constexpr bool kAppliesScales = ScaledOf<C>::kValue;
+
 // The parameters of a kernel that may read codes.
 template <class C, class Packed, class Cached, class Coded>
 using CodedParamsOf =
-    typename ParamsOf<kReadsCodes<C>, typename ParamsOf<C::kCached, Packed, Cached>::Type,
+    typename ParamsOf<kAppliesScales<C>, typename ParamsOf<C::kCached, Packed, Cached>::Type,
                       Coded>::Type;
 
 // Whether entries in codes may lie in the workspace as fp16 (data/expanded_entries.cuh).
@@ -63,7 +72,7 @@ constexpr bool kConvertsQuery = C::Element::kPrecision != ProductConfig<C>::Elem
 // Elements, or words of two codes, of a row of kDim columns.
 template <class C, int kDim> constexpr int kRowWords = nsai_row_words(kReadsCodes<C>, kDim);
 
-// The scales of the codes that a kernel reads: those of its pair, or of a branch's.
+// The scales of the codes that a kernel reads, or that were: those of its pair, or of a branch's.
 template <class P> NSAI_DEVICE auto scales_of(const P &p, int) -> decltype(p.scales.k, (p.scales)) {
   return p.scales;
 }
@@ -72,15 +81,15 @@ NSAI_DEVICE auto scales_of(const P &p, int branch) -> decltype(p.scales[0].k, (p
   return p.scales[branch];
 }
 
-// The softmax scale with the scale of a KV head's K, if that is in codes; and O with that of its V.
+// The softmax scale with the scale of a KV head's K, if that is or was in codes; and O with that of its V.
 template <class C, class P>
 NSAI_DEVICE float scale_by_keys(float scale_log2, const P &p, int group, int branch = 0) {
-  if constexpr (kReadsCodes<C>) return scale_log2 * scale_of(scales_of(p, branch).k, group);
+  if constexpr (kAppliesScales<C>) return scale_log2 * scale_of(scales_of(p, branch).k, group);
   return scale_log2;
 }
 template <class C, int kN, class P>
 NSAI_DEVICE void scale_by_values(float (&o)[kN][4], const P &p, int group, int branch = 0) {
-  if constexpr (kReadsCodes<C>) scale_columns(o, scale_of(scales_of(p, branch).v, group));
+  if constexpr (kAppliesScales<C>) scale_columns(o, scale_of(scales_of(p, branch).v, group));
 }
 
 // packed_of: X itself, which has a member `seq`, or the X inside an NsaiCachedX, which has a member

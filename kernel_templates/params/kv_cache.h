@@ -204,7 +204,8 @@ typedef struct NsaiPairScales {
   NsaiScale k, v;
 } NsaiPairScales;
 
-/* Structs of the kernels that read or write codes. */
+/* Structs of the kernels that read or write codes, or, with Config::kScaled, elements that need the
+ * scales of the codes that they were. */
 typedef struct NsaiCodedAttend {
   NsaiCachedAttend cached;
   NsaiPairScales scales;
@@ -244,6 +245,17 @@ typedef struct NsaiExpandEntries {
   int kv_heads;
   int reserved;
 } NsaiExpandEntries;
+
+/* kv_cache_expand_tokens: writes raw tokens in codes to the workspace as elements, a CTA so many of a
+ * KV head. Of a sequence those from `behind` tokens before its first new one on. */
+#define NSAI_EXPANDED_TOKENS 64
+typedef struct NsaiExpandTokens {
+  NsaiCacheBatch batch;
+  NsaiCachePair from; /* codes */
+  NsaiCachePair to;   /* elements, rows or rings: sequence s lies in row s */
+  int kv_heads;
+  int behind;
+} NsaiExpandTokens;
 
 /* With Config::kExpanded. They begin like NsaiCodedAttendTma and NsaiCodedCompressedTopn. */
 typedef struct NsaiExpandedAttendTma {
@@ -364,6 +376,7 @@ NSAI_SIZE_IS(NsaiCodedAttendTma, 896);
 NSAI_SIZE_IS(NsaiCodedCompressedTopn, 960);
 NSAI_SIZE_IS(NsaiExpanded, 72);
 NSAI_SIZE_IS(NsaiExpandEntries, 224);
+NSAI_SIZE_IS(NsaiExpandTokens, 224);
 NSAI_SIZE_IS(NsaiExpandedAttendTma, 960);
 NSAI_SIZE_IS(NsaiExpandedCompressedTopn, 1024);
 NSAI_SIZE_IS(NsaiCodedAttendSelectedTma, 832);

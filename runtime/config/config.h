@@ -136,6 +136,7 @@ typedef enum nsai_key_id {
   NSAI_KEY_DISABLE,
   NSAI_KEY_SELECT_DENSE_BELOW,
   NSAI_KEY_PREFILL_SPLIT_FROM,
+  NSAI_KEY_PREFILL_EXPAND_BYTES,
   NSAI_KEY_DEVICE_SMS,
   NSAI_KEY_DEVICE_SMEM,
   NSAI_KEY_DEVICE_L2,
@@ -224,8 +225,9 @@ typedef struct nsai_config {
     nsai_list disable;             /* globs over "stage.variant" */
   } variants;
   struct {
-    int64_t select_dense_below; /* tokens; -1: auto = count * block */
-    int64_t prefill_split_from; /* tokens; 0: never; -1: auto */
+    int64_t select_dense_below;    /* tokens; -1: auto = count * block */
+    int64_t prefill_split_from;    /* tokens; 0: never; -1: auto */
+    uint64_t prefill_expand_bytes; /* 0: none */
   } thresholds;
   struct {
     int32_t sms;                  /* 0: not given; the same holds for all figures here */

@@ -307,6 +307,13 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                                     "rows disabled, do not; nor do models whose blocks are ranked "
                                     "by an index, a maximum or a normaliser" },
 
+  RANGE(
+      PREFILL_EXPAND_BYTES, "thresholds.prefill_expand_bytes", SIZE,
+      thresholds.prefill_expand_bytes, 0, 1024 * GIB, 0, "512Mi",
+      "bytes of workspace, of each pair of K and V, up to which a prefill over raw tokens in e4m3 "
+      "expands these to the model's dtype once, on sm_90a; longer contexts, more sequences and "
+      "calls of few new tokens expand what each tile reads; 0: all do"),
+
   RANGE(DEVICE_SMS, "device.sms", INT, device.sms, 0, MAX_SMS, 0, "0",
         "streaming multiprocessors; 0: unknown"),
   RANGE(DEVICE_SMEM, "device.smem_per_block", SIZE, device.smem_per_block, 0, MIB, 0, "0",

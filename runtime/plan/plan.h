@@ -12,6 +12,14 @@
 #include "plan/problem.h"
 #include "plan/variant.h"
 
+/* The pairs of K and V whose raw tokens are expanded: the shared one or the selected branch's, and the
+ * window's own. */
+enum { NSAI_RAW_SELECTED, NSAI_RAW_WINDOW, NSAI_RAW_PAIRS };
+
+static inline int nsai_raw_pair(const nsai_model *m, int branch) {
+  return m->per_branch && branch == NSA_WIN ? NSAI_RAW_WINDOW : NSAI_RAW_SELECTED;
+}
+
 /* The workspace of a plan: what crosses stages, then what each form asked for. Letters as in
  * include/nsa/attention.h; R rows of compressed storage. */
 typedef struct nsai_workspace {
@@ -27,8 +35,10 @@ typedef struct nsai_workspace {
   nsai_buffer gemm;          /* cuBLASLt's own */
   nsai_buffer row_statistics; /* f32 [3, T, Hq, 4]: RowStatistics of backward/products.cuh */
   nsai_buffer d_logits;       /* f32 [T, Hq*3]: gradients of the gate MLP's logits */
-  int64_t cmp_rows;           /* R */
-  int64_t chunk_tokens;       /* query tokens whose importance exists at once */
+  nsai_buffer k_raw[NSAI_RAW_PAIRS],
+      v_raw[NSAI_RAW_PAIRS]; /* dtype: expanded tokens (plan/expand.h) */
+  int64_t cmp_rows;          /* R */
+  int64_t chunk_tokens;      /* query tokens whose importance exists at once */
   int64_t importance_columns;
   nsai_buffer buffers[NSAI_MAX_BUFFERS]; /* of the choice's forms */
   int64_t numbers[NSAI_MAX_NUMBERS];

@@ -252,6 +252,8 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
   int64_t wanted = config->thresholds.select_dense_below;
   out->select_dense_below = wanted < 0 || wanted > exact ? exact : wanted;
   out->split_from = split_from(config, out->op);
+  if (out->op == NSA_OP_PREFILL && out->kv_dtype)
+    out->expand_bytes = (int64_t)config->thresholds.prefill_expand_bytes;
   return NSA_OK;
 }
 

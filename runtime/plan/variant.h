@@ -160,8 +160,8 @@ typedef struct nsai_span {
   /* Of the backward pass: only what other stages need from this one first. Of importance: only the LSE
    * of all tokens that it takes, unless the compressed branch gives it. */
   bool prepare;
-  /* Of the compressed branch over a cache: only what need not wait for the window's kernel; and that it
-   * has been done. */
+  /* Of a branch over a cache: only what need not wait for another branch's kernel; and that it has been
+   * done. */
   bool ahead, done_ahead;
   bool gate;  /* of backward_kv: the backward pass of the gate MLP, and nothing else */
   bool probe; /* of importance: the rows that io.probe_rows names, and nothing else */
@@ -183,8 +183,9 @@ typedef struct nsai_variant {
   /* A KV cache in NSA_E4M3 is fine for it: it reads codes, or nothing of the cache at all. Without it
    * the row is not legal for such a cache, whatever `legal` says. */
   bool takes_codes;
-  bool goes_ahead;   /* attend_compressed: takes calls with span.ahead */
-  bool stands_alone; /* calls may ask for the stage by itself, even where another row fuses it */
+  bool goes_ahead;     /* attend_*, of a prefill: takes calls with span.ahead */
+  bool expands_tokens; /* attend_selected, attend_window: has k_raw and v_raw of the workspace */
+  bool stands_alone;   /* calls may ask for the stage by itself, even where another row fuses it */
   /* Adds a sentence for everything that forbids it here. No sentence: it is legal. */
   void (*legal)(const nsai_problem *, const nsai_target *, nsai_reasons *);
   /* Whether the heuristic may choose it. NULL: always. */

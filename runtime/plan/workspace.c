@@ -6,6 +6,7 @@
 #include "plan/plan.h"
 
 #include "base/math.h"
+#include "plan/expand.h"
 
 #include <string.h>
 
@@ -95,6 +96,18 @@ static void reserve_step(nsai_workspace *out, const nsai_problem *p) {
     out->lse = take(out, "lse", NSAI_PRODUCT(p->max_tokens, p->model.heads, 4));
 }
 
+/* Raw tokens of the pair that a branch reads, if the row that does its stage expands them. Branches that
+ * share a pair share these. */
+static void reserve_raw(nsai_workspace *out, const nsai_problem *p, const nsai_choice *choice,
+                        nsai_stage stage, int branch) {
+  const nsai_variant *v = choice->variant[stage];
+  const int pair = nsai_raw_pair(&p->model, branch);
+  if (!v || !v->expands_tokens || out->k_raw[pair].bytes) return;
+  const int64_t rows = NSAI_PRODUCT(nsai_expand_capacity(p, branch), p->model.kv_heads);
+  out->k_raw[pair] = take(out, "expanded keys", NSAI_PRODUCT(rows, p->model.head_dim_qk, 2));
+  out->v_raw[pair] = take(out, "expanded values", NSAI_PRODUCT(rows, p->model.head_dim_v, 2));
+}
+
 /* What crosses stages of a forward or backward pass, or a prefill. */
 static void reserve_branches(nsai_workspace *out, const nsai_problem *p,
                              const nsai_choice *choice) {
@@ -114,6 +127,8 @@ static void reserve_branches(nsai_workspace *out, const nsai_problem *p,
   if (nsai_compresses_values(m))
     out->lse = take(out, "lse", NSAI_PRODUCT(p->max_tokens, m->heads, 4));
   if (m->select_count || m->window) reserve_partial(out, p);
+  reserve_raw(out, p, choice, NSAI_STAGE_ATTEND_SELECTED, NSA_SEL);
+  reserve_raw(out, p, choice, NSAI_STAGE_ATTEND_WINDOW, NSA_WIN);
   if (!m->select_count) return;
   bool made = p->selection == NSA_SELECT_TOPN;
   if (made && !nsai_is_fused(choice, NSAI_STAGE_IMPORTANCE)) reserve_importance(out, p);

@@ -9,9 +9,8 @@
  * from one to the next in 16 bits and a unit for each row (core/epilogue.cuh). The last branch that
  * runs rounds the sum into o.
  *
- * nsa_prefill is the same over a cache, without compress: the cache has the entries. A row of
- * attend_compressed that first expands entries in codes does so before attend_window, so that the two
- * branches' kernels still overlap. nsa_dense,
+ * nsa_prefill is the same over a cache, without compress: the cache has the entries. Rows that first
+ * expand codes do so before all attention, so that the branches' kernels still overlap. nsa_dense,
  * nsa_decode, nsa_kv_append and nsa_index_kl run one stage, behind the gates.
  */
 #include "base/math.h"
@@ -40,9 +39,20 @@ nsa_status nsai_enqueue_stage(const nsai_run *run, nsai_stage stage, const nsai_
   return nsai_run_stage_event(run, stage, false);
 }
 
-/* The whole of a stage. */
+/* Whether the stage's row does a part of it before all attention: where rows expand codes. The tuner
+ * times a stage in one piece. */
+static bool goes_ahead(const nsai_run *run, nsai_stage stage) {
+  return !run->callbacks && form_for(run, stage)->variant->goes_ahead;
+}
+
+static nsa_status do_ahead(const nsai_run *run, nsai_stage stage) {
+  const nsai_span ahead = { .token_end = run->sizes.tokens, .ahead = true };
+  return goes_ahead(run, stage) ? nsai_enqueue_stage(run, stage, &ahead) : NSA_OK;
+}
+
+/* The whole of a stage, or what do_ahead() has left of it. */
 static nsa_status whole(const nsai_run *run, nsai_stage stage) {
-  const nsai_span all = { .token_end = run->sizes.tokens };
+  const nsai_span all = { .token_end = run->sizes.tokens, .done_ahead = goes_ahead(run, stage) };
   return nsai_enqueue_stage(run, stage, &all);
 }
 
@@ -72,24 +82,15 @@ static nsa_status probe_rows(const nsai_run *run) {
   return form->variant->enqueue(run, form, &probe);
 }
 
-/* The compressed branch, in two parts around attend_window where its row asks for that. The tuner times
- * the stage in one piece. */
-static bool compressed_goes_ahead(const nsai_run *run) {
-  return !run->callbacks && form_for(run, NSAI_STAGE_ATTEND_COMPRESSED)->variant->goes_ahead;
-}
-
-static nsa_status attend_compressed(const nsai_run *run, bool ahead) {
-  const nsai_span span = { .token_end = run->sizes.tokens,
-                           .ahead = ahead,
-                           .done_ahead = !ahead && compressed_goes_ahead(run) };
-  if (ahead && !compressed_goes_ahead(run)) return NSA_OK;
-  return nsai_enqueue_stage(run, NSAI_STAGE_ATTEND_COMPRESSED, &span);
-}
-
-/* The selected branch, with the window's where one kernel does both. */
-static nsa_status attend_last(const nsai_run *run) {
+/* Whether the run has a kernel of the selected branch, which may do the window's as well; and one of the
+ * window alone. */
+static bool attends_last(const nsai_run *run) {
   bool window = nsai_run_fuses(run, NSAI_STAGE_ATTEND_WINDOW) && nsai_run_has(run, NSA_WIN);
-  return nsai_run_has(run, NSA_SEL) || window ? whole(run, NSAI_STAGE_ATTEND_SELECTED) : NSA_OK;
+  return nsai_run_has(run, NSA_SEL) || window;
+}
+
+static bool attends_window(const nsai_run *run) {
+  return nsai_run_has(run, NSA_WIN) && !nsai_run_fuses(run, NSAI_STAGE_ATTEND_WINDOW);
 }
 
 /* The LSE of importance, where the compressed branch does not give it. */
@@ -109,14 +110,15 @@ nsa_status nsai_enqueue_forward(const nsai_run *run) {
   if (!made && (branch || ranking || nsai_present(&run->io->kv.k_cmp)))
     NSAI_TRY(whole(run, NSAI_STAGE_COMPRESS));
   const bool compressed = branch || (ranking && nsai_ranks_by_branch_lse(m));
-  if (compressed) NSAI_TRY(attend_compressed(run, true));
-  if (nsai_run_has(run, NSA_WIN) && !nsai_run_fuses(run, NSAI_STAGE_ATTEND_WINDOW))
-    NSAI_TRY(whole(run, NSAI_STAGE_ATTEND_WINDOW));
-  if (compressed) NSAI_TRY(attend_compressed(run, false));
+  if (attends_last(run)) NSAI_TRY(do_ahead(run, NSAI_STAGE_ATTEND_SELECTED));
+  if (attends_window(run)) NSAI_TRY(do_ahead(run, NSAI_STAGE_ATTEND_WINDOW));
+  if (compressed) NSAI_TRY(do_ahead(run, NSAI_STAGE_ATTEND_COMPRESSED));
+  if (attends_window(run)) NSAI_TRY(whole(run, NSAI_STAGE_ATTEND_WINDOW));
+  if (compressed) NSAI_TRY(whole(run, NSAI_STAGE_ATTEND_COMPRESSED));
   NSAI_TRY(normalize(run, selecting, probes));
   if (selecting && !nsai_run_fuses(run, NSAI_STAGE_SELECT)) NSAI_TRY(select_blocks(run));
   if (probes) NSAI_TRY(probe_rows(run));
-  return attend_last(run);
+  return attends_last(run) ? whole(run, NSAI_STAGE_ATTEND_SELECTED) : NSA_OK;
 }
 
 nsa_status nsai_enqueue_compress(const nsai_run *run) { return whole(run, NSAI_STAGE_COMPRESS); }

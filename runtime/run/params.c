@@ -259,9 +259,8 @@ bool nsai_run_is_behind(const nsai_run *run, nsai_stage stage) {
 
 /* ---- over a cache ---- */
 
-/* Tokens that no sequence has more of: the plan's, and those that a row of the table has pages for.
- * How many pages a list has is known on the device alone, where find_room() asks. */
-static int longest_sequence(const nsai_run *run) {
+/* How many pages a list has is known on the device alone, where find_room() asks. */
+int nsai_longest_sequence(const nsai_run *run) {
   const nsai_problem *p = &run->plan->problem;
   const nsa_batch *b = run->batch;
   if (!p->page_size || nsai_present(&b->page_indptr)) return (int)p->max_kv_len;
@@ -282,7 +281,7 @@ NsaiCacheBatch nsai_cache_batch(const nsai_run *run) {
                            .num_seqs = b->num_seqs,
                            .q_tokens = (int)run->sizes.tokens,
                            .q_each = (int)(run->sizes.tokens / b->num_seqs),
-                           .max_kv_len = longest_sequence(run),
+                           .max_kv_len = nsai_longest_sequence(run),
                            .page_size = (int)run->plan->problem.page_size };
 }
 
@@ -366,7 +365,7 @@ static NsaiPairScales branch_scales(const nsai_run *run, int branch) {
 static nsa_status launch_cached_tma(const nsai_run *run, const nsai_kernel *kernel,
                                     const NsaiCachePair *pair, const NsaiAttend *p, int branch,
                                     const NsaiExpanded *expanded) {
-  /* A kernel without codes takes the first member alone, one of codes alone the first two. */
+  /* A kernel that applies no scales takes the first member alone, one of codes alone the first two. */
   NsaiExpandedAttendTma coded = {
     .cached = { .packed.attend = *p, .batch = nsai_cache_batch(run), .pair = *pair },
     .scales = branch_scales(run, branch)

@@ -26,10 +26,14 @@
   row(attend_selected_dense_sm90) \
   row(attend_selected_dense_sm80) \
   row(attend_selected_kv_stationary_sm90) \
+  row(attend_selected_window_expanded_sm90) \
   row(attend_selected_window_sm90) \
+  row(attend_selected_expanded_sm90) \
   row(attend_selected_sm90) \
+  row(attend_selected_expanded_sm90_mma) \
   row(attend_selected_sm90_mma) \
   row(attend_selected_sm80) \
+  row(attend_window_expanded_sm90) \
   row(attend_window_sm90) \
   row(attend_window_sm80) \
   row(dense_sm90) \

@@ -117,7 +117,7 @@ static nsa_problem draw_problem(void) {
 static void check_problem(nsa_ctx *ctx, const nsa_model *m, int *refused, int *taken) {
   const nsa_problem p = draw_problem();
   nsa_caps caps = NSA_CAPS_INIT;
-  char text[4096];
+  char text[8192];
   if (nsa_query(ctx, &p, &caps) != NSA_OK) return; /* a capacity that does not fit another one */
   text[0] = '\0';
   if (!caps.supported) nsa_explain(ctx, &p, text, sizeof text);
@@ -154,7 +154,7 @@ static void test_phi_rows(void **state) {
   nsa_problem p = NSA_PROBLEM_INIT;
   nsa_caps caps = NSA_CAPS_INIT;
   nsa_ctx *ctx;
-  char text[4096];
+  char text[8192];
   m.heads = m.kv_heads = 4096, m.head_dim_qk = m.head_dim_v = 256;
   m.compress_block = m.select_block = 4096, m.compress_stride = 1, m.phi = NSA_PHI_LINEAR;
   options.model = &m, options.arch = "sm_90a";

@@ -84,15 +84,7 @@ static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decid
   return list[i];
 }
 
-const nsai_space nsai_flash_sm90_space = {
-  3,
-  { { NSAI_TILE_ROWS, { 128, 192 }, "two warpgroups with 240 registers, or three with 160" },
-    { NSAI_TILE_KEYS, { 64, 80, 96, 112, 128 }, "waits of a tile against waste at its edges" },
-    { NSAI_TILE_STAGES, { 2, 3, 4 }, "how far the producer runs ahead" } },
-  choose,
-  fit,
-  cost,
-};
+const nsai_space nsai_flash_sm90_space = { 3, NSAI_FLASH_SM90_RANGES, choose, fit, cost };
 
 /* ---- rows ---- */
 

@@ -11,6 +11,15 @@
 
 extern const nsai_space nsai_flash_sm90_space;
 
+#define NSAI_FLASH_SM90_RANGES                                                                     \
+  {                                                                                                \
+    { NSAI_TILE_ROWS, { 128, 192 }, "two warpgroups with 240 registers, or three with 160" },      \
+        { NSAI_TILE_KEYS,                                                                          \
+          { 64, 80, 96, 112, 128 },                                                                \
+          "waits of a tile against waste at its edges" },                                          \
+        { NSAI_TILE_STAGES, { 2, 3, 4 }, "how far the producer runs ahead" },                      \
+  }
+
 /* Legal for packed tensors and for caches. */
 void nsai_flash_sm90_legal(const nsai_problem *problem, const nsai_target *target,
                            nsai_reasons *reasons);

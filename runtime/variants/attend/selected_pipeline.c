@@ -137,26 +137,55 @@ void nsai_selected_specify(const nsai_request *r, const char *entry, int32_t win
   nsai_constant_add(spec, "kExpandsCodes", expands(r->problem, products));
 }
 
-nsa_status nsai_selected_enqueue(const nsai_run *run, const nsai_form *form,
-                                 const nsai_span *span) {
-  const nsai_kernel *kernel = &form->kernel[NSAI_SELECTED];
+/* Over packed tensors or a cache; `expanded`: over the cache's tokens in the workspace. */
+static nsa_status attend(const nsai_run *run, const nsai_form *form, const nsai_kernel *kernel,
+                         bool expanded) {
   NsaiAttendSelectedTma p = { .attend = nsai_selected_params(run, kernel) };
   const NsaiView kv[2] = { p.attend.k, p.attend.v };
-  (void)span;
   NSAI_TRY(nsai_selected_find_lists(run, form, &p.attend));
   if (nsai_problem_is_cached(&run->plan->problem)) {
-    /* A kernel without codes takes the first member alone. */
-    NsaiCodedAttendSelectedTma coded = { .cached = { .packed = p,
-                                                     .batch = nsai_cache_batch(run),
-                                                     .pair = nsai_cache_pair(run, &run->io->kv,
-                                                                             NSA_SEL) },
+    /* A kernel that applies no scales takes the first member alone. */
+    NsaiCodedAttendSelectedTma coded = { .cached = { .packed = p },
                                          .scales = nsai_pair_scales(run, NSA_SEL) };
+    const nsai_cache_source source = nsai_find_source(run, NSA_SEL, expanded);
     NsaiAttendSelectedTma *maps = &coded.cached.packed;
-    NSAI_TRY(nsai_map_pages(run, NSA_SEL,
-                            nsai_list_box_rows((int)run->plan->problem.page_size, KEYS), &maps->k,
-                            &maps->v));
+    coded.cached.batch = source.batch;
+    coded.cached.pair = source.pair;
+    NSAI_TRY(nsai_map_source(run, &source, nsai_list_box_rows(source.page_rows, KEYS), &maps->k,
+                             &maps->v));
     return nsai_launch_tiles(run, kernel, &coded);
   }
   NSAI_TRY(nsai_map_keys(run, kernel, kv, run->sizes.kv_tokens, &p.k, &p.v));
   return nsai_launch_tiles(run, kernel, &p);
+}
+
+nsa_status nsai_selected_enqueue(const nsai_run *run, const nsai_form *form,
+                                 const nsai_span *span) {
+  (void)span;
+  return attend(run, form, &form->kernel[NSAI_SELECTED], false);
+}
+
+/* ---- rows that expand raw tokens first ---- */
+
+void nsai_selected_specify_expanded(const nsai_request *r, const nsai_variant *plain,
+                                    nsai_kernel_spec kernel[]) {
+  const nsai_tiles tiles = nsai_variant_tiles(plain, r->problem, r->target, NULL);
+  const nsai_request over_codes = { r->problem, r->target, &tiles, r->standalone };
+  const nsai_problem seen = nsai_expanded_problem(r->problem);
+  const nsai_request over_elements = { &seen, r->target, r->tiles, r->standalone };
+  nsai_kernel_spec coded[NSAI_SELECTED_KERNELS] = { 0 };
+  plain->specify(&over_codes, coded);
+  plain->specify(&over_elements, kernel);
+  kernel[NSAI_SELECTED_CODED] = coded[NSAI_SELECTED];
+  nsai_expanded_reader_add(&kernel[NSAI_SELECTED]);
+  nsai_expand_tokens_specify(r->problem, NSA_SEL, &kernel[NSAI_SELECTED_EXPAND]);
+}
+
+nsa_status nsai_selected_enqueue_expanded(const nsai_run *run, const nsai_form *form,
+                                          const nsai_span *span) {
+  const bool expands = nsai_run_expands(run, NSA_SEL);
+  if (expands && !span->done_ahead)
+    NSAI_TRY(nsai_expand_tokens_enqueue(run, &form->kernel[NSAI_SELECTED_EXPAND], NSA_SEL));
+  if (span->ahead) return NSA_OK;
+  return attend(run, form, &form->kernel[expands ? NSAI_SELECTED : NSAI_SELECTED_CODED], expands);
 }

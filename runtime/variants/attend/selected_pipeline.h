@@ -7,6 +7,7 @@
 #ifndef NSAI_VARIANTS_ATTEND_SELECTED_PIPELINE_H
 #define NSAI_VARIANTS_ATTEND_SELECTED_PIPELINE_H
 
+#include "variants/attend/expanded_tokens.h"
 #include "variants/attend/selected.h"
 
 #include <math.h>
@@ -44,6 +45,20 @@ void nsai_selected_specify(const nsai_request *request, const char *entry, int32
 
 /* The selected branch alone. */
 nsa_status nsai_selected_enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span);
+
+/* The kernels of a row that expands raw tokens first: over these, and over codes. */
+enum {
+  NSAI_SELECTED_CODED = NSAI_SELECTED_KERNELS,
+  NSAI_SELECTED_EXPAND,
+  NSAI_SELECTED_EXPAND_WINDOW, /* of a row that fuses the window */
+  NSAI_SELECTED_EXPANDED_KERNELS
+};
+
+/* Fills their specs but for the last, from the row `plain` that does not expand. */
+void nsai_selected_specify_expanded(const nsai_request *request, const nsai_variant *plain,
+                                    nsai_kernel_spec kernel[]);
+nsa_status nsai_selected_enqueue_expanded(const nsai_run *run, const nsai_form *form,
+                                          const nsai_span *span);
 
 #define NSAI_SELECTED_RANGES                                                                       \
   {                                                                                                \

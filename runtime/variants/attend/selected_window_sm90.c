@@ -32,32 +32,36 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
     nsai_constant_add(&kernel[NSAI_SELECTED], "kWindowPageRows", nsai_window_page_rows(r->problem));
 }
 
-static nsa_status enqueue_cached(const nsai_run *run, const nsai_form *form,
-                                 const NsaiSelectedWindow *p) {
-  /* A kernel without codes takes the first member alone. */
-  NsaiCodedSelectedWindow coded = { .cached = { .packed = *p, .batch = nsai_cache_batch(run) } };
+/* `expanded`: over the cache's tokens in the workspace. */
+static nsa_status attend_cached(const nsai_run *run, const nsai_form *form,
+                                const nsai_kernel *kernel, const NsaiSelectedWindow *p,
+                                bool expanded) {
+  /* A kernel that applies no scales takes the first member alone. */
+  NsaiCodedSelectedWindow coded = { .cached.packed = *p };
   NsaiCachedSelectedWindow *cached = &coded.cached;
   NsaiSelectedWindow *to = &cached->packed;
   if (nsai_run_has(run, NSA_WIN)) {
+    const nsai_cache_source source = nsai_find_source(run, NSA_WIN, expanded);
     coded.scales[NSAI_FUSED_WINDOW] = nsai_pair_scales(run, NSA_WIN);
-    cached->window = nsai_cache_pair(run, &run->io->kv, NSA_WIN);
+    cached->batch = source.batch;
+    cached->window = source.pair;
     NSAI_TRY(
-        nsai_map_pages(run, NSA_WIN, NSAI_WINDOW_BOX_ROWS, &to->window_k_map, &to->window_v_map));
+        nsai_map_source(run, &source, NSAI_WINDOW_BOX_ROWS, &to->window_k_map, &to->window_v_map));
   }
   if (nsai_run_has(run, NSA_SEL)) {
+    const nsai_cache_source source = nsai_find_source(run, NSA_SEL, expanded);
     coded.scales[NSAI_FUSED_SELECTED] = nsai_pair_scales(run, NSA_SEL);
-    cached->pair = nsai_cache_pair(run, &run->io->kv, NSA_SEL);
-    NSAI_TRY(
-        nsai_map_pages(run, NSA_SEL,
-                       nsai_list_box_rows((int)run->plan->problem.page_size, NSAI_SELECTED_KEYS),
-                       &to->selected.k, &to->selected.v));
+    cached->batch = source.batch;
+    cached->pair = source.pair;
+    NSAI_TRY(nsai_map_source(run, &source, nsai_list_box_rows(source.page_rows, NSAI_SELECTED_KEYS),
+                             &to->selected.k, &to->selected.v));
     NSAI_TRY(nsai_selected_find_lists(run, form, &to->selected.attend));
   }
-  return nsai_launch_tiles(run, &form->kernel[NSAI_SELECTED], &coded);
+  return nsai_launch_tiles(run, kernel, &coded);
 }
 
-static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
-  const nsai_kernel *kernel = &form->kernel[NSAI_SELECTED];
+static nsa_status attend(const nsai_run *run, const nsai_form *form, const nsai_kernel *kernel,
+                         bool expanded) {
   const int64_t rows = run->sizes.kv_tokens;
   const NsaiAttend window = nsai_attend_params(run, NSA_WIN, kernel);
   NsaiSelectedWindow p = {
@@ -69,14 +73,19 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   };
   const NsaiView window_kv[2] = { window.k, window.v };
   const NsaiView kv[2] = { p.selected.attend.k, p.selected.attend.v };
-  (void)span;
   p.out[NSAI_FUSED_WINDOW] = window.out;
   p.out[NSAI_FUSED_SELECTED] = p.selected.attend.out;
-  if (nsai_problem_is_cached(&run->plan->problem)) return enqueue_cached(run, form, &p);
+  if (nsai_problem_is_cached(&run->plan->problem))
+    return attend_cached(run, form, kernel, &p, expanded);
   NSAI_TRY(nsai_map_keys(run, kernel, window_kv, rows, &p.window_k_map, &p.window_v_map));
   NSAI_TRY(nsai_map_keys(run, kernel, kv, rows, &p.selected.k, &p.selected.v));
   if (nsai_run_has(run, NSA_SEL)) NSAI_TRY(nsai_selected_find_lists(run, form, &p.selected.attend));
   return nsai_launch_tiles(run, kernel, &p);
+}
+
+static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
+  (void)span;
+  return attend(run, form, &form->kernel[NSAI_SELECTED], false);
 }
 
 const nsai_variant nsai_attend_selected_window_sm90 = {
@@ -92,4 +101,62 @@ const nsai_variant nsai_attend_selected_window_sm90 = {
   .space = &nsai_selected_sm90_space,
   .specify = specify,
   .enqueue = enqueue,
+};
+
+/* ---- the row that expands raw tokens first ---- */
+
+static void legal_expanded(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  legal(p, t, reasons);
+  nsai_legal_expanded_tokens(p, reasons);
+}
+
+static void specify_expanded(const nsai_request *r, nsai_kernel_spec kernel[]) {
+  nsai_selected_specify_expanded(r, &nsai_attend_selected_window_sm90, kernel);
+  nsai_expand_tokens_specify(r->problem, NSA_WIN, &kernel[NSAI_SELECTED_EXPAND_WINDOW]);
+}
+
+/* Where the branches share a pair, the selected branch reads all of it. */
+static nsa_status expand(const nsai_run *run, const nsai_form *form) {
+  const bool selected = nsai_run_has(run, NSA_SEL),
+             own = run->plan->problem.model.per_branch || !selected;
+  const nsai_kernel *window = &form->kernel[NSAI_SELECTED_EXPAND_WINDOW];
+  if (selected)
+    NSAI_TRY(nsai_expand_tokens_enqueue(run, &form->kernel[NSAI_SELECTED_EXPAND], NSA_SEL));
+  return nsai_run_has(run, NSA_WIN) && own ? nsai_expand_tokens_enqueue(run, window, NSA_WIN)
+                                           : NSA_OK;
+}
+
+/* One kernel reads both pairs. */
+static bool expands(const nsai_run *run) {
+  for (int b = NSA_SEL; b <= NSA_WIN; b++)
+    if (nsai_run_has(run, b) && !nsai_run_expands(run, b)) return false;
+  return true;
+}
+
+static nsa_status enqueue_expanded(const nsai_run *run, const nsai_form *form,
+                                   const nsai_span *span) {
+  const bool expanded = expands(run);
+  if (expanded && !span->done_ahead) NSAI_TRY(expand(run, form));
+  if (span->ahead) return NSA_OK;
+  /* The window's keys are read before the previous kernel has ended. */
+  if (run->queue->last == &form->kernel[NSAI_SELECTED_EXPAND] ||
+      run->queue->last == &form->kernel[NSAI_SELECTED_EXPAND_WINDOW])
+    nsai_queue_break(run->queue);
+  return attend(run, form, &form->kernel[expanded ? NSAI_SELECTED : NSAI_SELECTED_CODED], expanded);
+}
+
+const nsai_variant nsai_attend_selected_window_expanded_sm90 = {
+  .name = "attend_selected_window_expanded_sm90",
+  .stage = NSAI_STAGE_ATTEND_SELECTED,
+  .why = "merged lists and their window, of e4m3 tokens expanded before",
+  .fuses = 1u << NSAI_STAGE_ATTEND_WINDOW,
+  .kernels = NSAI_SELECTED_EXPANDED_KERNELS,
+  .takes_codes = true,
+  .goes_ahead = true,
+  .expands_tokens = true,
+  .legal = legal_expanded,
+  .sensible = sensible,
+  .space = &nsai_selected_expanded_space,
+  .specify = specify_expanded,
+  .enqueue = enqueue_expanded,
 };
