@@ -15,6 +15,11 @@ KEY_AR, KEY_LEVEL = 0.98382, 2.494  # of keys whose means over 32 tokens correla
 CHUNK = 256  # queries that plain PyTorch takes at a time
 
 
+def number_type(torch, device):
+    """bfloat16, as the models have it; Triton's interpreter multiplies its bits as integers."""
+    return torch.float16 if device == "cpu" else torch.bfloat16
+
+
 def moving(torch, tokens, width, coefficient, device):
     """An AR(1) process along tokens, of variance 1: [tokens, width]."""
     reach = math.ceil(math.log(1e-4) / math.log(coefficient))
@@ -92,7 +97,7 @@ class Msa:
 
     @classmethod
     def small(cls):
-        return cls(heads=32, kv_heads=2, count=3, check_tokens=700)
+        return cls(heads=16, kv_heads=1, count=2, check_tokens=390)
 
     def bytes_read(self, tokens):
         """Of a sequence's step: all index keys, and K and V of the chosen blocks."""
@@ -101,17 +106,17 @@ class Msa:
     def draw(self, torch, device, decode, inputs, batch, tokens, copies):
         data = MsaData(torch, self, device, tokens, batch, copies)
         rows = batch if decode else tokens
-        normal = lambda *shape: torch.randn(*shape, device=device, dtype=torch.bfloat16)
+        normal = lambda *shape: torch.randn(*shape, device=device, dtype=number_type(torch, device))
         data.decode, data.rows = decode, rows
         data.q, data.index_q = normal(rows, self.heads, self.dim), normal(rows, self.kv_heads, self.dim)
         data.k, data.v = (normal(data.pages, self.page, self.kv_heads, self.dim) for _ in range(2))
         data.k_idx = normal(data.pages, self.page, 1, self.dim)
         if inputs == "correlated":
             slow = lambda: moving(torch, tokens, self.dim, QUERY_AR, device)
-            data.index_q = torch.stack([slow() for _ in range(self.kv_heads)], 1).bfloat16()
+            data.index_q = torch.stack([slow() for _ in range(self.kv_heads)], 1).to(data.q.dtype)
             noise = torch.randn(tokens, self.dim, device=device)
             keys = math.sqrt(1 - KEY_NOISE) * slow() + math.sqrt(KEY_NOISE) * noise
-            data.k_idx = data.paged(keys[:, None].bfloat16())
+            data.k_idx = data.paged(keys[:, None].to(data.q.dtype))
         return data
 
 
@@ -192,7 +197,7 @@ class InfLlm:
 
     def draw(self, torch, device, decode, inputs, batch, tokens, copies):
         data = InfLlmData(torch, self, device, tokens, batch, copies)
-        normal = lambda heads: torch.randn(tokens, heads, self.dim, device=device, dtype=torch.bfloat16)
+        normal = lambda heads: torch.randn(tokens, heads, self.dim, device=device, dtype=number_type(torch, device))
         data.q, data.k, data.v = normal(self.heads), normal(self.kv_heads), normal(self.kv_heads)
         if inputs == "correlated":
             slow = lambda a: moving(torch, tokens, self.dim, a, device)
@@ -203,7 +208,7 @@ class InfLlm:
             for h in range(self.kv_heads):
                 noise = torch.randn(tokens, self.dim, device=device)
                 data.k[:, h] = KEY_LEVEL * (math.sqrt(1 - KEY_NOISE) * slow(KEY_AR) + math.sqrt(KEY_NOISE) * noise)
-        mean = lambda block, stride: data.k.unfold(0, block, stride).float().mean(-1).bfloat16().contiguous()
+        mean = lambda block, stride: data.k.unfold(0, block, stride).float().mean(-1).to(data.q.dtype).contiguous()
         data.k_fine, data.k_coarse = mean(*self.fine), mean(*self.coarse)
         return data
 
