@@ -259,4 +259,4 @@ def infllm_triton(folder, interpreted):
 
 MSA = {"libnsa": msa_libnsa, "vllm": msa_vllm, "sglang": msa_sglang}
 LOADERS = {"msa-prefill": MSA, "msa-decode": MSA,
-           "infllm-prefill": {"libnsa": infllm_libnsa, "infllm_v2": infllm_openbmb, "triton": infllm_triton}}
+           "infllm-prefill": {"libnsa": infllm_libnsa, "triton": infllm_triton, "infllm_v2": infllm_openbmb}}
