@@ -182,13 +182,13 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def open_csv(path):
-    """The writer of a file that begins with our columns, and the file; refuses any other."""
+def open_csv(path, columns):
+    """The writer of a file that begins with these columns, and the file; refuses any other."""
     old = path.read_text(encoding="utf-8") if path.exists() else ""
-    if old and old.split("\n", 1)[0] != ",".join(COLUMNS):
-        sys.exit(f"peers.py: {path} has other columns: give --csv another file")
+    if old and old.split("\n", 1)[0] != ",".join(columns):
+        sys.exit(f"{pathlib.Path(sys.argv[0]).name}: {path} has other columns: give --csv another file")
     file = path.open("a", encoding="utf-8", newline="")
-    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(file, columns, lineterminator="\n")
     if not old:
         writer.writeheader()
     return writer, file
@@ -219,7 +219,7 @@ def main():
         print("peers.py: no GPU", file=sys.stderr)
         return 77
     device = Gpu(torch) if a.device == "cuda" else Cpu(torch)
-    writer, file = open_csv(a.csv) if a.csv else (None, None)
+    writer, file = open_csv(a.csv, COLUMNS) if a.csv else (None, None)
     missing = 0
     print(f"{device.title}, {device.software}")
     for part in PARTS:
