@@ -134,9 +134,9 @@ NSAI_SIZE nsai_smem_importance(int keys, int warps, int tokens, int history, int
   return 2 * nsai_tile_bytes(keys, dk) + 4 * warps * tokens * (((history + keys) | 1) + 4);
 }
 
-/* select/importance_sm90.cuh: Q [rows, Dk] | K [stages, 128, Dk] | u64 [128], addresses of keys |
+/* select/scores_sm90.cuh: Q [rows, Dk] | K [stages, 128, Dk] | u64 [128], addresses of keys |
  * barriers. */
-NSAI_SIZE nsai_smem_importance_sm90(int rows, int stages, int dk) {
+NSAI_SIZE nsai_smem_scores_sm90(int rows, int stages, int dk) {
   return nsai_panel_bytes(rows, dk) + stages * nsai_panel_bytes(128, dk) + 1024 +
          nsai_barrier_bytes(stages);
 }

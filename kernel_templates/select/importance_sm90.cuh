@@ -16,32 +16,18 @@
 //
 // Grid: x = kv_heads * tiles, group-major, long tiles first (select/token_tile.cuh).
 //
-// CTA: kRows / 64 consumer warpgroups of 64 rows each and one warp that copies. Rows are token-major over
-// kGroupPadded heads, so that a warp has 16 / kGroupPadded tokens. A tile of keys is interleaved: a
-// lane holds 32 adjacent keys of each of its two rows (core/tma.cuh). Lanes that hold the heads of a
-// token then add them up by halves: each is left with the token's sums of 4 adjacent keys, a chunk.
-//
-//     last warp    wait for a stage | copy K by cp.async
-//     consumers    Q K^T | exponentiate, sum heads, pool, store
-//
-// Four warpgroups share a multiprocessor, in one CTA or two: the products of one run beside the
-// exponentials of the others, which take as long.
+// CTA: that of select/scores_sm90.cuh, whose consumers exponentiate a tile of scores, sum heads, pool
+// and store. Lanes that hold the heads of a token add them up by halves: each is left with the token's
+// sums of 4 adjacent keys, a chunk.
 //
 // Measured on an H200, 64k tokens of configs/models/minicpm4.yaml, with the pass over the coarse keys
-// (select_normalizer): 256 rows 3.66 ms, 192 4.15, twice 128 3.73; select_importance 4.35.
+// by mma.sync (select_normalizer): 256 rows 3.66 ms, 192 4.15, twice 128 3.73; select_importance 4.35.
 //
-// Shared memory: nsai_smem_importance_sm90() of params/smem.h.
-//
-// Config: Element, kHeadDimQk, kGroup, kGroupPadded (8 or 16), kRows, kKeys (128), kStages, kThreads
-// (2 kRows + 32), kMinBlocks, kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kMaxPool, kStep
-// (0); those of select/token_tile.cuh and data/source.cuh.
+// Config: kSelectBlock (l'), kMaxPool; those of select/scores_sm90.cuh.
 #pragma once
-#include "core/barrier.cuh"
-#include "core/copy.cuh"
 #include "core/launch.cuh"
 #include "core/pipeline.cuh"
 #include "core/softmax.cuh"
-#include "core/tma.cuh"
 #include "core/topn.cuh"
 #include "core/types.cuh"
 #include "core/wgmma.cuh"
@@ -49,124 +35,25 @@
 #include "params/attention.h"
 #include "params/kv_cache.h"
 #include "select/importance_keys.cuh"
+#include "select/scores_sm90.cuh"
 #include "select/token_tile.cuh"
 
 template <class C> struct KernelTraits {
-  static constexpr int kConsumers = C::kRows / 64; // warpgroups
-  static constexpr int kConsumerThreads = 128 * kConsumers;
-  static constexpr int kSteps = padded_dim(C::kHeadDimQk) / 16; // k16 steps of Q K^T
-  static constexpr int kChunks = padded_dim(C::kHeadDimQk) / 8; // 16-byte chunks of a row
-  static constexpr int kTokens = 16 / C::kGroupPadded;          // of a warp
-  static constexpr int kOverlap = C::kBlock / C::kStride;       // m
-  static constexpr int kRatio = C::kSelectBlock / C::kStride;   // r
+  static constexpr int kTokens = 16 / C::kGroupPadded;        // of a warp
+  static constexpr int kOverlap = C::kBlock / C::kStride;     // m
+  static constexpr int kRatio = C::kSelectBlock / C::kStride; // r
   static constexpr int kTileBlocks = C::kKeys / kRatio;
   static constexpr int kChunkKeys = 4;
   static constexpr int kChunkBlocks = kRatio < kChunkKeys ? kChunkKeys / kRatio : 1;
   static constexpr int kBlockChunks = kRatio > kChunkKeys ? kRatio / kChunkKeys : 1;
   static constexpr int kBorder = kOverlap > 1 ? kOverlap - 1 : 1;
 
-  static_assert(C::kRows == 64 * kConsumers && C::kKeys == kInterleavedRows,
-                "warpgroups of 64 rows over tiles of interleaved keys");
-  static_assert(C::kThreads == kConsumerThreads + 32, "consumers and the warp that copies");
-  static_assert(C::kGroupPadded == 8 || C::kGroupPadded == 16, "a token's heads lie in one warp");
   static_assert(C::kBlock % C::kStride == 0 && C::kSelectBlock % C::kStride == 0 &&
                     C::kBlock <= C::kSelectBlock,
                 "the weights are a trapezoid of strides");
   static_assert(32 % kRatio == 0, "a lane's keys are whole selection blocks, or a part of one");
   static_assert(kOverlap <= 4, "the last keys of the block before lie in one chunk");
 };
-
-template <class C> struct SharedStorage {
-  unsigned char q[KernelTraits<C>::kConsumers][nsai_panel_bytes(64, C::kHeadDimQk)];
-  unsigned char k[C::kStages][nsai_panel_bytes(C::kKeys, C::kHeadDimQk)];
-  u64 addresses[C::kKeys]; // of the rows of a tile of keys
-  u64 barriers[2 * C::kStages];
-};
-static_assert(sizeof(SharedStorage<Config>) == Config::kSharedBytes,
-              "the host computes another size of shared memory");
-
-// ---- copies
-
-// Copies this warpgroup's rows of Q; zeros for padding heads and absent tokens. The caller waits.
-template <class C>
-NSAI_DEVICE void copy_queries(u32 sQ, const NsaiImportance &p, const TokenTile &tokens, int group,
-                              int first_row) {
-  using P = KernelTraits<C>;
-  const u16 *gQ = (const u16 *)p.q.data; // [T, Hq, Dk]
-  for (int i = threadIdx.x % 128; i < 64 * P::kChunks; i += 128) {
-    const int row = i / P::kChunks, chunk = i % P::kChunks;
-    const int head = (first_row + row) % C::kGroupPadded;
-    const int query = tokens.first + (first_row + row) / C::kGroupPadded;
-    const bool present = head < C::kGroup && tokens.present(query) && chunk * 8 < C::kHeadDimQk;
-    const u16 *from = gQ;
-    if (present)
-      from += (tokens.seq.q_begin + query) * p.q.token_stride +
-              (group * C::kGroup + head) * p.q.head_stride + chunk * 8;
-    copy_async_16(sQ + chunk / 8 * 64 * kPanelPitch + panel_offset(row, chunk), from, present);
-  }
-  copy_async_commit();
-}
-
-template <class C> NSAI_DEVICE u64 key_address(const PackedKeys<C> &keys, int key) {
-  return (u64)(keys.gK + key * keys.k.token_stride);
-}
-template <class C> NSAI_DEVICE u64 key_address(const CachedKeys<C> &keys, int key) {
-  const int index = entry_index<C::kBlock, C::kStride>(key);
-  return (u64)((const u16 *)keys.k.data + keys.group * keys.k.head_stride +
-               row_offset(keys.k, keys.rows.page(index), keys.rows.slot(index)));
-}
-
-// Stores the addresses of the tile of keys from `first` on; rows behind the last key have its address,
-// and are not read. One warp.
-template <class C, class Keys>
-NSAI_DEVICE void keep_addresses(u32 addresses, const Keys &keys, int first, int end) {
-  const int lane = threadIdx.x % 32;
-  __syncwarp(); // the addresses kept before have been read
-#pragma unroll
-  for (int row = lane; row < C::kKeys; row += 32) {
-    const u64 at = end > 0 ? key_address(keys, min(first + interleaved_key(row), end - 1)) : 0;
-    store_shared_pair(addresses + 8 * row, uint2{ (u32)at, (u32)(at >> 32) });
-  }
-  __syncwarp(); // the addresses are written
-}
-
-// Copies the tile of keys from `first` on, whose addresses were kept; keys from `end` on become zeros.
-template <class C> NSAI_DEVICE void copy_keys(u32 sK, u32 addresses, int first, int end) {
-  using P = KernelTraits<C>;
-  const int lane = threadIdx.x % 32, chunk = lane % 8;
-#pragma unroll 2
-  for (int row = lane / 8; row < C::kKeys; row += 4) {
-    const uint2 at = load_shared_pair(addresses + 8 * row);
-    const u16 *from = (const u16 *)((u64)at.y << 32 | at.x) + chunk * 8;
-    const bool present = first + interleaved_key(row) < end;
-    const u32 to = sK + panel_offset(row, chunk);
-#pragma unroll
-    for (int i = 0; i < panels(C::kHeadDimQk); ++i)
-      if ((i + 1) * 8 <= P::kChunks || i * 8 + chunk < P::kChunks)
-        copy_async_16(to + i * C::kKeys * kPanelPitch, from + i * kPanelColumns,
-                      present && (i * 8 + chunk) * 8 < C::kHeadDimQk);
-  }
-  copy_async_commit();
-}
-
-// The warp that copies: all tiles of keys, in stages.
-template <class C, class Keys>
-NSAI_DEVICE void produce(SharedStorage<C> &shared, const Barriers<C::kStages> &barriers,
-                         const Keys &keys, int tiles, int end) {
-  const u32 addresses = shared_address(shared.addresses);
-  PipelineState<C::kStages> at;
-  keep_addresses<C>(addresses, keys, 0, end);
-#pragma unroll 1
-  for (int tile = 0; tile < tiles; ++tile, at.advance()) {
-    const int first = tile * C::kKeys;
-    barriers.producer_acquire(at);
-    copy_keys<C>(shared_address(shared.k[at.stage]), addresses, first, end);
-    keep_addresses<C>(addresses, keys, first + C::kKeys, end);
-    copy_async_wait<0>();
-    shared_proxy_fence();
-    barriers.producer_commit(at.stage);
-  }
-}
 
 // ---- consumers
 
@@ -298,23 +185,14 @@ NSAI_DEVICE void consume(SharedStorage<C> &shared, const Barriers<C::kStages> &b
     mine.gRow += (tokens.out_base + query) * p.importance_token_stride;
     mine.written = candidate_count<C>(tokens.seq.position(query));
   }
-  copy_async_wait<0>();
-  shared_proxy_fence();
-  threads_sync(1 + consumer, 128); // the warpgroup's Q has arrived
+  wait_queries<C>(consumer);
 
   // ---- tiles of keys
   PipelineState<C::kStages> at;
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile, at.advance()) {
     float s[16][4]; // [64, 128]
-    barriers.consumer_wait(at.stage, at.phase);
-    wgmma_scores<typename C::Element, C::kKeys, P::kSteps>(s[0], sQ,
-                                                           shared_address(
-                                                               shared.k[warp_uniform(at.stage)]));
-    wgmma_wait<0>();
-#pragma unroll
-    for (int j = 0; j < 16; ++j) wgmma_hold(s[j]);
-    if (lane == 0) barriers.consumer_release(at.stage);
+    score_tile<C>(s, sQ, shared, barriers, at);
 #pragma unroll
     for (int r = 0; r < 2; ++r) exponentiate<C>(s, r, p.scale, bias[r], seen[r] - tile * C::kKeys);
 #pragma unroll
@@ -335,7 +213,6 @@ template <class C> NSAI_DEVICE void importance(const StepRowParams<C> &params) {
   const NsaiImportance &p = packed_of(params);
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage<C> &shared = *(SharedStorage<C> *)shared_bytes;
-  const Barriers<C::kStages> barriers = { shared_address(shared.barriers) };
 
   // ---- coordinates
   const int count = gridDim.x / p.kv_heads, group = blockIdx.x / count;
@@ -343,13 +220,8 @@ template <class C> NSAI_DEVICE void importance(const StepRowParams<C> &params) {
   if (tokens.begin >= tokens.end) return;
   const int last = tokens.seq.position(tokens.end - 1);
   const int tiles = ceil_div(candidate_count<C>(last), P::kTileBlocks);
-  if (threadIdx.x == 0) {
-    barriers.init(32, 4 * P::kConsumers);
-    barrier_init_fence();
-  }
-  __syncthreads(); // barriers are initialised
-
-  if (threadIdx.x >= P::kConsumerThreads)
+  const Barriers<C::kStages> barriers = make_barriers<C>(shared);
+  if (threadIdx.x >= ScoreTraits<C>::kConsumerThreads)
     produce<C>(shared, barriers, find_keys<C>(params, tokens.s, group), tiles,
                visible_blocks<C>(last));
   else

@@ -100,8 +100,8 @@ static bool importance_allows(const nsai_kernel_spec *s) {
   return group <= rows && group <= 64 && constant(s, "kKeys") % 32 == 0;
 }
 
-/* Those of select/importance_sm90.cuh. */
-static bool importance_sm90_allows(const nsai_kernel_spec *s, const nsai_target *t) {
+/* Those of select/scores_sm90.cuh. */
+static bool scores_sm90_allows(const nsai_kernel_spec *s, const nsai_target *t) {
   int64_t rows = constant(s, "kRows"), group = constant(s, "kGroupPadded");
   assert_int_equal(constant(s, "kKeys"), 128);
   assert_int_equal(s->threads, 2 * rows + 32);
@@ -121,7 +121,8 @@ static bool kernel_allows(const nsai_kernel_spec *s, const nsai_target *t) {
       is(s, "attend_compressed_sm80") || is(s, "attend_window_sm80") || is(s, "attend_dense_sm80");
   if (s->threads > 1024 || s->threads * constant(s, "kMinBlocks") > 2048) return false;
   if (is(s, "attend_selected_kv_stationary_sm90")) return kv_allows(s, t->shared_bytes);
-  if (is(s, "select_importance_sm90")) return importance_sm90_allows(s, t);
+  if (is(s, "select_importance_sm90") || is(s, "select_normalizer_sm90"))
+    return scores_sm90_allows(s, t);
   if (s->shared_bytes > (s->tma_box_keys ? t->shared_bytes : 99 * 1024)) return false;
   if (s->tma_box_keys && !s->tma_box_heads) {
     int64_t ctas = constant(s, "kMinBlocks");

@@ -106,9 +106,9 @@ static void check_kernels(const nsai_problem *p, const nsai_choice *c) {
   assert_true(has_slot(c, NSAI_STAGE_GATE, 1) == (m->gate == NSAI_GATE_MLP));
   assert_true(has_slot(c, NSAI_STAGE_GATE, 0) == (m->gate_hidden > 0));
   assert_true(has_slot(c, NSAI_STAGE_ATTEND_COMPRESSED, 0) == nsai_compresses_values(m));
-  assert_true(
-      has(c, "select_normalizer") ==
-      (nsai_normalizes_apart(m) && ((own && !nsai_problem_selects_all(p)) || p->max_probe_rows)));
+  const bool wgmma = c->variant[NSAI_STAGE_IMPORTANCE] == nsai_variant_find("importance_sm90");
+  assert_true(has(c, "select_normalizer") == (normalizes && !wgmma));
+  assert_true(has(c, "select_normalizer_sm90") == (normalizes && wgmma));
   assert_true(has_slot(c, NSAI_STAGE_IMPORTANCE, 0) ==
               (own && !nsai_problem_selects_all(p) && !nsai_is_fused(c, NSAI_STAGE_IMPORTANCE)));
   assert_true(has_slot(c, NSAI_STAGE_IMPORTANCE, 1) == (p->max_probe_rows > 0));

@@ -300,7 +300,7 @@ static void specify_ranking(const nsai_request *r, nsai_kernel_spec kernel[]) {
   if (selects) nsai_topn_specify(&topn, "select_topn_cta", &kernel[TOPN]);
   if (selects) nsai_step_scores_specify(r, false, &kernel[IMPORTANCE]);
   if (!has_index(p) && (selects || p->max_probe_rows))
-    nsai_normalizer_specify(p, r->target, &kernel[NORMALIZER]);
+    nsai_normalizer_specify(p, r->target, 0, &kernel[NORMALIZER]);
 }
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {

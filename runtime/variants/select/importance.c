@@ -127,16 +127,17 @@ static bool normalizes(const nsai_request *r) {
 }
 
 void nsai_importance_specify_rest(const nsai_request *r, const nsai_tiles *probe,
-                                  nsai_kernel_spec kernel[]) {
+                                  int32_t wgmma_rows, nsai_kernel_spec kernel[]) {
   const nsai_problem *p = r->problem;
   if (p->max_probe_rows) nsai_importance_specify(p, probe, true, &kernel[NSAI_IMPORTANCE_PROBE]);
-  if (normalizes(r)) nsai_normalizer_specify(p, r->target, &kernel[NSAI_IMPORTANCE_NORMALIZER]);
+  if (normalizes(r))
+    nsai_normalizer_specify(p, r->target, wgmma_rows, &kernel[NSAI_IMPORTANCE_NORMALIZER]);
 }
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   if (nsai_importance_ranks(r))
     nsai_importance_specify(r->problem, r->tiles, false, &kernel[NSAI_IMPORTANCE]);
-  nsai_importance_specify_rest(r, r->tiles, kernel);
+  nsai_importance_specify_rest(r, r->tiles, 0, kernel);
 }
 
 void nsai_importance_workspace(const nsai_request *r, const nsai_kernel_spec kernel[],

@@ -25,9 +25,10 @@ void nsai_importance_legal(const nsai_problem *problem, nsai_reasons *reasons);
  * rows. */
 bool nsai_importance_ranks(const nsai_request *request);
 
-/* All kernels but the first. `probe`: tiles of that of probed rows. */
+/* All kernels but the first. `probe`: tiles of that of probed rows. `wgmma_rows`: as of
+ * nsai_normalizer_specify(). */
 void nsai_importance_specify_rest(const nsai_request *request, const nsai_tiles *probe,
-                                  nsai_kernel_spec kernel[]);
+                                  int32_t wgmma_rows, nsai_kernel_spec kernel[]);
 
 void nsai_importance_workspace(const nsai_request *request, const nsai_kernel_spec kernel[],
                                nsai_form_sizes *out);

@@ -2,53 +2,33 @@
  * SPDX-License-Identifier: MIT
  */
 #include "variants/select/importance_row.h"
+#include "variants/select/scores_sm90.h"
 
 #include <string.h>
 
-#define KEYS 128 /* the kernel's KernelTraits */
-#define MOST_STAGES 4
-#define LEAST_STAGES 2
-#define MOST_OVERLAP 4
+#define MOST_OVERLAP 4 /* the kernel's KernelTraits */
 
 /* ---- tiles ---- */
 
-static uint32_t shared_bytes(const nsai_problem *p, int32_t rows, int32_t stages) {
-  return nsai_smem_importance_sm90(rows, stages, p->model.head_dim_qk);
-}
-
 static nsai_tiles make_tiles(int32_t rows) { return (nsai_tiles){ { [NSAI_TILE_ROWS] = rows } }; }
-
-/* Of few rows two CTAs share a multiprocessor, where they fit; each thread then has 112 registers. */
-static int32_t ctas_per_sm(const nsai_problem *p, const nsai_target *t, int32_t rows) {
-  return rows == 128 && nsai_holds_ctas(t, shared_bytes(p, rows, LEAST_STAGES), 2) ? 2 : 1;
-}
-
-/* As many stages as fit. */
-static int32_t key_stages(const nsai_problem *p, const nsai_target *t, int32_t rows) {
-  int32_t stages = MOST_STAGES;
-  while (stages > LEAST_STAGES &&
-         !nsai_holds_ctas(t, shared_bytes(p, rows, stages), ctas_per_sm(p, t, rows)))
-    stages--;
-  return stages;
-}
 
 /* Every row of a CTA reads the same keys: the more of them, the fewer bytes L2 gives. It is little:
  * select/importance_sm90.cuh has times. */
 static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   int32_t rows = 256;
   *by = NSAI_BY_ARCHITECTURE;
-  while (rows > 128 && shared_bytes(p, rows, LEAST_STAGES) > t->shared_bytes) rows -= 64;
+  while (rows > 128 && nsai_scores_sm90_bytes(p, rows) > t->shared_bytes) rows -= 64;
   return make_tiles(rows);
 }
 
 static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                 nsai_reasons *reasons) {
-  nsai_fit_cta(t, shared_bytes(p, s->of[NSAI_TILE_ROWS], LEAST_STAGES), reasons);
+  nsai_fit_cta(t, nsai_scores_sm90_bytes(p, s->of[NSAI_TILE_ROWS]), reasons);
 }
 
 static double cost(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   const int32_t rows = s->of[NSAI_TILE_ROWS];
-  return 1 + 32.0 / rows + (key_stages(p, t, rows) < 3 ? 0.05 : 0);
+  return 1 + 32.0 / rows + (nsai_scores_sm90_stages(p, t, rows) < 3 ? 0.05 : 0);
 }
 
 static const nsai_space space = {
@@ -88,23 +68,12 @@ static bool sensible(const nsai_problem *p, const nsai_target *t) {
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   const nsai_problem *p = r->problem;
+  const int32_t rows = r->tiles->of[NSAI_TILE_ROWS];
   const nsai_tiles probe = nsai_importance_tiles(p, r->target);
-  nsai_importance_specify_rest(r, &probe, kernel);
+  nsai_importance_specify_rest(r, &probe, rows, kernel);
   if (!nsai_importance_ranks(r)) return;
-  const int32_t rows = r->tiles->of[NSAI_TILE_ROWS], stages = key_stages(p, r->target, rows);
   nsai_kernel_spec *spec = &kernel[NSAI_IMPORTANCE];
-  *spec = (nsai_kernel_spec){ .entry = "select_importance_sm90",
-                              .dtype = p->model.dtype,
-                              .threads = 2 * rows + 32,
-                              .shared_bytes = shared_bytes(p, rows, stages),
-                              .tile_tokens = rows / nsai_padded_group(&p->model),
-                              .compile_cost = 400 };
-  nsai_constant_add(spec, "kHeadDimQk", p->model.head_dim_qk);
-  nsai_group_add(spec, p);
-  nsai_constant_add(spec, "kRows", rows);
-  nsai_constant_add(spec, "kKeys", KEYS);
-  nsai_constant_add(spec, "kStages", stages);
-  nsai_constant_add(spec, "kMinBlocks", ctas_per_sm(p, r->target, rows));
+  nsai_scores_sm90_specify(p, r->target, rows, "select_importance_sm90", spec);
   nsai_pooling_add(spec, p, false);
   nsai_source_add(spec, p, p->model.stride);
 }

@@ -5,6 +5,7 @@
 
 #include "base/math.h"
 #include "variants/compress/mean.h"
+#include "variants/select/scores_sm90.h"
 
 /* The keys whose LSE it takes: every `stride` tokens the mean of `block`. */
 static nsai_mean keys_of(const nsai_model *m) {
@@ -29,13 +30,10 @@ static nsai_tiles tiles_of(const nsai_problem *p, const nsai_target *t) {
                          [NSAI_TILE_CTAS] = t->register_fallback ? 1 : 2 } };
 }
 
-void nsai_normalizer_specify(const nsai_problem *p, const nsai_target *t,
-                             nsai_kernel_spec kernel[]) {
+static void specify_mma(const nsai_problem *p, const nsai_target *t, nsai_kernel_spec *spec) {
   const nsai_model *m = &p->model;
-  const nsai_mean keys = keys_of(m);
   const nsai_tiles tiles = tiles_of(p, t);
   const int32_t warps = tiles.of[NSAI_TILE_WARPS];
-  nsai_kernel_spec *spec = &kernel[NSAI_NORMALIZER_LSE];
   *spec =
       (nsai_kernel_spec){ .entry = "select_normalizer",
                           .dtype = m->dtype,
@@ -45,6 +43,17 @@ void nsai_normalizer_specify(const nsai_problem *p, const nsai_target *t,
                           .tile_tokens = 32 * warps / nsai_padded_group(m),
                           .compile_cost = 300 };
   nsai_query_rows_add(spec, p, &tiles);
+}
+
+void nsai_normalizer_specify(const nsai_problem *p, const nsai_target *t, int32_t wgmma_rows,
+                             nsai_kernel_spec kernel[]) {
+  const nsai_model *m = &p->model;
+  const nsai_mean keys = keys_of(m);
+  nsai_kernel_spec *spec = &kernel[NSAI_NORMALIZER_LSE];
+  if (wgmma_rows)
+    nsai_scores_sm90_specify(p, t, wgmma_rows, "select_normalizer_sm90", spec);
+  else
+    specify_mma(p, t, spec);
   nsai_constant_add(spec, "kBlock", keys.block);
   nsai_constant_add(spec, "kStride", keys.stride);
   nsai_constant_add(spec, "kProbe", false);

@@ -1,10 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The kernel select_normalizer: the LSE of importance where the compressed branch does not give it.
- * It reads the coarse keys of model.select.normalizer, which a forward makes first and a cache has, or
- * without a normaliser the compressed keys. Rows that rank blocks have its kernels and buffers among
- * their own.
+ * The kernels select_normalizer and, on wgmma, select_normalizer_sm90: the LSE of importance where the
+ * compressed branch does not give it. They read the coarse keys of model.select.normalizer, which a
+ * forward makes first and a cache has, or without a normaliser the compressed keys. Rows that rank
+ * blocks have one of them and its buffers among their own.
  */
 #ifndef NSAI_VARIANTS_SELECT_NORMALIZER_H
 #define NSAI_VARIANTS_SELECT_NORMALIZER_H
@@ -18,8 +18,10 @@ enum {
   NSAI_NORMALIZER_BUFFERS
 };
 
+/* `wgmma_rows`: of a tile of select_normalizer_sm90, where importance_sm90 is legal; 0:
+ * select_normalizer. */
 void nsai_normalizer_specify(const nsai_problem *problem, const nsai_target *target,
-                             nsai_kernel_spec kernel[]);
+                             int32_t wgmma_rows, nsai_kernel_spec kernel[]);
 
 void nsai_normalizer_workspace(const nsai_request *request, const nsai_kernel_spec kernel[],
                                int64_t bytes[]);
