@@ -206,7 +206,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_constant_add(spec, "kCluster", cluster);
   nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_CTAS]);
   nsai_step_scores_specify(r, false, &kernel[SCORES]);
-  if (p->model.by != NSAI_BY_INDEX) nsai_normalizer_specify(p, r->target, &kernel[NORMALIZER]);
+  if (p->model.by != NSAI_BY_INDEX) nsai_normalizer_specify(p, r->target, 0, &kernel[NORMALIZER]);
 }
 
 static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
