@@ -113,7 +113,8 @@ class Cpu:
 class Dense:
     """Dense attention of one backend on one device."""
 
-    def __init__(self, torch, device, backend):
+    def __init__(self, device, backend):
+        import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
         self.torch, self.device = torch, device
         self.backend = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
@@ -194,14 +195,28 @@ def open_csv(path, columns):
     return writer, file
 
 
-def measure(torch, device, backend, part, batch, tokens):
+def find_device(name):
+    """The device of that name; ends the program with the status 77 where PyTorch or a GPU is missing."""
+    program = pathlib.Path(sys.argv[0]).name
+    try:
+        import torch
+    except ImportError as error:
+        print(f"{program}: no PyTorch: {error}", file=sys.stderr)
+        sys.exit(77)
+    if name == "cuda" and not torch.cuda.is_available():
+        print(f"{program}: no GPU", file=sys.stderr)
+        sys.exit(77)
+    return Gpu(torch) if name == "cuda" else Cpu(torch)
+
+
+def measure(device, backend, part, batch, tokens):
     """A line of the table."""
     now = datetime.datetime.now(datetime.timezone.utc)
     row = {"date": now.strftime("%Y-%m-%dT%H:%M:%SZ"), "device": device.title, "software": device.software,
            "backend": backend, "part": part, "dtype": "bf16", "heads": HEADS, "kv_heads": KV_HEADS,
            "head_dim": DIM, "batch": batch, "tokens": tokens, "ms": "", "note": ""}
     try:
-        row["ms"] = f"{Dense(torch, device, backend).time(part, batch, tokens):.5g}"
+        row["ms"] = f"{Dense(device, backend).time(part, batch, tokens):.5g}"
     except RuntimeError as error:  # no such kernel, or no memory
         row["note"] = str(error).split("\n", 1)[0]
     device.free()
@@ -210,15 +225,7 @@ def measure(torch, device, backend, part, batch, tokens):
 
 def main():
     a = parse_arguments()
-    try:
-        import torch
-    except ImportError as error:
-        print(f"peers.py: no PyTorch: {error}", file=sys.stderr)
-        return 77
-    if a.device == "cuda" and not torch.cuda.is_available():
-        print("peers.py: no GPU", file=sys.stderr)
-        return 77
-    device = Gpu(torch) if a.device == "cuda" else Cpu(torch)
+    device = find_device(a.device)
     writer, file = open_csv(a.csv, COLUMNS) if a.csv else (None, None)
     missing = 0
     print(f"{device.title}, {device.software}")
@@ -226,7 +233,7 @@ def main():
         for tokens in a.lengths:
             for batch in a.batches if part == "decode" else [1]:
                 for backend in a.backends if part in a.parts else []:
-                    row = measure(torch, device, backend, part, batch, tokens)
+                    row = measure(device, backend, part, batch, tokens)
                     missing += not row["ms"]
                     print(f"{part:8} {batch:3} x {tokens:6} {backend:5} {row['ms']:>9} ms  {row['note']}".rstrip(),
                           flush=True)

@@ -156,17 +156,9 @@ def take_times(a, device, write):
 
 def main():
     a = parse_arguments()
-    try:
-        import torch
-    except ImportError as error:
-        print(f"sparse_peers.py: no PyTorch: {error}", file=sys.stderr)
-        return 77
-    if a.device == "cuda" and not torch.cuda.is_available():
-        print("sparse_peers.py: no GPU", file=sys.stderr)
-        return 77
     if a.device == "cpu" and not a.check:
         sys.exit("sparse_peers.py: --device cpu takes no times: add --check")
-    device = peers.Gpu(torch) if a.device == "cuda" else peers.Cpu(torch)
+    device = peers.find_device(a.device)
     print(f"{device.title}, {device.software}")
     failed = 0
     if not a.check:

@@ -6,10 +6,9 @@
 #include "base/math.h"
 #include "params/kv_cache.h"
 
-/* Tokens of a cache for each new token up to which they are expanded. An estimate: a prefill of 64k
- * tokens took 0.03 to 0.04 us a token longer over codes than over 16 bits (H200), and expanding a
- * token, of 4 heads of 128 and 128 columns, moves 3 KB, 0.8 ns: even at 40 to 50. A prompt that comes
- * in equal chunks has half of its tokens behind it on the average. */
+/* Tokens of a cache for each new token up to which they are expanded. (H200, a prompt of 64k tokens in
+ * equal chunks, all of the cache in e4m3, ms over codes, and expanded: of 2048 tokens, 32, 29.4 and 28.5;
+ * of 1024, 64, 31.9 and 31.6, or with correlated inputs 26.7 and 27.0.) */
 #define REACH 64
 
 #define MOST_SEQS 65535 /* the y of a grid */

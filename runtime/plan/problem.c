@@ -184,8 +184,8 @@ static bool names_rows(const nsai_config *config) {
   return config->variants.disable.count > 0;
 }
 
-/* The context from which a prefill of few tokens is split. Left to the library, none is: it was not timed
- * yet. */
+/* The context from which a prefill of few tokens is split. Left to the library, none is: on an H200 chunks
+ * of 64 tokens gain (153 us over 64k, split 118), but those of 128 lose (172, split 184). */
 static int64_t split_from(const nsai_config *config, int32_t op) {
   const int64_t wanted = config->thresholds.prefill_split_from;
   if (op != NSA_OP_PREFILL || names_rows(config)) return 0;

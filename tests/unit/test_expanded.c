@@ -7,17 +7,12 @@
  */
 #include "support/cmocka_all.h"
 
-#include "machine.h"
+#include "expanded_fixture.h"
 #include "params/kv_cache.h"
-#include "plan/plan.h"
-
-#include <string.h>
-#include <sys/mman.h>
 
 #define YAML                                                                                       \
   "nsa: 1\nmodel: {heads: 64, kv_heads: 4, head_dim: 128, kv_sharing: shared, gate: none}\n"       \
   "serving: {page_size: 64, cmp_dtype: e4m3}\n"
-#define PAGES 64
 #define LEAST 17 /* new tokens of a sequence that are worth it */
 #define SEQUENCE_BYTES(tokens) ((tokens) / 16 * 4 * 128 * 2) /* of K, and of V */
 
@@ -33,75 +28,15 @@ static double note_params(const fake_cuda_launch *launch, const void *params) {
   return 1;
 }
 
-typedef struct expanded_run {
-  nsa_ctx *ctx;
-  nsa_plan *plan;
-  char dir[64];
-  nsa_caps caps;
-  char *memory, *next; /* addresses that nobody touches */
-} expanded_run;
-
-#define MEMORY ((size_t)64 << 30)
-
 static void begin(expanded_run *r, const char *override) {
-  memset(r, 0, sizeof *r);
-  machine_reopen(&r->ctx, r->dir, &(machine_reopening){ .yaml = YAML, .extra = override });
-  r->memory = mmap(NULL, MEMORY, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  assert_ptr_not_equal(r->memory, MAP_FAILED);
+  *r = (expanded_run){ .kv_dtype = NSA_BF16, .cmp_dtype = NSA_E4M3, .note = note_params };
+  expanded_open(r, YAML, override);
 }
 
-static void plan(expanded_run *r, int64_t tokens, int32_t seqs, int64_t longest) {
-  nsa_problem p = INIT(nsa_problem, .op = NSA_OP_PREFILL, .max_tokens = tokens, .max_seqs = seqs,
-                       .max_kv_len = longest);
-  nsa_plan_destroy(r->plan);
-  r->plan = machine_plan(r->ctx, &p);
-  r->caps = (nsa_caps)NSA_CAPS_INIT;
-  machine_expect("caps", nsa_plan_caps(r->plan, &r->caps), NSA_OK, NULL);
-}
-
-static void end(expanded_run *r) {
-  nsa_plan_destroy(r->plan);
-  nsa_destroy(r->ctx);
-  machine_remove(r->dir);
-  munmap(r->memory, MEMORY);
-}
-
-static nsa_tensor tensor(expanded_run *r, int32_t dtype, int32_t ndim, const int64_t shape[4]) {
-  nsa_tensor t = { .data = r->next, .ndim = ndim, .dtype = dtype };
-  int64_t stride = 1;
-  for (int i = ndim - 1; i >= 0; i--) {
-    t.shape[i] = shape[i];
-    t.stride[i] = stride;
-    stride *= shape[i];
-  }
-  r->next += (stride * 4 + 255) / 256 * 256;
-  assert_true(r->next <= r->memory + MEMORY);
-  return t;
-}
-#define TENSOR(r, dtype, ndim, ...) tensor(r, dtype, ndim, (const int64_t[4]){ __VA_ARGS__ })
-
-/* A call of so many tokens and sequences, with cu_q. */
 static void prefill(expanded_run *r, int64_t tokens, int32_t seqs, uint32_t branches) {
-  nsa_batch batch = INIT(nsa_batch, .num_seqs = seqs);
-  nsa_io io = NSA_IO_INIT;
-  nsa_exec exec = INIT(nsa_exec, .branches = branches);
-  r->next = r->memory;
-  exec.workspace = r->next;
-  exec.workspace_bytes = r->caps.workspace_bytes;
-  r->next += (r->caps.workspace_bytes + 255) / 256 * 256;
-  batch.cu_q = TENSOR(r, NSA_I32, 1, seqs + 1);
-  batch.kv_len = TENSOR(r, NSA_I32, 1, seqs);
-  batch.block_table = TENSOR(r, NSA_I32, 2, seqs, 1024);
-  io.kv.k[0] = TENSOR(r, NSA_BF16, 4, PAGES, 64, 4, 128);
-  io.kv.v[0] = TENSOR(r, NSA_BF16, 4, PAGES, 64, 4, 128);
-  io.kv.k_cmp = TENSOR(r, NSA_E4M3, 4, PAGES, 4, 4, 128);
-  io.kv.v_cmp = TENSOR(r, NSA_E4M3, 4, PAGES, 4, 4, 128);
-  io.q = TENSOR(r, NSA_BF16, 3, tokens, 64, 128);
-  io.o = TENSOR(r, NSA_BF16, 3, tokens, 64, 128);
   memset(&expand, 0, sizeof expand);
   memset(&read_by, 0, sizeof read_by);
-  *machine_record() = (fake_cuda_state){ .retained = 1, .kernel = note_params };
-  machine_expect("prefill", nsa_prefill(r->plan, &exec, &batch, &io), NSA_OK, NULL);
+  expanded_prefill(r, tokens, seqs, 1024, branches);
 }
 
 static bool launched(const char *name) {
@@ -134,45 +69,38 @@ static void test_choice(void **state) {
   p.cmp_dtype = NSA_NONE;
   expect_row(&r, &p, "attend_compressed_topn_sm90: chosen");
   expect_row(&r, &p, "it expands compressed entries of a cache in e4m3");
-  end(&r);
+  expanded_close(&r);
 }
 
 /* ---- launches ---- */
 
-static void expect_early(const char *names) {
-  const fake_cuda_state *record = machine_record();
-  machine_expect_launches(names);
-  for (int i = 0; i < record->launches; i++) assert_int_equal(record->launch[i].overlaps, i > 0);
-  assert_int_equal(record->waits + record->memory_calls, 0);
-}
-
 static void test_launches(void **state) {
   expanded_run r;
   begin(&r, "variants.force.attend_window=attend_window_sm90");
-  plan(&r, 2048, 1, 65536);
+  expanded_plan(&r, 2048, 1, 65536);
   prefill(&r, 2048, 1, 0);
-  expect_early("kv_cache_expand_entries attend_window_sm90 attend_compressed_topn_sm90 "
-               "attend_selected_sm90_mma");
+  expanded_expect("kv_cache_expand_entries attend_window_sm90 attend_compressed_topn_sm90 "
+                  "attend_selected_sm90_mma");
   /* 64 of 4096 entries a CTA, of each of 4 heads */
   assert_int_equal(machine_record()->launch[0].grid_x, 64 * 4);
   assert_int_equal(machine_record()->launch[0].grid_y, 1);
   prefill(&r, LEAST - 1, 1, 0); /* too few tokens, as the kernel of the branch finds, too */
-  expect_early("attend_window_sm90 attend_compressed_topn_sm90 attend_selected_sm90_mma");
+  expanded_expect("attend_window_sm90 attend_compressed_topn_sm90 attend_selected_sm90_mma");
   assert_int_equal(read_by.least_tokens, LEAST);
   prefill(&r, LEAST, 1, 1u << NSA_CMP);
-  expect_early("kv_cache_expand_entries attend_compressed_topn_sm90");
+  expanded_expect("kv_cache_expand_entries attend_compressed_topn_sm90");
   prefill(&r, 2048, 1, 1u << NSA_WIN);
-  expect_early("attend_window_sm90");
-  plan(&r, LEAST - 1, 8, 65536); /* has no workspace for any */
+  expanded_expect("attend_window_sm90");
+  expanded_plan(&r, LEAST - 1, 8, 65536); /* has no workspace for any */
   prefill(&r, LEAST - 1, 1, 1u << NSA_CMP);
-  expect_early("attend_compressed_topn_sm90");
+  expanded_expect("attend_compressed_topn_sm90");
   assert_true(read_by.least_tokens >= LEAST);
-  end(&r);
+  expanded_close(&r);
   begin(&r, "variants.force.attend_compressed=attend_compressed_topn_sm90");
-  plan(&r, 2048, 1, 65536);
+  expanded_plan(&r, 2048, 1, 65536);
   prefill(&r, 2048, 1, 0);
   assert_false(launched("kv_cache_expand_entries"));
-  end(&r);
+  expanded_close(&r);
 }
 
 /* ---- where entries lie ---- */
@@ -222,7 +150,7 @@ static void test_slots(void **state) {
   expanded_run r;
   int tokens[256];
   begin(&r, "variants.force.attend_window=attend_window_sm90");
-  plan(&r, 2080, 33, 65536); /* 16 sequences of 8 MiB fit */
+  expanded_plan(&r, 2080, 33, 65536); /* 16 sequences of 8 MiB fit */
   for (int s = 0; s < 32; s++) tokens[s] = 1;
   tokens[32] = 2048;
   expect_slots(&r, 65536, tokens, 33, 1);
@@ -233,7 +161,7 @@ static void test_slots(void **state) {
   assert_int_equal(read_by.least_tokens, 33 * 63 / 17 + 1);
   for (int s = 0; s < 33; s++) tokens[s] = s % 4 ? 1 : 128;
   expect_slots(&r, 65536, tokens, 33, 9);
-  plan(&r, 256, 256, 4096); /* 15 slots, by the tokens of the plan */
+  expanded_plan(&r, 256, 256, 4096); /* 15 slots, by the tokens of the plan */
   for (int s = 0; s < 100; s++) tokens[s] = s % 10 ? 1 : 16;
   tokens[99] = 5;
   tokens[50] = LEAST;
@@ -241,7 +169,7 @@ static void test_slots(void **state) {
   for (int s = 0; s < 15; s++) tokens[s] = LEAST;
   tokens[15] = 1;
   expect_slots(&r, 4096, tokens, 16, 15);
-  end(&r);
+  expanded_close(&r);
 }
 
 int main(void) {

@@ -6,18 +6,14 @@
  */
 #include "support/cmocka_all.h"
 
-#include "machine.h"
+#include "expanded_fixture.h"
 #include "params/kv_cache.h"
-#include "plan/plan.h"
 
 #include <stdio.h>
-#include <string.h>
-#include <sys/mman.h>
 
 #define YAML                                                                                       \
   "nsa: 1\nmodel: {heads: 64, kv_heads: 4, head_dim: 128, kv_sharing: %s, gate: none}\n"           \
   "serving: {page_size: 64, kv_dtype: e4m3}\n"
-#define PAGES 64
 #define REACH 64 /* tokens of a cache that a new one is worth */
 #define ROWS_BYTES(rows) ((int64_t)(rows)*4 * 128 * 2) /* of K, and of V */
 #define RING 4096
@@ -38,88 +34,27 @@ static double note_params(const fake_cuda_launch *launch, const void *params) {
   return 1;
 }
 
-typedef struct raw_run {
-  nsa_ctx *ctx;
-  nsa_plan *plan;
-  char dir[64];
-  nsa_caps caps;
-  bool per_branch, ring;
-  char *memory, *next; /* addresses that nobody touches */
-} raw_run;
-
-#define MEMORY ((size_t)64 << 30)
-
-static void begin(raw_run *r, bool per_branch, const char *override) {
+static void begin(expanded_run *r, bool per_branch, const char *override) {
   char yaml[sizeof YAML + 16];
   snprintf(yaml, sizeof yaml, YAML, per_branch ? "per_branch" : "shared");
-  memset(r, 0, sizeof *r);
-  r->per_branch = per_branch;
-  machine_reopen(&r->ctx, r->dir, &(machine_reopening){ .yaml = yaml, .extra = override });
-  r->memory = mmap(NULL, MEMORY, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  assert_ptr_not_equal(r->memory, MAP_FAILED);
+  *r = (expanded_run){
+    .kv_dtype = NSA_E4M3, .cmp_dtype = NSA_BF16, .per_branch = per_branch, .note = note_params
+  };
+  expanded_open(r, yaml, override);
 }
 
-static void plan(raw_run *r, int64_t tokens, int32_t seqs, int64_t longest) {
-  nsa_problem p = INIT(nsa_problem, .op = NSA_OP_PREFILL, .max_tokens = tokens, .max_seqs = seqs,
-                       .max_kv_len = longest, .window_ring = r->ring);
-  nsa_plan_destroy(r->plan);
-  r->plan = machine_plan(r->ctx, &p);
-  r->caps = (nsa_caps)NSA_CAPS_INIT;
-  machine_expect("caps", nsa_plan_caps(r->plan, &r->caps), NSA_OK, NULL);
-}
-
-static void end(raw_run *r) {
-  nsa_plan_destroy(r->plan);
-  nsa_destroy(r->ctx);
-  machine_remove(r->dir);
-  munmap(r->memory, MEMORY);
-}
-
-static nsa_tensor tensor(raw_run *r, int32_t dtype, int32_t ndim, const int64_t shape[4]) {
-  nsa_tensor t = { .data = r->next, .ndim = ndim, .dtype = dtype };
-  int64_t stride = 1;
-  for (int i = ndim - 1; i >= 0; i--) {
-    t.shape[i] = shape[i];
-    t.stride[i] = stride;
-    stride *= shape[i];
-  }
-  r->next += (stride * 4 + 255) / 256 * 256;
-  assert_true(r->next <= r->memory + MEMORY);
-  return t;
-}
-#define TENSOR(r, dtype, ndim, ...) tensor(r, dtype, ndim, (const int64_t[4]){ __VA_ARGS__ })
-
-/* A call of so many tokens and sequences, whose table has pages for `longest` tokens. */
-static void prefill(raw_run *r, int64_t tokens, int32_t seqs, int64_t longest, uint32_t branches) {
-  nsa_batch batch = INIT(nsa_batch, .num_seqs = seqs);
-  nsa_io io = NSA_IO_INIT;
-  nsa_exec exec = INIT(nsa_exec, .branches = branches);
-  r->next = r->memory;
-  exec.workspace = r->next;
-  exec.workspace_bytes = r->caps.workspace_bytes;
-  r->next += (r->caps.workspace_bytes + 255) / 256 * 256;
-  batch.cu_q = TENSOR(r, NSA_I32, 1, seqs + 1);
-  batch.kv_len = TENSOR(r, NSA_I32, 1, seqs);
-  batch.block_table = TENSOR(r, NSA_I32, 2, seqs, longest / 64);
-  for (int b = r->per_branch ? NSA_CMP : 0; b < (r->per_branch ? NSA_BRANCHES : 1); b++) {
-    const bool ring = r->ring && b == NSA_WIN;
-    io.kv.k[b] = TENSOR(r, NSA_E4M3, 4, ring ? seqs : PAGES, ring ? RING : 64, 4, 128);
-    io.kv.v[b] = TENSOR(r, NSA_E4M3, 4, ring ? seqs : PAGES, ring ? RING : 64, 4, 128);
-  }
-  io.kv.k_cmp = TENSOR(r, NSA_BF16, 4, PAGES, 4, 4, 128);
-  io.kv.v_cmp = TENSOR(r, NSA_BF16, 4, PAGES, 4, 4, 128);
-  io.q = TENSOR(r, NSA_BF16, 3, tokens, 64, 128);
-  io.o = TENSOR(r, NSA_BF16, 3, tokens, 64, 128);
+/* A call whose table has pages for `longest` tokens. */
+static void prefill(expanded_run *r, int64_t tokens, int32_t seqs, int64_t longest,
+                    uint32_t branches) {
   expanded = 0;
   memset(expand, 0, sizeof expand);
-  *machine_record() = (fake_cuda_state){ .retained = 1, .kernel = note_params };
-  machine_expect("prefill", nsa_prefill(r->plan, &exec, &batch, &io), NSA_OK, NULL);
+  expanded_prefill(r, tokens, seqs, longest / 64, branches);
 }
 
 /* ---- which row ---- */
 
 static void test_choice(void **state) {
-  raw_run r;
+  expanded_run r;
   begin(&r, false, NULL);
   nsa_problem p = INIT(nsa_problem, .op = NSA_OP_PREFILL, .max_tokens = 8192, .max_kv_len = 65536);
   machine_expect_story(r.ctx, &p, "attend_selected_expanded_sm90_mma warps=8 stages=7: chosen");
@@ -143,21 +78,14 @@ static void test_choice(void **state) {
   machine_expect_story(r.ctx, &p, "attend_window_expanded_sm90 rows=192 keys=80 stages=2: chosen");
   p.kv_dtype = NSA_NONE;
   machine_expect_story(r.ctx, &p, "it expands raw tokens of a cache in e4m3");
-  end(&r);
+  expanded_close(&r);
   begin(&r, false, "thresholds.prefill_expand_bytes=0");
   p.kv_dtype = 0;
   machine_expect_story(r.ctx, &p, "attend_selected_sm90_mma warps=8 stages=7: chosen");
-  end(&r);
+  expanded_close(&r);
 }
 
 /* ---- launches ---- */
-
-static void expect_early(const char *names) {
-  const fake_cuda_state *record = machine_record();
-  machine_expect_launches(names);
-  for (int i = 0; i < record->launches; i++) assert_int_equal(record->launch[i].overlaps, i > 0);
-  assert_int_equal(record->waits + record->memory_calls, 0);
-}
 
 /* The shared memory of a kernel tells whether its stages hold codes. */
 static uint32_t shared_of(const char *name) {
@@ -169,7 +97,7 @@ static uint32_t shared_of(const char *name) {
 }
 
 /* What was expanded lies in the workspace, and is what the kernel reads. */
-static void expect_rows(const raw_run *r, int i, int64_t rows, int seqs,
+static void expect_rows(const expanded_run *r, int i, int64_t rows, int seqs,
                         const NsaiCachedAttendTma *by_window) {
   const NsaiCachePair *to = &expand[i].to;
   const char *k = to->k.data, *v = to->v.data;
@@ -189,85 +117,85 @@ static void expect_rows(const raw_run *r, int i, int64_t rows, int seqs,
 static void test_launches(void **state) {
   static const char together[] = "kv_cache_expand_tokens attend_window_sm90 "
                                  "attend_compressed_topn_sm90 attend_selected_sm90_mma";
-  raw_run r;
+  expanded_run r;
   begin(&r, false, NULL);
-  plan(&r, 2048, 4, 65536);
+  expanded_plan(&r, 2048, 4, 65536);
   prefill(&r, 2048, 1, 65536, 0);
-  expect_early(together);
+  expanded_expect(together);
   /* 64 of 65536 tokens a CTA, of each of 4 heads */
   assert_int_equal(machine_record()->launch[0].grid_x, 1024 * 4);
   assert_int_equal(machine_record()->launch[0].grid_y, 1);
   assert_int_equal(expand[0].behind, 65536);
   expect_rows(&r, 0, 65536, 1, &window.cached);
   assert_memory_equal(&expand[0].to, &selected.cached.pair, sizeof selected.cached.pair);
-  assert_int_equal(expand[0].from.pages, PAGES);
+  assert_int_equal(expand[0].from.pages, EXPANDED_PAGES);
   const uint32_t elements = shared_of("attend_selected_sm90_mma");
   prefill(&r, 1024, 1, 65536, 0); /* just worth it */
-  expect_early(together);
+  expanded_expect(together);
   prefill(&r, 1023, 1, 65536, 0);
-  expect_early("attend_window_sm90 attend_compressed_topn_sm90 attend_selected_sm90_mma");
+  expanded_expect("attend_window_sm90 attend_compressed_topn_sm90 attend_selected_sm90_mma");
   assert_true(shared_of("attend_selected_sm90_mma") < elements);
-  assert_int_equal(selected.cached.pair.pages, PAGES);
+  assert_int_equal(selected.cached.pair.pages, EXPANDED_PAGES);
   prefill(&r, 1023, 1, 65472, 0); /* by the pages of its table */
-  expect_early(together);
+  expanded_expect(together);
   prefill(&r, 2048, 2, 65536, 0);
-  expect_early(together);
+  expanded_expect(together);
   expect_rows(&r, 0, 65536, 2, &window.cached);
   prefill(&r, 2048, 3, 65536, 0); /* more than they are worth, and than there is room for */
   assert_int_equal(expanded, 0);
   prefill(&r, 2048, 1, 65536, 1u << NSA_WIN); /* those in windows */
-  expect_early("kv_cache_expand_tokens attend_window_sm90");
+  expanded_expect("kv_cache_expand_tokens attend_window_sm90");
   assert_int_equal(expand[0].behind, WINDOW - 1);
   assert_int_equal(machine_record()->launch[0].grid_x, (2048 + WINDOW + 14 + 63) / 64 * 4);
   prefill(&r, 2048, 1, 65536, 1u << NSA_CMP);
   assert_int_equal(expanded, 0);
-  end(&r);
+  expanded_close(&r);
   begin(&r, false, "variants.force.attend_selected=attend_selected_sm90_mma");
-  plan(&r, 2048, 1, 65536);
+  expanded_plan(&r, 2048, 1, 65536);
   prefill(&r, 2048, 1, 65536, 0); /* the window alone */
-  expect_early(together);
+  expanded_expect(together);
   assert_int_equal(expand[0].behind, WINDOW - 1);
-  assert_int_equal(selected.cached.pair.pages, PAGES);
-  end(&r);
+  assert_int_equal(selected.cached.pair.pages, EXPANDED_PAGES);
+  expanded_close(&r);
 }
 
 /* The window's keys are read before the previous kernel has ended. */
 static void test_fused(void **state) {
-  raw_run r;
+  expanded_run r;
   begin(&r, false, "variants.force.attend_selected=attend_selected_window_expanded_sm90");
-  plan(&r, 2048, 1, 65536);
+  expanded_plan(&r, 2048, 1, 65536);
   prefill(&r, 2048, 1, 65536, 0);
-  expect_early("kv_cache_expand_tokens attend_compressed_topn_sm90 attend_selected_window_sm90");
+  expanded_expect("kv_cache_expand_tokens attend_compressed_topn_sm90 attend_selected_window_sm90");
   prefill(&r, 2048, 1, 65536, 1u << NSA_WIN);
   machine_expect_launches("kv_cache_expand_tokens attend_selected_window_sm90");
   assert_int_equal(machine_record()->launch[1].overlaps, 0);
   assert_int_equal(expand[0].behind, WINDOW - 1);
-  end(&r);
+  expanded_close(&r);
 }
 
 static void test_pairs(void **state) {
   static const char names[] = "kv_cache_expand_tokens kv_cache_expand_tokens attend_window_sm90 "
                               "attend_compressed_topn_sm90 attend_selected_sm90_mma";
-  raw_run r;
+  expanded_run r;
   begin(&r, true, NULL);
-  plan(&r, 2048, 1, 65536);
+  expanded_plan(&r, 2048, 1, 65536);
   prefill(&r, 2048, 1, 65536, 0);
-  expect_early(names);
+  expanded_expect(names);
   expect_rows(&r, 0, 65536, 1, NULL);
   expect_rows(&r, 1, 65536, 1, &window.cached);
   assert_memory_equal(&expand[0].to, &selected.cached.pair, sizeof selected.cached.pair);
   assert_ptr_not_equal(expand[0].to.k.data, expand[1].to.k.data);
-  r.ring = true;
-  plan(&r, 2048, 2, 65536);
+  r.ring = RING;
+  expanded_plan(&r, 2048, 2, 65536);
   prefill(&r, 2048, 2, 65536, 0);
-  expect_early(names);
+  expanded_expect(names);
   expect_rows(&r, 0, 65536, 2, NULL);
   const int64_t ring = (2048 + WINDOW - 1 + 15) / 16 * 16;
   expect_rows(&r, 1, ring, 2, &window.cached);
   assert_int_equal(expand[1].from.ring, RING);
   assert_int_equal(expand[1].to.ring, ring);
   assert_int_equal(expand[0].to.ring, 0);
-  end(&r);
+  expanded_close(&r);
 }
 
 int main(void) {

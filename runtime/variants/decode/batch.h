@@ -27,7 +27,9 @@ bool nsai_decode_suits(const nsai_problem *problem, int32_t sms, nsai_decode_sha
 bool nsai_decode_reaches(const nsai_problem *problem, int32_t sms, nsai_decode_share share,
                          bool cluster_2, int64_t items);
 
-/* Most raw keys that a token attends to: of its window and of its chosen blocks. */
+/* Most raw keys that a token attends to: of its window and of its chosen blocks; and the number up to which
+ * waits, and not bytes, are what a step is bound by. (A guess. On an H200 clusters pay at 2048 and 6144.) */
+#define NSAI_DECODE_MOST_RAW_KEYS 8192
 int64_t nsai_decode_raw_keys(const nsai_problem *problem);
 
 /* Whether the items are no more than half the multiprocessors. */

@@ -146,9 +146,6 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
                 (long long)p->max_kv_len, (long long)longest_range(p, &tiles), most_blocks(&tiles));
 }
 
-/* Raw keys of a token up to which waits, and not bytes, are what a step is bound by. (A guess.) */
-#define MOST_RAW_KEYS 8192
-
 /* Compressed keys of all items up to which a step rather waits than streams: behind them
  * decode_split_kv gains, which has all multiprocessors. (H200, us of decode_split_kv, and of
  * this: 5 and 7 sequences of 64k 41.1 and 46.0, 26.3 and 29.5; 1 and 2 of 128k 34.2 and 38.0,
@@ -177,7 +174,7 @@ static bool gains_on_split_kv(const nsai_problem *p, const nsai_target *t) {
 static bool sensible(const nsai_problem *p, const nsai_target *t) {
   if (t->register_fallback >= NSAI_SMALLEST_TILES) return false; /* decode_split_kv serves */
   return nsai_target_major(t) == 9 && run_at_once(p, 4) && gains_on_split_kv(p, t) &&
-         nsai_decode_raw_keys(p) <= MOST_RAW_KEYS;
+         nsai_decode_raw_keys(p) <= NSAI_DECODE_MOST_RAW_KEYS;
 }
 
 static void fit_cluster(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
