@@ -31,7 +31,12 @@ static nsa_status check_device(const nsa_ctx *ctx) {
 
 static nsa_status check_tunable(const nsai_problem *p, size_t index) {
   if (nsai_problem_is_tunable(p)) return NSA_OK;
-  if (p->op == NSA_OP_APPEND || p->op == NSA_OP_INDEX_KL)
+  if (p->op == NSA_OP_INDEX_KL)
+    return nsai_fail(NSA_E_UNSUPPORTED,
+                     "problem %zu: %s is not timed here: leave it out, or set "
+                     "variants.force.index_kl",
+                     index, nsai_op_name(p->op));
+  if (p->op == NSA_OP_APPEND)
     return nsai_fail(NSA_E_UNSUPPORTED, "problem %zu: %s has nothing to choose: leave it out",
                      index, nsai_op_name(p->op));
   return nsai_fail(NSA_E_UNSUPPORTED,

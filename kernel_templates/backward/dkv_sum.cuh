@@ -34,10 +34,6 @@ template <class Config> struct SumTraits {
   static_assert(kItems >= 1, "a CTA holds at least one run of a head");
 };
 
-NSAI_DEVICE void add_four(float4 &sum, const float4 &x) {
-  sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
-}
-
 // Sum over the splits of row `row` of the compressed branch, in this thread's columns.
 template <class Config>
 NSAI_DEVICE float4 compressed_sum(const NsaiBackwardSum &p, int head, long long row, int column) {

@@ -114,7 +114,8 @@ template <class Config> struct TokenStages {
                           __float_as_uint(fmaf(words.lse[i], kLog2e, -p.teacher_shift)));
     }
     if (n % F::kParts || threadIdx.x >= F::kTokens) return;
-    constexpr float kShift = 8.0f; // log2 of NSAI_INDEX_KL_UNIT
+    constexpr float kShift = 8.0f;
+    static_assert(NSAI_INDEX_KL_UNIT == 1 << 8, "kShift is its logarithm");
     store_shared_pair(F::tokens(base, n / F::kParts) + 8 * threadIdx.x,
                       make_uint2(__float_as_uint(words.student - kShift), (u32)words.seen));
   }

@@ -5,11 +5,8 @@
 // order, so every run gives the same bits.
 #pragma once
 #include "backward/index_kl_items.cuh"
+#include "backward/products.cuh"
 #include "core/types.cuh"
-
-NSAI_DEVICE void add_four(float4 &sum, const float4 &x) {
-  sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
-}
 
 NSAI_DEVICE float4 scaled(const float4 &x, float factor) {
   return make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);

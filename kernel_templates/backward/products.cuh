@@ -179,6 +179,10 @@ NSAI_DEVICE void store_gate(const NsaiGradient &out, int token, int head, int br
       out, token * out.view.token_stride + head * out.view.head_stride + branch, x.inner * slope);
 }
 
+NSAI_DEVICE void add_four(float4 &sum, const float4 &x) {
+  sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+}
+
 // Stores four adjacent elements; `at` is a multiple of 4. Floats need only 4-byte alignment.
 template <class E>
 NSAI_DEVICE void store_gradients(const NsaiGradient &out, long long at, float4 x) {

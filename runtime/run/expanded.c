@@ -49,6 +49,7 @@ nsai_cache_source nsai_find_source(const nsai_run *run, int branch, bool expande
 
 nsa_status nsai_map_source(const nsai_run *run, const nsai_cache_source *source, int32_t box_rows,
                            NsaiTensorMap *k_map, NsaiTensorMap *v_map) {
+  if (!source->expanded) return nsai_map_pages(run, source->branch, box_rows, k_map, v_map);
   const nsai_model *m = &run->plan->problem.model;
   nsai_boxed_pages boxed = { .name = "k",
                              .view = source->pair.k,
@@ -58,7 +59,6 @@ nsa_status nsai_map_source(const nsai_run *run, const nsai_cache_source *source,
                              .dim = m->head_dim_qk,
                              .dtype = m->dtype,
                              .box_rows = box_rows };
-  if (!source->expanded) return nsai_map_pages(run, source->branch, box_rows, k_map, v_map);
   NSAI_TRY(nsai_tensor_map_pages(run->driver, &boxed, k_map));
   boxed.name = "v";
   boxed.view = source->pair.v;

@@ -65,7 +65,7 @@ static kl_tiles choose_tiles(const nsai_model *m, const nsai_target *t, bool wgm
         s.registers = holds_keys(m, &s);
         if (shared_bytes(m, &s) <= nsai_backward_most_shared(wgmma, t)) return s;
       }
-  return (kl_tiles){ .keys = 16, .rows = 16, .stages = 1 };
+  return (kl_tiles){ .wgmma = wgmma, .keys = least, .rows = 16, .stages = 1 };
 }
 
 static void specify_items(const nsai_request *r, bool wgmma, nsai_kernel_spec *spec) {
@@ -140,7 +140,8 @@ void nsai_index_kl_legal(const nsai_problem *p, const nsai_target *t, nsai_reaso
 /* ---- workspace ---- */
 
 /* Partial sums of d_index_q: a row of Di for each token, slot and head is 2.1 GB at 64k tokens, 16
- * blocks, 4 heads and Di 128. In pieces of this many bytes the launches last milliseconds. */
+ * blocks, 4 heads and Di 128. Pieces of this many bytes bound it. (H200: two of them, 7 ms
+ * each.) */
 #define PARTIAL_BYTES ((int64_t)1 << 30)
 
 void nsai_index_kl_workspace(const nsai_request *r, const nsai_kernel_spec kernel[],

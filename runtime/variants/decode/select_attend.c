@@ -99,10 +99,10 @@ static const int32_t clusters[] = { 16, 8, 4, 2 };
 
 static int64_t most_items(const nsai_problem *p) { return nsai_decode_most_items(p, 1); }
 
-/* The largest clusters that all run at once; 0: those of two do not. (H200, 64k tokens, us of
+/* The largest clusters that all run at once; 0: those of two do not. (A guess at the size. H200, 64k tokens, us of
  * decode_split_kv, and of this: MiniMax-M3, 1, 4, 8 and 16 sequences 21.6 and 15.6, 39.3 and 35.0, 60.2 and
  * 57.4, 102.4 and 96.5; MiniCPM4, 1, 4, 16 and 32 38.2 and 31.9, 46.8 and 43.0, 92.3 and 83.8, 160.5 and
- * 130.0. Other clusters were not timed.) */
+ * 130.0.) */
 static int32_t cluster_for(const nsai_target *t, int64_t items) {
   for (int i = 0; i < CLUSTERS; i++)
     if (clusters[i] <= nsai_decode_largest_cluster(t) &&
@@ -237,7 +237,7 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   const nsai_kernel *kernel = form->kernel;
   const nsai_problem *p = &run->plan->problem;
   const int64_t tokens = run->sizes.tokens, step = run->plan->workspace.chunk_tokens;
-  const bool ranks = nsai_run_selects(run) && !nsai_problem_selects_all(p);
+  const bool ranks = nsai_run_selects(run);
   nsai_split_lse lse = { .parts = 1 };
   (void)span;
   if (ranks && p->model.by != NSAI_BY_INDEX) {
