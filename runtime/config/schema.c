@@ -302,8 +302,9 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                                     auto_words, "auto",
                                     "max_kv_len from which a plan for prefills of few tokens, "
                                     "whose tiles of queries would leave half of an H200 idle, "
-                                    "takes the kernels of decode, which split keys; 0 and auto: "
-                                    "never. Plans with a row of prefill or decode forced, or with "
+                                    "takes the kernels of decode, which split keys; auto: 8192, "
+                                    "0: never. Plans with a row of prefill or decode forced, or "
+                                    "with "
                                     "rows disabled, do not; nor do models whose blocks are ranked "
                                     "by an index, a maximum or a normaliser" },
 

@@ -184,12 +184,14 @@ static bool names_rows(const nsai_config *config) {
   return config->variants.disable.count > 0;
 }
 
-/* The context from which a prefill of few tokens is split. Left to the library, none is: on an H200 chunks
- * of 64 tokens gain (153 us over 64k, split 118), but those of 128 lose (172, split 184). */
+/* The context from which a prefill of few tokens is split, where that is left to the library. (H200, a chunk
+ * of 64 tokens, us, and split: over 8k 109 and 87, over 64k 153 and 118.) */
+#define SPLIT_FROM 8192
+
 static int64_t split_from(const nsai_config *config, int32_t op) {
   const int64_t wanted = config->thresholds.prefill_split_from;
   if (op != NSA_OP_PREFILL || names_rows(config)) return 0;
-  return wanted < 0 ? 0 : wanted;
+  return wanted < 0 ? SPLIT_FROM : wanted;
 }
 
 /* What trains an index: there is one, and blocks that it has chosen. */
@@ -322,10 +324,11 @@ bool nsai_problem_selects_all(const nsai_problem *p) {
 }
 
 /* Tiles of queries below which a prefill is split: half the multiprocessors of an H200. A tile has 128
- * rows, as that of attend_compressed_topn_sm90. */
+ * rows, as that of attend_compressed_topn_sm90. More tokens lose whatever they share. (H200, a chunk of
+ * 128 tokens over 64k: 172 us, split 184.) */
 #define FEW_TILES 66
 #define TILE_ROWS 128
-#define MOST_SPLIT_TOKENS 128
+#define MOST_SPLIT_TOKENS 64
 
 bool nsai_problem_splits(const nsai_problem *p) {
   const nsai_model *m = &p->model;

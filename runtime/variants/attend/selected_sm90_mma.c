@@ -94,7 +94,7 @@ static const nsai_space expanded_space = { 2, NSAI_SELECTED_RANGES, choose_expan
 
 static void legal_expanded(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   legal(p, t, reasons);
-  nsai_legal_expanded_tokens(p, reasons);
+  nsai_legal_expanded_tokens(p, NSA_SEL, reasons);
 }
 
 static void specify_expanded(const nsai_request *r, nsai_kernel_spec kernel[]) {

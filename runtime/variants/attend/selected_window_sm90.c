@@ -107,7 +107,7 @@ const nsai_variant nsai_attend_selected_window_sm90 = {
 
 static void legal_expanded(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   legal(p, t, reasons);
-  nsai_legal_expanded_tokens(p, reasons);
+  nsai_legal_expanded_tokens(p, NSA_SEL, reasons);
 }
 
 static void specify_expanded(const nsai_request *r, nsai_kernel_spec kernel[]) {

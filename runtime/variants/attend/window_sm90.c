@@ -59,7 +59,7 @@ static const nsai_space expanded_space = { 3, NSAI_FLASH_SM90_RANGES, choose_exp
 
 static void legal_expanded(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   nsai_flash_sm90_legal(p, t, reasons);
-  nsai_legal_expanded_tokens(p, reasons);
+  nsai_legal_expanded_tokens(p, NSA_WIN, reasons);
 }
 
 static void specify_expanded(const nsai_request *r, nsai_kernel_spec kernel[]) {
