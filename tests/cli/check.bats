@@ -31,7 +31,7 @@ row() { autotune show --json variants | jq -r --arg stage "$1" '[.[] | select(.s
     '--problem cache:decode:seed=x' '--problem cache:decode:longest=63' '--problem cache:decode:force=nothing' \
     '--problem cache:decode:bogus' '--problem fwd:q=1:force=nothing' '--model 0' '--model 1 --short' \
     '--model 1 --rows --list' '--model 1 --problem fwd:q=1' '--model 1 --large' '--model 1 --searched' \
-    '--model 1 --soak 5' '--problem cache:decode:model=0' '--problem cache:soak:steps=5:model=1' \
+    '--model 1 --soak 5' '--model none.yaml' "--model $TEST_SOURCE_ROOT/configs/base.yaml --short" '--problem cache:decode:model=0' '--problem cache:soak:steps=5:model=1' \
     '--problem cache:decode:large:model=1'; do
     run -2 --separate-stderr check $wrong
     [[ -n $stderr ]]

@@ -43,15 +43,17 @@ extern const char *const chk_cache_codes_names[];
 typedef struct chk_cache_case {
   chk_cache_kind kind;
   uint64_t seed;
-  uint64_t model;            /* of chk_model_random; 0: the scenario draws one */
-  int32_t longest;           /* approximate length of the longest sequences, in tokens */
-  int64_t steps;             /* -1: the scenario's default; a soak requires a number */
-  int64_t every;             /* number of soak steps between two checks */
-  int32_t repeats;           /* repetitions of a step on a GPU; -1: the scenario's default */
-  bool searched;             /* many blocks to select from, with some thousands of tokens */
-  bool large;                /* hundreds of sequences, or up to 2^20 tokens */
-  bool spread;               /* pages far apart in memory */
-  chk_cache_codes codes;     /* with any, head dims are rounded up to multiples of 16 */
+  uint64_t model; /* of chk_model_random; 0: another one */
+  const nsai_model
+      *given;            /* the model, which the text does not tell; NULL: the scenario draws one */
+  int32_t longest;       /* approximate length of the longest sequences, in tokens */
+  int64_t steps;         /* -1: the scenario's default; a soak requires a number */
+  int64_t every;         /* number of soak steps between two checks */
+  int32_t repeats;       /* repetitions of a step on a GPU; -1: the scenario's default */
+  bool searched;         /* many blocks to select from, with some thousands of tokens */
+  bool large;            /* hundreds of sequences, or up to 2^20 tokens */
+  bool spread;           /* pages far apart in memory */
+  chk_cache_codes codes; /* with any, head dims are rounded up to multiples of 16 */
   const nsai_variant *force; /* a row of the table that must run; NULL: the library chooses */
 } chk_cache_case;
 
