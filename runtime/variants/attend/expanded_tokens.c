@@ -27,13 +27,6 @@ void nsai_legal_expanded_tokens(const nsai_problem *p, int branch, nsai_reasons 
                 (long long)length, (long long)p->max_kv_len, (long long)p->expand_bytes);
 }
 
-nsai_problem nsai_expanded_problem(const nsai_problem *p) {
-  nsai_problem seen = *p;
-  seen.kv_dtype = seen.cmp_dtype = 0;
-  seen.page_size = 0;
-  return seen;
-}
-
 void nsai_expanded_reader_add(nsai_kernel_spec *reader) {
   nsai_constant_add(reader, "kScaled", true);
 }

@@ -16,9 +16,6 @@
  * a sequence of problem.max_kv_len. */
 void nsai_legal_expanded_tokens(const nsai_problem *problem, int branch, nsai_reasons *reasons);
 
-/* The problem as a kernel over expanded tokens sees it: 16 bits, and no pages. */
-nsai_problem nsai_expanded_problem(const nsai_problem *problem);
-
 /* Adds to the spec of such a kernel. */
 void nsai_expanded_reader_add(nsai_kernel_spec *reader);
 

@@ -3,6 +3,8 @@
  */
 #include "variants/attend/selected_pipeline.h"
 
+#include "plan/expand.h"
+
 #include <string.h>
 
 #define KEYS NSAI_SELECTED_KEYS

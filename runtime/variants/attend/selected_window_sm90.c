@@ -156,7 +156,7 @@ const nsai_variant nsai_attend_selected_window_expanded_sm90 = {
   .expands_tokens = true,
   .legal = legal_expanded,
   .sensible = sensible,
-  .space = &nsai_selected_expanded_space,
+  .space = &nsai_selected_sm90_space,
   .specify = specify_expanded,
   .enqueue = enqueue_expanded,
 };
