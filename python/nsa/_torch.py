@@ -19,39 +19,12 @@ from torch import Tensor
 from . import _abi
 from ._config import Config
 from ._library import (APPEND, BACKWARD, DECODE, FORWARD, NO_EXCHANGE, PREFILL, UNUSED, WORKSPACE, Error, Frame, RunArgs,
-                       context, last_error, lib, offset_of, round_up, round_up_few, shim)
+                       context, last_error, lib, round_up, round_up_few, shim)
+from ._places import BRANCHES, EXTRA, INDEX, NONE, OFFSETS, cache_problem
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "f32"}
 
-PHI = [f"phi.{side}.{part}" for side in "kv" for part in ("pe", "w", "w1", "b1", "w2", "b2")]
-GATE = ["gate.x", "gate.w1", "gate.b1", "gate.w2", "gate.b2"]
-EXTRA = PHI + GATE + ["k_cmp", "v_cmp"]  # names of `weights`
-INDEX = ["index_q", "k_idx", "new_k_idx"]
-CACHE = ["k0", "v0", "k1", "v1", "k2", "v2", "k_cmp", "v_cmp", "k_norm", "k_idx"]
-NONE = -1  # NSA_NONE, a macro: not what the configuration's serving section says
 CODES = getattr(torch, "float8_e4m3fn", None)  # of a cache in FP8
-
-# The place of every tensor in a run's structs.
-PLACES = {"q": "io.q", "o": "io.o", "gates": "io.gate.value", "block_idx": "io.block_idx", "ranges": "io.ranges",
-          "cu_q": "batch.cu_q", "cu_kv": "batch.cu_kv", "cu_cmp": "batch.cu_cmp", "kv_len": "batch.kv_len",
-          "block_table": "batch.block_table", "slots": "batch.slots", "slot_mapping": "batch.slot_mapping",
-          "page_indptr": "batch.page_indptr", "page_indices": "batch.page_indices",
-          "k_cmp": "io.kv.k_cmp", "v_cmp": "io.kv.v_cmp", "k_norm": "io.k_norm",
-          "k_cmp_scale": "io.k_cmp_scale", "v_cmp_scale": "io.v_cmp_scale", "d_o": "grads.d_o", "d_q": "grads.d_q",
-          "d_gates": "grads.d_gate.value", "d_k_cmp": "grads.d_kv.k_cmp", "d_v_cmp": "grads.d_kv.v_cmp"}
-for _b in range(3):
-    for _x in "kv":
-        PLACES[f"{_x}{_b}"] = f"io.kv.{_x}[{_b}]"
-        PLACES[f"{_x}{_b}_scale"] = f"io.{_x}_scale[{_b}]"
-        PLACES[f"new_{_x}{_b}"] = f"io.new_kv.{_x}[{_b}]"
-        PLACES[f"d_{_x}{_b}"] = f"grads.d_kv.{_x}[{_b}]"
-    PLACES[f"o_branch{_b}"], PLACES[f"lse{_b}"] = f"io.o_branch[{_b}]", f"io.lse[{_b}]"
-for _name in INDEX:
-    PLACES[_name] = "io." + _name
-for _name in PHI + GATE:
-    PLACES[_name] = "io." + _name
-    PLACES["d_" + _name] = "grads.d_" + _name
-OFFSETS = {name: offset_of(path) for name, path in PLACES.items()} | {"workspace": WORKSPACE, None: UNUSED}
 
 
 def _exchange() -> Optional[int]:
@@ -550,23 +523,9 @@ def _dtypes(cache):
 
 
 def _cache_problem(cache, names, kv_len, paged, max_kv, tokens, op, text, x, max_q):
-    first = cache[names.index("k0")]
-    _need(first, "k of the cache", 4)
-    page = first.shape[1] if paged else NONE
-    seqs = kv_len.shape[0]
-    longest = round_up(max_kv)
-    if not paged:
-        longest = min(longest, first.shape[1])
-    # What the tensors hold decides, not the configuration's serving section.
     stored = lambda name: _abi.NSA_E4M3 if name in names and _is_code(cache[names.index(name)]) else NONE
-    problem = dict(op=op, max_seqs=round_up_few(seqs), page_size=page, max_kv_len=longest, max_tokens=round_up(tokens),
-                   kv_dtype=stored("k0"), cmp_dtype=stored("k_cmp"))
-    if op == _abi.NSA_OP_DECODE:
-        problem["max_q_len"] = max_q
-        problem["max_tokens"] = min(problem["max_tokens"], problem["max_seqs"] * max_q)
-    elif op == _abi.NSA_OP_PREFILL:
-        problem.update(max_q_len=min(round_up(max_q), problem["max_tokens"]), overlap=_abi.NSA_OVERLAP_HIGH)
-    return _plan(text, x, **problem)
+    return _plan(text, x, **cache_problem(op, cache[names.index("k0")].shape, paged, kv_len.shape[0], max_kv, tokens, max_q,
+                                          stored("k0"), stored("k_cmp")))
 
 
 def _append_op(cache, cache_names, new_kv, extra, names, cu_q, kv_len, block_table, page_indptr, page_indices, slots,
@@ -681,9 +640,6 @@ def _pairs(k: KV, v: KV, config: Config) -> List[Tensor]:
     if (len(pairs) == 2) != (config.kv_sharing == "shared"):
         raise ValueError(f"kv_sharing is \"{config.kv_sharing}\", but there are {len(pairs) // 2} pairs of k and v")
     return pairs
-
-
-BRANCHES = {"compressed": 1, "selected": 2, "window": 4}
 
 
 def _branch_bits(branches) -> int:
