@@ -5,12 +5,14 @@
  * an address, because compiled programs are kept on disk and run in other processes:
  *
  *   config   the configuration as text       dtype    of the model, NSA_BF16 ...
- *   problem  i64 [5]: max_tokens, max_kv_tokens, max_kv_len, max_seqs, selection
+ *   problem  i64 [10]: max_tokens, max_kv_tokens, max_kv_len, max_seqs, selection, overlap, max_q_len,
+ *            page_size, kv_dtype, cmp_dtype
  *   run      i64 [3]: call, num_seqs, branches
  *   offsets  i32: the place in nsapy_frame of every operand, then of every result
  *   scale    of the softmax, f32
  *
- * The last result is the workspace. Contexts and plans are kept by these and the device, until the
+ * A cache that an append writes into is an operand and a result in the same memory: XLA is told of the
+ * alias, and the place of the result counts. The last result is the workspace. Contexts and plans are kept by these and the device, until the
  * process ends.
  */
 #include "frame.h"
@@ -22,7 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PROBLEM = 5 };
+enum { PROBLEM = 10 };
 
 typedef struct kept_context {
   struct kept_context *next;
@@ -103,7 +105,11 @@ static nsa_status find_plan(const kept_context *context, int32_t op, const int64
   request.max_kv_len = problem[2];
   request.max_seqs = (int32_t)problem[3];
   request.selection = (int32_t)problem[4];
-  request.overlap = NSA_OVERLAP_HIGH;
+  request.overlap = (int32_t)problem[5];
+  request.max_q_len = (int32_t)problem[6];
+  request.page_size = (int32_t)problem[7];
+  request.kv_dtype = (int32_t)problem[8];
+  request.cmp_dtype = (int32_t)problem[9];
   nsa_status status = nsa_plan_create(context->ctx, &request, NULL, NULL, &made->plan);
   if (!status) status = nsa_plan_caps(made->plan, &caps);
   if (status) {
@@ -122,7 +128,13 @@ static nsa_status find_plan(const kept_context *context, int32_t op, const int64
 }
 
 static int32_t op_of(int32_t call) {
-  return call == NSAPY_BACKWARD ? NSA_OP_BACKWARD : NSA_OP_FORWARD;
+  switch (call) {
+  case NSAPY_BACKWARD: return NSA_OP_BACKWARD;
+  case NSAPY_APPEND: return NSA_OP_APPEND;
+  case NSAPY_DECODE: return NSA_OP_DECODE;
+  case NSAPY_PREFILL: return NSA_OP_PREFILL;
+  default: return NSA_OP_FORWARD;
+  }
 }
 
 static nsa_status find(const char *config, size_t size, int32_t dtype, int32_t ordinal,
@@ -168,6 +180,7 @@ static int32_t dtype_of(XLA_FFI_DataType type) {
   case XLA_FFI_DataType_F32: return NSA_F32;
   case XLA_FFI_DataType_S32: return NSA_I32;
   case XLA_FFI_DataType_S64: return NSA_I64;
+  case XLA_FFI_DataType_F8E4M3FN: return NSA_E4M3;
   default: return 0; /* the library refuses it by name */
   }
 }
@@ -181,6 +194,14 @@ static void view(const XLA_FFI_Buffer *from, nsa_tensor *to) {
     if (i < NSA_MAX_DIMS) to->shape[i] = from->dims[i], to->stride[i] = next;
     next *= from->dims[i];
   }
+}
+
+/* JAX has 64-bit integers only on request, so slot_mapping comes as i32 [T, 2]: low and high words. */
+static void join_words(nsa_tensor *t) {
+  if (t->dtype != NSA_I32 || t->ndim != 2 || t->shape[1] != 2) return;
+  t->dtype = NSA_I64;
+  t->ndim = 1;
+  t->stride[0] = 1;
 }
 
 typedef struct attributes {
@@ -267,6 +288,7 @@ static XLA_FFI_Error *execute(XLA_FFI_CallFrame *frame, bool gpu) {
     else if (offsets[i] >= 0 && offsets[i] <= (int32_t)(sizeof f - sizeof(nsa_tensor)))
       view(buffer, (nsa_tensor *)((char *)&f + offsets[i]));
   }
+  join_words(&f.batch.slot_mapping);
   f.io.softmax_scale = args.scale;
   f.batch.num_seqs = args.num_seqs;
   f.exec.branches = args.branches;

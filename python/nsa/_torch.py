@@ -19,39 +19,12 @@ from torch import Tensor
 from . import _abi
 from ._config import Config
 from ._library import (APPEND, BACKWARD, DECODE, FORWARD, NO_EXCHANGE, PREFILL, UNUSED, WORKSPACE, Error, Frame, RunArgs,
-                       context, last_error, lib, offset_of, round_up, round_up_few, shim)
+                       context, last_error, lib, round_up, round_up_few, shim)
+from ._places import BRANCHES, EXTRA, INDEX, NONE, OFFSETS, cache_problem
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "f32"}
 
-PHI = [f"phi.{side}.{part}" for side in "kv" for part in ("pe", "w", "w1", "b1", "w2", "b2")]
-GATE = ["gate.x", "gate.w1", "gate.b1", "gate.w2", "gate.b2"]
-EXTRA = PHI + GATE + ["k_cmp", "v_cmp"]  # names of `weights`
-INDEX = ["index_q", "k_idx", "new_k_idx"]
-CACHE = ["k0", "v0", "k1", "v1", "k2", "v2", "k_cmp", "v_cmp", "k_norm", "k_idx"]
-NONE = -1  # NSA_NONE, a macro: not what the configuration's serving section says
 CODES = getattr(torch, "float8_e4m3fn", None)  # of a cache in FP8
-
-# The place of every tensor in a run's structs.
-PLACES = {"q": "io.q", "o": "io.o", "gates": "io.gate.value", "block_idx": "io.block_idx", "ranges": "io.ranges",
-          "cu_q": "batch.cu_q", "cu_kv": "batch.cu_kv", "cu_cmp": "batch.cu_cmp", "kv_len": "batch.kv_len",
-          "block_table": "batch.block_table", "slots": "batch.slots", "slot_mapping": "batch.slot_mapping",
-          "page_indptr": "batch.page_indptr", "page_indices": "batch.page_indices",
-          "k_cmp": "io.kv.k_cmp", "v_cmp": "io.kv.v_cmp", "k_norm": "io.k_norm",
-          "k_cmp_scale": "io.k_cmp_scale", "v_cmp_scale": "io.v_cmp_scale", "d_o": "grads.d_o", "d_q": "grads.d_q",
-          "d_gates": "grads.d_gate.value", "d_k_cmp": "grads.d_kv.k_cmp", "d_v_cmp": "grads.d_kv.v_cmp"}
-for _b in range(3):
-    for _x in "kv":
-        PLACES[f"{_x}{_b}"] = f"io.kv.{_x}[{_b}]"
-        PLACES[f"{_x}{_b}_scale"] = f"io.{_x}_scale[{_b}]"
-        PLACES[f"new_{_x}{_b}"] = f"io.new_kv.{_x}[{_b}]"
-        PLACES[f"d_{_x}{_b}"] = f"grads.d_kv.{_x}[{_b}]"
-    PLACES[f"o_branch{_b}"], PLACES[f"lse{_b}"] = f"io.o_branch[{_b}]", f"io.lse[{_b}]"
-for _name in INDEX:
-    PLACES[_name] = "io." + _name
-for _name in PHI + GATE:
-    PLACES[_name] = "io." + _name
-    PLACES["d_" + _name] = "grads.d_" + _name
-OFFSETS = {name: offset_of(path) for name, path in PLACES.items()} | {"workspace": WORKSPACE, None: UNUSED}
 
 
 def _exchange() -> Optional[int]:
@@ -65,7 +38,7 @@ def _exchange() -> Optional[int]:
 
 
 EXCHANGE = _exchange()
-_nsapy_run, _empty, _empty_like, _empty_strided = shim.nsapy_run, torch.empty, torch.empty_like, torch.empty_strided
+_nsapy_run, _empty, _empty_like = shim.nsapy_run, torch.empty, torch.empty_like
 NUMBERS = {torch.float16: _abi.NSA_F16, torch.bfloat16: _abi.NSA_BF16, torch.float32: _abi.NSA_F32,
            torch.int32: _abi.NSA_I32, torch.int64: _abi.NSA_I64}
 if CODES is not None:
@@ -75,7 +48,7 @@ if CODES is not None:
 class Run:
     """How to run a plan: the order of its tensors and what the shim needs."""
 
-    __slots__ = "plan", "args", "args_ref", "offsets", "room", "outputs", "handle", "inputs"
+    __slots__ = "plan", "args", "args_ref", "offsets", "room", "outputs", "handle", "inputs", "few"
 
     def __init__(self, call, plan, names, num_seqs, scale, inputs, branches=0):
         self.plan, self.room, self.handle = plan, plan.room, plan.handle
@@ -84,7 +57,7 @@ class Run:
                             tensors=len(names))
         self.args_ref = C.byref(self.args)
         self.offsets = (C.c_int32 * len(names))(*[OFFSETS[name] for name in names])
-        self.outputs = None
+        self.outputs, self.few = None, False
 
     def __call__(self, tensors):
         """tensors: a tuple in the order of the names. The caller holds them until the call returns."""
@@ -261,22 +234,17 @@ def _forward_raw(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, sca
     run = _entries.get(key)
     if run is None:
         run = _new_forward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, max_kv, scale, text, save, branches, want_idx)
-    o_shape, o_stride, idx_shape, idx_stride, saved_like = run.outputs
-    device = q.device
-    # empty_like and empty_strided take half the time of empty.
-    if o_shape == q.shape and q.is_contiguous():
-        o = _empty_like(q)
-    else:
-        o = _empty_strided(o_shape, o_stride, dtype=q.dtype, device=device)
-    idx = _empty_strided(idx_shape, idx_stride, dtype=torch.int32, device=device) if want_idx else None
-    if not saved_like and not extra and cu_q is None and cu_kv is None and block_idx is None:
+    o_like, idx_like, saved_like, room_like = run.outputs
+    o = _empty_like(o_like)
+    idx = _empty_like(idx_like) if want_idx else None
+    if run.few:
         saved = ()
         tensors = (q, *kv, o) if gates is None else (q, *kv, gates, o)
     else:
-        saved = [_empty(shape, dtype=dtype, device=device) for _, shape, dtype in saved_like]
+        saved = [_empty_like(x) for x in saved_like]
         tensors = (q, *kv, *_listed(gates), *extra, *_listed(cu_q, cu_kv, block_idx), o)
     if run.handle is not None:
-        room = _empty(run.room, dtype=torch.uint8, device=device)
+        room = _empty_like(room_like)
         run((*tensors, idx, *saved, room) if want_idx else (*tensors, *saved, room))
     return o, idx, saved
 
@@ -285,28 +253,34 @@ def _new_forward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, max_kv, scale
     _need(q, "q", 3)
     for x, name in zip(kv, _kv_names(kv)):
         _need(x, name, 3)
-    (o_shape, _), (idx_shape, _), saved_like = _outputs_of(text, q, block_idx is not None, save, branches)
+    o, idx, saved = _outputs_of(text, q, block_idx is not None, save, branches)
     order = ["q", *_kv_names(kv), *(["gates"] if gates is not None else []), *_split(names), *_batch_names(cu_q, cu_kv)]
     if block_idx is not None:
         order.append("block_idx")
     inputs = len(order)
     order.append("o")
     if want_idx:
-        order.append("block_idx" if idx_shape != (0,) else None)
-    order += [*[name for name, *_ in saved_like], "workspace"]
+        order.append("block_idx" if idx[0] != (0,) else None)
+    order += [*[name for name, *_ in saved], "workspace"]
     plan = _NO_PLAN if q.shape[0] == 0 else _plan(
         text, q, op=_abi.NSA_OP_FORWARD, **_problem_of(q, kv, cu_q, cu_kv, max_kv, _selection_of(block_idx)))
     run = Run(FORWARD, plan, order, 0 if cu_q is None else cu_q.shape[0] - 1, scale, inputs, branches)
-    run.outputs = o_shape, _strides(o_shape), idx_shape, _strides(idx_shape), saved_like
+    run.few = not saved and inputs == 1 + len(kv) + (gates is not None)
+    like = lambda shape, dtype: _like(shape, dtype, q.device)
+    run.outputs = like(*o), like(*idx), [like(*x) for _, *x in saved], like((plan.room,), torch.uint8)
     return _keep(key, run)
 
 
-def _strides(shape):
-    """Of a contiguous tensor."""
-    strides = [1]
-    for n in reversed(shape[1:]):
-        strides.insert(0, strides[0] * n)
-    return tuple(strides)
+def _like(shape, dtype, device):
+    """A tensor of this shape without memory. empty_like makes a contiguous tensor of it in half the time of empty.
+
+    It is kept, so it may hold none: the memory of a tensor that is made while torch.compile records CUDA graphs
+    is from the graph's pool, where PyTorch allows none that outlives the call.
+    """
+    one = torch.empty(1, dtype=dtype, device=device)
+    like = one.new_empty(shape) if 0 in shape else one.expand(shape)  # expanded to nothing, strides are 0
+    like.untyped_storage().resize_(0)
+    return like
 
 
 class _NoPlan:
@@ -408,20 +382,21 @@ def _(d_o, q, kv, gates, extra, names, cu_q, cu_kv, block_idx, given, saved, max
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x, need in zip(inputs, needs) if need]
 
 
-def _without_index(names: str, extra: Sequence[Tensor]) -> Tuple[str, Sequence[Tensor]]:
-    """Names and tensors without those of an index, which `_with_index` has put behind the weights."""
-    listed = _split(names)
-    while listed and listed[-1] in INDEX:
-        listed.pop()
-    return ",".join(listed), extra[:len(listed)]
+def _index_tensors(names: str) -> int:
+    """How many tensors of an index `_with_index` has put behind the weights."""
+    return sum(name in INDEX for name in _split(names))
 
 
 class _Forward(torch.autograd.Function):
-    """meta: (len(kv), gates there, names, max_kv, scale, config, save, branches, direct, block_idx is returned, too)."""
+    """meta: (len(kv), gates there, names, max_kv, scale, config, save, branches, direct, block_idx is returned, too).
+
+    batch: (cu_q, cu_kv, block_idx), which have no gradients.
+    """
 
     @staticmethod
-    def forward(ctx, meta, cu_q, cu_kv, block_idx, *tensors):
+    def forward(ctx, meta, batch, *tensors):
         count, gated, names, max_kv, scale, config, save, branches, direct, want_idx = meta
+        cu_q, cu_kv, block_idx = batch
         q, kv = tensors[0], tensors[1:1 + count]
         gates, extra = tensors[1 + count] if gated else None, tensors[1 + count + gated:]
         if direct:
@@ -430,12 +405,10 @@ class _Forward(torch.autograd.Function):
             with torch._C._AutoDispatchBelowAutograd():
                 o, idx, saved = torch.ops.nsa.forward.default(q, list(kv), gates, list(extra), names, cu_q, cu_kv,
                                                               block_idx, max_kv, scale, config, save, branches)
+        ctx.meta = meta
         # What an index chose is in idx: its tensors, which are last, are nothing of the backward pass.
-        kept_names, kept = _without_index(names, extra)
-        ctx.meta = (count, gated, kept_names, max_kv, scale, config, save, branches, direct, want_idx)
-        ctx.given, ctx.dropped = block_idx is not None, len(extra) - len(kept)
-        ctx.count = len(tensors) - ctx.dropped
-        ctx.save_for_backward(cu_q, cu_kv, block_idx if ctx.given else idx, *tensors[:ctx.count], *saved)
+        kept = tensors[:len(tensors) - _index_tensors(names)] if names else tensors
+        ctx.save_for_backward(cu_q, cu_kv, block_idx, idx, *kept, *saved)
         ctx.set_materialize_grads(False)
         if direct and not want_idx:
             return o
@@ -445,21 +418,26 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_o, *_):
         count, gated, names, max_kv, scale, config, save, branches, direct, _ = ctx.meta
+        dropped = _index_tensors(names)
+        needs = list(ctx.needs_input_grad[2:len(ctx.needs_input_grad) - dropped])
         if d_o is None:
-            return (None,) * (4 + ctx.count + ctx.dropped)
-        cu_q, cu_kv, idx, *rest = ctx.saved_tensors
-        tensors, saved = rest[:ctx.count], rest[ctx.count:]
-        needs = list(ctx.needs_input_grad[4:4 + ctx.count])
+            return (None,) * (2 + len(needs) + dropped)
+        cu_q, cu_kv, block_idx, idx, *rest = ctx.saved_tensors
+        tensors, saved, given = rest[:len(needs)], rest[len(needs):], block_idx is not None
+        if given:
+            idx = block_idx
+        if dropped:
+            names = ",".join(_split(names)[:-dropped])
         q, kv = tensors[0], tensors[1:1 + count]
         gates, extra = tensors[1 + count] if gated else None, tensors[1 + count + gated:]
         if direct and not torch.is_grad_enabled():
-            grads = _backward_op(d_o, q, kv, gates, extra, names, cu_q, cu_kv, idx, ctx.given, saved, max_kv, scale, config,
+            grads = _backward_op(d_o, q, kv, gates, extra, names, cu_q, cu_kv, idx, given, saved, max_kv, scale, config,
                                  branches, needs)
         else:
-            grads = torch.ops.nsa.backward.default(d_o, q, list(kv), gates, list(extra), names, cu_q, cu_kv, idx, ctx.given,
+            grads = torch.ops.nsa.backward.default(d_o, q, list(kv), gates, list(extra), names, cu_q, cu_kv, idx, given,
                                                    list(saved), max_kv, scale, config, branches, needs)
         grads = iter(grads)
-        return (None, None, None, None, *[next(grads) if need else None for need in needs], *[None] * ctx.dropped)
+        return (None, None, *[next(grads) if need else None for need in needs], *[None] * dropped)
 
 
 # What Function.apply calls when no functorch transform is active (_undisturbed).
@@ -478,7 +456,7 @@ def _forward_autograd(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv
     tensors = (q, *kv, *_listed(gates), *extra)
     if _requires_grad(tensors):
         meta = len(kv), int(gates is not None), names, max_kv, scale, config, save, branches, False, True
-        o, idx, *saved = _Forward.apply(meta, cu_q, cu_kv, block_idx, *tensors)
+        o, idx, *saved = _Forward.apply(meta, (cu_q, cu_kv, block_idx), *tensors)
         return o, idx, saved
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.nsa.forward.default(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches)
@@ -545,23 +523,9 @@ def _dtypes(cache):
 
 
 def _cache_problem(cache, names, kv_len, paged, max_kv, tokens, op, text, x, max_q):
-    first = cache[names.index("k0")]
-    _need(first, "k of the cache", 4)
-    page = first.shape[1] if paged else NONE
-    seqs = kv_len.shape[0]
-    longest = round_up(max_kv)
-    if not paged:
-        longest = min(longest, first.shape[1])
-    # What the tensors hold decides, not the configuration's serving section.
     stored = lambda name: _abi.NSA_E4M3 if name in names and _is_code(cache[names.index(name)]) else NONE
-    problem = dict(op=op, max_seqs=round_up_few(seqs), page_size=page, max_kv_len=longest, max_tokens=round_up(tokens),
-                   kv_dtype=stored("k0"), cmp_dtype=stored("k_cmp"))
-    if op == _abi.NSA_OP_DECODE:
-        problem["max_q_len"] = max_q
-        problem["max_tokens"] = min(problem["max_tokens"], problem["max_seqs"] * max_q)
-    elif op == _abi.NSA_OP_PREFILL:
-        problem.update(max_q_len=min(round_up(max_q), problem["max_tokens"]), overlap=_abi.NSA_OVERLAP_HIGH)
-    return _plan(text, x, **problem)
+    return _plan(text, x, **cache_problem(op, cache[names.index("k0")].shape, paged, kv_len.shape[0], max_kv, tokens, max_q,
+                                          stored("k0"), stored("k_cmp")))
 
 
 def _append_op(cache, cache_names, new_kv, extra, names, cu_q, kv_len, block_table, page_indptr, page_indices, slots,
@@ -678,9 +642,6 @@ def _pairs(k: KV, v: KV, config: Config) -> List[Tensor]:
     return pairs
 
 
-BRANCHES = {"compressed": 1, "selected": 2, "window": 4}
-
-
 def _branch_bits(branches) -> int:
     unknown = [name for name in branches if name not in BRANCHES]
     if unknown or not branches:
@@ -772,7 +733,7 @@ def attention(q: Tensor, k: KV, v: KV, gates: Optional[Tensor] = None, *, config
         if _requires_grad(tensors):
             want_idx = return_indices or return_lse
             meta = len(pairs), int(gates is not None), names, max_kv, scale, text, save, branches, True, want_idx
-            o = _apply(meta, cu_q, cu_kv, block_indices, *tensors)
+            o = _apply(meta, (cu_q, cu_kv, block_indices), *tensors)
             idx = None
             if want_idx:
                 o, idx, *saved = o

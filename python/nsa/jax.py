@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the libnsa authors
 # SPDX-License-Identifier: MIT
-"""JAX: attention as a custom call of XLA, with its gradient.
+"""JAX: attention as a custom call of XLA, with its gradient, and the cache.
 
     import jax, nsa.jax
     o = jax.jit(lambda q, k, v, gates: nsa.jax.attention(q, k, v, gates, config=config))(q, k, v, gates)
@@ -20,19 +20,15 @@ import numpy as np
 
 from . import _abi
 from ._config import Config
-from ._library import BACKWARD, FORWARD, UNUSED, WORKSPACE, last_error, offset_of, round_up, round_up_few, shim
+from ._library import APPEND, BACKWARD, DECODE, FORWARD, PREFILL, UNUSED, last_error, round_up, round_up_few, shim
+from ._places import BRANCHES, EXTRA, INDEX, NONE, OFFSETS, cache_problem
 
 Array = jax.Array
-BRANCHES = {"compressed": 1, "selected": 2, "window": 4}
 DTYPES = {jnp.dtype(jnp.bfloat16): _abi.NSA_BF16, jnp.dtype(jnp.float16): _abi.NSA_F16, jnp.dtype(jnp.float32): _abi.NSA_F32}
-PHI = [f"phi.{side}.{part}" for side in "kv" for part in ("pe", "w", "w1", "b1", "w2", "b2")]
-GATE = ["gate.x", "gate.w1", "gate.b1", "gate.w2", "gate.b2"]
-PLACES = {"q": "io.q", "o": "io.o", "gates": "io.gate.value", "block_idx": "io.block_idx", "cu_q": "batch.cu_q",
-          "cu_kv": "batch.cu_kv", "k_cmp": "io.kv.k_cmp", "v_cmp": "io.kv.v_cmp", "d_o": "grads.d_o", "d_q": "grads.d_q",
-          "d_gates": "grads.d_gate.value", "d_k_cmp": "grads.d_kv.k_cmp", "d_v_cmp": "grads.d_kv.v_cmp"}
-PLACES |= {f"{d}{x}{b}": f"{place}.{x}[{b}]" for d, place in (("", "io.kv"), ("d_", "grads.d_kv")) for x in "kv" for b in range(3)}
-PLACES |= {name: "io." + name for name in PHI + GATE} | {"d_" + name: "grads.d_" + name for name in PHI + GATE}
-OFFSETS = {name: offset_of(path) for name, path in PLACES.items()} | {"workspace": WORKSPACE, None: UNUSED}
+CODES = jnp.dtype(jnp.float8_e4m3fn)  # of a cache in FP8
+# The fields of nsa_problem in the attribute `problem` of the call (python/xla.c).
+PROBLEM = ("max_tokens", "max_kv_tokens", "max_kv_len", "max_seqs", "selection", "overlap", "max_q_len", "page_size",
+           "kv_dtype", "cmp_dtype")
 
 TARGET = "nsa_run"
 
@@ -60,30 +56,36 @@ class Static(NamedTuple):
     platform: str
 
 
-def _problem(static: Static, q, k, cu_q, given) -> Tuple[int, ...]:
+def _problem(static: Static, q, k, cu_q, given) -> Dict[str, int]:
     tokens, keys = q.shape[0], k.shape[0]
     longest = round_up(min(static.max_kv, keys) if static.max_kv else keys)
     seqs = 1 if cu_q is None else cu_q.shape[0] - 1
-    return (round_up(tokens), max(round_up(keys), longest), longest, round_up_few(seqs),
-            _abi.NSA_SELECT_BLOCKS if given else _abi.NSA_SELECT_TOPN)
+    return dict(max_tokens=round_up(tokens), max_kv_tokens=max(round_up(keys), longest), max_kv_len=longest,
+                max_seqs=round_up_few(seqs), selection=_abi.NSA_SELECT_BLOCKS if given else _abi.NSA_SELECT_TOPN,
+                overlap=_abi.NSA_OVERLAP_HIGH)
 
 
-def _run(call: int, static: Static, operands: Dict[str, Array], results, problem, num_seqs: int):
-    """results: (name, shape, dtype) of each. Returns the arrays."""
-    dtype = DTYPES.get(jnp.dtype(operands["q"].dtype))
-    if dtype is None:
-        raise TypeError(f"q has the dtype {operands['q'].dtype}; libnsa takes bfloat16 and float16, and float32 on the CPU")
-    room, raw = C.c_uint64(), static.text.encode()
-    status = shim.nsapy_xla_workspace(raw, len(raw), dtype, -1 if static.platform == "cpu" else 0, call,
-                                      (C.c_int64 * 5)(*problem), C.byref(room))
+def _run(call: int, text: str, platform: str, dtype, operands: Dict[str, Array], results, problem: Dict[str, int], num_seqs: int,
+         scale: float = 0.0, branches: int = 0, written: Sequence[str] = ()):
+    """dtype: of the model. results: (name, shape, dtype) of each. written: operands that are results, too, in the same
+    memory and before the others. Returns the arrays."""
+    number = DTYPES.get(jnp.dtype(dtype))
+    if number is None:
+        raise TypeError(f"{next(iter(operands))} has the dtype {dtype}; libnsa takes bfloat16 and float16, and float32 on the CPU")
+    room, raw, fields = C.c_uint64(), text.encode(), [problem.get(name, 0) for name in PROBLEM]
+    status = shim.nsapy_xla_workspace(raw, len(raw), number, -1 if platform == "cpu" else 0, call,
+                                      (C.c_int64 * len(fields))(*fields), C.byref(room))
     if status:
         raise last_error(status)
-    order = [*operands, *[name for name, *_ in results], "workspace"]
+    results = [(name, operands[name].shape, operands[name].dtype) for name in written] + results
+    places = [UNUSED if name in written else OFFSETS[name] for name in operands]
+    places += [OFFSETS[name] for name in (*[name for name, *_ in results], "workspace")]
     shapes = [jax.ShapeDtypeStruct(shape, kind) for _, shape, kind in results] + [jax.ShapeDtypeStruct((room.value,), jnp.uint8)]
-    out = jax.ffi.ffi_call(TARGET, shapes, vmap_method="sequential")(
-        *operands.values(), config=static.text, dtype=np.int64(dtype), problem=np.array(problem, np.int64),
-        run=np.array([call, num_seqs, static.branches], np.int64), offsets=np.array([OFFSETS[name] for name in order], np.int32),
-        scale=np.float32(static.scale))
+    order = list(operands)
+    out = jax.ffi.ffi_call(TARGET, shapes, vmap_method="sequential",
+                           input_output_aliases={order.index(name): i for i, name in enumerate(written)})(
+        *operands.values(), config=text, dtype=np.int64(number), problem=np.array(fields, np.int64),
+        run=np.array([call, num_seqs, branches], np.int64), offsets=np.array(places, np.int32), scale=np.float32(scale))
     return out[:-1]
 
 
@@ -102,21 +104,25 @@ def _forward(static, q, others, gates, cu_q, cu_kv, block_idx):
     results = [("o", (q.shape[0], q.shape[1], static.dim_v), q.dtype)]
     if not given and static.count:
         results.append(("block_idx", (q.shape[0], others[0].shape[1], static.count), jnp.int32))
-    out = _run(FORWARD, static, _operands(static, q, others, gates, cu_q, cu_kv, block_idx), results,
-               _problem(static, q, others[0], cu_q, given), 0 if cu_q is None else cu_q.shape[0] - 1)
+    out = _run(FORWARD, static.text, static.platform, q.dtype, _operands(static, q, others, gates, cu_q, cu_kv, block_idx), results,
+               _problem(static, q, others[0], cu_q, given), 0 if cu_q is None else cu_q.shape[0] - 1, static.scale, static.branches)
     idx = block_idx if given else out[1] if static.count else None
     return (out[0], idx), (q, others, gates, cu_q, cu_kv, block_idx, idx)
 
 
 def _backward(static, saved, cotangents):
     q, others, gates, cu_q, cu_kv, block_idx, idx = saved
+    # What an index chose is in idx: its tensors, which are last, are nothing of the backward pass.
+    kept = sum(name not in INDEX for name in static.names)
+    dropped, others = len(others) - kept, others[:kept]
     d_o = cotangents[0].astype(q.dtype)
     operands = _operands(static, q, others, gates, cu_q, cu_kv, idx) | {"d_o": d_o}
     inputs = {"q": q, **dict(zip(static.names, others))} | ({} if gates is None else {"gates": gates})
     results = [("d_" + name, x.shape, x.dtype) for name, x in inputs.items()]
-    out = _run(BACKWARD, static, operands, results, _problem(static, q, others[0], cu_q, block_idx is not None),
-               0 if cu_q is None else cu_q.shape[0] - 1)
-    d_others = tuple(out[1:1 + len(others)])
+    out = _run(BACKWARD, static.text, static.platform, q.dtype, operands, results,
+               _problem(static, q, others[0], cu_q, block_idx is not None), 0 if cu_q is None else cu_q.shape[0] - 1,
+               static.scale, static.branches)
+    d_others = (*out[1:1 + kept], *[None] * dropped)
     return out[0], d_others, None if gates is None else out[-1], None, None, None
 
 
@@ -146,44 +152,147 @@ def _platform(platform: Optional[str]) -> str:
     return name
 
 
+def _pairs(k: KV, v: KV, config: Config, prefix: str = "") -> Dict[str, Array]:
+    many = not hasattr(k, "ndim")
+    if many != (config.kv_sharing == "per_branch") or many and (len(k) != 3 or len(v) != 3):
+        raise ValueError(f"kv_sharing is \"{config.kv_sharing}\": k and v are "
+                         f"{'three arrays' if config.kv_sharing == 'per_branch' else 'one array'} each")
+    pairs = [x for pair in zip(k, v) for x in pair] if many else [k, v]
+    return {f"{prefix}{'kv'[i % 2]}{i // 2}": x for i, x in enumerate(pairs)}
+
+
+def _named(weights: Optional[Dict[str, Array]]) -> Dict[str, Array]:
+    unknown = [name for name in weights or () if name not in EXTRA]
+    if unknown:
+        raise ValueError(f"weights has no {', '.join(unknown)}; the names are {', '.join(EXTRA)}")
+    return dict(weights or {})
+
+
+def _present(**arrays: Optional[Array]) -> Dict[str, Array]:
+    return {name: x for name, x in arrays.items() if x is not None}
+
+
 def attention(q: Array, k: KV, v: KV, gates: Optional[Array] = None, *, config: Config, cu_seqlens: Optional[Array] = None,
               cu_seqlens_k: Optional[Array] = None, max_seqlen: Optional[int] = None, scale: Optional[float] = None,
               weights: Optional[Dict[str, Array]] = None, block_indices: Optional[Array] = None, return_indices: bool = False,
-              branches: Optional[Sequence[str]] = None, platform: Optional[str] = None):
-    """nsa.attention for JAX, with the same arguments, shapes and results, but for index_q and k_idx.
+              branches: Optional[Sequence[str]] = None, index_q: Optional[Array] = None, k_idx: Optional[Array] = None,
+              platform: Optional[str] = None) -> Union[Array, Tuple[Array, Array]]:
+    """nsa.attention for JAX, with the same arguments, shapes and results, but for return_lse.
 
-    platform: "cpu" or "gpu", where the function will run [JAX's default backend]
+    index_q, k_idx  queries and keys of an index that chooses the blocks (config.index): [T, Hi, Di] and [S, 1, Di], or
+                    with B in front of them. No gradient goes into them
+    platform        "cpu" or "gpu", where the function will run [JAX's default backend]
 
     Differentiable once, and in reverse mode.
     """
-    if config.index is not None and block_indices is None:
-        raise ValueError("nsa.jax takes no queries and keys of an index: give block_indices")
     batched = q.ndim == 4
-    many = not hasattr(k, "ndim")
-    if many != (config.kv_sharing == "per_branch") or many and (len(k) != 3 or len(v) != 3):
-        raise ValueError(f"kv_sharing is \"{config.kv_sharing}\": k and v are {'one array' if many else 'three arrays'} each")
-    pairs = [x for pair in zip(k, v) for x in pair] if many else [k, v]
-    names = [f"{'kv'[i % 2]}{i // 2}" for i in range(len(pairs))]
-    unknown = [name for name in weights or () if name not in PHI + GATE + ["k_cmp", "v_cmp"]]
-    if unknown:
-        raise ValueError(f"weights has no {', '.join(unknown)}")
+    if config.index is not None and block_indices is None and (index_q is None or k_idx is None):
+        raise ValueError(f"{'index_q' if index_q is None else 'k_idx'} is missing: the configuration has an index, whose queries "
+                         "and keys choose the blocks. Give index_q and k_idx, or block_indices")
+    pairs, named = _pairs(k, v, config), _named(weights)
+    index = _present(index_q=index_q, k_idx=k_idx)
     if batched:
         if cu_seqlens is not None or cu_seqlens_k is not None:
             raise ValueError("q has a batch dimension, so there is no cu_seqlens: packed sequences are [T, H, D]")
-        count, length, keys = q.shape[0], q.shape[1], pairs[0].shape[1]
+        count, length, keys = q.shape[0], q.shape[1], pairs["k0"].shape[1]
         flat = lambda x: None if x is None else x.reshape(-1, *x.shape[2:])
-        q, pairs, gates, block_indices = flat(q), [flat(x) for x in pairs], flat(gates), flat(block_indices)
+        q, gates, block_indices = flat(q), flat(gates), flat(block_indices)
+        pairs, index = ({name: flat(x) for name, x in arrays.items()} for arrays in (pairs, index))
         if count != 1:
             cu_seqlens = jnp.arange(count + 1, dtype=jnp.int32) * length
             cu_seqlens_k = None if keys == length else jnp.arange(count + 1, dtype=jnp.int32) * keys
         max_seqlen = max_seqlen or keys
-    static = Static(config.text, (*names, *(weights or {})), max_seqlen or 0, float(scale or 0.0), _branch_bits(branches),
+    others = pairs | named | {name: jax.lax.stop_gradient(x) for name, x in index.items()}
+    static = Static(config.text, tuple(others), max_seqlen or 0, float(scale or 0.0), _branch_bits(branches),
                     config.select["count"], config.head_dim_v, _platform(platform))
-    o, idx = _attention(static, q, (*pairs, *(weights or {}).values()), gates, _int32(cu_seqlens, "cu_seqlens"),
+    o, idx = _attention(static, q, tuple(others.values()), gates, _int32(cu_seqlens, "cu_seqlens"),
                         _int32(cu_seqlens_k, "cu_seqlens_k"), _int32(block_indices, "block_indices"))
     if idx is None:  # a model without a selected branch
-        idx = jnp.zeros((q.shape[0], pairs[0].shape[1], 0), jnp.int32)
+        idx = jnp.zeros((q.shape[0], pairs["k0"].shape[1], 0), jnp.int32)
     if batched:
         o = o.reshape(count, length, *o.shape[1:])
-        idx = None if idx is None else idx.reshape(count, length, *idx.shape[1:])
+        idx = idx.reshape(count, length, *idx.shape[1:])
     return (o, idx) if return_indices else o
+
+
+# ---- the cache
+
+def _batch(kv_len, block_table, page_indptr, page_indices, slots, cu_seqlens, slot_mapping=None) -> Dict[str, Array]:
+    ints = _present(cu_seqlens=cu_seqlens, kv_len=kv_len, block_table=block_table, page_indptr=page_indptr,
+                    page_indices=page_indices, slots=slots, slot_mapping=slot_mapping)
+    batch = {"cu_q" if name == "cu_seqlens" else name: _int32(x, name) for name, x in ints.items()}
+    if slot_mapping is not None:  # int64 in C, which JAX has only on request: low and high words
+        words = batch["slot_mapping"]
+        batch["slot_mapping"] = jnp.stack([words, words >> 31], axis=-1)
+    return batch
+
+
+def _cache_problem(op: int, cache: Dict[str, Array], batch: Dict[str, Array], max_kv: int, tokens: int,
+                   max_q: int) -> Dict[str, int]:
+    if "k0" not in cache:
+        raise ValueError(f"the cache has {', '.join(cache) or 'no arrays'}; it has at least k0 and v0")
+    paged = "block_table" in batch or "page_indptr" in batch or "page_indices" in batch
+    stored = lambda name: _abi.NSA_E4M3 if name in cache and cache[name].dtype == CODES else NONE
+    return cache_problem(op, cache["k0"].shape, paged, batch["kv_len"].shape[0], max_kv, tokens, max_q, stored("k0"),
+                         stored("k_cmp"))
+
+
+def append(cache: Dict[str, Array], k: KV, v: KV, *, config: Config, kv_len: Array, max_kv: int,
+           block_table: Optional[Array] = None, page_indptr: Optional[Array] = None, page_indices: Optional[Array] = None,
+           slots: Optional[Array] = None, cu_seqlens: Optional[Array] = None, slot_mapping: Optional[Array] = None,
+           weights: Optional[Dict[str, Array]] = None, k_idx: Optional[Array] = None,
+           platform: Optional[str] = None) -> Dict[str, Array]:
+    """nsa.append for JAX: returns the cache with the new tokens and every compressed entry that they complete.
+
+    The arguments are those of nsa.append, with the cache as {"k0": ..., "v0": ..., "k_idx": ...}. Where a function
+    under jax.jit gets the cache with donate_argnums, it is written in place; otherwise JAX copies it first.
+
+    slot_mapping  int32 or int64 [T]
+    platform      as of `attention`
+    """
+    new = _pairs(k, v, config, "new_")
+    first = new["new_k0"]
+    if first.shape[0] == 0:
+        return dict(cache)
+    batch = _batch(kv_len, block_table, page_indptr, page_indices, slots, cu_seqlens, slot_mapping)
+    problem = _cache_problem(_abi.NSA_OP_APPEND, cache, batch, max_kv, first.shape[0], 0)
+    written = [name for name in cache if not name.endswith("_scale")]
+    operands = new | _named(weights) | _present(new_k_idx=k_idx) | batch | cache
+    out = _run(APPEND, config.text, _platform(platform), first.dtype, operands, [], problem, batch["kv_len"].shape[0],
+               written=written)
+    return {**cache, **dict(zip(written, out))}
+
+
+def _attend(call: int, op: int, q, cache, gates, config, batch, max_q, max_kv, scale, weights, index_q, platform) -> Array:
+    shape = (q.shape[0], q.shape[1], config.head_dim_v)
+    if shape[0] == 0:
+        return jnp.zeros(shape, q.dtype)
+    problem = _cache_problem(op, cache, batch, max_kv, shape[0], max_q)
+    operands = {"q": q} | _present(gates=gates) | _named(weights) | _present(index_q=index_q) | batch | cache
+    return _run(call, config.text, _platform(platform), q.dtype, operands, [("o", shape, q.dtype)], problem,
+                batch["kv_len"].shape[0], float(scale or 0.0))[0]
+
+
+def decode(q: Array, cache: Dict[str, Array], gates: Optional[Array] = None, *, config: Config, kv_len: Array, max_kv: int,
+           max_q: int = 1, block_table: Optional[Array] = None, page_indptr: Optional[Array] = None,
+           page_indices: Optional[Array] = None, slots: Optional[Array] = None, cu_seqlens: Optional[Array] = None,
+           scale: Optional[float] = None, weights: Optional[Dict[str, Array]] = None, index_q: Optional[Array] = None,
+           platform: Optional[str] = None) -> Array:
+    """nsa.decode for JAX: 1 to 16 new tokens of each sequence over the cache that `append` has returned.
+
+    The arguments are those of nsa.decode; platform as of `attention`. Returns [T, Hq, Dv], without a gradient.
+    """
+    return _attend(DECODE, _abi.NSA_OP_DECODE, q, cache, gates, config,
+                   _batch(kv_len, block_table, page_indptr, page_indices, slots, cu_seqlens), max_q, max_kv, scale, weights,
+                   index_q, platform)
+
+
+def prefill(q: Array, cache: Dict[str, Array], gates: Optional[Array] = None, *, config: Config, kv_len: Array, max_kv: int,
+            max_q: int, block_table: Optional[Array] = None, page_indptr: Optional[Array] = None,
+            page_indices: Optional[Array] = None, slots: Optional[Array] = None, cu_seqlens: Optional[Array] = None,
+            scale: Optional[float] = None, weights: Optional[Dict[str, Array]] = None, index_q: Optional[Array] = None,
+            platform: Optional[str] = None) -> Array:
+    """`decode` for any number of new tokens of a sequence: chunks of prompts, beside sequences that decode."""
+    return _attend(PREFILL, _abi.NSA_OP_PREFILL, q, cache, gates, config,
+                   _batch(kv_len, block_table, page_indptr, page_indices, slots, cu_seqlens), max_q, max_kv, scale, weights,
+                   index_q, platform)

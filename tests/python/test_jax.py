@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: 2026 the libnsa authors
 # SPDX-License-Identifier: MIT
 """nsa.jax against nsa.attention of PyTorch: the same bits. One case also meets the oracle directly."""
+import functools
 import subprocess
 import sys
 
@@ -17,7 +18,11 @@ import jax.numpy as jnp  # noqa: E402
 import nsa  # noqa: E402
 import nsa.jax  # noqa: E402
 import oracle  # noqa: E402
-from test_torch import MODELS, close, config_of, dtype_of, inputs_of, leaves, phi_weights, wide  # noqa: E402
+from nsa._places import GATE  # noqa: E402
+from test_torch import INFLLM, MODELS, close, config_of, dtype_of, inputs_of, leaves, phi_weights, wide  # noqa: E402
+
+INDEXED = dict(compress="none", gate="none", window=0, index=dict(heads=2, dim=16),
+               select=dict(by="index", pool="max", block=16, count=4, init=0, local=1))
 
 
 def across(x):
@@ -26,6 +31,8 @@ def across(x):
         return [across(y) for y in x]
     if isinstance(x, dict):
         return {name: across(y) for name, y in x.items()}
+    if x.dtype == torch.float8_e4m3fn:
+        return jax.lax.bitcast_convert_type(jnp.asarray(x.cpu().view(torch.uint8).numpy()), jnp.float8_e4m3fn)
     if x.dtype == torch.bfloat16:
         return jnp.asarray(x.detach().float().cpu().numpy()).astype(jnp.bfloat16)
     return jnp.asarray(x.detach().cpu().numpy())
@@ -111,7 +118,7 @@ def test_gradients_of_the_gate_mlp_and_of_external_keys(device):
     g = torch.Generator().manual_seed(5)
     make = lambda *shape: (torch.randn(*shape, generator=g) * 0.2).to(device, dtype_of(device))
     config = config_of(gate="mlp", gate_mlp=dict(channels=64, hidden=32, activation="silu"))
-    names = nsa.jax.GATE
+    names = GATE
     weights = [make(90, 64), make(64, 32), make(32), make(32, 12), make(12)]
     mlp = lambda f: lambda q, k, v, *w: f(q, k, v, config=config, weights=dict(zip(names, w)))
     assert same_gradients(mlp(nsa.jax.attention), mlp(nsa.attention), [*inputs_of(config, 90, device)[:3], *weights])
@@ -146,6 +153,150 @@ def test_given_blocks_and_branches(device):
         assert same(nsa.jax.attention(*arrays, config=config, block_indices=across(blocks), branches=branches), want)
 
 
+def index_of(tokens, device, batch=()):
+    """Queries and keys of an index of the model INDEXED."""
+    g = torch.Generator().manual_seed(7)
+    return [torch.randn(*batch, tokens, heads, 16, generator=g).to(device, dtype_of(device)) for heads in (2, 1)]
+
+
+@pytest.mark.parametrize("window", [0, 24])
+def test_an_index(window, device):
+    """Blocks, output, and gradients of q, k and v; none of the index. Packed sequences, and a batch."""
+    gate = {} if window == 0 else dict(gate="weights")
+    config = config_of(**{**INDEXED, "window": window, **gate})
+    for batch in (), (3,):
+        q, k, v, gates = inputs_of(config, 90, device, batch=batch)
+        tensors, index = [q, k, v, *([gates] if gate else [])], index_of(90, device, batch)
+        arrays, index_arrays = across(tensors), across(index)
+        for x in tensors:
+            x.requires_grad_()
+        cu = None if batch else torch.tensor([0, 20, 90], dtype=torch.int32, device=device)
+        want, blocks = nsa.attention(*tensors, config=config, index_q=index[0], k_idx=index[1], cu_seqlens=cu,
+                                     return_indices=True)
+        d_o = torch.randn(want.shape, generator=torch.Generator().manual_seed(3)).to(want)
+        grads = torch.autograd.grad(want, tensors, d_o)
+
+        def loss(tensors, index):
+            o, idx = nsa.jax.attention(*tensors, config=config, index_q=index[0], k_idx=index[1],
+                                       cu_seqlens=None if cu is None else across(cu), return_indices=True)
+            return (o.astype(jnp.float32) * across(d_o).astype(jnp.float32)).sum(), (o, idx)
+
+        (got, none), (o, idx) = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(arrays, index_arrays)
+        assert same(o, want) and np.array_equal(idx, blocks.cpu())
+        assert all(same(a, b) for a, b in zip(got, grads))
+        assert len(none) == 2 and not any(x.any() for x in none)
+
+
+CACHES = {"mean": {}, "linear": dict(compress=dict(block=16, stride=8, phi="linear")), "per branch": dict(kv_sharing="per_branch"),
+          "index": INDEXED, "infllm": INFLLM}
+
+
+def cache_of(config, rows, device, codes=None):
+    """A cache of `rows` pages of 16 tokens for nsa.append: as KVCache makes it. codes: FP8 in the place of K and V."""
+    scales = dict(k0=torch.tensor([0.0625, 0.03125]), v0=0.05) if codes else None
+    return nsa.KVCache(config, 1, rows, 16, dtype=dtype_of(device), device=device, kv_dtype=codes, scales=scales).layers[0]
+
+
+def equal_caches(arrays, tensors):
+    return sorted(arrays) == sorted(tensors) and all(same(arrays[name], tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("name", [*CACHES, "FP8"])
+def test_a_cache_of_pages(name, device):
+    """Prompts in chunks, then decode, of three sequences, one of them empty: the bits of torch in o and in every page."""
+    if name == "infllm" and device != "cpu":
+        pytest.skip("no kernel computes this model")
+    config = config_of(**CACHES.get(name, {}))
+    weights = phi_weights(config, device) if name == "linear" else {}
+    many, indexed = name == "per branch", name == "index"
+    cache = cache_of(config, 20, device, torch.float8_e4m3fn if name == "FP8" else None)
+    arrays, weight_arrays = across(cache), across(weights)
+    tables = torch.randperm(20, generator=torch.Generator().manual_seed(4)).to(device, torch.int32)[:18].view(3, 6)
+    data = [inputs_of(config, 90, device, seed=s) for s in range(2)]
+    index = [index_of(90, device), [x.flip(0) for x in index_of(90, device)]]
+    ints = lambda *x: torch.tensor(x, dtype=torch.int32, device=device)
+    join = lambda parts: [torch.cat(p) for p in zip(*parts)] if isinstance(parts[0], list) else torch.cat(parts)
+    rows = lambda x, a, b: [y[a:b] for y in x] if isinstance(x, list) else x[a:b]
+
+    # Lengths are arrays, so that one program serves all lengths.
+    @functools.partial(jax.jit, static_argnames=("max_q",), donate_argnums=0)
+    def jax_step(cache, q, k, v, gates, index_q, k_idx, kv_len, cu_seqlens, max_q):
+        where = dict(config=config, kv_len=kv_len, max_kv=96, block_table=across(tables), cu_seqlens=cu_seqlens,
+                     weights=weight_arrays)
+        cache = nsa.jax.append(cache, k, v, k_idx=k_idx, **where)
+        attend = nsa.jax.decode if max_q <= 4 else nsa.jax.prefill
+        return cache, attend(q, cache, gates, max_q=max_q, index_q=index_q, **where)
+
+    lengths = [0, 0]
+    for new in (37, 5), (20, 64), (3, 1), (1, 4), (1, 1):
+        spans = [(a, a + n) for a, n in zip(lengths, new)]
+        lengths = [b for _, b in spans]
+        q, k, v, gates = (join([rows(data[i][x], *spans[i]) for i in range(2)]) for x in range(4))
+        gates = None if config.gate == "none" else gates
+        index_q, k_idx = (join([index[i][x][slice(*spans[i])] for i in range(2)]) if indexed else None for x in range(2))
+        kv_len, cu = ints(*lengths, 0), ints(0, new[0], sum(new), sum(new))
+        max_q = 4 if max(new) <= 4 else 64
+        where = dict(config=config, kv_len=kv_len, max_kv=96, block_table=tables, cu_seqlens=cu, weights=weights)
+        nsa.append(cache, k, v, k_idx=k_idx, **where)
+        want = (nsa.decode if max_q <= 4 else nsa.prefill)(q, cache, gates, max_q=max_q, index_q=index_q, **where)
+        maybe = lambda x: None if x is None else across(x)
+        arrays, o = jax_step(arrays, *(maybe(x) for x in (q, k, v, gates, index_q, k_idx, kv_len, cu)), max_q=max_q)
+        assert same(o, want) and equal_caches(arrays, cache)
+    assert lengths == [62, 75] and (not many or "k2" in cache) and (not indexed or "k_idx" in cache)
+
+
+def test_pages_in_lists_rows_and_tokens_that_are_not_written(device):
+    """Two lists of pages are the table; slots name rows; slot_mapping -1 leaves a token out. What goes in stays as it was."""
+    config = config_of()
+    q, k, v, gates = inputs_of(config, 48, device)
+    arrays = [across(x) for x in (q, k, v, gates)]
+    ints = lambda *x: torch.tensor(x, dtype=torch.int32, device=device)
+    cache, empty = cache_of(config, 5, device), across(cache_of(config, 5, device))
+    table, place = ints(3, 0, 4)[None], dict(config=config, max_kv=48)
+    mapping = torch.cat([page * 16 + torch.arange(16) for page in (3, 0, 4)]).to(device)
+    mapping[40:] = -1
+    nsa.append(cache, k, v, kv_len=ints(48), block_table=table, slot_mapping=mapping, **place)
+    lists = dict(page_indptr=jnp.asarray([0, 3]), page_indices=across(table[0]))
+    for pages in dict(block_table=across(table)), lists:
+        got = nsa.jax.append(empty, *arrays[1:3], kv_len=jnp.asarray([48]), slot_mapping=across(mapping.int()), **pages, **place)
+        assert equal_caches(got, cache)
+        assert not any(x.any() for x in empty.values())
+        got = nsa.jax.append(empty, *arrays[1:3], kv_len=jnp.asarray([48]), **pages, **place)
+        o = nsa.jax.prefill(arrays[0], got, arrays[3], kv_len=jnp.asarray([48]), max_q=48, **pages, **place)
+        want = nsa.attention(q, k, v, gates, config=config).double().cpu()
+        close(torch.from_numpy(np.array(o, dtype=np.float32)), want, device, 1.2e-2)
+    rows = lambda count: torch.zeros(3, count, 2, 32, device=device, dtype=dtype_of(device))
+    cache = dict(k0=rows(48), v0=rows(48), k_cmp=rows(6), v_cmp=rows(6))
+    begin = across(cache)
+    nsa.append(cache, k, v, kv_len=ints(48), slots=ints(2), **place)
+    got = nsa.jax.append(begin, *arrays[1:3], kv_len=jnp.asarray([48]), slots=jnp.asarray([2]), **place)
+    assert equal_caches(got, cache) and got["k0"][2].any() and not got["k0"][:2].any()
+
+
+def test_a_cache_without_tokens_and_its_errors(device):
+    config = config_of(**INDEXED)
+    cache = across(cache_of(config, 4, device))
+    q, k, v, _ = [across(x) for x in inputs_of(config, 16, device)]
+    index_q, k_idx = across(index_of(16, device))
+    where = dict(config=config, kv_len=jnp.asarray([16]), max_kv=64, block_table=jnp.asarray([[1]]))
+    assert nsa.jax.append(cache, k[:0], v[:0], k_idx=k_idx[:0], **where).keys() == cache.keys()
+    assert nsa.jax.decode(q[:0], cache, index_q=index_q[:0], **where).shape == (0, 4, 32)
+    with pytest.raises(Exception, match="io.new_k_idx"):
+        jax.block_until_ready(nsa.jax.append(cache, k, v, **where))
+    with pytest.raises(Exception, match="io.index_q"):
+        jax.block_until_ready(nsa.jax.prefill(q, cache, max_q=16, **where))
+    with pytest.raises(ValueError, match="at least k0 and v0"):
+        nsa.jax.append({}, k, v, **where)
+    with pytest.raises(ValueError, match="it has 4"):
+        nsa.jax.append({**cache, "k0": cache["k0"][0]}, k, v, **where)
+    with pytest.raises(TypeError, match="^kv_len has the dtype float32"):
+        nsa.jax.append(cache, k, v, **{**where, "kv_len": jnp.zeros((1,))})
+    with pytest.raises(TypeError, match="^new_k0 has the dtype int32"):
+        nsa.jax.append(cache, k.astype(jnp.int32), v, **where)
+    with pytest.raises(ValueError, match="cannot be differentiated"):
+        jax.grad(lambda q: nsa.jax.prefill(q, cache, max_q=16, index_q=index_q, **where).astype(jnp.float32).sum())(q)
+
+
 def test_no_retrace_for_equal_shapes(device):
     config, traces = config_of(), 0
 
@@ -176,10 +327,14 @@ def test_errors(device):
     for branches in [], ["all"]:
         with pytest.raises(ValueError, match="at least one of compressed, selected, window"):
             run(branches=branches)
-    indexed = nsa.Config(heads=4, kv_heads=2, head_dim=32, compress="none", gate="none",
-                         select=dict(by="index", pool="max"), index=dict(heads=2, dim=16))
-    with pytest.raises(ValueError, match="takes no queries and keys of an index"):
-        nsa.jax.attention(q, k, v, config=indexed)
+    indexed, (index_q, k_idx) = config_of(**INDEXED), across(index_of(30, device))
+    for name, given in ("index_q", dict(k_idx=k_idx)), ("k_idx", dict(index_q=index_q)), ("index_q", {}):
+        with pytest.raises(ValueError, match=f"^{name} is missing"):
+            nsa.jax.attention(q, k, v, config=indexed, **given)
+    with pytest.raises(Exception, match="io.index_q"):
+        jax.block_until_ready(nsa.jax.attention(q, k, v, gates, config=config, index_q=index_q, k_idx=k_idx))
+    with pytest.raises(ValueError, match="weights has no k_idx"):
+        run(weights={"k_idx": k_idx})
     with pytest.raises(ValueError, match='platform is "tpu"'):
         run(platform="tpu")
 
