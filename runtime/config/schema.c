@@ -201,8 +201,9 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
   WORD(KV_DTYPE, "serving.kv_dtype", serving.kv_dtype, cache_dtype_words, "model",
        "of raw keys and values in the KV cache; e4m3: FP8 with scales, half the memory"),
   WORD(CMP_DTYPE, "serving.cmp_dtype", serving.cmp_dtype, cache_dtype_words, "model",
-       "of compressed entries in the KV cache; in e4m3 long contexts decode faster, and a few "
-       "more selected blocks change"),
+       "of compressed entries in the KV cache, or of the index keys of select.by index; in e4m3 "
+       "long "
+       "contexts decode faster, and a few more selected blocks change"),
 
   PLAIN(DEVICE, "runtime.device", DEVICE, runtime.device, "auto",
         "auto, cpu, a CUDA ordinal (cuda:1), a PCI bus id, or a GPU's UUID"),
