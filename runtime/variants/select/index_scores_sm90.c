@@ -149,7 +149,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
         "model.select.block is %d: expected a multiple of 64, or 8, 16 or 32, so that blocks "
         "end with tiles of keys",
         p->model.select_block);
-  if (p->cmp_dtype && room(p) < p->max_kv_len)
+  if (p->model.by == NSAI_BY_INDEX && p->cmp_dtype && room(p) < p->max_kv_len)
     nsai_refuse(
         reasons,
         "it expands index keys in e4m3, and those of a sequence of problem.max_kv_len (%lld) take "
