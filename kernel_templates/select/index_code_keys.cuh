@@ -28,6 +28,12 @@ template <class C> struct CopiedKeysOf<C, true> {
 };
 template <class C> using CopiedKeys = typename CopiedKeysOf<C>::Type;
 
+// The elements of products: fp16, to which a code is converted by one instruction. Wide rows of Q leave no
+// registers for their own conversion to it, and those of bf16 stay what they are.
+template <class C, bool kWide = (C::kHeadDimQk > 128)> struct ScoreElementOf { using Type = Fp16; };
+template <class C> struct ScoreElementOf<C, true> { using Type = typename C::Element; };
+template <class C> using ScoreElement = typename ScoreElementOf<C>::Type;
+
 // What the products of a row's elements are multiplied by, for each of a warp's two m16 tiles of rows.
 template <class C, bool kCodes = kReadsCodes<C>> struct ScoreScale {
   const NsaiImportance &p;
@@ -38,8 +44,8 @@ template <class C> struct ScoreScale<C, true> {
   NSAI_DEVICE float of(int i) const { return tile[i]; }
 };
 
-// Loads the four rows of a thread as Q fragments, in the order of codes and in fp16; zeros for padding
-// heads and absent tokens. All lanes take part.
+// Loads the four rows of a thread as Q fragments, in the order of codes; zeros for padding heads and absent
+// tokens. All lanes take part.
 template <class C>
 NSAI_DEVICE ScoreScale<C> load_code_queries(const NsaiCodedImportance &params,
                                             const TokenTile &tokens, int group, int warp, int lane,
@@ -60,7 +66,9 @@ NSAI_DEVICE ScoreScale<C> load_code_queries(const NsaiCodedImportance &params,
                 (group * C::kGroup + head) * p.q.head_stride;
       load_code_query(rQ[tile], from, present, half);
     }
-    out.tile[tile] = convert_queries<typename C::Element>(rQ[tile]) * scale;
+    out.tile[tile] = scale;
+    if constexpr (ScoreElement<C>::kPrecision != C::Element::kPrecision)
+      out.tile[tile] *= convert_queries<typename C::Element>(rQ[tile]);
   }
   return out;
 }
@@ -70,22 +78,20 @@ template <class C>
 NSAI_DEVICE void code_scores(float (&rS)[2][RowTraits<C>::kSliceTiles][4],
                              const u32 (&rQ)[2][RowTraits<C>::kSteps][4], u32 keys, int lane) {
   using Words = KeyTileOf<CopiedKeys<C>>;
-  // For ldmatrix: matrices chunks 0, 1 | keys 0, 8. A chunk has the codes of a k16 step.
-  const u32 at = keys + Words::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  // For ldmatrix: matrices keys 0, 8, 16, 24. A chunk has the codes of a k16 step, of which a lane gets four
+  // adjacent ones of a key: its part of B in the order of core/code_fragments.cuh.
+  const u32 at = keys + Words::offset(lane, 0);
   clear(rS);
 #pragma unroll
-  for (int first = 0; first < RowTraits<C>::kSteps; first += 2) {
+  for (int k = 0; k < RowTraits<C>::kSteps; ++k) {
+    u32 codes[RowTraits<C>::kSliceTiles]; // 32 keys x 16 columns
+    ldmatrix_x4(codes, Words::along(at, k));
 #pragma unroll
-    for (int n = 0; n < RowTraits<C>::kSliceTiles; n += 2) {
-      u32 rK[2][4]; // 16 keys x 32 columns
-      load_code_keys(rK, Words::along(at, first) + n * 8 * Words::kPitch);
+    for (int n = 0; n < RowTraits<C>::kSliceTiles; ++n) {
+      const uint2 rK = expand_codes(ScoreElement<C>(), codes[n]); // 8 keys x 16 columns
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (first + i >= RowTraits<C>::kSteps) break;
-#pragma unroll
-        for (int tile = 0; tile < 2; ++tile)
-          mma_m16n16k16(Fp16(), rS[tile][n], rS[tile][n + 1], rQ[tile][first + i], rK[i]);
-      }
+      for (int tile = 0; tile < 2; ++tile)
+        mma_m16n8k16(ScoreElement<C>(), rS[tile][n], rQ[tile][k], rK.x, rK.y);
     }
   }
 }

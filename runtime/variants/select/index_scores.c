@@ -111,7 +111,7 @@ static int32_t step_rows(const nsai_problem *p) {
 nsai_tiles nsai_index_step_tiles(const nsai_problem *p, const nsai_target *t) {
   const int32_t rows = step_rows(p);
   if (rows == 128 || t->register_fallback) return nsai_index_scores_tiles(p, t);
-  const int32_t keys = reads_codes(p) ? 64 : 32;
+  const int32_t keys = reads_codes(p) && p->model.index_dim <= 128 ? 64 : 32;
   for (int32_t ctas = rows == 32 ? 8 : 4; ctas > 1; ctas--) {
     const nsai_tiles tiles = tiles_of(keys, rows / 32, 3, ctas);
     if (nsai_holds_ctas(t, shared_bytes(p, &tiles), ctas)) return tiles;
