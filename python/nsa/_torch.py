@@ -37,7 +37,8 @@ PLACES = {"q": "io.q", "o": "io.o", "gates": "io.gate.value", "block_idx": "io.b
           "block_table": "batch.block_table", "slots": "batch.slots", "slot_mapping": "batch.slot_mapping",
           "page_indptr": "batch.page_indptr", "page_indices": "batch.page_indices",
           "k_cmp": "io.kv.k_cmp", "v_cmp": "io.kv.v_cmp", "k_norm": "io.k_norm",
-          "k_cmp_scale": "io.k_cmp_scale", "v_cmp_scale": "io.v_cmp_scale", "d_o": "grads.d_o", "d_q": "grads.d_q",
+          "k_cmp_scale": "io.k_cmp_scale", "v_cmp_scale": "io.v_cmp_scale", "k_idx_scale": "io.k_idx_scale",
+          "d_o": "grads.d_o", "d_q": "grads.d_q",
           "d_gates": "grads.d_gate.value", "d_k_cmp": "grads.d_kv.k_cmp", "d_v_cmp": "grads.d_kv.v_cmp"}
 for _b in range(3):
     for _x in "kv":
@@ -555,7 +556,7 @@ def _cache_problem(cache, names, kv_len, paged, max_kv, tokens, op, text, x, max
     # What the tensors hold decides, not the configuration's serving section.
     stored = lambda name: _abi.NSA_E4M3 if name in names and _is_code(cache[names.index(name)]) else NONE
     problem = dict(op=op, max_seqs=round_up_few(seqs), page_size=page, max_kv_len=longest, max_tokens=round_up(tokens),
-                   kv_dtype=stored("k0"), cmp_dtype=stored("k_cmp"))
+                   kv_dtype=stored("k0"), cmp_dtype=stored("k_idx" if "k_idx" in names else "k_cmp"))
     if op == _abi.NSA_OP_DECODE:
         problem["max_q_len"] = max_q
         problem["max_tokens"] = min(problem["max_tokens"], problem["max_seqs"] * max_q)
@@ -806,7 +807,7 @@ def append(cache: Dict[str, Tensor], k: KV, v: KV, *, config: Config, kv_len: Te
                   (torch.float8_e4m3fn) k0, v0 ..., or k_cmp and v_cmp, or all, with their scales, float32 [1] or
                   [Hkv]: k0_scale, v0_scale, ... [1], k_cmp_scale [k0_scale], v_cmp_scale [v0_scale]
                   With a select.normalizer of stride s also k_norm [N, P/s, Hkv, Dk], in k's dtype. With an index
-                  k_idx [N, P, 1, Di] in the place of k_cmp and v_cmp, in k's dtype
+                  k_idx [N, P, 1, Di] in the place of k_cmp and v_cmp, in k's dtype or in FP8 with k_idx_scale [1]
     k, v          [T, Hkv, Dk], [T, Hkv, Dv] of the new tokens
     kv_len        int32 [sequences]: the length of each, the new tokens included; 0: a padded row
     max_kv        the longest that any of them can be in this plan
