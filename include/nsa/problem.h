@@ -77,8 +77,8 @@ typedef struct nsa_problem {
   int32_t overlap;        /* NSA_OVERLAP_* [NSA_OVERLAP_LOW] */
   int64_t max_probe_rows; /* rows of io.probe_rows [0: no probe] */
 
-  /* These two belong to a cache as well: the dtype of its raw K and V, and of its compressed entries.
-   * NSA_E4M3: codes with scales, see kv_cache.h; NSA_NONE: the model's dtype [serving, else the
+  /* These two belong to a cache as well: the dtype of its raw K and V, and of its compressed entries
+   * or, with select.by index, of its index keys. NSA_E4M3: codes with scales, see kv_cache.h; NSA_NONE: the model's dtype [serving, else the
    * model's]. */
   int32_t kv_dtype, cmp_dtype;
 } nsa_problem;

@@ -314,11 +314,13 @@ static void make_codes(chk_cache_codes codes, chk_cache_options *out) {
   if (codes == CHK_CACHE_CODES_ANY) codes = (chk_cache_codes)(next(&random) % CHK_CACHE_CODES_ANY);
   if (codes == CHK_CACHE_CODES_NONE) return;
   out->kv_codes = codes != CHK_CACHE_CODES_CMP;
-  out->cmp_codes = codes != CHK_CACHE_CODES_KV && nsai_compresses(g);
+  const bool index = g->by == NSAI_BY_INDEX;
+  out->cmp_codes = codes != CHK_CACHE_CODES_KV && (nsai_compresses(g) || index);
   out->head_scales = next(&random) % 2;
   out->scales = (chk_cache_scales)(next(&random) % 3);
   g->head_dim_qk = (int32_t)nsai_round_up(g->head_dim_qk, NSAI_CODES_DIM_STEP);
   g->head_dim_v = (int32_t)nsai_round_up(g->head_dim_v, NSAI_CODES_DIM_STEP);
+  if (index) g->index_dim = (int32_t)nsai_round_up(g->index_dim, NSAI_CODES_DIM_STEP);
 }
 
 void chk_cache_options_make(const chk_cache_case *c, chk_cache_options *out) {
@@ -378,7 +380,8 @@ void chk_cache_options_print(const chk_cache_options *o, FILE *out) {
           : o->selection == NSA_SELECT_BLOCKS ? " blocks"
                                               : " ranges",
           o->probed ? " probed" : "", o->masks ? " masks" : "", o->counted ? " counted" : "",
-          o->kv_codes ? " e4m3" : "", o->cmp_codes ? " entries e4m3" : "",
+          o->kv_codes ? " e4m3" : "",
+          !o->cmp_codes ? "" : g->by == NSAI_BY_INDEX ? " keys e4m3" : " entries e4m3",
           o->head_scales ? " head scales" : "", scales_names[o->scales], (double)o->softmax_scale,
           o->seqs, o->max_q_len, o->max_kv_len);
 }

@@ -109,7 +109,7 @@ typedef struct chk_cache_options {
   bool masks;                /* steps run only some of the branches */
   bool counted;              /* decode steps count what they read */
   const nsai_variant *force; /* on the GPU; NULL: the library chooses */
-  bool kv_codes, cmp_codes;  /* raw pairs and entries in e4m3 */
+  bool kv_codes, cmp_codes;  /* raw pairs, and entries or index keys, in e4m3 */
   bool head_scales;          /* a scale for each KV head */
   chk_cache_scales scales;
   /* the GPU's pages are more than 2^31 elements apart: 4.3 GB per tensor, up to eight tensors */
