@@ -123,14 +123,13 @@ NSAI_DEVICE void copy_index_key(const NsaiIndexedAppend &p, const Rows &rows, in
   const u16 *from = (const u16 *)p.new_index.data + token * p.new_index.token_stride;
   u16 *to =
       (u16 *)p.index.data + row_offset(p.index, rows.page(position), rows.slot(position)); // [Di]
-  for (int column = threadIdx.x * 8; column < C::kIndexDim; column += C::kThreads * 8) {
-    const Chunk &x = *(const Chunk *)(from + column);
+  for (int column = threadIdx.x * 8; column < C::kIndexDim; column += C::kThreads * 8)
     if constexpr (C::kIndexCodes)
       *(uint2 *)(to + column / 2) =
-          pack_eight<typename C::Element>(x, scale_of(((const NsaiIndexCodedAppend &)p).scale, 0));
+          pack_eight<typename C::Element>(*(const Chunk *)(from + column),
+                                          scale_of(((const NsaiIndexCodedAppend &)p).scale, 0));
     else
-      *(Chunk *)(to + column) = x;
-  }
+      *(Chunk *)(to + column) = *(const Chunk *)(from + column);
 }
 
 // The sum of a piece over the tokens of an entry, in codes. codes_of(i): the piece of token i < l.

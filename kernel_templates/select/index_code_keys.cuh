@@ -73,8 +73,9 @@ NSAI_DEVICE ScoreScale<C> load_code_queries(const NsaiCodedImportance &params,
   return out;
 }
 
-// S = Q K^T of the warp's 32 rows and the 32 keys that begin at shared address `keys`.
-template <class C>
+// S = Q K^T of the first kTiles m16 tiles of the warp's rows and the 32 keys that begin at shared address
+// `keys`; 0 of others.
+template <class C, int kTiles>
 NSAI_DEVICE void code_scores(float (&rS)[2][RowTraits<C>::kSliceTiles][4],
                              const u32 (&rQ)[2][RowTraits<C>::kSteps][4], u32 keys, int lane) {
   using Words = KeyTileOf<CopiedKeys<C>>;
@@ -90,7 +91,7 @@ NSAI_DEVICE void code_scores(float (&rS)[2][RowTraits<C>::kSliceTiles][4],
     for (int n = 0; n < RowTraits<C>::kSliceTiles; ++n) {
       const uint2 rK = expand_codes(ScoreElement<C>(), codes[n]); // 8 keys x 16 columns
 #pragma unroll
-      for (int tile = 0; tile < 2; ++tile)
+      for (int tile = 0; tile < kTiles; ++tile)
         mma_m16n8k16(ScoreElement<C>(), rS[tile][n], rQ[tile][k], rK.x, rK.y);
     }
   }

@@ -143,6 +143,10 @@ template <class C> NSAI_DEVICE void score(const StepRowParams<C> &step) {
   const auto keys = find_keys<CopiedKeys<C>>(params, tokens.s, 0); // [N, Di]
   // Warps of a decode step's rows may have none.
   const bool has_rows = tokens.first + 32 * warp / C::kGroupPadded < tokens.end;
+  // Of such a step's codes, which are half the bytes, products of an empty tile of rows would take as long as
+  // memory does.
+  const bool has_both_tiles =
+      !C::kStep || tokens.first + (32 * warp + 16) / C::kGroupPadded < tokens.end;
 
   // ---- prologue
 #pragma unroll
@@ -185,10 +189,12 @@ template <class C> NSAI_DEVICE void score(const StepRowParams<C> &step) {
       if (first >= end_key) break;
       float rS[2][RowTraits<C>::kSliceTiles][4]; // [32 rows, 32 keys]
       const u32 sSlice = sK + slice * KeyTileOf<CopiedKeys<C>>::kPitch;
-      if constexpr (kReadsCodes<C>)
-        code_scores<C>(rS, rQ, sSlice, lane);
-      else
+      if constexpr (!kReadsCodes<C>)
         scores<C>(rS, rQ, sSlice, lane);
+      else if (has_both_tiles)
+        code_scores<C, 2>(rS, rQ, sSlice, lane);
+      else
+        code_scores<C, 1>(rS, rQ, sSlice, lane);
       if (first + kSliceKeys > visible_to_all) mask<C>(rS, tokens, first, kMinusInf, warp, lane);
       const bool ends = first + kSliceKeys >= end_key;
       const auto close = [&](int j, bool last) {

@@ -53,6 +53,39 @@ static void prefill(expanded_run *r, int64_t tokens, int32_t seqs, int64_t longe
 
 /* ---- which row ---- */
 
+/* Index keys are expanded by the same rules, up to as many bytes. */
+static void test_index_choice(void **state) {
+  static const char yaml[] = "nsa: 1\nmodel: {heads: 64, kv_heads: 4, head_dim: 128, compress: "
+                             "none, window: 0, gate: none,\n"
+                             "  kv_sharing: shared, select: {by: index, pool: max, block: 128, "
+                             "count: 16, init: 0, local: 1},\n"
+                             "  index: {heads: 4, dim: 128}}\n"
+                             "serving: {page_size: 128, cmp_dtype: e4m3}\n";
+  static const char chosen[] = "index_scores_sm90 rows=192 keys=128 stages=4: chosen";
+  expanded_run r = { 0 };
+  nsa_caps codes = NSA_CAPS_INIT, plain = NSA_CAPS_INIT;
+  expanded_open(&r, yaml, NULL);
+  nsa_problem p = INIT(nsa_problem, .op = NSA_OP_PREFILL, .max_tokens = 65536, .max_kv_len = 65536);
+  machine_expect_story(r.ctx, &p, chosen);
+  machine_expect("codes", nsa_query(r.ctx, &p, &codes), NSA_OK, NULL);
+  p.cmp_dtype = NSA_NONE;
+  machine_expect_story(r.ctx, &p, chosen);
+  machine_expect("plain", nsa_query(r.ctx, &p, &plain), NSA_OK, NULL);
+  assert_int_equal(codes.workspace_bytes - plain.workspace_bytes, 65536 * 128 * 2);
+  p.cmp_dtype = NSA_E4M3;
+  p.max_kv_len = 2097152; /* 512 MiB */
+  machine_expect_story(r.ctx, &p, chosen);
+  p.max_kv_len++;
+  machine_expect_story(r.ctx, &p, "index_scores_sm80 keys=64 warps=4 stages=3 ctas=2: chosen");
+  machine_expect_story(r.ctx, &p,
+                       "those of a sequence of problem.max_kv_len (2097153) take more than "
+                       "thresholds.prefill_expand_bytes (536870912)");
+  p.max_kv_len = 65536;
+  p.max_tokens = 1023;
+  machine_expect_story(r.ctx, &p, "problem.max_tokens (1023) new tokens are too few");
+  expanded_close(&r);
+}
+
 static void test_choice(void **state) {
   expanded_run r;
   begin(&r, false, NULL);
@@ -207,9 +240,8 @@ static void test_pairs(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_choice),
-    cmocka_unit_test(test_launches),
-    cmocka_unit_test(test_fused),
+    cmocka_unit_test(test_index_choice), cmocka_unit_test(test_choice),
+    cmocka_unit_test(test_launches),     cmocka_unit_test(test_fused),
     cmocka_unit_test(test_pairs),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
