@@ -57,7 +57,8 @@ class Run:
         self.args = RunArgs(call=call, num_seqs=num_seqs, scale=scale, workspace_align=plan.align, branches=branches,
                             tensors=len(names), exchange=EXCHANGE, plan=plan.handle, offsets=self.offsets)
         self.address = C.addressof(self.args)
-        self.outputs, self.few = None, False
+        self.outputs = None
+        self.few = False  # of a forward: it has q, k, v, gates, and no output that is saved
 
     def __call__(self, tensors):
         """tensors: a tuple in the order of the names. The caller holds them until the call returns."""
