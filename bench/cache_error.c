@@ -33,6 +33,7 @@ typedef struct experiment {
   side plain, codes;
   nsa_exec exec;
   nsa_kv prompt;
+  nsa_tensor prompt_keys; /* of an index */
   nsa_batch append, decode;
   nsa_io io;       /* inputs and outputs of a step */
   int32_t *kv_len; /* [QUERIES] */
@@ -170,7 +171,12 @@ static nsa_status make_step(experiment *x) {
   if (nsai_gate_is_given(g))
     NSAI_TRY(make(x, NSA_F32, 3, SHAPE(QUERIES, g->heads, NSA_BRANCHES), &io->gate.value));
   NSAI_TRY(make(x, g->dtype, 3, SHAPE(QUERIES, g->heads, g->head_dim_v), &io->o));
-  NSAI_TRY(make(x, g->dtype, 3, SHAPE(QUERIES, g->heads, g->head_dim_v), &io->o_branch[NSA_CMP]));
+  if (nsai_compresses_values(g))
+    NSAI_TRY(make(x, g->dtype, 3, SHAPE(QUERIES, g->heads, g->head_dim_v), &io->o_branch[NSA_CMP]));
+  if (g->by == NSAI_BY_INDEX) {
+    NSAI_TRY(make(x, g->dtype, 3, SHAPE(QUERIES, g->index_heads, g->index_dim), &io->index_q));
+    NSAI_TRY(make(x, g->dtype, 3, SHAPE(x->request->context, 1, g->index_dim), &x->prompt_keys));
+  }
   if (g->select_count) {
     NSAI_TRY(make(x, NSA_I32, 3, SHAPE(QUERIES, g->kv_heads, g->select_count), &io->block_idx));
     NSAI_TRY(make_ints(x, rows, QUERIES, 0, &io->probe_rows));
@@ -196,13 +202,32 @@ static void fill_queries(const nsai_verify_inputs *in, int branch, const nsa_ten
   nsai_verify_fill_queries(in, t);
 }
 
-static void fill_outliers(const nsai_verify_inputs *in, int branch, const nsa_tensor *t) {
-  nsai_verify_fill_keys(in, branch, t);
+static void fill_index_q(const nsai_verify_inputs *in, int branch, const nsa_tensor *t) {
+  (void)branch;
+  nsai_verify_fill_index_q(in, t);
+}
+
+static void fill_k_idx(const nsai_verify_inputs *in, int branch, const nsa_tensor *t) {
+  (void)branch;
+  nsai_verify_fill_k_idx(in, t);
+}
+
+static void add_outliers(const nsa_tensor *t) {
   for (int64_t row = 0; row < t->shape[0] * t->shape[1]; row++)
     for (int64_t i = 0; i < CHANNELS; i++) {
       const int64_t at = row * t->shape[2] + i * (t->shape[2] / CHANNELS);
       nsai_verify_store(t, at, nsai_verify_load(t, at) + OUTLIER);
     }
+}
+
+static void fill_outliers(const nsai_verify_inputs *in, int branch, const nsa_tensor *t) {
+  nsai_verify_fill_keys(in, branch, t);
+  add_outliers(t);
+}
+
+static void fill_index_outliers(const nsai_verify_inputs *in, int branch, const nsa_tensor *t) {
+  fill_k_idx(in, branch, t);
+  add_outliers(t);
 }
 
 /* Gates that give every branch the same weight. */
@@ -231,6 +256,10 @@ static nsa_status fill_all(const experiment *x, inputs kind) {
                                   x->request->c->seed, x->threads };
   NSAI_TRY(fill(x, &in, 0, fill_queries, &x->io.q));
   if (nsai_gate_is_given(x->g)) NSAI_TRY(fill(x, &in, 0, fill_gates, &x->io.gate.value));
+  if (x->prompt_keys.data) {
+    NSAI_TRY(fill(x, &in, 0, fill_index_q, &x->io.index_q));
+    NSAI_TRY(fill(x, &in, 0, kind == OUTLIERS ? fill_index_outliers : fill_k_idx, &x->prompt_keys));
+  }
   for (int b = 0; b < NSA_BRANCHES; b++) {
     if (!nsai_reads_pair(x->g, b)) continue;
     NSAI_TRY(
@@ -246,7 +275,9 @@ static nsa_status append(const experiment *x, const side *s) {
   nsa_io io = NSA_IO_INIT;
   io.kv = s->cache.kv;
   io.k_norm = s->cache.k_norm;
+  io.k_idx = s->cache.k_idx;
   io.new_kv = x->prompt;
+  io.new_k_idx = x->prompt_keys;
   return nsa_kv_append(s->append, &x->exec, &x->append, &io);
 }
 
@@ -254,11 +285,12 @@ static nsa_status attend(const experiment *x, const side *s, const nsa_plan *pla
   nsa_io io = x->io;
   io.kv = s->cache.kv;
   io.k_norm = s->cache.k_norm;
+  io.k_idx = s->cache.k_idx;
   if (plan == s->given) io.probe_rows = io.probe_importance = (nsa_tensor){ 0 };
   NSAI_TRY(nsa_decode(plan, &x->exec, &x->decode, &io));
   NSAI_TRY(nsai_verify_device_wait(x->device, NULL));
   NSAI_TRY(download(x, &io.o, &out->o));
-  NSAI_TRY(download(x, &io.o_branch[NSA_CMP], &out->o_cmp));
+  if (io.o_branch[NSA_CMP].data) NSAI_TRY(download(x, &io.o_branch[NSA_CMP], &out->o_cmp));
   if (!x->g->select_count) return NSA_OK;
   NSAI_TRY(download(x, &io.block_idx, &out->idx));
   return io.probe_importance.data ? download(x, &io.probe_importance, &out->importance) : NSA_OK;

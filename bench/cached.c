@@ -14,7 +14,7 @@ void bench_cached_set(const bench_cached_dtypes *dtypes, nsa_problem *problem) {
 
 void bench_cached_describe(const bench_cached_dtypes *dtypes, FILE *out) {
   if (dtypes->kv == NSA_E4M3) fputs(", raw K and V in e4m3", out);
-  if (dtypes->cmp == NSA_E4M3) fputs(", compressed entries in e4m3", out);
+  if (dtypes->cmp == NSA_E4M3) fputs(", compressed entries or index keys in e4m3", out);
 }
 
 nsa_status bench_cached_check(const char *command, const nsai_model *g) {

@@ -127,7 +127,8 @@ static const struct argp_option options[] = {
     "Raw K and V of the cache in fp8 (e4m3) or in the model's dtype; with fp8 also what the "
     "quantisation costs in accuracy (decode, prefill; model)",
     0 },
-  { "cmp", OPT_CMP, "DTYPE", 0, "The same of compressed entries (decode, prefill; model)", 0 },
+  { "cmp", OPT_CMP, "DTYPE", 0,
+    "The same of compressed entries, or of the keys of an index (decode, prefill; model)", 0 },
   { "device", 'd', "DEVICE", 0, "auto, cpu, or an ordinal, as 1 or cuda:1", 1 },
   { "config", 'c', "FILE", 0, "A configuration below each problem's own", 1 },
   { "set", 'S', "KEY=VALUE", 0, "Override a key: variants.force.select=NAME", 1 },

@@ -111,9 +111,11 @@ def operations(seed):
     """What the model of a seed is compiled for: options of `nsa-autotune compile` for each
     operation."""
     rng = random.Random(f'operations of {seed}')
+    selects = 'count: 0,' not in configuration(seed)
 
     def select():
-        return ['--selection', usual(rng, ['topn'], lambda: rng.choice(['blocks', 'ranges']))]
+        who = usual(rng, ['topn'], lambda: rng.choice(['blocks', 'ranges']))
+        return ['--selection', who if selects else 'topn']
 
     def probe():
         return usual(rng, [[]], lambda: ['--probe-rows', '1'])

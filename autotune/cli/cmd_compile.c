@@ -344,8 +344,7 @@ static nsa_status check_stored(const job *j, const nsa_ctx *ctx, nsai_cli_progre
   nsa_ctx *next = NULL;
   NSAI_TRY_TO(done, open_context(j, progress, NSA_LOG_ERROR, &next));
   next->config->runtime.jit = NSAI_JIT_NEVER;
-  for (size_t i = 0; i < j->count && status == NSA_OK; i++)
-    status = nsa_prepare(next, &j->problems[i], 1, NULL, NULL);
+  status = nsa_prepare(next, j->problems, j->count, NULL, NULL);
   if (status == NSA_E_NOT_PREPARED && nsai_cache_tier(ctx->cache, 0, &tier))
     status = nsai_fail(NSA_E_CACHE,
                        "some of the kernels did not stay in %s (%s); is there room, and is "
@@ -386,8 +385,7 @@ static nsa_status compile_one(job *j) {
     status = compile_sample(j, ctx, &progress);
     goto done;
   }
-  for (size_t i = 0; i < j->count && status == NSA_OK; i++)
-    status = nsa_prepare(ctx, &j->problems[i], 1, nsai_cli_progress_step, &progress);
+  status = nsa_prepare(ctx, j->problems, j->count, nsai_cli_progress_step, &progress);
   nsai_cli_progress_clear(&progress);
   if (status == NSA_OK) status = check_stored(j, ctx, &progress);
 done:

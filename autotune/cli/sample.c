@@ -71,7 +71,7 @@ static void offer_variant(sampler *s, const nsai_variant *v) {
   while (nsai_tiles_next(v->space, &candidate.tiles)) {
     reasons.count = 0;
     nsai_tiles_reasons(v, &s->problem, target, &candidate.tiles, &reasons);
-    if (reasons.count || isinf(v->space->cost(&s->problem, target, &candidate.tiles))) continue;
+    if (reasons.count || isinf(nsai_tiles_cost(v, &s->problem, target, &candidate.tiles))) continue;
     offer(s, &candidate, &s->draws[v->stage]);
   }
 }

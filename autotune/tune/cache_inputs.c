@@ -26,9 +26,9 @@ static double step_bytes(const nsai_problem *p) {
   const double tokens =
       (double)nsai_smaller((int64_t)m->select_count * m->select_block, p->max_kv_len) +
       (double)nsai_smaller(m->window, p->max_kv_len);
-  const double bytes =
-      entries * (p->cmp_dtype == NSA_E4M3 ? 1 : 2) + tokens * (p->kv_dtype == NSA_E4M3 ? 1 : 2);
-  const double index = 2.0 * (double)p->max_kv_len * m->index_dim; /* 0 without an index */
+  const double cmp_bytes = p->cmp_dtype == NSA_E4M3 ? 1 : 2;
+  const double bytes = entries * cmp_bytes + tokens * (p->kv_dtype == NSA_E4M3 ? 1 : 2);
+  const double index = cmp_bytes * (double)p->max_kv_len * m->index_dim; /* 0 without an index */
   return p->max_seqs * (bytes * m->kv_heads * (m->head_dim_qk + m->head_dim_v) + index);
 }
 

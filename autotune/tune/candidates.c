@@ -64,7 +64,7 @@ static void collect(const tuner *t, const nsai_variant *v, const nsai_problem *p
     nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
     nsai_tiles_reasons(v, problem, target, &tiles, &reasons);
     if (!reasons.count && out->count < EXHAUSTIVE_MOST)
-      out->item[out->count++] = (option){ tiles, v->space->cost(problem, target, &tiles) };
+      out->item[out->count++] = (option){ tiles, nsai_tiles_cost(v, problem, target, &tiles) };
   }
   qsort(out->item, (size_t)out->count, sizeof *out->item, by_cost);
 }

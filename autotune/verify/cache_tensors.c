@@ -69,7 +69,7 @@ void nsai_verify_cache_declare(const nsai_model *g, nsai_verify_cache_dtypes dty
     out->kv.v[pair] = nsai_verify_tensor(raw, 4, raw_v);
   }
   if (g->by == NSAI_BY_INDEX)
-    out->k_idx = nsai_verify_tensor(g->dtype, 4, (int64_t[]){ pages, tokens, 1, g->index_dim });
+    out->k_idx = nsai_verify_tensor(compressed, 4, (int64_t[]){ pages, tokens, 1, g->index_dim });
   if (!nsai_compresses(g)) return;
   out->kv.k_cmp =
       nsai_verify_tensor(compressed, 4, (int64_t[]){ pages, entries, g->kv_heads, g->head_dim_qk });
@@ -281,7 +281,7 @@ static nsa_status limit_copies(nsai_verify_cache *w) {
   const double rows = (double)w->options.batch * (double)w->pages * (double)page_tokens(w);
   const double entries = nsai_compresses(g) ? entry / g->stride : 0;
   const double bytes =
-      dims * g->kv_heads * rows * (raw * pairs + entries) + 2.0 * rows * g->index_dim;
+      dims * g->kv_heads * rows * (raw * pairs + entries) + entry * rows * g->index_dim;
   double memory = CPU_MEMORY;
   if (w->device->driver) {
     size_t all;

@@ -52,9 +52,9 @@ static int64_t chosen(const nsai_model *g, const bench_decode_cell *cell, const 
 }
 
 static int64_t row_bytes(const nsai_model *g, const bench_decode_cell *cell, int branch) {
-  if (branch == NSA_CMP && g->by == NSAI_BY_INDEX) return 2 * g->index_dim;
   const int32_t dtype = branch == NSA_CMP ? cell->dtypes.cmp : cell->dtypes.kv;
-  return (dtype == NSA_E4M3 ? 1 : 2) * (g->head_dim_qk + g->head_dim_v);
+  const bool index = branch == NSA_CMP && g->by == NSAI_BY_INDEX;
+  return (dtype == NSA_E4M3 ? 1 : 2) * (index ? g->index_dim : g->head_dim_qk + g->head_dim_v);
 }
 
 void bench_decode_expect(const nsai_model *g, const bench_decode_cell *cell, const int32_t *blocks,

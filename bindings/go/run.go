@@ -213,6 +213,7 @@ type IO struct {
 	KCmpScale, VCmpScale       Tensor
 	KNorm                      Tensor // of a cache whose model has a normalizer
 	IndexQ, KIdx, NewKIdx      Tensor // of a model whose blocks an index chooses
+	KIdxScale                  Tensor // of index keys in E4M3
 }
 
 func (io *IO) c() *C.nsa_io {
@@ -222,7 +223,7 @@ func (io *IO) c() *C.nsa_io {
 		block_idx: io.BlockIdx.raw, ranges: io.Ranges.raw, importance: io.Importance.raw,
 		probe_rows: io.ProbeRows.raw, probe_importance: io.ProbeImportance.raw, kv_reads: io.KVReads.raw,
 		k_cmp_scale: io.KCmpScale.raw, v_cmp_scale: io.VCmpScale.raw, k_norm: io.KNorm.raw,
-		index_q: io.IndexQ.raw, k_idx: io.KIdx.raw, new_k_idx: io.NewKIdx.raw,
+		index_q: io.IndexQ.raw, k_idx: io.KIdx.raw, new_k_idx: io.NewKIdx.raw, k_idx_scale: io.KIdxScale.raw,
 	}
 	for b := range io.OBranch {
 		c.o_branch[b], c.lse[b] = io.OBranch[b].raw, io.LSE[b].raw

@@ -184,6 +184,9 @@ typedef struct nsa_io {
   nsa_tensor index_q, k_idx;
   /* nsa_kv_append: the index keys of the new tokens, dtype [T, 1, Di]. Calls without a cache refuse it. */
   nsa_tensor new_k_idx;
+
+  /* The scale of k_idx in a cache where problem.cmp_dtype is NSA_E4M3: f32 [1], greater than 0 [1]. */
+  nsa_tensor k_idx_scale;
 } nsa_io;
 #define NSA_IO_INIT NSA_INIT(nsa_io)
 

@@ -65,7 +65,7 @@
  * in a cache in e4m3: there the codes are added up in fp32 in ascending order, and the sum times
  * fp32(k_scale / b) is rounded once.
  * With select.by index there are no compressed entries, and io.k_idx [N, P, 1, Di] holds the index
- * keys, where raw tokens lie, in the model's dtype, also in a cache in e4m3.
+ * keys, where raw tokens lie.
  * Without pages N is a number of rows, P the tokens that a row has room for, at least max_kv_len,
  * and k_cmp has ceil(P/d) entries a row. Each sequence has one row, which batch.slots names.
  *
@@ -106,6 +106,9 @@
  *   entries, fp32(k_scale / l) to others, and rounds once. phi linear and mlp get rows of code * scale,
  *   rounded to the model's dtype; what they give is rounded to it, too, and becomes e4m3 as a token
  *   does. The means of raw pairs in the model's dtype become e4m3 from fp32.
+ * - With select.by index, problem.cmp_dtype is that of the index keys, and io.k_idx_scale, [1], their scale:
+ *   all heads share them. Di must be a multiple of 16. An append stores them as it stores tokens, and the
+ *   scores are those of the values code * scale, so that the scale changes no order.
  * - Queries, outputs and new_kv have the model's dtype. Attention and selection are those of the
  *   values code * scale, also for the tokens of the same call.
  *
@@ -180,7 +183,7 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
  * of 2 * (Dk + Dv) bytes, in e4m3 half of that; of a caller's ranges their tokens. Where the library
  * selects or probes for a model with a normalizer, NSA_CMP also has L < b ? 0 : (L - b) / s + 1 coarse
  * keys of Dk elements of the model's dtype, once a sequence. Of a model with an index NSA_CMP counts,
- * where the library selects or probes, the L index keys of Di elements of the model's dtype, once a
+ * where the library selects or probes, the L index keys of Di elements, once a
  * sequence and for KV head 0 alone, since all heads share them; a GPU counts those of its selection, for
  * each tile of new tokens, and none of probed rows. A GPU that ranks blocks by the maximum, by
  * coarse keys or without a compressed branch reads the compressed keys for their importance, in addition

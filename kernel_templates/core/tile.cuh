@@ -25,8 +25,8 @@ template <int kRows, int kCols> struct Tile {
     return (u32)(row * kPitch + ((kSwizzled ? (chunk & ~7) | ((chunk ^ row) & 7) : chunk) << 4));
   }
 
-  // The address `chunks` (even, constant) further along a row, given the `address` of its chunk 0
-  // or 1; the tile must be aligned to 128 bytes. This is one instruction, whereas calls of offset()
+  // The address `chunks` (constant) further along a row, given the `address` of its chunk 0, or an even
+  // number of them given that of chunk 0 or 1; the tile must be aligned to 128 bytes. This is one instruction, whereas calls of offset()
   // would be hoisted out of the key loop into one register per chunk.
   static NSAI_DEVICE u32 along(u32 address, int chunks) {
     if constexpr (!kSwizzled) return address + (u32)(chunks << 4);

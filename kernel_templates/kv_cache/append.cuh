@@ -21,7 +21,7 @@
 // With kNormBlock it also writes the coarse keys that end with a token: of K alone, each the mean of
 // kNormBlock tokens that end on a multiple of kNormStride, and no codes.
 //
-// With kIndexDim it also writes the token's index key, which is no code either and has one head.
+// With kIndexDim it also writes the token's index key, which has one head, as elements or as codes.
 //
 // Grid: x = T, one CTA per token; a thread moves 16 bytes of a head's row at a time. Tokens with t
 // < 0 or t >= max_kv_len, tokens behind all sequences and tokens with slot_mapping -1 write
@@ -30,7 +30,8 @@
 // Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kPageSize (P; 0: no pages),
 // kRing (pair 2 lies in ring buffers), kMean (entries are written), kRawCodes (the pairs hold
 // codes), kEntryCodes, kEntryDimV (columns of an entry's V; 0: entries have none), kNormBlock (0: no
-// coarse keys), kNormStride, kIndexDim (0: no index keys), kThreads, kMinBlocks.
+// coarse keys), kNormStride, kIndexDim (0: no index keys), kIndexCodes (these are codes), kThreads,
+// kMinBlocks.
 #pragma once
 #include "core/e4m3.cuh"
 #include "core/launch.cuh"
@@ -122,8 +123,14 @@ NSAI_DEVICE void copy_index_key(const NsaiIndexedAppend &p, const Rows &rows, in
   const u16 *from = (const u16 *)p.new_index.data + token * p.new_index.token_stride;
   u16 *to =
       (u16 *)p.index.data + row_offset(p.index, rows.page(position), rows.slot(position)); // [Di]
-  for (int column = threadIdx.x * 8; column < C::kIndexDim; column += C::kThreads * 8)
-    *(Chunk *)(to + column) = *(const Chunk *)(from + column);
+  for (int column = threadIdx.x * 8; column < C::kIndexDim; column += C::kThreads * 8) {
+    const Chunk &x = *(const Chunk *)(from + column);
+    if constexpr (C::kIndexCodes)
+      *(uint2 *)(to + column / 2) =
+          pack_eight<typename C::Element>(x, scale_of(((const NsaiIndexCodedAppend &)p).scale, 0));
+    else
+      *(Chunk *)(to + column) = x;
+  }
 }
 
 // The sum of a piece over the tokens of an entry, in codes. codes_of(i): the piece of token i < l.
@@ -265,7 +272,7 @@ using AppendParams = ParamsOf<
     ParamsOf<kMakesCoarseKeys<Config>,
              ParamsOf<Config::kRawCodes || Config::kEntryCodes, NsaiAppend, NsaiCodedAppend>::Type,
              NsaiNormedAppend>::Type,
-    NsaiIndexedAppend>::Type;
+    ParamsOf<Config::kIndexCodes, NsaiIndexedAppend, NsaiIndexCodedAppend>::Type>::Type;
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     kv_cache_append(const __grid_constant__ AppendParams p) {

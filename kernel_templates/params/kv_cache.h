@@ -108,7 +108,8 @@ typedef struct NsaiCachedIndexScoresTma {
   NsaiImportance packed;
   NsaiCacheBatch batch;
   int pages; /* pages, or rows, that exist */
-  int reserved[3];
+  int reserved;
+  const float *k_scale; /* Config::kScaled: of the codes that the keys were; NULL: 1 */
 } NsaiCachedIndexScoresTma;
 
 /* Partial results of a split-KV decode kernel, f32: for each (work item, split, row) the
@@ -328,9 +329,15 @@ typedef struct NsaiNormedAppend {
 /* kv_cache_append with index keys. The coarse keys are unused: a model has one or the other. */
 typedef struct NsaiIndexedAppend {
   NsaiNormedAppend normed;
-  NsaiCacheTensor index; /* index keys, one for each token, never in codes */
+  NsaiCacheTensor index; /* index keys, one for each token */
   NsaiView new_index;
 } NsaiIndexedAppend;
+
+/* The same where the index keys are stored in codes. */
+typedef struct NsaiIndexCodedAppend {
+  NsaiIndexedAppend indexed;
+  NsaiScale scale; /* of the index keys */
+} NsaiIndexCodedAppend;
 
 typedef struct NsaiCodedGatherEntries {
   NsaiGatherEntries gather;
@@ -388,6 +395,7 @@ NSAI_SIZE_IS(NsaiSelectAttend, 984);
 NSAI_SIZE_IS(NsaiCodedAppend, 648);
 NSAI_SIZE_IS(NsaiNormedAppend, 680);
 NSAI_SIZE_IS(NsaiIndexedAppend, 736);
+NSAI_SIZE_IS(NsaiIndexCodedAppend, 752);
 NSAI_SIZE_IS(NsaiCodedGatherEntries, 168);
 NSAI_SIZE_IS(NsaiCodedScatterEntries, 208);
 NSAI_SIZE_IS(NsaiCachedSelect, 176);

@@ -6,7 +6,8 @@
 //
 //   I[t, g, j] = scale * max of qi[t, g] . ki[p]  over  j*l' <= p < (j+1)*l', p <= t
 //
-// A score that is NaN counts as -inf.
+// A score that is NaN counts as -inf. Keys of a cache may be codes (select/index_code_keys.cuh), and then
+// their scale is a factor of I.
 //
 //   qi [T, Hi, Di], ki [rows, 1, Di]: one key for each token, which all heads share
 //   -> importance f32 [tokens, Hi, blocks] (for select_topn, whose KV heads are the index heads)
@@ -40,6 +41,7 @@
 #include "params/attention.h"
 #include "params/kv_cache.h"
 #include "select/importance_keys.cuh"
+#include "select/index_code_keys.cuh"
 #include "select/query_rows.cuh"
 #include "select/score_rows.cuh"
 
@@ -49,7 +51,7 @@ static_assert(Config::kStages >= 2, "a tile is copied while another is read");
 constexpr int kSliceKeys = 32; // of scores
 
 template <class C> struct SharedStorage {
-  u8 keys[C::kStages][KeyTileOf<C>::kBytes]; // [kKeys, Di]
+  u8 keys[C::kStages][KeyTileOf<CopiedKeys<C>>::kBytes]; // [kKeys, Di]
 };
 static_assert(sizeof(SharedStorage<Config>) == Config::kSharedBytes,
               "the host computes another size of shared memory");
@@ -100,8 +102,8 @@ NSAI_DEVICE void close_block(RowScores &rows, int j, int lane) {
 
 // Stores the blocks [begin, j] of the aligned four that have j; `begin` is the first of the CTA.
 template <class C>
-NSAI_DEVICE void store_blocks(const ScoreRows &out, const RowScores &rows, int begin, int j,
-                              int warp, int lane) {
+NSAI_DEVICE void store_blocks(const ScoreRows &out, const RowScores &rows,
+                              const ScoreScale<C> &scale, int begin, int j, int warp, int lane) {
   const int block = j / kStoreBlocks * kStoreBlocks + lane % 4;
   if (block < begin || block > j) return;
 #pragma unroll
@@ -113,7 +115,7 @@ NSAI_DEVICE void store_blocks(const ScoreRows &out, const RowScores &rows, int b
       if (head >= C::kGroup || !out.tokens.present(query) ||
           block >= candidate_count<C>(out.tokens.seq.position(query)))
         continue;
-      out.at(query, out.group * C::kGroup + head)[block] = rows.kept[tile][half] * out.p.scale;
+      out.at(query, out.group * C::kGroup + head)[block] = rows.kept[tile][half] * scale.of(tile);
     }
 }
 
@@ -138,7 +140,7 @@ template <class C> NSAI_DEVICE void score(const StepRowParams<C> &step) {
   const KeyTiles tiles = find_block_tiles<C>(visible_to_any);
   const int first_block = tiles.begin * C::kKeys / kBlockKeys;
   const int end_key = min(tiles.end * C::kKeys, visible_to_any);
-  const auto keys = find_keys<C>(params, tokens.s, 0); // [N, Di]
+  const auto keys = find_keys<CopiedKeys<C>>(params, tokens.s, 0); // [N, Di]
   // Warps of a decode step's rows may have none.
   const bool has_rows = tokens.first + 32 * warp / C::kGroupPadded < tokens.end;
 
@@ -150,7 +152,14 @@ template <class C> NSAI_DEVICE void score(const StepRowParams<C> &step) {
     copy_async_commit();
   }
   u32 rQ[2][RowTraits<C>::kSteps][4]; // [32 rows, Di]
-  load_queries<C>(p, tokens, group, warp, lane, rQ, [](int, int, bool, long long, int) {});
+  const ScoreScale<C> scale = [&] {
+    if constexpr (kReadsCodes<C>) {
+      return load_code_queries<C>(params, tokens, group, warp, lane, rQ);
+    } else {
+      load_queries<C>(p, tokens, group, warp, lane, rQ, [](int, int, bool, long long, int) {});
+      return ScoreScale<C>{ p };
+    }
+  }();
   RowScores rows;
   open_block(rows);
 
@@ -175,14 +184,18 @@ template <class C> NSAI_DEVICE void score(const StepRowParams<C> &step) {
       const int first = tile * C::kKeys + slice;
       if (first >= end_key) break;
       float rS[2][RowTraits<C>::kSliceTiles][4]; // [32 rows, 32 keys]
-      scores<C>(rS, rQ, sK + slice * KeyTileOf<C>::kPitch, lane);
+      const u32 sSlice = sK + slice * KeyTileOf<CopiedKeys<C>>::kPitch;
+      if constexpr (kReadsCodes<C>)
+        code_scores<C>(rS, rQ, sSlice, lane);
+      else
+        scores<C>(rS, rQ, sSlice, lane);
       if (first + kSliceKeys > visible_to_all) mask<C>(rS, tokens, first, kMinusInf, warp, lane);
       const bool ends = first + kSliceKeys >= end_key;
       const auto close = [&](int j, bool last) {
         close_block(rows, j, lane);
         open_block(rows);
         if (last || j % kStoreBlocks == kStoreBlocks - 1)
-          store_blocks<C>(out, rows, first_block, j, warp, lane);
+          store_blocks<C>(out, rows, scale, first_block, j, warp, lane);
       };
       if constexpr (kBlockKeys % kSliceKeys == 0) {
         add_slice<C, true>(rows, rS, 0, kSliceKeys, lane);

@@ -5,7 +5,8 @@
 //
 //   I[t, g, j] = scale * max of qi[t, g] . ki[p]  over  j*l' <= p < (j+1)*l', p <= t
 //
-// A score that is NaN counts as -inf.
+// A score that is NaN counts as -inf. With kScaled the keys are elements in the workspace that were codes of
+// a cache (kv_cache/expand_tokens.cuh), and their scale is a factor of I.
 //
 //   qi [T, Hi, Di], ki [rows, 1, Di]: one key for each token, which all heads share
 //   -> importance f32 [tokens, Hi, blocks] (for select_topn, whose KV heads are the index heads)
@@ -29,7 +30,7 @@
 //
 // Config: Element, kHeadDimQk (Di), kGroup, kGroupPadded, kRows, kKeys, kStages, kThreads, kMinBlocks,
 // kSharedBytes, kBlock and kStride (1: a key is a token), kSelectBlock (l'), kSelectCount (n),
-// kSelectInit, kSelectLocal, kProbe and kCountReads (0); those of data/source.cuh.
+// kSelectInit, kSelectLocal, kProbe and kCountReads (0); those of data/source.cuh, kScaled among them.
 #pragma once
 #include "core/barrier.cuh"
 #include "core/launch.cuh"
@@ -211,11 +212,21 @@ template <class C> NSAI_DEVICE void multiply(float (&s)[KernelTraits<C>::kN][4],
   for (int n = 0; n < KernelTraits<C>::kN; ++n) wgmma_hold(s[n]);
 }
 
+// What products are multiplied by.
+template <class C> NSAI_DEVICE float score_scale(const ScoreParams<C> &params) {
+  const float scale = packed_of(params).scale;
+  if constexpr (kAppliesScales<C>)
+    return scale * scale_of(NsaiScale{ params.k_scale, 0 }, 0);
+  else
+    return scale;
+}
+
 template <class C>
-NSAI_DEVICE void consume(const NsaiImportance &p, const ScoreRows &out, const KeyTiles &tiles,
+NSAI_DEVICE void consume(const ScoreParams<C> &params, const ScoreRows &out, const KeyTiles &tiles,
                          int keys_seen, SharedStorage<C> &shared,
                          const Barriers<C::kStages> &barriers, int consumer) {
   using K = KernelTraits<C>;
+  const float scale = score_scale<C>(params);
   const int lane = threadIdx.x % 32;
   const int visible_to_all = visible_blocks<C>(out.tokens.seq.position(out.tokens.begin));
   RowScores rows = find_score_rows<C>(out, consumer * 64 + threadIdx.x % 128 / 32 * 16);
@@ -244,7 +255,7 @@ NSAI_DEVICE void consume(const NsaiImportance &p, const ScoreRows &out, const Ke
       if (end % C::kSelectBlock != 0 && !last) continue;
       close_block(rows, j, lane);
       if (last || j % kStoreBlocks == kStoreBlocks - 1)
-        store_blocks(rows, first_block, j, p.scale, lane);
+        store_blocks(rows, first_block, j, scale, lane);
       if (last) break;
     }
   }
@@ -284,7 +295,7 @@ template <class C> NSAI_DEVICE void score(const ScoreParams<C> &params) {
   } else {
     registers_raise<K::kConsumerRegisters>();
     const ScoreRows out = { p, tokens, group };
-    consume<C>(p, out, tiles, keys_seen, shared, barriers, warpgroup - 1);
+    consume<C>(params, out, tiles, keys_seen, shared, barriers, warpgroup - 1);
   }
 }
 

@@ -265,6 +265,7 @@ class nsa_io(C.Structure):
         ("index_q", nsa_tensor),
         ("k_idx", nsa_tensor),
         ("new_k_idx", nsa_tensor),
+        ("k_idx_scale", nsa_tensor),
     ]
 
 

@@ -22,7 +22,8 @@ PLACES = {"q": "io.q", "o": "io.o", "gates": "io.gate.value", "block_idx": "io.b
           "block_table": "batch.block_table", "slots": "batch.slots", "slot_mapping": "batch.slot_mapping",
           "page_indptr": "batch.page_indptr", "page_indices": "batch.page_indices",
           "k_cmp": "io.kv.k_cmp", "v_cmp": "io.kv.v_cmp", "k_norm": "io.k_norm",
-          "k_cmp_scale": "io.k_cmp_scale", "v_cmp_scale": "io.v_cmp_scale", "d_o": "grads.d_o", "d_q": "grads.d_q",
+          "k_cmp_scale": "io.k_cmp_scale", "v_cmp_scale": "io.v_cmp_scale", "k_idx_scale": "io.k_idx_scale",
+          "d_o": "grads.d_o", "d_q": "grads.d_q",
           "d_gates": "grads.d_gate.value", "d_k_cmp": "grads.d_kv.k_cmp", "d_v_cmp": "grads.d_kv.v_cmp"}
 for _b in range(3):
     for _x in "kv":

@@ -525,7 +525,7 @@ def _dtypes(cache):
 def _cache_problem(cache, names, kv_len, paged, max_kv, tokens, op, text, x, max_q):
     stored = lambda name: _abi.NSA_E4M3 if name in names and _is_code(cache[names.index(name)]) else NONE
     return _plan(text, x, **cache_problem(op, cache[names.index("k0")].shape, paged, kv_len.shape[0], max_kv, tokens, max_q,
-                                          stored("k0"), stored("k_cmp")))
+                                          stored("k0"), stored("k_idx" if "k_idx" in names else "k_cmp")))
 
 
 def _append_op(cache, cache_names, new_kv, extra, names, cu_q, kv_len, block_table, page_indptr, page_indices, slots,
@@ -767,7 +767,7 @@ def append(cache: Dict[str, Tensor], k: KV, v: KV, *, config: Config, kv_len: Te
                   (torch.float8_e4m3fn) k0, v0 ..., or k_cmp and v_cmp, or all, with their scales, float32 [1] or
                   [Hkv]: k0_scale, v0_scale, ... [1], k_cmp_scale [k0_scale], v_cmp_scale [v0_scale]
                   With a select.normalizer of stride s also k_norm [N, P/s, Hkv, Dk], in k's dtype. With an index
-                  k_idx [N, P, 1, Di] in the place of k_cmp and v_cmp, in k's dtype
+                  k_idx [N, P, 1, Di] in the place of k_cmp and v_cmp, in k's dtype or in FP8 with k_idx_scale [1]
     k, v          [T, Hkv, Dk], [T, Hkv, Dv] of the new tokens
     kv_len        int32 [sequences]: the length of each, the new tokens included; 0: a padded row
     max_kv        the longest that any of them can be in this plan

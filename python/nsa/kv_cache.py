@@ -62,11 +62,12 @@ class KVCache:
                   stand beside prompts
     dtype, device of the tensors
     kv_dtype, cmp_dtype
-                  of raw K and V, and of the compressed entries, where the model has some: torch.float8_e4m3fn stores them in FP8 [as the
-                  configuration's serving says, else dtype]. Both head dims are then multiples of 16
-    scales        of a cache in FP8: {"k0": ..., "v0": ..., "k_cmp": ..., "v_cmp": ...}, and k1, v1, k2, v2 per branch,
-                  for all layers or a list with one such dict a layer. Numbers, or float32 tensors [1] or [Hkv]. A value
-                  is code * scale [1; of the entries those of k0 and v0]
+                  of raw K and V, and of the compressed entries or the index keys, where the model has some:
+                  torch.float8_e4m3fn stores them in FP8 [as the configuration's serving says, else dtype]. Both head
+                  dims, or that of the index, are then multiples of 16
+    scales        of a cache in FP8: {"k0": ..., "v0": ..., "k_cmp": ..., "v_cmp": ..., "k_idx": ...}, and k1, v1, k2, v2
+                  per branch, for all layers or a list with one such dict a layer. Numbers, or float32 tensors [1] or
+                  [Hkv], of k_idx [1]. A value is code * scale [1; of the entries those of k0 and v0]
 
         batch = cache.begin([id], [len(prompt)])     # new tokens of each sequence; reserves pages
         for layer, block in enumerate(model):
@@ -93,9 +94,6 @@ class KVCache:
         for name, given in (("kv_dtype", kv_dtype), ("cmp_dtype", cmp_dtype)):
             if given not in (None, dtype, _torch.CODES):
                 raise TypeError(f"{name} is {given}; it is torch.float8_e4m3fn, or the cache's dtype, {dtype}")
-        if cmp_dtype is not None and config.compress["phi"] == "none":
-            raise ValueError(f"cmp_dtype is {cmp_dtype}, but compress is \"none\": there are no compressed entries; leave it "
-                             "out, kv_dtype is of raw K and V")
         of_config = lambda name: _torch.CODES if config.serving.get(name) == "e4m3" else dtype
         kv_dtype, cmp_dtype = kv_dtype or of_config("kv_dtype"), cmp_dtype or of_config("cmp_dtype")
         make = lambda rows, dim, of: torch.zeros(pages, rows, config.kv_heads, dim, dtype=of, device=device)
@@ -107,7 +105,7 @@ class KVCache:
                 tensors[f"k{b}"] = make(page_size, config.head_dim, kv_dtype)
                 tensors[f"v{b}"] = make(page_size, config.head_dim_v, kv_dtype)
             if config.index is not None:
-                tensors["k_idx"] = torch.zeros(pages, page_size, 1, config.index["dim"], dtype=dtype, device=device)
+                tensors["k_idx"] = torch.zeros(pages, page_size, 1, config.index["dim"], dtype=cmp_dtype, device=device)
             if config.compress["phi"] != "none":
                 tensors["k_cmp"] = make(page_size // stride, config.head_dim, cmp_dtype)
             if "k_cmp" in tensors and config.compress.get("output", True):
@@ -129,9 +127,9 @@ class KVCache:
                 raise ValueError(f"scales has {name!r}; of this cache {', '.join(codes) or 'nothing'} has codes "
                                  "(kv_dtype, cmp_dtype)")
             scale = torch.as_tensor(scale, dtype=torch.float32, device=self.device).reshape(-1)
-            if scale.numel() not in (1, self.config.kv_heads):
-                raise ValueError(f"the scale of {name!r} has {scale.numel()} elements; it has 1, or one for each of "
-                                 f"{self.config.kv_heads} KV heads")
+            if scale.numel() != 1 and (name == "k_idx" or scale.numel() != self.config.kv_heads):
+                each = "" if name == "k_idx" else f", or one for each of {self.config.kv_heads} KV heads"
+                raise ValueError(f"the scale of {name!r} has {scale.numel()} elements; it has 1{each}")
             tensors[name + "_scale"] = scale.clone()
 
     @property

@@ -19,7 +19,7 @@ GROWS(nsa_problem, cmp_dtype);
 GROWS(nsa_caps, variants);
 GROWS(nsa_exec, stream);
 GROWS(nsa_batch, slot_mapping);
-GROWS(nsa_io, new_k_idx);
+GROWS(nsa_io, k_idx_scale);
 GROWS(nsa_grads, d_gate);
 GROWS(nsa_index_grads, d_k_idx);
 GROWS(nsa_tune_options, user);

@@ -198,6 +198,10 @@ nsa_status nsa_prepare(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
                        nsa_progress_fn progress, void *user) {
   NSAI_TRY(nsai_context_check(ctx));
   NSAI_TRY(nsai_problem_check_array(problems, count));
+  /* Compiling one at a time, no order is faster than another. */
+  if (count > 1 && !ctx->cpu && ctx->config->runtime.jit != NSAI_JIT_NEVER &&
+      ctx->config->runtime.compile_jobs != 1)
+    NSAI_TRY(nsai_plan_prepare_ahead(ctx, problems, count, progress, user));
   for (size_t i = 0; i < count; i++) {
     nsai_problem resolved;
     /* Where nothing may be compiled, what a plan would take must be there; else that is made. */

@@ -63,6 +63,7 @@ typedef struct nsai_compile_many_options {
   bool keep_going;          /* compile the others when one fails (the tuner) */
   nsa_progress_fn progress; /* called on the calling thread, between jobs; NULL: none */
   void *user;               /* passed to `progress` */
+  bool past_refused;        /* compile the others when one is refused */
 } nsai_compile_many_options;
 
 /* Compiles all jobs. Returns the first failure in the jobs' order, with its text as

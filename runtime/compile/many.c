@@ -28,7 +28,7 @@ typedef struct pool {
   nsai_compiler *compiler;
   nsai_compile_job *jobs;
   size_t count;
-  bool keep_going;
+  bool keep_going, past_refused;
   pthread_mutex_t lock;
   pthread_cond_t changed;
   size_t next, done; /* jobs taken, jobs finished */
@@ -53,7 +53,9 @@ static bool work_once(pool *p) {
   pthread_mutex_lock(&p->lock);
   p->done++;
   p->last = index;
-  if (p->jobs[index].status != NSA_OK && !p->keep_going) p->stop = true;
+  if (p->jobs[index].status != NSA_OK && !p->keep_going &&
+      !(p->past_refused && p->jobs[index].image.refused))
+    p->stop = true;
   pthread_cond_signal(&p->changed);
   pthread_mutex_unlock(&p->lock);
   return true;
@@ -133,10 +135,14 @@ static nsa_status first_failure(const pool *p) {
 
 nsa_status nsai_compile_many(nsai_compiler *compiler, nsai_compile_job *jobs, size_t count,
                              const nsai_compile_many_options *run) {
-  static const nsai_compile_many_options defaults = { 0, false, NULL, NULL };
+  static const nsai_compile_many_options defaults = { 0 };
   pthread_t threads[THREADS_MAX];
   if (!run) run = &defaults;
-  pool p = { .compiler = compiler, .jobs = jobs, .count = count, .keep_going = run->keep_going };
+  pool p = { .compiler = compiler,
+             .jobs = jobs,
+             .count = count,
+             .keep_going = run->keep_going,
+             .past_refused = run->past_refused };
   for (size_t i = 0; i < count; i++) {
     memset(&jobs[i].image, 0, sizeof jobs[i].image);
     jobs[i].status = NSA_E_CANCELLED;

@@ -211,7 +211,7 @@ static void check_no_keys(const checker *c) {
     if (is_given(c, keys[i]) && (keys[i] != NSAI_KEY_NORMALIZER_BLOCK || m->norm_block))
       report(c, keys[i], NSAI_KEY_COMPRESS_PHI, "would be ignored",
              "remove it: there are no compressed keys");
-  if (is_good(c, NSAI_KEY_CMP_DTYPE) && c->config->serving.cmp_dtype)
+  if (is_good(c, NSAI_KEY_CMP_DTYPE) && c->config->serving.cmp_dtype && m->by != NSAI_BY_INDEX)
     report(c, NSAI_KEY_CMP_DTYPE, NSAI_KEY_COMPRESS_PHI, "would be ignored",
            "remove it: a cache has no compressed entries");
   if (is_good(c, NSAI_KEY_SELECT_BY) && m->by != NSAI_BY_INDEX)
@@ -266,6 +266,12 @@ static void check_pages(const checker *c) {
 static void check_cache_dtype(const checker *c, nsai_key_id key, int32_t dtype) {
   const nsai_model *m = &c->config->model;
   if (dtype != NSA_E4M3 || !is_good(c, key)) return;
+  if (key == NSAI_KEY_CMP_DTYPE && m->by == NSAI_BY_INDEX) {
+    if (is_good(c, NSAI_KEY_INDEX_DIM) && m->index_dim % NSAI_CODES_DIM_STEP)
+      report(c, key, NSAI_KEY_INDEX_DIM, "needs an index dim that is a multiple of 16",
+             "leave it out, or change the index dim");
+    return;
+  }
   if (is_good(c, NSAI_KEY_MODEL_HEAD_DIM_QK) && m->head_dim_qk % NSAI_CODES_DIM_STEP)
     report(c, key, NSAI_KEY_MODEL_HEAD_DIM_QK, "needs head dims that are multiples of 16",
            "leave it out, or change the head dim");

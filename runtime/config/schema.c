@@ -201,8 +201,9 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
   WORD(KV_DTYPE, "serving.kv_dtype", serving.kv_dtype, cache_dtype_words, "model",
        "of raw keys and values in the KV cache; e4m3: FP8 with scales, half the memory"),
   WORD(CMP_DTYPE, "serving.cmp_dtype", serving.cmp_dtype, cache_dtype_words, "model",
-       "of compressed entries in the KV cache; in e4m3 long contexts decode faster, and a few "
-       "more selected blocks change"),
+       "of compressed entries in the KV cache, or of index keys; in e4m3 long contexts decode "
+       "faster, "
+       "and a few more selected blocks change"),
 
   PLAIN(DEVICE, "runtime.device", DEVICE, runtime.device, "auto",
         "auto, cpu, a CUDA ordinal (cuda:1), a PCI bus id, or a GPU's UUID"),
@@ -302,16 +303,18 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                                     auto_words, "auto",
                                     "max_kv_len from which a plan for prefills of few tokens, "
                                     "whose tiles of queries would leave half of an H200 idle, "
-                                    "takes the kernels of decode, which split keys; 0 and auto: "
-                                    "never. Plans with a row of prefill or decode forced, or with "
+                                    "takes the kernels of decode, which split keys; auto: 8192, "
+                                    "0: never. Plans with a row of prefill or decode forced, or "
+                                    "with "
                                     "rows disabled, do not; nor do models whose blocks are ranked "
                                     "by an index, a maximum or a normaliser" },
 
   RANGE(
       PREFILL_EXPAND_BYTES, "thresholds.prefill_expand_bytes", SIZE,
       thresholds.prefill_expand_bytes, 0, 1024 * GIB, 0, "512Mi",
-      "bytes of workspace, of each pair of K and V, up to which a prefill over raw tokens in e4m3 "
-      "expands these to the model's dtype once, on sm_90a; longer contexts, more sequences and "
+      "bytes of workspace, of each pair of K and V, or of index keys, up to which a prefill over "
+      "these in "
+      "e4m3 expands them to the model's dtype once, on sm_90a; longer contexts, more sequences and "
       "calls of few new tokens expand what each tile reads; 0: all do"),
 
   RANGE(DEVICE_SMS, "device.sms", INT, device.sms, 0, MAX_SMS, 0, "0",

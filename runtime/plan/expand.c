@@ -13,6 +13,13 @@
 
 #define MOST_SEQS 65535 /* the y of a grid */
 
+nsai_problem nsai_expanded_problem(const nsai_problem *p) {
+  nsai_problem seen = *p;
+  seen.kv_dtype = seen.cmp_dtype = 0;
+  seen.page_size = 0;
+  return seen;
+}
+
 int64_t nsai_expand_length(const nsai_problem *p, int branch, int64_t tokens, int64_t longest) {
   if (branch != NSA_WIN || !p->window_ring) return longest;
   const int64_t seen = p->model.window - 1 + nsai_smaller(tokens, p->max_q_len);

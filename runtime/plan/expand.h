@@ -9,6 +9,9 @@
 
 #include "plan/problem.h"
 
+/* The problem as a kernel over expanded tokens sees it: 16 bits, and no pages. */
+nsai_problem nsai_expanded_problem(const nsai_problem *problem);
+
 /* Tokens of a sequence that are expanded of the pair that a branch reads, at most, in a call of
  * `tokens` new tokens whose sequences have `longest` tokens at most: all, or those of the window where
  * that lies in rings. */

@@ -85,7 +85,8 @@ static nsa_status make_item(nsa_ctx *ctx, const nsai_kernel_request *request, in
   item *it = &w->items[w->count];
   it->spec = &request->specs[index];
   nsai_writer unit = nsai_writer_open(it->unit, sizeof it->unit);
-  nsai_kernel_unit(it->spec, request->problem, &unit);
+  nsai_kernel_unit(it->spec, request->problems ? &request->problems[index] : request->problem,
+                   &unit);
   if (unit.used >= sizeof it->unit)
     return nsai_fail(NSA_E_INTERNAL, "the generated unit of %s has %zu bytes", it->spec->entry,
                      unit.used);
@@ -266,6 +267,7 @@ static nsa_status compile_batch(nsa_ctx *ctx, nsai_kernel_request *request, batc
   nsai_log(&ctx->logger, NSA_LOG_INFO, "jit", "compiling %d kernels for %s", b->count,
            ctx->target.arch);
   nsai_compile_many_options run = { .threads = ctx->config->runtime.compile_jobs,
+                                    .past_refused = request->ahead,
                                     .progress = request->progress ? report_part : NULL,
                                     .user = p };
   nsa_status status = nsai_compile_many(ctx->compiler, b->jobs, (size_t)b->count, &run);
@@ -306,6 +308,10 @@ static nsa_status compile_missing(nsa_ctx *ctx, nsai_kernel_request *request, wo
     batch b;
     int left = collect(ctx, request, w, nsai_seconds() >= deadline, &b);
     p.done = p.total - left - b.count;
+    if (request->ahead) {
+      const nsa_status status = b.count ? compile_batch(ctx, request, &b, &p) : NSA_OK;
+      return request->refused ? NSA_OK : status;
+    }
     if (b.count) NSAI_TRY(compile_batch(ctx, request, &b, &p));
     if (!left) return check_refused(ctx, request, w);
     if (!b.count) NSAI_TRY(wait_for_others(&p));
@@ -314,7 +320,7 @@ static nsa_status compile_missing(nsa_ctx *ctx, nsai_kernel_request *request, wo
 
 static nsa_status complete(nsa_ctx *ctx, nsai_kernel_request *request, work *w) {
   if (!count_missing(w)) return NSA_OK;
-  NSAI_TRY(check_refused(ctx, request, w));
+  if (!request->ahead) NSAI_TRY(check_refused(ctx, request, w));
   return request->may_compile ? compile_missing(ctx, request, w) : refuse_unprepared(ctx, w);
 }
 

@@ -11,9 +11,12 @@
 
 typedef struct nsai_kernel_request {
   const nsai_problem *problem;
+  const nsai_problem *problems;  /* [count]: of each spec; NULL: `problem` is of all */
   const nsai_kernel_spec *specs; /* [count]; entry NULL: none */
   int32_t count;                 /* at most NSAI_MAX_KERNELS */
   bool may_compile;              /* else a missing kernel is NSA_E_NOT_PREPARED */
+  bool ahead;       /* leaves out kernels that are refused and those that others are compiling: the
+               * requests that follow see to them */
   bool temporary;   /* what is loaded for it goes with nsai_kernel_set_unload_temporary */
   bool last_resort; /* takes kernels that spill (compile/compiler.h), from the cache as well; else
                      * such a kernel of the cache is as good as missing, and refused */

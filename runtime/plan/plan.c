@@ -5,6 +5,7 @@
  */
 #include "plan/plan.h"
 
+#include "base/struct.h"
 #include "driver/arch.h"
 #include "plan/kernel_set.h"
 #include "plan/parts.h"
@@ -231,13 +232,65 @@ fail:
   return status;
 }
 
+/* ---- kernels without plans ---- */
+
+/* The kernels of several problems, to be compiled at once. */
+typedef struct ahead {
+  nsai_kernel_spec specs[NSAI_MAX_KERNELS];
+  nsai_problem problems[NSAI_MAX_KERNELS]; /* of each spec */
+  int32_t count;
+  nsa_status compiled; /* of the kernels that have been compiled */
+  nsa_progress_fn progress;
+  void *user;
+} ahead;
+
+static nsa_status compile_ahead(nsa_ctx *ctx, ahead *a) {
+  nsai_kernel_request request = { .problems = a->problems,
+                                  .specs = a->specs,
+                                  .count = a->count,
+                                  .may_compile = true,
+                                  .ahead = true,
+                                  .progress = a->progress,
+                                  .user = a->user };
+  a->count = 0;
+  return a->compiled = nsai_kernel_set_make(ctx, &request, NULL);
+}
+
+static bool is_ahead(const ahead *a, const nsai_kernel_spec *spec) {
+  for (int32_t i = 0; i < a->count; i++)
+    if (!memcmp(&a->specs[i], spec, sizeof *spec)) return true;
+  return false;
+}
+
+/* Adds the kernels that make_kernels would begin with, when one of them is missing. */
+static nsa_status add_ahead(nsa_ctx *ctx, plan_request *request, nsai_choice *choice, ahead *a) {
+  int32_t level = request->target->register_fallback, missing = 0;
+  if (!decides(request->decisions)) NSAI_TRY(find_level(ctx, request, choice, &level));
+  NSAI_TRY(choose_level(ctx, level, request, choice));
+  NSAI_TRY(nsai_kernel_set_missing(ctx, &request->kernels, &missing));
+  if (!missing || request->kernels.last_resort) return NSA_OK;
+  for (int32_t i = 0; i < choice->kernel_count; i++) {
+    const nsai_kernel_spec *spec = &choice->specs[i];
+    if (!spec->entry || is_ahead(a, spec)) continue;
+    if (a->count == NSAI_MAX_KERNELS) NSAI_TRY(compile_ahead(ctx, a));
+    a->specs[a->count] = *spec;
+    a->problems[a->count++] = *request->kernels.problem;
+  }
+  return NSA_OK;
+}
+
+/* `a` NULL: makes them. */
+static nsa_status make_or_add(nsa_ctx *ctx, plan_request *request, nsai_choice *choice, ahead *a) {
+  return a ? add_ahead(ctx, request, choice, a) : make_kernels(ctx, request, choice, NULL);
+}
+
 /* More multiprocessors than any device of the architectures has (an RTX PRO 6000: 188). */
 #define MOST_SMS 256
 
-/* Makes the kernels of every choice that a device of the architecture may come to, as far as its
- * number of multiprocessors decides: parts of one, by MIG, have any. */
-static nsa_status make_for_all_sizes(nsa_ctx *ctx, plan_request *request, nsai_target *target,
-                                     nsai_choice *choice) {
+/* Every choice that a device of the architecture may come to, as far as its number of
+ * multiprocessors decides: parts of one, by MIG, have any. */
+static nsa_status prepare_all_sizes(nsa_ctx *ctx, plan_request *request, nsai_target *target,
+                                    nsai_choice *choice, ahead *a) {
   const nsai_decisions *decisions = request->decisions;
   char made[NSAI_DIGEST_CHARS] = "", wanted[NSAI_DIGEST_CHARS];
   target->sms = nsai_arch_find(target->arch)->fewest_sms;
@@ -247,13 +300,14 @@ static nsa_status make_for_all_sizes(nsa_ctx *ctx, plan_request *request, nsai_t
     nsai_digest_hex(choice->specs, (size_t)choice->kernel_count * sizeof *choice->specs, wanted);
     if (!strcmp(made, wanted)) continue;
     memcpy(made, wanted, sizeof made);
-    NSAI_TRY(make_kernels(ctx, request, choice, NULL));
+    NSAI_TRY(make_or_add(ctx, request, choice, a));
   }
   return NSA_OK;
 }
 
-nsa_status nsai_plan_prepare(nsa_ctx *ctx, const nsai_problem *problem, nsa_progress_fn progress,
-                             void *user) {
+/* Makes the kernels of a problem, or adds them to `a`, for all devices that they are to serve. */
+static nsa_status prepare_devices(nsa_ctx *ctx, const nsai_problem *problem,
+                                  nsa_progress_fn progress, void *user, ahead *a) {
   nsai_choice choice;
   nsai_decisions decisions;
   plan_request request = { { .problem = problem,
@@ -263,20 +317,40 @@ nsa_status nsai_plan_prepare(nsa_ctx *ctx, const nsai_problem *problem, nsa_prog
                            &ctx->target,
                            &decisions };
   nsai_plan_decide(ctx, problem, &decisions);
-  if (!ctx->deviceless) return make_kernels(ctx, &request, &choice, NULL);
+  if (!ctx->deviceless) return make_or_add(ctx, &request, &choice, a);
   /* A pack for an architecture serves every device of it, also those that have rules of their own. */
   nsai_target target = ctx->target;
   request.target = &target;
   target.device = NULL;
   for (int i = 0;; i++) {
     request.decisions = &decisions;
-    if (ctx->target.sms)
-      NSAI_TRY(make_kernels(ctx, &request, &choice, NULL));
-    else
-      NSAI_TRY(make_for_all_sizes(ctx, &request, &target, &choice));
+    NSAI_TRY(ctx->target.sms ? make_or_add(ctx, &request, &choice, a)
+                             : prepare_all_sizes(ctx, &request, &target, &choice, a));
     target.device = nsai_named_device(target.arch, i);
     if (!target.device) return NSA_OK;
   }
+}
+
+nsa_status nsai_plan_prepare(nsa_ctx *ctx, const nsai_problem *problem, nsa_progress_fn progress,
+                             void *user) {
+  return prepare_devices(ctx, problem, progress, user, NULL);
+}
+
+nsa_status nsai_plan_prepare_ahead(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
+                                   nsa_progress_fn progress, void *user) {
+  ahead *a = calloc(1, sizeof *a);
+  if (!a) return nsai_fail_nomem("the kernels of several problems", sizeof *a);
+  a->progress = progress;
+  a->user = user;
+  for (size_t i = 0; i < count; i++) {
+    nsai_problem problem;
+    if (nsai_problem_resolve(ctx->config, nsai_struct_at(problems, i), &problem) != NSA_OK ||
+        prepare_devices(ctx, &problem, NULL, NULL, a) != NSA_OK)
+      break;
+  }
+  const nsa_status status = a->count && a->compiled == NSA_OK ? compile_ahead(ctx, a) : a->compiled;
+  free(a);
+  return status;
 }
 
 void nsai_plan_destroy(nsa_plan *plan) {

@@ -102,6 +102,13 @@ nsa_status nsai_plan_foresee(nsa_ctx *ctx, const nsai_problem *problem, nsai_cho
 nsa_status nsai_plan_prepare(nsa_ctx *ctx, const nsai_problem *problem, nsa_progress_fn progress,
                              void *user);
 
+/* Compiles what nsai_plan_prepare of all these problems will ask for, all missing kernels at once,
+ * which keeps more threads busy than one problem's kernels do. Leaves to nsai_plan_prepare kernels
+ * that are refused or that others are compiling, and all problems behind one that no plan serves.
+ * Progress begins anew after NSAI_MAX_KERNELS kernels. Not on the CPU device. */
+nsa_status nsai_plan_prepare_ahead(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
+                                   nsa_progress_fn progress, void *user);
+
 /* Makes a plan, which retains the context. *out is NULL on failure; nsai_plan_destroy frees it. */
 nsa_status nsai_plan_create(nsa_ctx *ctx, const nsai_problem *problem, nsa_progress_fn progress,
                             void *user, nsa_plan **out);

@@ -6,6 +6,8 @@
 #include "base/struct.h"
 #include "plan/forms.h"
 
+#include <string.h>
+
 static const nsai_struct_type problem_type = { "problem", "NSA_PROBLEM_INIT", sizeof(nsa_problem) };
 
 nsa_status nsai_problem_check_array(const nsa_problem *problems, size_t count) {
@@ -137,8 +139,17 @@ static nsa_status resolve_dtype(const char *name, int32_t asked, int32_t serving
         "for serving.%s",
         name, asked, NSA_E4M3, name);
   *out = asked == NSA_NONE ? 0 : given ? asked : serving;
+  if (!*out) return NSA_OK;
+  if (!strcmp(name, "cmp_dtype") && m->by == NSAI_BY_INDEX) {
+    if (m->index_dim % NSAI_CODES_DIM_STEP == 0) return NSA_OK;
+    return nsai_fail(
+        NSA_E_ARG,
+        "%s.cmp_dtype is e4m3, but model.index.dim is %d: kernels copy rows of codes in "
+        "units of 16 bytes, so it must be a multiple of %d",
+        given ? "problem" : "serving", m->index_dim, NSAI_CODES_DIM_STEP);
+  }
   const bool narrow = m->head_dim_qk % NSAI_CODES_DIM_STEP != 0;
-  if (!*out || (!narrow && m->head_dim_v % NSAI_CODES_DIM_STEP == 0)) return NSA_OK;
+  if (!narrow && m->head_dim_v % NSAI_CODES_DIM_STEP == 0) return NSA_OK;
   return nsai_fail(
       NSA_E_ARG,
       "%s.%s is e4m3, but model.head_dim_%s is %d: kernels copy rows of codes in units "
@@ -167,9 +178,6 @@ static nsa_status resolve_cached(const nsai_config *config, const nsa_problem *p
                          &out->kv_dtype));
   NSAI_TRY(resolve_dtype("cmp_dtype", problem->cmp_dtype, config->serving.cmp_dtype, &out->model,
                          &out->cmp_dtype));
-  if (out->cmp_dtype && !nsai_compresses(&out->model))
-    return nsai_fail(NSA_E_ARG, "problem.cmp_dtype is NSA_E4M3, but model.compress is none: there "
-                                "are no compressed entries; leave it 0");
   return resolve_ring(config, problem, out);
 }
 
@@ -184,12 +192,14 @@ static bool names_rows(const nsai_config *config) {
   return config->variants.disable.count > 0;
 }
 
-/* The context from which a prefill of few tokens is split. Left to the library, none is: on an H200 chunks
- * of 64 tokens gain (153 us over 64k, split 118), but those of 128 lose (172, split 184). */
+/* The context from which a prefill of few tokens is split, where that is left to the library. (H200, a chunk
+ * of 64 tokens, us, and split: over 8k 109 and 87, over 64k 153 and 118.) */
+#define SPLIT_FROM 8192
+
 static int64_t split_from(const nsai_config *config, int32_t op) {
   const int64_t wanted = config->thresholds.prefill_split_from;
   if (op != NSA_OP_PREFILL || names_rows(config)) return 0;
-  return wanted < 0 ? 0 : wanted;
+  return wanted < 0 ? SPLIT_FROM : wanted;
 }
 
 /* What trains an index: there is one, and blocks that it has chosen. */
@@ -252,7 +262,8 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
   int64_t wanted = config->thresholds.select_dense_below;
   out->select_dense_below = wanted < 0 || wanted > exact ? exact : wanted;
   out->split_from = split_from(config, out->op);
-  if (out->op == NSA_OP_PREFILL && out->kv_dtype)
+  const bool keys = out->cmp_dtype && m->by == NSAI_BY_INDEX;
+  if (out->op == NSA_OP_PREFILL && (out->kv_dtype || keys))
     out->expand_bytes = (int64_t)config->thresholds.prefill_expand_bytes;
   return NSA_OK;
 }
@@ -298,7 +309,7 @@ void nsai_problem_add_model(nsai_writer *text, const nsai_problem *p) {
   if (m->norm_block) nsai_write(text, ":norm=%d/%d", m->norm_block, m->norm_stride);
   if (m->by == NSAI_BY_INDEX) nsai_write(text, ":index=%d", m->index_dim);
   if (p->kv_dtype) nsai_write(text, ":raw=e4m3");
-  if (p->cmp_dtype) nsai_write(text, ":entries=e4m3");
+  if (p->cmp_dtype) nsai_write(text, p->model.by == NSAI_BY_INDEX ? ":keys=e4m3" : ":entries=e4m3");
 }
 
 void nsai_problem_add_string(nsai_writer *text, const nsai_problem *p) {
@@ -322,10 +333,11 @@ bool nsai_problem_selects_all(const nsai_problem *p) {
 }
 
 /* Tiles of queries below which a prefill is split: half the multiprocessors of an H200. A tile has 128
- * rows, as that of attend_compressed_topn_sm90. */
+ * rows, as that of attend_compressed_topn_sm90. More tokens lose whatever they share. (H200, a chunk of
+ * 128 tokens over 64k: 172 us, split 184.) */
 #define FEW_TILES 66
 #define TILE_ROWS 128
-#define MOST_SPLIT_TOKENS 128
+#define MOST_SPLIT_TOKENS 64
 
 bool nsai_problem_splits(const nsai_problem *p) {
   const nsai_model *m = &p->model;

@@ -26,10 +26,11 @@ typedef struct nsai_problem {
   int32_t page_size;                             /* of the cache; 0: none, or without pages */
   int32_t max_q_len;                             /* with a cache */
   bool window_ring;
-  int32_t kv_dtype, cmp_dtype; /* of raw pairs, of entries: NSA_E4M3, or 0: the model's */
+  /* Of raw pairs; of entries, or of the keys of an index: NSA_E4M3, or 0: the model's. */
+  int32_t kv_dtype, cmp_dtype;
   int64_t split_from; /* of a prefill: max_kv_len from which few new tokens are split; 0: never */
-  /* Of a prefill over raw tokens in codes: bytes of workspace in which K and V of a pair are expanded,
-   * at most; 0: none are. */
+  /* Of a prefill over raw tokens or index keys in codes: bytes of workspace in which K and V of a pair, or
+   * the keys, are expanded, at most; 0: none are. */
   int64_t expand_bytes;
   int64_t select_dense_below; /* the selected branch is exact dense attention up to this kv_len */
   bool count_reads;           /* of a decode step: its kernels count what they read */

@@ -2,6 +2,7 @@
  * SPDX-License-Identifier: MIT
  */
 #include "base/text.h"
+#include "plan/expand.h"
 #include "plan/parts.h"
 #include "plan/spec.h"
 
@@ -14,13 +15,19 @@ const char *nsai_tile_name(nsai_tile tile) {
   return names[tile];
 }
 
+/* The problem as the kernel that has the tiles sees it. */
+static nsai_problem seen_by(const nsai_variant *variant, const nsai_problem *problem) {
+  return variant->expands_tokens ? nsai_expanded_problem(problem) : *problem;
+}
+
 nsai_tiles nsai_variant_tiles(const nsai_variant *variant, const nsai_problem *problem,
                               const nsai_target *target, nsai_decider *by) {
   nsai_decider unused;
   if (!by) by = &unused;
   *by = NSAI_BY_DEFAULT;
   if (!variant->space) return (nsai_tiles){ { 0 } };
-  return variant->space->choose(problem, target, by);
+  const nsai_problem seen = seen_by(variant, problem);
+  return variant->space->choose(&seen, target, by);
 }
 
 static bool range_holds(const nsai_range *range, int32_t value) {
@@ -38,7 +45,15 @@ void nsai_tiles_reasons(const nsai_variant *variant, const nsai_problem *problem
     if (!range_holds(&space->range[i], tiles->of[space->range[i].tile]))
       nsai_refuse(reasons, "%s=%d is none of its values", nsai_tile_name(space->range[i].tile),
                   tiles->of[space->range[i].tile]);
-  if (reasons->count == before) space->fit(problem, target, tiles, reasons);
+  if (reasons->count > before) return;
+  const nsai_problem seen = seen_by(variant, problem);
+  space->fit(&seen, target, tiles, reasons);
+}
+
+double nsai_tiles_cost(const nsai_variant *variant, const nsai_problem *problem,
+                       const nsai_target *target, const nsai_tiles *tiles) {
+  const nsai_problem seen = seen_by(variant, problem);
+  return variant->space->cost(&seen, target, tiles);
 }
 
 /* Like an odometer. */

@@ -183,9 +183,11 @@ typedef struct nsai_variant {
   /* A KV cache in NSA_E4M3 is fine for it: it reads codes, or nothing of the cache at all. Without it
    * the row is not legal for such a cache, whatever `legal` says. */
   bool takes_codes;
-  bool goes_ahead;     /* attend_*, of a prefill: takes calls with span.ahead */
-  bool expands_tokens; /* attend_selected, attend_window: has k_raw and v_raw of the workspace */
-  bool stands_alone;   /* calls may ask for the stage by itself, even where another row fuses it */
+  bool goes_ahead; /* attend_*, of a prefill: takes calls with span.ahead */
+  /* attend_selected, attend_window: has k_raw and v_raw of the workspace, and `space` sees the problem over
+   * these, in 16 bits */
+  bool expands_tokens;
+  bool stands_alone; /* calls may ask for the stage by itself, even where another row fuses it */
   /* Adds a sentence for everything that forbids it here. No sentence: it is legal. */
   void (*legal)(const nsai_problem *, const nsai_target *, nsai_reasons *);
   /* Whether the heuristic may choose it. NULL: always. */
@@ -306,6 +308,10 @@ void nsai_variant_reasons(const nsai_config *config, const nsai_problem *problem
 /* The heuristic's tiles, all 0 for a variant without. `by` may be NULL. */
 nsai_tiles nsai_variant_tiles(const nsai_variant *variant, const nsai_problem *problem,
                               const nsai_target *target, nsai_decider *by);
+
+/* The guess of the variant's space at these tiles' time. */
+double nsai_tiles_cost(const nsai_variant *variant, const nsai_problem *problem,
+                       const nsai_target *target, const nsai_tiles *tiles);
 
 /* Adds every reason against these tiles of a variant: one that the ranges do not hold, and `fit`'s.
  */

@@ -22,7 +22,7 @@ static bool is_kept(const append *self, int64_t token) {
   return !slots->data || ((const int64_t *)slots->data)[token] >= 0;
 }
 
-/* The codes of `dim` values. */
+/* The codes of the row of `source`, whose third dimension is that of a row, at `from`. */
 static void store_codes(const append *self, const nsa_tensor *source, int64_t from,
                         const nsa_tensor *target, int64_t to, int64_t head) {
   const double scale = nsai_ref_scale(&self->problem, target, head);
@@ -51,8 +51,12 @@ static void copy_index_key(const append *self, int64_t token, nsai_ref_position 
   const nsa_tensor *from = &self->problem.io->new_k_idx, *to = &self->problem.io->k_idx;
   const int64_t at =
       nsai_ref_token_at(&self->problem, to, NSA_SEL, position.sequence, position.t, 0);
-  memcpy((char *)to->data + at * nsai_ref_size(to), nsai_ref_at(from, token * from->stride[0]),
-         (size_t)(self->problem.model->index_dim * nsai_ref_size(to)));
+  const int64_t row = token * from->stride[0];
+  if (to->dtype == NSA_E4M3)
+    store_codes(self, from, row, to, at, 0);
+  else
+    memcpy((char *)to->data + at * nsai_ref_size(to), nsai_ref_at(from, row),
+           (size_t)(self->problem.model->index_dim * nsai_ref_size(to)));
 }
 
 static void copy_tokens(const append *self) {

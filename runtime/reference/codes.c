@@ -15,6 +15,7 @@ static const nsa_tensor *scales_of(const nsa_io *io, const nsa_tensor *x) {
     if (x == &kv->k[pair]) return &io->k_scale[pair];
     if (x == &kv->v[pair]) return &io->v_scale[pair];
   }
+  if (x == &io->k_idx) return &io->k_idx_scale;
   if (x == &kv->k_cmp) return io->k_cmp_scale.data ? &io->k_cmp_scale : &io->k_scale[NSA_CMP];
   if (x == &kv->v_cmp) return io->v_cmp_scale.data ? &io->v_cmp_scale : &io->v_scale[NSA_CMP];
   return NULL;

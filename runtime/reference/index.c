@@ -3,7 +3,7 @@
  *
  * The index branch: a query head for each KV head, and one key for each token, which all heads share.
  * A block's importance is the greatest score of its tokens that the query sees, scale * qi . ki with
- * the scale Di^-1/2. A score that is NaN counts as -inf.
+ * the scale Di^-1/2, and of keys in codes theirs. A score that is NaN counts as -inf.
  */
 #include "base/math.h"
 #include "reference/internal.h"
@@ -92,7 +92,8 @@ void nsai_ref_index_rank(const nsai_ref_problem *problem, nsai_ref_scratch *scra
   const nsai_model *g = problem->model;
   const int64_t *kv = &problem->sequences.kv[position.sequence];
   const int64_t seen = nsai_smaller(position.t + 1, kv[1] - kv[0]);
-  const double scale = 1.0 / sqrt(g->index_dim);
+  /* Keys in codes have one scale, which is positive: the order of their scores is that of the codes'. */
+  const double scale = nsai_ref_scale(problem, &problem->io->k_idx, 0) * (1.0 / sqrt(g->index_dim));
   load_query(problem, scratch, token, group);
   for (int64_t j = 0; j <= position.t / g->select_block; j++) {
     const int64_t begin = j * g->select_block, end = nsai_smaller(begin + g->select_block, seen);

@@ -153,7 +153,7 @@ int64_t nsai_ref_norm_at(const nsai_ref_problem *problem, const nsa_tensor *x, i
 
 /* ---- codes.c: a cache in NSA_E4M3 ---- */
 
-/* The scale of KV head `head` in `x`, a tensor of io.kv; 1 where it has no codes. */
+/* The scale of KV head `head` in `x`, a tensor of io.kv or io.k_idx; 1 where it has no codes. */
 double nsai_ref_scale(const nsai_ref_problem *problem, const nsa_tensor *x, int64_t head);
 
 /* Widens a row of `x`, a tensor of io.kv, from offset `at`: the values, with their scale. */

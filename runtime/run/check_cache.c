@@ -172,8 +172,8 @@ static nsa_status check_norms(cached *c, const nsa_tensor *t) {
                            "a row holds a coarse key for each stride of problem.max_kv_len");
 }
 
-/* The index keys, under the pages of the raw ones: one of each token, in the model's dtype. A call that
- * neither writes them nor ranks by them needs none. */
+/* The index keys, under the pages of the raw ones: one of each token. A call that neither writes them
+ * nor ranks by them needs none. */
 static nsa_status check_index_keys(cached *c, const nsa_io *io) {
   static const char name[] = "io.k_idx";
   const nsa_tensor *t = &io->k_idx;
@@ -181,16 +181,9 @@ static nsa_status check_index_keys(cached *c, const nsa_io *io) {
   const bool needed = p->op == NSA_OP_APPEND || nsai_check_ranks(c->check, io);
   if (p->model.by != NSAI_BY_INDEX || (!needed && !nsai_present(t))) return NSA_OK;
   nsai_tensor_spec e = {
-    name, 4, { c->pages, c->page_size, 1, p->model.index_dim }, NSAI_DTYPE_MODEL
+    name, 4, { c->pages, c->page_size, 1, p->model.index_dim }, types_of(p->cmp_dtype)
   };
-  if (nsai_present(t) && t->dtype == NSA_E4M3)
-    return nsai_fail(NSA_E_ARG,
-                     "%s has dtype e4m3: a cache stores index keys in the model's dtype, also with "
-                     "problem.kv_dtype NSA_E4M3; give such a tensor",
-                     name);
-  NSAI_TRY(check_middle(c, t, &e, p->page_size ? "the tokens of a page, problem.page_size" : NULL));
-  NSAI_TRY(nsai_check_tensor(c->check, t, &e));
-  return p->op == NSA_OP_APPEND ? nsai_check_tensor_memory(c->check, t, name) : NSA_OK;
+  return check_cache_tensor(c, t, &e, "the tokens of a page, problem.page_size", true);
 }
 
 static nsa_status check_pair(cached *c, const nsa_kv *kv, int pair) {
@@ -517,7 +510,7 @@ uint64_t nsai_cache_page_bytes(const nsai_problem *p) {
   int64_t both = m->head_dim_qk + m->head_dim_v; /* elements of a head's K and V */
   int64_t entry = m->keys_only ? m->head_dim_qk : both;
   int64_t norm_bytes = norms * m->head_dim_qk * nsai_dtype_bytes(m->dtype);
-  int64_t index_bytes = tokens * m->index_dim * nsai_dtype_bytes(m->dtype); /* 0 without an index */
+  int64_t index_bytes = tokens * m->index_dim * entry_bytes; /* 0 without an index */
   return (uint64_t)(m->kv_heads *
                         (rows * both * raw_bytes + entries * entry * entry_bytes + norm_bytes) +
                     index_bytes);

@@ -30,6 +30,22 @@ static nsa_status check_values(const nsai_check *check, const nsa_tensor *t, con
   return NSA_OK;
 }
 
+/* The scale of the index keys, which have one head. */
+static nsa_status check_index_scale(const nsai_check *check, const nsa_io *io) {
+  static const char name[] = "io.k_idx_scale";
+  const nsa_tensor *t = &io->k_idx_scale;
+  const nsai_tensor_spec spec = { name, 1, { 1 }, NSAI_DTYPE_F32 };
+  if (!nsai_present(t)) return NSA_OK;
+  if (check->problem->model.by != NSAI_BY_INDEX)
+    return nsai_fail(NSA_E_ARG,
+                     "%s is given, but model.select.by is compressed, and the model has no index: "
+                     "leave it out",
+                     name);
+  if (!check->problem->cmp_dtype) return refuse(check, name, "cmp_dtype");
+  NSAI_TRY(nsai_check_tensor(check, t, &spec));
+  return check_values(check, t, name);
+}
+
 /* One for all KV heads, or one for each. */
 static nsa_status check_scale(const nsai_check *check, const nsa_tensor *t, const char *name) {
   const int64_t heads = check->problem->model.kv_heads;
@@ -61,9 +77,11 @@ nsa_status nsai_check_scales(const nsai_check *check, const nsa_io *io) {
     }
     if (!nsai_present(entries[side])) continue;
     snprintf(name, sizeof name, "io.%c_cmp_scale", "kv"[side]);
+    if (!nsai_compresses(&p->model))
+      return nsai_check_no_entries(&p->model, entries[side], side, name);
     if (!p->cmp_dtype) return refuse(check, name, "cmp_dtype");
     NSAI_TRY(nsai_check_no_entries(&p->model, entries[side], side, name));
     NSAI_TRY(check_scale(check, entries[side], name));
   }
-  return NSA_OK;
+  return check_index_scale(check, io);
 }

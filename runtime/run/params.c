@@ -309,6 +309,8 @@ NsaiPairScales nsai_pair_scales(const nsai_run *run, int branch) {
 
 NsaiPairScales nsai_entry_scales(const nsai_run *run) {
   const nsa_io *io = run->io;
+  if (run->plan->problem.model.by == NSAI_BY_INDEX)
+    return (NsaiPairScales){ .k = scale_of(&io->k_idx_scale) };
   return (NsaiPairScales){
     scale_of(nsai_present(&io->k_cmp_scale) ? &io->k_cmp_scale : &io->k_scale[0]),
     scale_of(nsai_present(&io->v_cmp_scale) ? &io->v_cmp_scale : &io->v_scale[0])

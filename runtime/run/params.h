@@ -137,8 +137,8 @@ NsaiCachePair nsai_cache_pair(const nsai_run *run, const nsa_kv *kv, int branch)
 /* The compressed entries, under the same pages. */
 NsaiCachePair nsai_cache_entries(const nsa_kv *kv);
 
-/* The scales of the pair that a branch reads, and of the compressed entries. Where there are none the
- * kernels do not look. */
+/* The scales of the pair that a branch reads, and of the compressed entries, or of the keys of an index.
+ * Where there are none the kernels do not look. */
 NsaiPairScales nsai_pair_scales(const nsai_run *run, int branch);
 NsaiPairScales nsai_entry_scales(const nsai_run *run);
 

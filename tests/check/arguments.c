@@ -3,6 +3,8 @@
  */
 #include "arguments.h"
 
+#include "base/text.h"
+#include "config/config.h"
 #include "option.h"
 #include "program.h"
 
@@ -41,10 +43,9 @@ static const struct argp_option options[] = {
     "Number of random problems: forward and backward (300; on the CPU device 40), and of the cache "
     "(60; on the CPU device 12)",
     0 },
-  { "model", OPT_MODEL, "N", 0,
-    "Random problems of random model N (from 1) only: --count (20) forward and backward, and as "
-    "many "
-    "scenarios of the cache",
+  { "model", OPT_MODEL, "N|FILE", 0,
+    "Random problems of random model N (from 1) only, or of a configuration's: --count (20) "
+    "forward and backward, and as many scenarios of the cache",
     0 },
   { "short", OPT_SHORT, 0, 0, "The short list only, no random problems unless --count", 0 },
   { "rows", OPT_ROWS, 0, 0,
@@ -66,7 +67,9 @@ static const struct argp_option options[] = {
   { "op", OPT_OP, "OP", 0,
     "Steps of decode or of prefill, or split: one prefill against any pieces of it (all in turn)",
     1 },
-  { "longest", OPT_LONGEST, "N", 0, "Tokens of the longest sequences (1500; on the CPU device 400)",
+  { "longest", OPT_LONGEST, "N", 0,
+    "Tokens of the longest sequences (1500, or twice those that a --model FILE chooses; on the CPU "
+    "device 400)",
     1 },
   { "large", OPT_LARGE, 0, 0,
     "Scenarios of 256 and 1024 sequences, and of 128k and 1M tokens: 28 by their seeds from 1 on",
@@ -148,6 +151,26 @@ static error_t parse_cache(int key, const char *value, struct argp_state *state)
   return 0;
 }
 
+/* A number is the seed of a random model. Anything else is a configuration that has one. */
+static void choose_model(chk_arguments *a, const char *value, struct argp_state *state) {
+  int64_t seed = 0;
+  nsai_config *config = NULL;
+  if (nsai_parse_integer(value, 1, INT64_MAX, &seed)) {
+    a->model = (uint64_t)seed;
+    return;
+  }
+  const nsai_config_request request = {
+    .path = value, .skip_environment = true, .skip_system_file = true, .need_model = true
+  };
+  if (nsai_config_load(&request, &config) != NSA_OK)
+    argp_error(state, "--model: '%s' is neither a number from 1 nor a configuration: %s", value,
+               nsa_last_error());
+  a->given = config->model;
+  a->cache.given = &a->given;
+  nsai_config_destroy(config);
+  remember(a, "--model", value);
+}
+
 /* Rejects combinations that make no sense, then sets the defaults. */
 static void finish(chk_arguments *a, struct argp_state *state) {
   chk_cache_case *c = &a->cache;
@@ -157,9 +180,9 @@ static void finish(chk_arguments *a, struct argp_state *state) {
     argp_error(state, "--soak has a scenario of its own: leave out --spread, --searched, --large");
   if (c->large && (c->searched || c->kind == CHK_CACHE_SPLIT))
     argp_error(state, "--large decides what is searched, and splits nothing");
-  if (a->model && (a->problem || a->brief || a->rows))
+  if ((a->model && a->problem) || ((a->model || c->given) && (a->brief || a->rows)))
     argp_error(state, "--model has random problems only: leave out --problem, --short, --rows");
-  if (a->model && (c->large || c->searched || c->kind == CHK_CACHE_SOAK))
+  if ((a->model || c->given) && (c->large || c->searched || c->kind == CHK_CACHE_SOAK))
     argp_error(state, "--large, --searched and --soak have models of their own: leave out --model");
   const bool cpu = a->plans.device == NSAI_VERIFY_DEVICE_CPU;
   if (a->rows && cpu && !a->list) argp_error(state, "--rows needs a GPU, or --list");
@@ -167,7 +190,9 @@ static void finish(chk_arguments *a, struct argp_state *state) {
     argp_error(state, "options of scenarios belong to `nsacheck cache`");
   if (!a->areas && a->of_cache) a->areas = CHK_CACHE;
   if (!a->areas) a->areas = CHK_FORWARD | CHK_BACKWARD | CHK_CACHE;
-  if (!c->longest) c->longest = cpu || a->brief ? 400 : 1500;
+  /* A given model gets contexts from which it has to choose. */
+  const int32_t chosen = a->given.select_count * a->given.select_block;
+  if (!c->longest) c->longest = cpu || a->brief ? 400 : 2 * chosen > 1500 ? 2 * chosen : 1500;
   c->force = a->force;
 }
 
@@ -179,9 +204,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case 'p': a->problem = value; break;
   case 's': a->seed = (uint64_t)chk_option_number("seed", value, 0, INT64_MAX, state); break;
   case 'n': a->count = chk_option_number("count", value, 0, INT64_MAX, state); break;
-  case OPT_MODEL:
-    a->model = (uint64_t)chk_option_number("model", value, 1, INT64_MAX, state);
-    break;
+  case OPT_MODEL: choose_model(a, value, state); break;
   case 't':
     a->plans.threads = (int)chk_option_number("threads", value, 1, CHK_MAX_THREADS, state);
     break;

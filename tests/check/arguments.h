@@ -21,8 +21,9 @@ typedef struct chk_arguments {
   int override_count;
   const char *filter, *problem;
   uint64_t seed;
-  uint64_t model; /* seed of the model of all random problems; 0: each has a model of its own */
-  int64_t count;  /* number of random problems of each area; -1: the default */
+  uint64_t model;   /* seed of the model of all random problems; 0: another, or one for each */
+  nsai_model given; /* their model, where a configuration was given; 0 heads: none */
+  int64_t count;    /* number of random problems of each area; -1: the default */
   double time_limit;
   bool list, json, tap, stop_on_failure, self_test, brief, rows;
   const nsai_variant *force;

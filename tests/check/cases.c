@@ -3,6 +3,7 @@
  */
 #include "cases.h"
 
+#include "base/math.h"
 #include "models.h"
 #include "verify/parallel.h"
 #include "verify/rows.h"
@@ -252,7 +253,9 @@ const char *const chk_short_cases[] = {
 };
 
 /* A KV length that is likely to be an edge case. */
-static int64_t random_length(nsai_verify_random *random, const nsai_model *g) {
+#define LONGEST 600 /* tokens of a sequence, unless blocks are long */
+
+static int64_t random_length(nsai_verify_random *random, const nsai_model *g, int64_t longest) {
   switch (nsai_verify_pick(random, 0, 7)) {
   case 0: return nsai_verify_pick(random, 0, 1);
   case 1: return g->block - nsai_verify_pick(random, 0, 1);
@@ -261,7 +264,7 @@ static int64_t random_length(nsai_verify_random *random, const nsai_model *g) {
            nsai_verify_pick(random, -1, 1);
   case 3:
     return g->block + g->stride * nsai_verify_pick(random, 0, 9) + nsai_verify_pick(random, -1, 0);
-  default: return nsai_verify_pick(random, 1, 600);
+  default: return nsai_verify_pick(random, 1, longest);
   }
 }
 
@@ -301,10 +304,10 @@ static double whole_cost(const nsai_verify_case *c) {
   return cost;
 }
 
-static void random_lengths(nsai_verify_random *random, nsai_verify_case *c) {
+static void random_lengths(nsai_verify_random *random, int64_t longest, nsai_verify_case *c) {
   c->num_seqs = (int32_t)nsai_verify_pick(random, 1, 8);
   for (int32_t s = 0; s < c->num_seqs; s++) {
-    int64_t kv = random_length(random, &c->model), q = kv;
+    int64_t kv = random_length(random, &c->model, longest), q = kv;
     int64_t opts = nsai_verify_pick(random, 0, 5);
     if (opts == 0) q = nsai_verify_pick(random, 0, kv); /* a chunk, or a few new tokens */
     /* rows before the sequence's first token */
@@ -336,10 +339,10 @@ static void random_layout(nsai_verify_random *random, nsai_verify_case *c) {
 }
 
 /* A problem of the case's model. */
-static void random_problem(nsai_verify_random *random, nsai_verify_case *c) {
+static void random_problem(nsai_verify_random *random, int64_t longest, nsai_verify_case *c) {
   const nsai_model *g = &c->model;
   c->seed = nsai_verify_bits(random->key, random->next++) % 1000000;
-  random_lengths(random, c);
+  random_lengths(random, longest, c);
   c->gate_f32 = nsai_gate_is_given(g) && nsai_verify_pick(random, 0, 1);
   c->fill = nsai_verify_pick(random, 0, 1) ? NSAI_VERIFY_FILL_CORRELATED : NSAI_VERIFY_FILL_RANDOM;
   random_layout(random, c);
@@ -359,7 +362,7 @@ void chk_case_random(uint64_t seed, int64_t number, nsai_verify_case *c) {
   nsai_verify_random random = { nsai_verify_key(seed, (uint64_t)number), 0 };
   nsai_verify_case_init(c);
   chk_model_random(random.key, &c->model);
-  random_problem(&random, c);
+  random_problem(&random, LONGEST, c);
 }
 
 void chk_case_random_of(uint64_t model, uint64_t seed, int64_t number, nsai_verify_case *c) {
@@ -367,5 +370,14 @@ void chk_case_random_of(uint64_t model, uint64_t seed, int64_t number, nsai_veri
                                 0 };
   nsai_verify_case_init(c);
   chk_model_random(model, &c->model);
-  random_problem(&random, c);
+  random_problem(&random, LONGEST, c);
+}
+
+void chk_case_random_given(const nsai_model *model, uint64_t seed, int64_t number,
+                           nsai_verify_case *c) {
+  nsai_verify_random random = { nsai_verify_key(seed, (uint64_t)number), 0 };
+  const int64_t chosen = (int64_t)model->select_count * model->select_block;
+  nsai_verify_case_init(c);
+  c->model = *model;
+  random_problem(&random, nsai_larger(LONGEST, 2 * chosen), c);
 }

@@ -15,6 +15,10 @@ void chk_case_random(uint64_t seed, int64_t number, nsai_verify_case *c);
 /* The same of the model that chk_model_random draws from `model`. */
 void chk_case_random_of(uint64_t model, uint64_t seed, int64_t number, nsai_verify_case *c);
 
+/* The same of a model, whose sequences have up to twice the tokens of its chosen blocks. */
+void chk_case_random_given(const nsai_model *model, uint64_t seed, int64_t number,
+                           nsai_verify_case *c);
+
 /* The fixed list: cases of other projects' suites and edge rows. Texts; ends with NULL. */
 extern const char *const chk_fixed_cases[];
 

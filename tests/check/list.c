@@ -58,6 +58,7 @@ static int add_problem(const chk_arguments *a, chk_list *list) {
     fprintf(stderr, "nsacheck: %s: %s\n", a->problem, error);
     return -1;
   }
+  if (is_cached) cached.given = a->cache.given;
   return is_cached ? chk_list_add_cache(list, &cached, a->filter)
                    : chk_list_add(list, &c, a->filter);
 }
@@ -69,6 +70,8 @@ static int add_forced(const chk_arguments *a, chk_list *list, nsai_verify_case *
 
 #define COUNT_OF_MODEL                                                                             \
   20 /* random problems of one model: enough to make its kernels worth compiling */
+
+static bool of_one_model(const chk_arguments *a) { return a->model || a->cache.given; }
 
 static int add_fixed(const chk_arguments *a, chk_list *list) {
   nsai_verify_case c;
@@ -89,12 +92,14 @@ static int add_plans(const chk_arguments *a, chk_list *list) {
   int64_t count = a->count;
   nsai_verify_case c;
   if (!(a->areas & (CHK_FORWARD | CHK_BACKWARD))) return 0;
-  if (count < 0 && a->model) count = COUNT_OF_MODEL;
+  if (count < 0 && of_one_model(a)) count = COUNT_OF_MODEL;
   if (count < 0) count = a->brief ? 0 : a->plans.device == NSAI_VERIFY_DEVICE_CPU ? 40 : 300;
-  if (!a->model && add_fixed(a, list)) return -1;
+  if (!of_one_model(a) && add_fixed(a, list)) return -1;
   for (int64_t i = 0, found = 0; found < count; i++) {
     if (a->model)
       chk_case_random_of(a->model, a->seed, i, &c);
+    else if (a->cache.given)
+      chk_case_random_given(a->cache.given, a->seed, i, &c);
     else
       chk_case_random(a->seed, i, &c);
     if (!is_asked_for(a, &c)) continue;
@@ -110,7 +115,7 @@ static int add_scenarios(const chk_arguments *a, chk_list *list) {
   int64_t count = a->count;
   if (!(a->areas & CHK_CACHE)) return 0;
   c.model = a->model;
-  if (count < 0 && a->model) count = COUNT_OF_MODEL;
+  if (count < 0 && of_one_model(a)) count = COUNT_OF_MODEL;
   if (count < 0) count = a->brief ? 5 : a->plans.device == NSAI_VERIFY_DEVICE_CPU ? 12 : 60;
   if (a->cache.kind == CHK_CACHE_SOAK) count = 1;
   for (int64_t i = 0; i < count; i++) {

@@ -323,7 +323,7 @@ PY
   [[ $output == *"bad.csv:2: kv_dtype is 'e5m2', expected model or e4m3"* ]]
   run -0 --separate-stderr bench prefill --device cpu --problem "$model" --contexts 128 --chunks 64 --rows 1 \
     --kv fp8 --cmp fp8
-  [[ ${lines[0]} == *', raw K and V in e4m3, compressed entries in e4m3; mixed: '* && $output == *'own lists'* ]]
+  [[ ${lines[0]} == *', raw K and V in e4m3, compressed entries or index keys in e4m3; mixed: '* && $output == *'own lists'* ]]
   run -2 bench forward --device cpu --kv fp8
   [[ $output == *'forward takes no --kv or --cmp: it has no cache'* ]]
   run -2 bench decode --device cpu --kv int8

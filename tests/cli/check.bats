@@ -25,14 +25,15 @@ row() { autotune show --json variants | jq -r --arg stage "$1" '[.[] | select(.s
 }
 
 @test "options that do not go together, and names that are none, are 2" {
+  small_model
   for wrong in 'decode' 'forward cache' '--op attend' '--op soak' '--op split --repeats 1' '--soak 5 --large' \
     '--soak 5 --steps 1' '--steps 1 --soak 5' '--soak 5 --op decode' '--large --op split' '--large --searched' \
     'forward --large' '--force nothing' '--rows --device cpu' '--problem cache:' '--problem cache:soak' \
     '--problem cache:decode:seed=x' '--problem cache:decode:longest=63' '--problem cache:decode:force=nothing' \
     '--problem cache:decode:bogus' '--problem fwd:q=1:force=nothing' '--model 0' '--model 1 --short' \
     '--model 1 --rows --list' '--model 1 --problem fwd:q=1' '--model 1 --large' '--model 1 --searched' \
-    '--model 1 --soak 5' '--problem cache:decode:model=0' '--problem cache:soak:steps=5:model=1' \
-    '--problem cache:decode:large:model=1'; do
+    '--model 1 --soak 5' '--model none.yaml' '--model small.yaml --short' '--model small.yaml --large' \
+    '--problem cache:decode:model=0' '--problem cache:soak:steps=5:model=1' '--problem cache:decode:large:model=1'; do
     run -2 --separate-stderr check $wrong
     [[ -n $stderr ]]
   done
@@ -59,6 +60,17 @@ row() { autotune show --json variants | jq -r --arg stage "$1" '[.[] | select(.s
   while read -r text; do
     [[ $(check --list --problem "$text") == "$text" ]]
   done < <(shuf -n 60 --random-source=all all; tail -n 5 all)
+}
+
+@test "random problems have the model of a configuration" {
+  small_model
+  check forward --list --model small.yaml >list
+  (($(wc -l <list) == 20))
+  run -1 grep -v '^fwd:bf16:h4/2:' list
+  check cache --device cpu --model small.yaml --count 2 --longest 100 >out
+  (($(grep -c '^ *h4/2 d' out) == 2))
+  run -0 check --device cpu --model small.yaml --problem "$(grep -o 'cache:.*' out | head -n 1)"
+  [[ $output == *'h4/2 d'* ]]
 }
 
 # bats test_tags=plain

@@ -101,6 +101,11 @@ def check_jobs(options):
         yield Job(f"cache {kind}", [nsacheck, "cache", "--op", kind, *random])
     yield Job("cache codes", [nsacheck, "cache", "--codes", "any", *random])
     yield Job("cache few", [nsacheck, "cache", "--op", "prefill", "--codes", "any", "--set", "thresholds.prefill_split_from=1", *random])
+    for model in ("minimax_m3", "minicpm4"):  # ranked by kernels of their own
+        given = [nsacheck, "--model", TREE / f"configs/models/{model}.yaml", *random]
+        yield Job(f"{model} packed", [*given, "forward"])
+        yield Job(f"{model} backward", [*given, "backward"])
+        yield Job(f"{model} cache", [*given, "cache", "--steps", "2"])
     yield Job("soak", [nsacheck, "cache", "--soak", "5000", "--codes", "both", "--threads", "2"])
 
 

@@ -39,10 +39,10 @@ def model_of(heads, kv_heads):
     return model
 
 
-def config_of(heads, kv_heads):
+def config_of(heads, kv_heads, index_dim=INDEX_DIM):
     return nsa.Config(heads=heads, kv_heads=kv_heads, head_dim=DIM, compress="none", window=0, gate="none",
                       select=dict(by="index", pool="max", block=BLOCK, count=COUNT, init=0, local=1),
-                      index=dict(heads=kv_heads, dim=INDEX_DIM))
+                      index=dict(heads=kv_heads, dim=index_dim))
 
 
 class Recorder:
@@ -224,11 +224,29 @@ def test_index_is_not_saved(compiled, device):
         assert (x.grad - y).abs().max() < 1e-6
 
 
-def test_cache_has_no_entries(device):
-    """cmp_dtype of a cache without compressed entries would do nothing."""
-    for dtype in torch.float32, torch.float8_e4m3fn:
-        with pytest.raises(ValueError, match="cmp_dtype is .*, but compress is \"none\".*leave it out"):
-            nsa.KVCache(config_of(8, 2), 1, 4, 16, dtype=torch.float32, device="cpu", cmp_dtype=dtype)
+@pytest.mark.parametrize("given", [None, 0.02])
+def test_index_keys_in_fp8(given, device):
+    """cmp_dtype is that of the index keys: the cache attends by the values that codes have."""
+    if device != "cpu":
+        pytest.skip("no kernel computes this model")
+    config, codes = config_of(8, 2, 32), torch.float8_e4m3fn
+    make = lambda *shape: torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+    q, k, v = (make(90, heads, DIM) for heads in (8, 2, 2))
+    index_q, k_idx = make(90, 2, 32), make(90, 1, 32)
+    cache = nsa.KVCache(config, 1, 8, 16, dtype=torch.float32, device="cpu", cmp_dtype=codes,
+                        scales={"k_idx": given} if given else None)
+    assert cache.layers[0]["k_idx"].dtype == codes and cache.layers[0]["k0"].dtype == torch.float32
+    rounded = (k_idx / (given or 1)).to(codes).float() * (given or 1)
+    want = nsa.attention(q, k, v, config=config, index_q=index_q, k_idx=rounded)
+    for begin, end in (0, 70), (70, 89), (89, 90):
+        batch = cache.begin(["a"], [end - begin])
+        cache.append(0, batch, k[begin:end], v[begin:end], k_idx=k_idx[begin:end])
+        o = cache.attend(0, batch, q[begin:end], index_q=index_q[begin:end])
+        assert (o - want[begin:end]).abs().max() < 1e-5
+    with pytest.raises(ValueError, match="the scale of 'k_idx' has 2 elements; it has 1"):
+        nsa.KVCache(config, 1, 4, 16, device="cpu", dtype=torch.float32, cmp_dtype=codes, scales={"k_idx": torch.ones(2)})
+    with pytest.raises(ValueError, match="scales has 'k_idx'; of this cache nothing has codes"):
+        nsa.KVCache(config, 1, 4, 16, device="cpu", dtype=torch.float32, scales={"k_idx": 1.0})
 
 
 def test_configuration():

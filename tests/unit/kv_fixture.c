@@ -59,7 +59,7 @@ static void make_cache(kv_fixture *w) {
   const bool codes = w->options.cmp_codes;
   if (g->norm_block)
     w->k_norm = cache_tensor(w, false, rows, tokens / g->norm_stride, g->head_dim_qk);
-  if (g->by == NSAI_BY_INDEX) w->k_idx = tensor_of_heads(w, false, rows, tokens, 1, g->index_dim);
+  if (g->by == NSAI_BY_INDEX) w->k_idx = tensor_of_heads(w, codes, rows, tokens, 1, g->index_dim);
   if (!nsai_compresses(g)) return;
   w->cache.k_cmp = cache_tensor(w, codes, rows, tokens / g->stride, g->head_dim_qk);
   if (g->keys_only) return;
@@ -83,6 +83,11 @@ static void make_scales(kv_fixture *w) {
     w->scales.v_scale[pair] = make_scale(w, pair + NSA_BRANCHES);
   }
   if (!w->options.cmp_codes) return;
+  if (w->model.by == NSAI_BY_INDEX) {
+    w->scales.k_idx_scale = toy_tensor(&w->memory, NSA_F32, 1, 1, 0, 0);
+    toy_floats(&w->scales.k_idx_scale)[0] = 0.0241f;
+    return;
+  }
   w->scales.k_cmp_scale = make_scale(w, 2 * NSA_BRANCHES);
   if (w->model.keys_only) return;
   w->scales.v_cmp_scale = make_scale(w, 2 * NSA_BRANCHES + 1);

@@ -28,7 +28,7 @@ typedef struct kv_options {
   bool ring;            /* with per_branch */
   bool slots;           /* rows are assigned from the last one on; else sequence s has row s */
   bool kv_codes;        /* raw pairs in e4m3 */
-  bool cmp_codes;       /* entries in e4m3 */
+  bool cmp_codes;       /* entries, or index keys, in e4m3 */
   bool head_scales;     /* a scale for each KV head, not one for all */
   const char *model[4]; /* overrides of the configuration, NULL-terminated */
 } kv_options;

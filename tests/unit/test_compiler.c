@@ -222,20 +222,22 @@ static void test_unknown_arch(void **state) {
 }
 
 /* 120 live floats per thread do not fit into the 32 registers of 2 x 1024 threads on an SM. */
+static const nsai_compile_request fat_request = {
+  "fat",
+  "extern \"C\" __global__ void __launch_bounds__(1024, 2) fat(float *x) {\n"
+  "  float r[120];\n"
+  "  #pragma unroll\n"
+  "  for (int i = 0; i < 120; i++) r[i] = x[i * 7];\n"
+  "  __syncthreads();\n"
+  "  #pragma unroll\n"
+  "  for (int i = 0; i < 120; i++) x[i * 7] = r[119 - i];\n"
+  "}\n",
+  "sm_80", false
+};
+
 static void test_spills_are_refused(void **state) {
   if (!have_nvrtc()) skip();
-  nsai_compile_request request = {
-    "fat",
-    "extern \"C\" __global__ void __launch_bounds__(1024, 2) fat(float *x) {\n"
-    "  float r[120];\n"
-    "  #pragma unroll\n"
-    "  for (int i = 0; i < 120; i++) r[i] = x[i * 7];\n"
-    "  __syncthreads();\n"
-    "  #pragma unroll\n"
-    "  for (int i = 0; i < 120; i++) x[i * 7] = r[119 - i];\n"
-    "}\n",
-    "sm_80", false
-  };
+  nsai_compile_request request = fat_request;
   assert_true(expect_failure(request, NSA_E_COMPILE, "kernel fat for sm_80 is refused: it spills"));
   request.last_resort = true;
   nsai_compiler *compiler = make_compiler();
@@ -552,6 +554,29 @@ static void test_many(void **state) {
   nsai_compiler_destroy(compiler);
 }
 
+/* On request a refused kernel stops no others; any other failure does. */
+static void test_past_refused(void **state) {
+  if (!have_nvrtc()) skip();
+  nsai_compiler *compiler = make_compiler();
+  const nsai_compile_many_options run = { .threads = 1, .past_refused = true };
+  nsai_compile_job jobs[JOBS];
+  make_jobs(jobs);
+  jobs[0].request = fat_request;
+  assert_int_equal(nsai_compile_many(compiler, jobs, JOBS, &run), NSA_E_COMPILE);
+  assert_true(jobs[0].image.refused);
+  for (int i = 1; i < JOBS; i++) assert_int_equal(jobs[i].status, NSA_OK);
+  free_jobs(jobs);
+  make_jobs(jobs);
+  jobs[0].request = fat_request;
+  jobs[2].request.source = "extern \"C\" __global__ void many() { nonsense; }\n";
+  assert_int_equal(nsai_compile_many(compiler, jobs, JOBS, &run), NSA_E_COMPILE);
+  assert_non_null(strstr(nsa_last_error(), "nonsense"));
+  assert_int_equal(jobs[1].status, NSA_OK);
+  for (int i = 3; i < JOBS; i++) assert_int_equal(jobs[i].status, NSA_E_CANCELLED);
+  free_jobs(jobs);
+  nsai_compiler_destroy(compiler);
+}
+
 static void test_cancel(void **state) {
   if (!have_nvrtc()) skip();
   nsai_compiler *compiler = make_compiler();
@@ -628,6 +653,7 @@ int main(void) {
     cmocka_unit_test(test_search),
     cmocka_unit_test(test_newer_than_the_driver),
     cmocka_unit_test(test_many),
+    cmocka_unit_test(test_past_refused),
     cmocka_unit_test(test_cancel),
     cmocka_unit_test(test_dump),
     cmocka_unit_test(test_leaves_the_process_alone),

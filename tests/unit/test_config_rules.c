@@ -92,7 +92,7 @@ static const diag_case rule_cases[] = {
     "model: {heads: 64, kv_heads: 4, head_dim: 128,\n"
     "  compress: {phi: none, block: 32, stride: 16, output: true, activation: gelu},\n"
     "  select: {by: index, pool: max, normalizer: {block: 64, stride: 32}},\n"
-    "  index: {heads: 4, dim: 128}}\nserving: {cmp_dtype: e4m3}\n",
+    "  index: {heads: 4, dim: 128}}\n",
     "3:32: error: model.compress.block: 32 would be ignored: model.compress.phi is none "
     "(t.yaml:3); remove it: there are no compressed keys\n"
     "3:44: error: model.compress.stride: 16 would be ignored: model.compress.phi is none "
@@ -102,9 +102,12 @@ static const diag_case rule_cases[] = {
     "3:74: error: model.compress.activation: gelu would be ignored: model.compress.phi is none "
     "(t.yaml:3); remove it: there are no compressed keys\n"
     "4:54: error: model.select.normalizer.block: 64 would be ignored: model.compress.phi is none "
-    "(t.yaml:3); remove it: there are no compressed keys\n"
-    "6:22: error: serving.cmp_dtype: e4m3 would be ignored: model.compress.phi is none "
-    "(t.yaml:3); remove it: a cache has no compressed entries" },
+    "(t.yaml:3); remove it: there are no compressed keys" },
+  { "index keys in e4m3 of an odd dim",
+    "model: {heads: 64, kv_heads: 4, head_dim: 128, compress: none,\n"
+    "  select: {by: index, pool: max}, index: {heads: 4, dim: 24}}\nserving: {cmp_dtype: e4m3}\n",
+    "4:22: error: serving.cmp_dtype: e4m3 needs an index dim that is a multiple of 16: model.index.dim is 24 "
+    "(t.yaml:3); leave it out, or change the index dim" },
   { "compress is a mapping, or none",
     "model: {heads: 64, kv_heads: 4, head_dim: 128, compress: mean}\n",
     "2:58: error: model.compress: expected a mapping of keys to values, or none" },

@@ -71,9 +71,10 @@ static void test_choice(void **state) {
                        "thresholds.prefill_expand_bytes (536870912)");
   p.max_kv_len = 65536;
   p.max_tokens = 1023;
-  machine_expect_story(r.ctx, &p,
-                       "problem.max_tokens (1023) new tokens are too few to expand a sequence of "
-                       "problem.max_kv_len (65536) for");
+  machine_expect_story(
+      r.ctx, &p,
+      "problem.max_tokens (1023) new tokens are too few to expand 65536 of a sequence "
+      "of problem.max_kv_len (65536) for");
   p.max_tokens = 1024;
   machine_expect_story(r.ctx, &p, "attend_window_expanded_sm90 rows=192 keys=80 stages=2: chosen");
   p.kv_dtype = NSA_NONE;
@@ -82,6 +83,12 @@ static void test_choice(void **state) {
   begin(&r, false, "thresholds.prefill_expand_bytes=0");
   p.kv_dtype = 0;
   machine_expect_story(r.ctx, &p, "attend_selected_sm90_mma warps=8 stages=7: chosen");
+  expanded_close(&r);
+  begin(&r, true, NULL);
+  p.window_ring = 1;
+  p.max_tokens = 128; /* of the window's rings little is read */
+  machine_expect_story(r.ctx, &p, "attend_selected_sm90_mma warps=8 stages=7: chosen");
+  machine_expect_story(r.ctx, &p, "attend_window_expanded_sm90 rows=");
   expanded_close(&r);
 }
 

@@ -227,7 +227,7 @@ static void test_indexed(void **state) {
     for (int k = 0; k < 3; k++) {
       corrupt(&c, calls[k], "io.k_idx", &c.io.k_idx, 0);
       c.io.k_idx.dtype = NSA_E4M3;
-      refuse(&c, calls[k], "codes", "io.k_idx has dtype e4m3: a cache stores index keys in");
+      refuse(&c, calls[k], "codes", "io.k_idx has dtype e4m3, but the plan's problem.cmp_dtype is");
       c.io.k_idx.dtype = NSA_F32;
       for (int side = 0; side < 2; side++) {
         nsa_tensor *t = side ? &c.io.kv.v_cmp : &c.io.kv.k_cmp;

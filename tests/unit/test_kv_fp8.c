@@ -83,6 +83,7 @@ static double scale_of(const kv_fixture *w, const nsa_tensor *t, int64_t head) {
   const nsa_io *io = &w->scales;
   const bool k = is_k(&w->cache, t);
   if (t->dtype != NSA_E4M3) return 1;
+  if (t == &w->k_idx) return scale_at(&io->k_idx_scale, 0);
   for (int pair = 0; pair < NSA_BRANCHES; pair++)
     if (t == &w->cache.k[pair] || t == &w->cache.v[pair])
       return scale_at(k ? &io->k_scale[pair] : &io->v_scale[pair], head);
@@ -561,6 +562,87 @@ static void test_absent_scales(void **state) {
   }
 }
 
+/* ---- index keys ---- */
+
+static const machine_request indexed = {
+  .phi = NSAI_PHI_NONE, .gate = NSAI_GATE_NONE, .pool = NSAI_POOL_MAX, .indexed = true
+};
+
+/* Every key of the packed sequences as its code's value; the caller frees what they were. */
+static float *round_keys(kv_fixture *w) {
+  const nsa_tensor *k = &w->toy.io.k_idx;
+  const size_t count = (size_t)(k->shape[0] * k->stride[0]);
+  const float scale = toy_floats(&w->scales.k_idx_scale)[0];
+  float *x = toy_floats(k), *kept = malloc(count * sizeof *kept);
+  assert_non_null(kept);
+  memcpy(kept, x, count * sizeof *kept);
+  for (size_t i = 0; i < count; i++)
+    x[i] = (float)(value_of(code_of((double)(x[i] / scale))) * (double)scale);
+  return kept;
+}
+
+/* An append rounds index keys to codes. Prefill in chunks and decode steps then choose what one forward
+ * over the rounded keys chooses. */
+static void test_index_keys(void **state) {
+  static const int32_t lengths[] = { 131, 70, 5, 33 };
+  static const int32_t steps[][KV_SEQS] = {
+    { 40, 17, 5, 0 }, { 40, 40, 0, 33 }, { 40, 5, 0, 0 }, { 8, 8, 0, 0 }, { 3, 0, 0, 0 }
+  };
+  for (size_t i = 0; i < KV_PAGE_SIZES; i++) {
+    const kv_options options = { .page_size = kv_page_sizes[i],
+                                 .hnd = i & 1,
+                                 .lists = i & 1 && kv_page_sizes[i] > 0,
+                                 .slots = kv_page_sizes[i] < 0,
+                                 .cmp_codes = true,
+                                 .model = { "model.index.dim=48" } };
+    kv_fixture w;
+    kv_init(&w, &indexed, &options, KV_SEQS, lengths);
+    assert_int_equal(w.k_idx.dtype, NSA_E4M3);
+    float *keys = round_keys(&w);
+    kv_oracle(&w);
+    const nsa_tensor *k = &w.toy.io.k_idx;
+    memcpy(k->data, keys, (size_t)(k->shape[0] * k->stride[0]) * sizeof *keys);
+    free(keys);
+    for (size_t step = 0; step < sizeof steps / sizeof *steps; step++)
+      kv_step(&w, steps[step], step > 2);
+    for (int s = 0; s < KV_SEQS; s++) expect_raw(&w, &w.k_idx, k, NSA_SEL, s);
+    kv_free(&w);
+  }
+}
+
+/* The scale multiplies the importance of probed rows, and changes no block. */
+static void test_index_scale(void **state) {
+  static const int32_t length = 75, zero = 0;
+  const kv_options options = { .page_size = 16,
+                               .cmp_codes = true,
+                               .model = { "model.index.dim=48" } };
+  const nsa_problem p = INIT(nsa_problem, .op = NSA_OP_PREFILL, .page_size = 16,
+                             .max_seqs = KV_SEQS, .max_tokens = KV_MAX_TOKENS,
+                             .max_kv_len = KV_MAX_LEN, .max_probe_rows = 1, .cmp_dtype = NSA_E4M3);
+  kv_fixture w;
+  kv_call c[2];
+  kv_init(&w, &indexed, &options, 1, &length);
+  nsa_plan *plan = machine_plan(w.ctx, &p);
+  for (int i = 0; i < 2; i++) {
+    kv_call_init(&c[i], &w, &length, &zero);
+    if (i) toy_floats(&c[i].io.k_idx_scale)[0] *= 4; /* of the same codes */
+    if (!i) kv_append(&c[i]);
+    c[i].io.probe_rows = toy_tensor(&w.memory, NSA_I32, 1, 1, 0, 0);
+    toy_ints(&c[i].io.probe_rows)[0] = length - 1;
+    c[i].io.probe_importance = toy_tensor(&w.memory, NSA_F32, 3, 1, w.model.kv_heads,
+                                          nsai_select_block_count(&w.model, KV_MAX_LEN));
+    machine_expect("prefill", nsa_prefill(plan, &w.exec, &c[i].batch, &c[i].io), NSA_OK, NULL);
+  }
+  const nsa_tensor *idx = &c[0].io.block_idx, *importance = &c[0].io.probe_importance;
+  assert_memory_equal(idx->data, c[1].io.block_idx.data, (size_t)(length * idx->stride[0]) * 4);
+  for (int64_t j = 0; j < importance->stride[0]; j++)
+    assert_true(toy_floats(&c[1].io.probe_importance)[j] == 4 * toy_floats(importance)[j]);
+  assert_true(toy_floats(importance)[0] != 0);
+  for (int i = 0; i < 2; i++) kv_call_free(&c[i]);
+  nsa_plan_destroy(plan);
+  kv_free(&w);
+}
+
 /* ---- what is refused ---- */
 
 static void refuse_scales(kv_call *c, const char *text) {
@@ -615,6 +697,60 @@ static void test_bad_scales(void **state) {
   }
   c.io.k_scale[1] = c.io.k_scale[0];
   refuse_scales(&c, "io.k_scale[1] is given, but the model does not read pair 1");
+  kv_call_free(&c);
+  kv_free(&w);
+}
+
+static void test_bad_index_scales(void **state) {
+  static const int32_t length = 5, zero = 0;
+  static const float bad[] = { 0, -1, NAN, INFINITY };
+  for (int codes = 0; codes < 2; codes++) {
+    const kv_options options = { .page_size = 16,
+                                 .cmp_codes = codes,
+                                 .model = { "model.index.dim=48" } };
+    kv_fixture w;
+    kv_call c;
+    float value = 1;
+    kv_init(&w, &indexed, &options, 1, &length);
+    kv_call_init(&c, &w, &length, &zero);
+    nsa_tensor *t = &c.io.k_idx_scale;
+    *t = (nsa_tensor){
+      .data = &value, .ndim = 1, .shape = { 1 }, .stride = { 1 }, .dtype = NSA_F32
+    };
+    if (!codes)
+      refuse_scales(&c, "io.k_idx_scale is given, but the plan's problem.cmp_dtype is the model's "
+                        "dtype: set it to NSA_E4M3, or leave the scale out");
+    for (size_t k = 0; codes && k < sizeof bad / sizeof *bad; k++) {
+      char text[80];
+      value = bad[k];
+      snprintf(text, sizeof text, "io.k_idx_scale[0] is %g, expected a positive, finite number",
+               (double)bad[k]);
+      refuse_scales(&c, text);
+    }
+    if (codes) {
+      t->shape[0] = 2;
+      refuse_scales(&c, "io.k_idx_scale has shape[0] = 2, expected [1]");
+      t->shape[0] = 1;
+      t->dtype = NSA_BF16;
+      refuse_scales(&c, "io.k_idx_scale has dtype bf16, expected f32");
+      *t = (nsa_tensor){ 0 };
+      c.io.k_cmp_scale = (nsa_tensor){
+        .data = &value, .ndim = 1, .shape = { 1 }, .stride = { 1 }, .dtype = NSA_F32
+      };
+      refuse_scales(&c, "io.k_cmp_scale is given, but model.compress is none");
+    }
+    kv_call_free(&c);
+    kv_free(&w);
+  }
+  const kv_options compressed = { .page_size = 16,
+                                  .cmp_codes = true,
+                                  .model = { "model.head_dim_qk=32" } };
+  kv_fixture w;
+  kv_call c;
+  kv_init(&w, &(machine_request){ 0 }, &compressed, 1, &length);
+  kv_call_init(&c, &w, &length, &zero);
+  c.io.k_idx_scale = c.io.k_cmp_scale;
+  refuse_scales(&c, "io.k_idx_scale is given, but model.select.by is compressed");
   kv_call_free(&c);
   kv_free(&w);
 }
@@ -707,15 +843,32 @@ static void test_problems(void **state) {
   nsa_problem_string(ctx, &p, text, sizeof text);
   assert_non_null(strstr(text, ":raw=e4m3:entries=e4m3:"));
   nsa_destroy(ctx);
+  /* Index keys: the bytes of a page, and dims that are no rows of codes. */
+  machine_yaml(&indexed, yaml, sizeof yaml);
+  static const char *const dims[] = { "model.index.dim=48", NULL };
+  ctx = machine_context(yaml, dims, false);
+  p.kv_dtype = p.cmp_dtype = NSA_NONE;
+  machine_expect("model", nsa_kv_page_bytes(ctx, &p, &bytes[0]), NSA_OK, NULL);
+  p.cmp_dtype = NSA_E4M3;
+  machine_expect("keys", nsa_kv_page_bytes(ctx, &p, &bytes[1]), NSA_OK, NULL);
+  assert_int_equal(bytes[0] - bytes[1], 16 * 48 * 3);
+  nsa_problem_string(ctx, &p, text, sizeof text);
+  assert_non_null(strstr(text, ":index=48:keys=e4m3:"));
+  nsa_destroy(ctx);
+  ctx = machine_context(yaml, NULL, false);
+  machine_expect("40", nsa_plan_create(ctx, &p, NULL, NULL, &plan), NSA_E_ARG,
+                 "problem.cmp_dtype is e4m3, but model.index.dim is 40");
+  nsa_destroy(ctx);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_layouts),    cmocka_unit_test(test_models),
-    cmocka_unit_test(test_linear),     cmocka_unit_test(test_every_split),
-    cmocka_unit_test(test_extremes),   cmocka_unit_test(test_absent_scales),
-    cmocka_unit_test(test_bad_scales), cmocka_unit_test(test_mixed_up),
-    cmocka_unit_test(test_problems),
+    cmocka_unit_test(test_layouts),     cmocka_unit_test(test_models),
+    cmocka_unit_test(test_linear),      cmocka_unit_test(test_every_split),
+    cmocka_unit_test(test_extremes),    cmocka_unit_test(test_absent_scales),
+    cmocka_unit_test(test_bad_scales),  cmocka_unit_test(test_mixed_up),
+    cmocka_unit_test(test_problems),    cmocka_unit_test(test_index_keys),
+    cmocka_unit_test(test_index_scale), cmocka_unit_test(test_bad_index_scales),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -100,8 +100,8 @@ static int32_t missing(session *s) {
 
 typedef struct watch {
   int calls, cancel_at;
-  int64_t done, most;
-  const nsa_ctx *ctx; /* others may ask it meanwhile; NULL: nobody does */
+  int64_t done, most, total; /* total: the most */
+  const nsa_ctx *ctx;        /* others may ask it meanwhile; NULL: nobody does */
 } watch;
 
 static int32_t observe(void *user, int64_t done, int64_t total, const char *what) {
@@ -111,6 +111,7 @@ static int32_t observe(void *user, int64_t done, int64_t total, const char *what
   w->done = done;
   if (w->ctx) assert_null(w->ctx->target.device); /* as before, whatever device it compiles for */
   if (done > w->most) w->most = done;
+  if (total > w->total) w->total = total;
   return ++w->calls == w->cancel_at;
 }
 
@@ -378,6 +379,80 @@ static void test_waiting(void **state) {
   machine_expect("time over", nsa_prepare(s.ctx, &problem, 1, observe_waiting, &w), NSA_OK, NULL);
   assert_in_range(time(NULL) - start, 2, 5);
   for (int i = 0; i < 256; i++) close(fds[i]);
+  close_session(&s);
+}
+
+/* A forward pass, one that also has a kernel of a probe, and one whose selection is given. */
+static void three_problems(nsa_problem problems[3]) {
+  for (int i = 0; i < 3; i++) problems[i] = small_problem();
+  problems[1].max_probe_rows = 1;
+  problems[2].selection = NSA_SELECT_BLOCKS;
+}
+
+/* The kernels of several problems are compiled at once, each one once, and the same ones as of one
+ * problem after the other. */
+static void test_prepare_many(void **state) {
+  session s = { 0 };
+  nsa_problem problems[3];
+  watch w = { 0 };
+  int before = machine_record()->compilations;
+  three_problems(problems);
+  open_session(&s, "runtime.compile_jobs=1");
+  for (int i = 0; i < 3; i++)
+    machine_expect("each", nsa_prepare(s.ctx, &problems[i], 1, observe, &w), NSA_OK, NULL);
+  const int kernels = machine_record()->compilations - before;
+  const int64_t most = w.total; /* of the first problem */
+  assert_true(kernels > most);
+  close_session(&s);
+  before += kernels;
+  w = (watch){ 0 };
+  open_session(&s, "runtime.compile_jobs=2");
+  machine_expect("all", nsa_prepare(s.ctx, problems, 3, observe, &w), NSA_OK, NULL);
+  assert_int_equal(machine_record()->compilations - before, kernels);
+  assert_int_equal(w.total, kernels);
+  assert_int_equal(w.done, kernels);
+  w = (watch){ 0 };
+  machine_expect("again", nsa_prepare(s.ctx, problems, 3, observe, &w), NSA_OK, NULL);
+  assert_int_equal(w.calls, 0);
+  nsa_destroy(s.ctx);
+  open_session(&s, "runtime.jit=never");
+  machine_expect("from disk", nsa_prepare(s.ctx, problems, 3, NULL, NULL), NSA_OK, NULL);
+  close_session(&s);
+}
+
+/* What does not succeed at once ends as it does with one problem after the other. */
+static void test_prepare_many_fails(void **state) {
+  session s = { 0 };
+  nsa_problem problems[3];
+  watch w = { .cancel_at = 1 };
+  int fds[256];
+  three_problems(problems);
+  open_session(&s, "runtime.compile_jobs=2");
+  machine_expect("cancel", nsa_prepare(s.ctx, problems, 3, observe, &w), NSA_E_CANCELLED,
+                 "cancelled after 0 of");
+  setenv("FAKE_NVRTC_BAD", "select_importance", 1);
+  machine_expect("bad kernel", nsa_prepare(s.ctx, problems, 3, NULL, NULL), NSA_E_COMPILE,
+                 "kernel select_importance for sm_90a does not compile");
+  unsetenv("FAKE_NVRTC_BAD");
+  assert_int_equal(hold_locks(s.dir, fds), 256);
+  waiter other = { .fds = fds }; /* another process compiles all */
+  machine_expect("wait", nsa_prepare(s.ctx, problems, 3, observe_waiting, &other), NSA_OK, NULL);
+  assert_int_equal(other.waits, 3);
+  close_session(&s);
+  open_session(&s, "runtime.compile_jobs=2");
+  setenv("FAKE_NVRTC_FAT", "attend_window_sm90", 1);
+  machine_record()->spills = 2; /* at once, and when it is the problem's turn */
+  machine_expect("smaller tiles", nsa_prepare(s.ctx, problems, 3, NULL, NULL), NSA_OK, NULL);
+  unsetenv("FAKE_NVRTC_FAT");
+  assert_true(machine_record()->spills <= 0);
+  machine_record()->spills = 0;
+  assert_int_equal(missing(&s), 0);
+  close_session(&s);
+  open_session(&s, "runtime.compile_jobs=2");
+  problems[1].max_tokens = -1;
+  machine_expect("bad problem", nsa_prepare(s.ctx, problems, 3, NULL, NULL), NSA_E_ARG,
+                 "max_tokens");
+  assert_int_equal(missing(&s), 0); /* of the one before it */
   close_session(&s);
 }
 
@@ -766,6 +841,8 @@ int main(void) {
     cmocka_unit_test(test_no_waiting),
     cmocka_unit_test(test_real_compiler),
     cmocka_unit_test(test_waiting),
+    cmocka_unit_test(test_prepare_many),
+    cmocka_unit_test(test_prepare_many_fails),
     cmocka_unit_test(test_images_that_do_not_load),
     cmocka_unit_test(test_policies),
     cmocka_unit_test(test_shared_kernels),

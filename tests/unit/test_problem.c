@@ -342,18 +342,19 @@ static bool splits(const char *yaml, int64_t tokens, int32_t seqs, int64_t longe
   return nsai_problem_splits(&p);
 }
 
-/* Tiles times KV heads below 66, 128 tokens at most, long contexts. */
+/* Tiles times KV heads below 66, 64 tokens at most, long contexts. */
 static void test_splits(void **state) {
-  assert_true(splits(WIDE, 128, 1, 32768, NSA_OP_PREFILL)); /* 16 tiles of 4 heads */
-  assert_false(splits(WIDE, 129, 1, 32768, NSA_OP_PREFILL));
-  assert_false(splits(WIDE, 128, 1, 32767, NSA_OP_PREFILL));
-  assert_false(splits(WIDE, 128, 1, 32768, NSA_OP_APPEND));
+  assert_true(splits(WIDE, 64, 1, 32768, NSA_OP_PREFILL)); /* 8 tiles of 4 heads */
+  assert_false(splits(WIDE, 65, 1, 32768, NSA_OP_PREFILL));
+  assert_false(splits(WIDE, 64, 1, 32767, NSA_OP_PREFILL));
+  assert_false(splits(WIDE, 64, 1, 32768, NSA_OP_APPEND));
   assert_true(splits(WIDE, 8, 1, 1, NSA_OP_DECODE));
   assert_true(splits(WIDE, 64, 8, 65536, NSA_OP_PREFILL));  /* 16 tiles: 8 and one a sequence */
   assert_false(splits(WIDE, 64, 9, 65536, NSA_OP_PREFILL)); /* 17 */
   assert_false(splits(FROM(0), 64, 1, 65536, NSA_OP_PREFILL));
-  assert_false(splits(FROM(auto), 64, 1, 65536, NSA_OP_PREFILL));
-  assert_false(splits(MODEL_64, 64, 1, 65536, NSA_OP_PREFILL));
+  assert_true(splits(FROM(auto), 64, 1, 8192, NSA_OP_PREFILL));
+  assert_true(splits(MODEL_64, 64, 1, 8192, NSA_OP_PREFILL));
+  assert_false(splits(MODEL_64, 64, 1, 8191, NSA_OP_PREFILL));
   assert_true(splits(FROM(100), 64, 1, 100, NSA_OP_PREFILL));
   assert_false(splits(FROM(100), 64, 1, 99, NSA_OP_PREFILL));
   assert_false(splits(WIDE "variants: {disable: [dense.*]}", 64, 1, 65536, NSA_OP_PREFILL));

@@ -197,7 +197,7 @@ static void check_tiles(const nsai_variant *v, const nsai_problem *p, const nsai
              p->model.heads / p->model.kv_heads, tiles->of[0], tiles->of[1], tiles->of[2],
              tiles->of[3], tiles->of[4], allowed ? "takes" : "refuses", text);
   if (reasons.count) return;
-  double cost = v->space->cost(p, t, tiles);
+  double cost = nsai_tiles_cost(v, p, t, tiles);
   assert_true(cost > 0); /* infinite, maybe; no NaN */
   check_text(&(nsai_candidate){ v, *tiles });
   seen++;
@@ -217,7 +217,7 @@ static void check_choice(const nsai_variant *v, const nsai_problem *p, const nsa
         "%s on %s, Dk %d Dv %d G %d, register fallback %d: the heuristic's choice does not fit: %s",
         v->name, t->arch, p->model.head_dim_qk, p->model.head_dim_v,
         p->model.heads / p->model.kv_heads, t->register_fallback, text);
-  assert_true(v->space->cost(p, t, &tiles) > 0);
+  assert_true(nsai_tiles_cost(v, p, t, &tiles) > 0);
 }
 
 /* A value that no range has, or a tile that the variant does not have, is refused. */

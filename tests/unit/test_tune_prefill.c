@@ -157,7 +157,6 @@ static void test_entries(void **state) {
   nsa_problem p = prefill(NSA_OVERLAP_LOW);
   char yaml[1024];
   machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
-  strncat(yaml, "thresholds: {prefill_split_from: 32768}\n", sizeof yaml - strlen(yaml) - 1);
   enter(&w);
   machine_reopen(&w.ctx, w.dir,
                  &(machine_reopening){ .yaml = yaml, .extra = "model.head_dim_qk=32" });

@@ -110,7 +110,7 @@ def block_bytes(config: Config, page_size: int, *, device: str = "cpu", dtype: s
                 cmp_dtype: str = "model") -> int:
     """Bytes of one page in one layer, the compressed entries included, for an engine's memory planner.
 
-    kv_dtype, cmp_dtype   "e4m3": raw K and V, or the compressed entries, in FP8; "model": in `dtype`
+    kv_dtype, cmp_dtype   "e4m3": raw K and V, or the compressed entries or index keys, in FP8; "model": in `dtype`
     """
     bytes_ = C.c_uint64()
     stored = {"model": _torch.NONE, "e4m3": _abi.NSA_E4M3}

@@ -153,7 +153,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
                               .tma_box_tokens = ROWS / 2 / group,
                               .tma_box_keys = KEYS,
                               .interleaved_keys = true,
-                              .compile_cost = 700 };
+                              .compile_cost = 1300 };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   nsai_constant_add(spec, "kRows", ROWS);

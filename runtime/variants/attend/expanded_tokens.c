@@ -9,28 +9,22 @@
 #define THREADS 256
 #define MIN_CTAS 4 /* of a multiprocessor; a thread holds eight loads */
 
-void nsai_legal_expanded_tokens(const nsai_problem *p, nsai_reasons *reasons) {
+void nsai_legal_expanded_tokens(const nsai_problem *p, int branch, nsai_reasons *reasons) {
+  const int64_t length = nsai_expand_length(p, branch, p->max_tokens, p->max_kv_len);
   if (p->op != NSA_OP_PREFILL || !p->kv_dtype)
     nsai_refuse(reasons,
                 "it expands raw tokens of a cache in e4m3, which problem.kv_dtype does not "
                 "ask for");
-  else if (nsai_expand_reach(p->max_tokens) < p->max_kv_len)
+  else if (nsai_expand_reach(p->max_tokens) < length)
     nsai_refuse(reasons,
-                "problem.max_tokens (%lld) new tokens are too few to expand a sequence of "
+                "problem.max_tokens (%lld) new tokens are too few to expand %lld of a sequence of "
                 "problem.max_kv_len (%lld) for",
-                (long long)p->max_tokens, (long long)p->max_kv_len);
-  else if (nsai_expand_capacity(p, NSA_SEL) < p->max_kv_len)
+                (long long)p->max_tokens, (long long)length, (long long)p->max_kv_len);
+  else if (nsai_expand_capacity(p, branch) < length)
     nsai_refuse(reasons,
-                "the raw tokens of a sequence of problem.max_kv_len (%lld) take more than "
+                "%lld raw tokens of a sequence of problem.max_kv_len (%lld) take more than "
                 "thresholds.prefill_expand_bytes (%lld) of workspace in 16 bits",
-                (long long)p->max_kv_len, (long long)p->expand_bytes);
-}
-
-nsai_problem nsai_expanded_problem(const nsai_problem *p) {
-  nsai_problem seen = *p;
-  seen.kv_dtype = seen.cmp_dtype = 0;
-  seen.page_size = 0;
-  return seen;
+                (long long)length, (long long)p->max_kv_len, (long long)p->expand_bytes);
 }
 
 void nsai_expanded_reader_add(nsai_kernel_spec *reader) {

@@ -12,12 +12,9 @@
 #include "plan/spec.h"
 #include "run/expanded.h"
 
-/* Adds a reason where raw tokens are no codes, or no call of the plan expands those of a sequence of
- * problem.max_kv_len. */
-void nsai_legal_expanded_tokens(const nsai_problem *problem, nsai_reasons *reasons);
-
-/* The problem as a kernel over expanded tokens sees it: 16 bits, and no pages. */
-nsai_problem nsai_expanded_problem(const nsai_problem *problem);
+/* Adds a reason where raw tokens are no codes, or no call of the plan expands those that a branch reads of
+ * a sequence of problem.max_kv_len. */
+void nsai_legal_expanded_tokens(const nsai_problem *problem, int branch, nsai_reasons *reasons);
 
 /* Adds to the spec of such a kernel. */
 void nsai_expanded_reader_add(nsai_kernel_spec *reader);

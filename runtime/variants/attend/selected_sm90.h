@@ -11,7 +11,6 @@
 
 extern const nsai_selected_products nsai_selected_sm90_products;
 extern const nsai_space nsai_selected_sm90_space;
-extern const nsai_space nsai_selected_expanded_space; /* over expanded tokens */
 
 bool nsai_selected_sm90_sensible(const nsai_problem *problem, const nsai_target *target);
 

@@ -73,28 +73,9 @@ const nsai_variant nsai_attend_selected_sm90_mma = {
 
 /* ---- the row that expands raw tokens first ---- */
 
-static nsai_tiles choose_expanded(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
-  const nsai_problem seen = nsai_expanded_problem(p);
-  return space.choose(&seen, t, by);
-}
-
-static void fit_expanded(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                         nsai_reasons *reasons) {
-  const nsai_problem seen = nsai_expanded_problem(p);
-  space.fit(&seen, t, s, reasons);
-}
-
-static double cost_expanded(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  const nsai_problem seen = nsai_expanded_problem(p);
-  return space.cost(&seen, t, s);
-}
-
-static const nsai_space expanded_space = { 2, NSAI_SELECTED_RANGES, choose_expanded, fit_expanded,
-                                           cost_expanded };
-
 static void legal_expanded(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   legal(p, t, reasons);
-  nsai_legal_expanded_tokens(p, reasons);
+  nsai_legal_expanded_tokens(p, NSA_SEL, reasons);
 }
 
 static void specify_expanded(const nsai_request *r, nsai_kernel_spec kernel[]) {
@@ -111,7 +92,7 @@ const nsai_variant nsai_attend_selected_expanded_sm90_mma = {
   .expands_tokens = true,
   .legal = legal_expanded,
   .sensible = sensible,
-  .space = &expanded_space,
+  .space = &space,
   .specify = specify_expanded,
   .enqueue = nsai_selected_enqueue_expanded,
 };

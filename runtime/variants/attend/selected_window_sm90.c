@@ -107,7 +107,7 @@ const nsai_variant nsai_attend_selected_window_sm90 = {
 
 static void legal_expanded(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   legal(p, t, reasons);
-  nsai_legal_expanded_tokens(p, reasons);
+  nsai_legal_expanded_tokens(p, NSA_SEL, reasons);
 }
 
 static void specify_expanded(const nsai_request *r, nsai_kernel_spec kernel[]) {
@@ -156,7 +156,7 @@ const nsai_variant nsai_attend_selected_window_expanded_sm90 = {
   .expands_tokens = true,
   .legal = legal_expanded,
   .sensible = sensible,
-  .space = &nsai_selected_expanded_space,
+  .space = &nsai_selected_sm90_space,
   .specify = specify_expanded,
   .enqueue = enqueue_expanded,
 };

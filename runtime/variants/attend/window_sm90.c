@@ -1,6 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
+#include "plan/expand.h"
 #include "variants/attend/expanded_tokens.h"
 #include "variants/attend/flash_sm90.h"
 
@@ -38,28 +39,9 @@ const nsai_variant nsai_attend_window_sm90 = {
 
 /* ---- the row that expands raw tokens first ---- */
 
-static nsai_tiles choose_expanded(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
-  const nsai_problem seen = nsai_expanded_problem(p);
-  return nsai_flash_sm90_space.choose(&seen, t, by);
-}
-
-static void fit_expanded(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                         nsai_reasons *reasons) {
-  const nsai_problem seen = nsai_expanded_problem(p);
-  nsai_flash_sm90_space.fit(&seen, t, s, reasons);
-}
-
-static double cost_expanded(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  const nsai_problem seen = nsai_expanded_problem(p);
-  return nsai_flash_sm90_space.cost(&seen, t, s);
-}
-
-static const nsai_space expanded_space = { 3, NSAI_FLASH_SM90_RANGES, choose_expanded, fit_expanded,
-                                           cost_expanded };
-
 static void legal_expanded(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   nsai_flash_sm90_legal(p, t, reasons);
-  nsai_legal_expanded_tokens(p, reasons);
+  nsai_legal_expanded_tokens(p, NSA_WIN, reasons);
 }
 
 static void specify_expanded(const nsai_request *r, nsai_kernel_spec kernel[]) {
@@ -117,7 +99,7 @@ const nsai_variant nsai_attend_window_expanded_sm90 = {
   .expands_tokens = true,
   .legal = legal_expanded,
   .sensible = nsai_flash_sm90_sensible,
-  .space = &expanded_space,
+  .space = &nsai_flash_sm90_space,
   .specify = specify_expanded,
   .enqueue = enqueue_expanded,
 };

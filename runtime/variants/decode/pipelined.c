@@ -227,7 +227,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
                               .tile_tokens = ROWS / nsai_padded_group(m),
                               .cluster = cluster > 1 ? cluster : 0,
                               .shared_bytes = shared_bytes(p, warps, cluster, kept),
-                              .compile_cost = 900 };
+                              .compile_cost = 1200 };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   nsai_blocks_add(spec, m);

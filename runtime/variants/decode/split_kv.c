@@ -199,7 +199,7 @@ static void specify_compressed(const nsai_request *r, nsai_kernel_spec *spec) {
   *spec = (nsai_kernel_spec){ .entry = "decode_split_kv_compressed",
                               .shared_bytes = scan_shared(p, r->target, r->tiles),
                               .tile_tokens = nsai_decode_tile_room(p, r->target),
-                              .compile_cost = 500 };
+                              .compile_cost = 350 };
   nsai_decode_stream_add(spec, r);
   nsai_decode_entry_codes_add(spec, p);
   nsai_constant_add(spec, "kSelectCount", pools(p) ? p->model.select_count : 0);
@@ -237,7 +237,7 @@ static void specify_select(const nsai_request *r, nsai_kernel_spec *spec) {
                               .dtype = m->dtype,
                               .threads = 32 * (many ? MANY_WARPS : FEW_WARPS),
                               .shared_bytes = many ? (uint32_t)select_shared(m, kept) : 0,
-                              .compile_cost = 450 };
+                              .compile_cost = 900 };
   nsai_decode_work_add(spec, r);
   nsai_constant_add(spec, "kSelectCount", m->select_count);
   nsai_constant_add(spec, "kSelectInit", m->select_init);
@@ -255,7 +255,7 @@ static void specify_attend(const nsai_request *r, nsai_kernel_spec *spec) {
   const nsai_problem *p = r->problem;
   *spec = (nsai_kernel_spec){ .entry = "decode_split_kv_attend",
                               .shared_bytes = attend_shared(p, r->target, r->tiles),
-                              .compile_cost = 400 };
+                              .compile_cost = 800 };
   nsai_decode_stream_add(spec, r);
   nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kRanges", p->selection == NSA_SELECT_RANGES);
@@ -281,7 +281,8 @@ static void specify_combine(const nsai_request *r, nsai_kernel_spec *spec) {
   const nsai_model *m = &r->problem->model;
   *spec = (nsai_kernel_spec){ .entry = "decode_split_kv_combine",
                               .dtype = m->dtype,
-                              .threads = COMBINE_THREADS };
+                              .threads = COMBINE_THREADS,
+                              .compile_cost = 450 };
   nsai_decode_work_add(spec, r);
   nsai_constant_add(spec, "kHeadDimV", m->head_dim_v);
   nsai_gate_add(spec, r->problem);

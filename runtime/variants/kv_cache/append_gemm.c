@@ -59,8 +59,8 @@ static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
   const nsai_model *m = &run->plan->problem.model;
   const nsa_io *io = run->io;
-  const NsaiIndexedAppend indexed = nsai_append_params(run);
-  const NsaiAppend append = indexed.normed.coded.append;
+  const NsaiIndexCodedAppend params = nsai_append_params(run);
+  const NsaiAppend append = params.indexed.normed.coded.append;
   const int64_t rows = product_rows(m, run->sizes.tokens, run->sizes.num_seqs);
   const NsaiView k_rows = nsai_buffer_view(run, form->buffer[K_CMP], m->kv_heads, m->head_dim_qk);
   const NsaiView v_rows = nsai_buffer_view(run, form->buffer[V_CMP], m->kv_heads, m->head_dim_v);
@@ -76,8 +76,7 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
                                                          .kv_heads = m->kv_heads },
                                             .scales = nsai_entry_scales(run) };
   (void)span;
-  NSAI_TRY(
-      nsai_launch(run->queue, &form->kernel[APPEND], (uint64_t)run->sizes.tokens, 1, &indexed));
+  NSAI_TRY(nsai_launch(run->queue, &form->kernel[APPEND], (uint64_t)run->sizes.tokens, 1, &params));
   NSAI_TRY(nsai_phi_enqueue(run, form, &k));
   if (!m->keys_only) NSAI_TRY(nsai_phi_enqueue(run, form, &v));
   return nsai_launch(run->queue, &form->kernel[SCATTER], (uint64_t)rows, 1, &scatter);

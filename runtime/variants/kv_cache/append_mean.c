@@ -31,11 +31,12 @@ void nsai_append_specify(const nsai_problem *p, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kRing", p->window_ring);
   nsai_constant_add(spec, "kMean", m->phi == NSAI_PHI_MEAN);
   nsai_constant_add(spec, "kRawCodes", p->kv_dtype == NSA_E4M3);
-  nsai_constant_add(spec, "kEntryCodes", p->cmp_dtype == NSA_E4M3);
+  nsai_constant_add(spec, "kEntryCodes", nsai_compresses(m) && p->cmp_dtype == NSA_E4M3);
   nsai_constant_add(spec, "kEntryDimV", m->keys_only ? 0 : m->head_dim_v);
   nsai_constant_add(spec, "kNormBlock", m->norm_block);
   nsai_constant_add(spec, "kNormStride", m->norm_stride);
   nsai_constant_add(spec, "kIndexDim", m->index_dim);
+  nsai_constant_add(spec, "kIndexCodes", m->index_dim && p->cmp_dtype == NSA_E4M3);
   nsai_append_add_cache(p, spec);
 }
 
@@ -43,11 +44,11 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_append_specify(r->problem, &kernel[APPEND]);
 }
 
-NsaiIndexedAppend nsai_append_params(const nsai_run *run) {
+NsaiIndexCodedAppend nsai_append_params(const nsai_run *run) {
   const nsai_model *m = &run->plan->problem.model;
   const nsa_kv *cache = &run->io->kv, *new_kv = &run->io->new_kv;
-  NsaiIndexedAppend indexed = { 0 };
-  NsaiNormedAppend *normed = &indexed.normed;
+  NsaiIndexCodedAppend out = { 0 };
+  NsaiNormedAppend *normed = &out.indexed.normed;
   NsaiAppend *p = &normed->coded.append;
   *p = (NsaiAppend){ .batch = nsai_cache_batch(run),
                      .slot_mapping = run->batch->slot_mapping.data,
@@ -63,14 +64,15 @@ NsaiIndexedAppend nsai_append_params(const nsai_run *run) {
   }
   if (m->phi == NSAI_PHI_MEAN) p->entries = nsai_cache_entries(cache);
   if (m->norm_block) normed->norms = nsai_cache_tensor(&run->io->k_norm);
-  if (m->by != NSAI_BY_INDEX) return indexed;
-  indexed.index = nsai_cache_tensor(&run->io->k_idx);
-  indexed.new_index = nsai_view(&run->io->new_k_idx);
-  return indexed;
+  if (m->by != NSAI_BY_INDEX) return out;
+  out.indexed.index = nsai_cache_tensor(&run->io->k_idx);
+  out.indexed.new_index = nsai_view(&run->io->new_k_idx);
+  out.scale = nsai_entry_scales(run).k;
+  return out;
 }
 
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
-  const NsaiIndexedAppend p = nsai_append_params(run);
+  const NsaiIndexCodedAppend p = nsai_append_params(run);
   (void)span;
   return nsai_launch(run->queue, &form->kernel[APPEND], (uint64_t)run->sizes.tokens, 1, &p);
 }

@@ -35,9 +35,11 @@ int32_t nsai_index_padded_heads(const nsai_model *m) {
 
 /* ---- tiles ---- */
 
-static uint32_t shared_bytes(const nsai_model *m, const nsai_tiles *s) {
+static bool reads_codes(const nsai_problem *p) { return p->cmp_dtype == NSA_E4M3; }
+
+static uint32_t shared_bytes(const nsai_problem *p, const nsai_tiles *s) {
   return (uint32_t)nsai_smem_index_scores(s->of[NSAI_TILE_STAGES], s->of[NSAI_TILE_KEYS],
-                                          m->index_dim);
+                                          nsai_row_words(reads_codes(p), p->model.index_dim));
 }
 
 static nsai_tiles tiles_of(int32_t keys, int32_t warps, int32_t stages, int32_t ctas) {
@@ -54,28 +56,28 @@ static bool is_plain(const nsai_model *m) {
 
 /* Three CTAs of four warps leave a thread 168 registers. At Di 128 that is just enough for Q and scores
  * of two m16 tiles, and not where heads or blocks are odd (NVRTC 13.0: 3 heads spilled 20 bytes, blocks
- * of 24 208). */
+ * of 24 208), or where keys are codes, whose fragments take more. */
 static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   *by = NSAI_BY_DEFAULT;
   if (t->register_fallback) return tiles_of(32, 4, 2, 1);
   if (p->model.index_dim > 128) return tiles_of(32, 4, 3, 2);
   const nsai_tiles three = tiles_of(64, 4, 3, 3);
-  const bool fits = p->model.index_dim <= 96 || is_plain(&p->model);
-  return fits && nsai_holds_ctas(t, shared_bytes(&p->model, &three), 3) ? three
-                                                                        : tiles_of(64, 4, 3, 2);
+  const bool fits = p->model.index_dim <= 96 || (is_plain(&p->model) && !reads_codes(p));
+  return fits && nsai_holds_ctas(t, shared_bytes(p, &three), 3) ? three : tiles_of(64, 4, 3, 2);
 }
 
 static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                 nsai_reasons *reasons) {
-  nsai_fit_shared(t, shared_bytes(&p->model, s), reasons);
+  nsai_fit_shared(t, shared_bytes(p, s), reasons);
 }
 
 /* Q of two m16 tiles and their scores of 32 keys, and what else the loop holds. */
 static double cost(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   const int32_t warps = s->of[NSAI_TILE_WARPS], ctas = s->of[NSAI_TILE_CTAS];
-  const int32_t registers = nsai_padded_dim(p->model.index_dim) / 2 + 32 + 56;
+  const int32_t registers =
+      nsai_padded_dim(p->model.index_dim) / 2 + 32 + 56 + (reads_codes(p) ? 12 : 0);
   if (registers > nsai_register_limit(32 * warps * ctas) ||
-      !nsai_holds_ctas(t, shared_bytes(&p->model, s), ctas))
+      !nsai_holds_ctas(t, shared_bytes(p, s), ctas))
     return INFINITY;
   return 1 + 6.0 / (s->of[NSAI_TILE_KEYS] * (s->of[NSAI_TILE_STAGES] - 1)) +
          (warps * ctas < 8 ? 0.3 : 0);
@@ -104,13 +106,15 @@ static int32_t step_rows(const nsai_problem *p) {
 }
 
 /* Few rows leave most warps of a CTA without any. Instead CTAs of a warp or two each take keys of their
- * own, as many as have 200 KB on their way: HBM is the bound. (A guess.) */
+ * own, as many as have 200 KB on their way: HBM is the bound. Codes are half the bytes, so that tiles of
+ * them have twice as many keys. (Guesses.) */
 nsai_tiles nsai_index_step_tiles(const nsai_problem *p, const nsai_target *t) {
   const int32_t rows = step_rows(p);
   if (rows == 128 || t->register_fallback) return nsai_index_scores_tiles(p, t);
+  const int32_t keys = reads_codes(p) && p->model.index_dim <= 128 ? 64 : 32;
   for (int32_t ctas = rows == 32 ? 8 : 4; ctas > 1; ctas--) {
-    const nsai_tiles tiles = tiles_of(32, rows / 32, 3, ctas);
-    if (nsai_holds_ctas(t, shared_bytes(&p->model, &tiles), ctas)) return tiles;
+    const nsai_tiles tiles = tiles_of(keys, rows / 32, 3, ctas);
+    if (nsai_holds_ctas(t, shared_bytes(p, &tiles), ctas)) return tiles;
   }
   return tiles_of(32, rows / 32, 2, 1);
 }
@@ -138,7 +142,7 @@ void nsai_index_scores_specify(const nsai_problem *p, const nsai_tiles *s, bool 
   *spec = (nsai_kernel_spec){ .entry = "select_index_scores",
                               .dtype = m->dtype,
                               .threads = 32 * warps,
-                              .shared_bytes = shared_bytes(m, s),
+                              .shared_bytes = shared_bytes(p, s),
                               .tile_tokens = rows / nsai_index_padded_heads(m),
                               .compile_cost = 300 };
   nsai_index_rows_add(spec, p);
@@ -150,7 +154,7 @@ void nsai_index_scores_specify(const nsai_problem *p, const nsai_tiles *s, bool 
   nsai_constant_add(spec, "kProbe", probe);
   nsai_constant_add(spec, "kStep", nsai_ranks_by_step(p));
   nsai_constant_add(spec, "kCountReads", p->count_reads && !probe);
-  nsai_codes_add(spec, 0); /* index keys never are codes */
+  nsai_codes_add(spec, p->cmp_dtype);
 }
 
 /* ---- the row ---- */

@@ -2,15 +2,23 @@
  * SPDX-License-Identifier: MIT
  *
  * index_scores_sm90. Probed rows are few: the portable kernel serves them.
+ *
+ * Keys of a cache in codes are expanded to the workspace once a call, as every tile of queries reads
+ * them. In calls where that is not worth it, or which have more than there is room for, the portable
+ * kernel reads the codes.
  */
+#include "base/math.h"
 #include "driver/tensor_map.h"
+#include "params/kv_cache.h"
 #include "plan/context.h"
+#include "plan/expand.h"
 #include "variants/select/importance.h"
 #include "variants/select/index_scores.h"
 
 #include <string.h>
 
-enum { SCORES, PROBE, KERNELS };
+enum { SCORES, PROBE, EXPAND, CODES, KERNELS };
+enum { EXPANDED, BUFFERS };
 
 #define CONSUMER_ROWS 64 /* of a warpgroup: what one wgmma takes */
 
@@ -70,6 +78,64 @@ static const nsai_space space = {
   cost,
 };
 
+/* ---- keys in codes ---- */
+
+#define MOST_SEQS 65535 /* the y of a grid */
+#define EXPAND_THREADS 256
+#define EXPAND_MIN_CTAS 4 /* of a multiprocessor; a thread holds eight loads */
+
+/* Keys of all sequences that the plan has workspace for. */
+static int64_t room(const nsai_problem *p) {
+  const int64_t all = NSAI_PRODUCT(nsai_smaller(p->max_seqs, p->max_tokens), p->max_kv_len);
+  const int64_t row = NSAI_PRODUCT(p->model.index_dim, 2);
+  return nsai_smaller(nsai_smaller(all, nsai_expand_reach(p->max_tokens)), p->expand_bytes / row);
+}
+
+/* The problem of the kernel that reads expanded keys: elements, and no pages. */
+static nsai_problem expanded_problem(const nsai_problem *p) {
+  nsai_problem seen = *p;
+  seen.kv_dtype = seen.cmp_dtype = 0;
+  seen.page_size = 0;
+  return seen;
+}
+
+/* Whether a call expands its keys: the lengths are known on the device alone, so that each sequence
+ * counts as the longest. */
+static bool expands(const nsai_run *run) {
+  const nsai_problem *p = &run->plan->problem;
+  const int64_t rows = NSAI_PRODUCT(run->sizes.num_seqs, nsai_longest_sequence(run));
+  return run->sizes.num_seqs <= MOST_SEQS && rows <= room(p) && rows <= nsai_expand_reach(run->sizes.tokens);
+}
+
+static void specify_expand(const nsai_problem *p, nsai_kernel_spec *spec) {
+  *spec = (nsai_kernel_spec){ .entry = "kv_cache_expand_tokens",
+                              .dtype = p->model.dtype,
+                              .threads = EXPAND_THREADS };
+  nsai_constant_add(spec, "kHeadDimQk", p->model.index_dim);
+  nsai_constant_add(spec, "kHeadDimV", 0);
+  nsai_constant_add(spec, "kPageRows", p->page_size);
+  nsai_constant_add(spec, "kMinBlocks", EXPAND_MIN_CTAS);
+}
+
+/* Expanded keys [sequences, 1, rows, Di]. */
+static NsaiCacheTensor expanded_keys(const nsai_run *run, const nsai_form *form) {
+  const int64_t dim = run->plan->problem.model.index_dim;
+  return (NsaiCacheTensor){ nsai_buffer_at(run, form->buffer[EXPANDED]),
+                            nsai_longest_sequence(run) * dim, dim, dim };
+}
+
+static nsa_status expand(const nsai_run *run, const nsai_form *form) {
+  const int64_t longest = nsai_longest_sequence(run);
+  const NsaiExpandTokens p = { .batch = nsai_cache_batch(run),
+                               .from.k = nsai_cache_tensor(&run->io->k_idx),
+                               .to.k = expanded_keys(run, form),
+                               .kv_heads = 1,
+                               .behind = (int)longest };
+  return nsai_launch(run->queue, &form->kernel[EXPAND],
+                     (uint64_t)nsai_ceil_div(longest, NSAI_EXPANDED_TOKENS),
+                     (uint32_t)run->sizes.num_seqs, &p);
+}
+
 /* ---- the row ---- */
 
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
@@ -83,6 +149,13 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
         "model.select.block is %d: expected a multiple of 64, or 8, 16 or 32, so that blocks "
         "end with tiles of keys",
         p->model.select_block);
+  if (p->model.by == NSAI_BY_INDEX && p->cmp_dtype && room(p) < p->max_kv_len)
+    nsai_refuse(
+        reasons,
+        "it expands index keys in e4m3, and those of a sequence of problem.max_kv_len (%lld) take "
+        "more than thresholds.prefill_expand_bytes (%lld) of workspace in 16 bits, or "
+        "problem.max_tokens (%lld) new tokens are too few for them",
+        (long long)p->max_kv_len, (long long)p->expand_bytes, (long long)p->max_tokens);
 }
 
 /* With a compiler that needs more registers than any tiles leave, the portable kernels serve. */
@@ -92,7 +165,8 @@ static bool sensible(const nsai_problem *p, const nsai_target *t) {
 }
 
 static void specify_scores(const nsai_request *r, nsai_kernel_spec *spec) {
-  const nsai_problem *p = r->problem;
+  const nsai_problem seen = expanded_problem(r->problem);
+  const nsai_problem *p = r->problem->cmp_dtype ? &seen : r->problem;
   const int32_t rows = r->tiles->of[NSAI_TILE_ROWS], heads = nsai_index_padded_heads(&p->model);
   *spec = (nsai_kernel_spec){ .entry = "select_index_scores_sm90",
                               .dtype = p->model.dtype,
@@ -110,13 +184,23 @@ static void specify_scores(const nsai_request *r, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kMinBlocks", 1);
   nsai_constant_add(spec, "kProbe", false);
   nsai_constant_add(spec, "kCountReads", false);
+  if (r->problem->cmp_dtype) nsai_constant_add(spec, "kScaled", true);
 }
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   const nsai_problem *p = r->problem;
-  const nsai_tiles probe = nsai_index_scores_tiles(p, r->target);
+  const nsai_tiles portable = nsai_index_scores_tiles(p, r->target);
   if (nsai_index_ranks(p)) specify_scores(r, &kernel[SCORES]);
-  if (p->max_probe_rows) nsai_index_scores_specify(p, &probe, true, &kernel[PROBE]);
+  if (p->max_probe_rows) nsai_index_scores_specify(p, &portable, true, &kernel[PROBE]);
+  if (!nsai_index_ranks(p) || !p->cmp_dtype) return;
+  specify_expand(p, &kernel[EXPAND]);
+  nsai_index_scores_specify(p, &portable, false, &kernel[CODES]);
+}
+
+static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
+                      nsai_form_sizes *out) {
+  if (kernel[EXPAND].entry)
+    out->bytes[EXPANDED] = NSAI_PRODUCT(room(r->problem), r->problem->model.index_dim, 2);
 }
 
 /* ---- launches ---- */
@@ -137,17 +221,19 @@ static nsa_status map_keys(const nsai_run *run, const nsai_kernel *kernel, const
   return nsai_tensor_map(run->driver, &k, map);
 }
 
-static nsa_status map_pages(const nsai_run *run, const nsai_kernel *kernel, NsaiTensorMap *map) {
+static nsa_status map_pages(const nsai_run *run, const nsai_kernel *kernel, const nsai_form *form,
+                            bool expanded, NsaiTensorMap *map) {
   const nsai_problem *p = &run->plan->problem;
   const nsa_tensor *t = &run->io->k_idx;
+  const int page_rows = expanded ? 0 : (int)p->page_size;
   nsai_boxed_pages k = { .name = "k_idx",
-                         .view = nsai_cache_tensor(t),
-                         .pages = t->shape[0],
-                         .page_rows = t->shape[1],
+                         .view = expanded ? expanded_keys(run, form) : nsai_cache_tensor(t),
+                         .pages = expanded ? run->sizes.num_seqs : t->shape[0],
+                         .page_rows = expanded ? nsai_longest_sequence(run) : t->shape[1],
                          .heads = 1,
                          .dim = p->model.index_dim,
                          .dtype = p->model.dtype,
-                         .box_rows = nsai_list_box_rows((int)p->page_size, kernel->tma_box_keys) };
+                         .box_rows = nsai_list_box_rows(page_rows, kernel->tma_box_keys) };
   k.view.head_stride = p->model.index_dim;
   return nsai_tensor_map_pages(run->driver, &k, map);
 }
@@ -166,8 +252,9 @@ static nsa_status map_queries(const nsai_run *run, const nsai_kernel *kernel, co
   return nsai_tensor_map(run->driver, &boxed, map);
 }
 
-static nsa_status launch_scores(const nsai_run *run, const nsai_kernel *kernel,
-                                const nsai_span *span) {
+static nsa_status launch_scores(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
+  const nsai_kernel *kernel = &form->kernel[SCORES];
+  const bool expanded = run->plan->problem.cmp_dtype;
   const NsaiImportance p = nsai_index_scores_params(run, span);
   const uint64_t grid =
       (uint64_t)(nsai_span_tiles(run, kernel, span->token_begin, span->token_end) * p.kv_heads);
@@ -175,9 +262,14 @@ static nsa_status launch_scores(const nsai_run *run, const nsai_kernel *kernel,
   if (nsai_problem_is_cached(&run->plan->problem)) {
     NsaiCachedIndexScoresTma cached = { .packed = p,
                                         .batch = nsai_cache_batch(run),
-                                        .pages = (int)run->io->k_idx.shape[0] };
+                                        .pages = (int)run->io->k_idx.shape[0],
+                                        .k_scale = nsai_entry_scales(run).k.data };
+    if (expanded) { /* a sequence lies in the row of its number */
+      cached.batch.slots = NULL;
+      cached.pages = run->sizes.num_seqs;
+    }
     NSAI_TRY(map_queries(run, kernel, &p.q, &cached.q));
-    NSAI_TRY(map_pages(run, kernel, &cached.k));
+    NSAI_TRY(map_pages(run, kernel, form, expanded, &cached.k));
     return nsai_launch(run->queue, kernel, grid, splits, &cached);
   }
   NsaiIndexScoresTma packed = { .packed = p };
@@ -189,7 +281,11 @@ static nsa_status launch_scores(const nsai_run *run, const nsai_kernel *kernel,
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
   if (span->prepare) return NSA_OK;
   if (span->probe) return nsai_index_probe_enqueue(run, &form->kernel[PROBE]);
-  return launch_scores(run, &form->kernel[SCORES], span);
+  if (run->plan->problem.cmp_dtype) {
+    if (!expands(run)) return nsai_index_scores_enqueue(run, &form->kernel[CODES], span);
+    if (span->token_begin == 0) NSAI_TRY(expand(run, form)); /* the first of the chunks of tokens */
+  }
+  return launch_scores(run, form, span);
 }
 
 const nsai_variant nsai_index_scores_sm90 = {
@@ -197,11 +293,13 @@ const nsai_variant nsai_index_scores_sm90 = {
   .stage = NSAI_STAGE_IMPORTANCE,
   .why = "the greatest index score of each block, wgmma and tensor maps",
   .kernels = KERNELS,
+  .buffers = BUFFERS,
   .takes_codes = true,
   .stands_alone = true,
   .legal = legal,
   .sensible = sensible,
   .space = &space,
   .specify = specify,
+  .workspace = workspace,
   .enqueue = enqueue,
 };

@@ -48,7 +48,7 @@ static uint8_t code_of(float x) {
 
 static bool has_codes(const chk_cache_options *o, int what) {
   if (what < CHK_CACHE_K_IDX) return o->kv_codes;
-  return o->cmp_codes && (what == CHK_CACHE_K_CMP || what == CHK_CACHE_V_CMP);
+  return o->cmp_codes && what <= CHK_CACHE_V_CMP;
 }
 
 int32_t chk_cache_dtype(const chk_cache_options *o, int what) {
@@ -63,7 +63,8 @@ static float random_scale(chk_scenario *sc) {
 
 static nsa_status make_scale(chk_scenario *sc, int what) {
   const int to = CHK_CACHE_SCALES + what;
-  const int64_t heads = sc->options.head_scales ? sc->options.model.kv_heads : 1;
+  const bool shared = !sc->options.head_scales || what == CHK_CACHE_K_IDX;
+  const int64_t heads = shared ? 1 : sc->options.model.kv_heads;
   NSAI_TRY(chk_cache_make(sc, to, NSA_F32, 1, &heads));
   for (int64_t i = 0; i < heads; i++) ((float *)(void *)sc->tensor[to].host)[i] = random_scale(sc);
   return chk_cache_upload(sc, to);
@@ -71,7 +72,7 @@ static nsa_status make_scale(chk_scenario *sc, int what) {
 
 nsa_status chk_cache_make_scales(chk_scenario *sc) {
   for (int what = CHK_CACHE_K; what <= CHK_CACHE_V_CMP; what++) {
-    const bool entries = what >= CHK_CACHE_K_CMP;
+    const bool entries = what >= CHK_CACHE_K_IDX;
     if (!sc->tensor[what].host || !has_codes(&sc->options, what)) continue;
     if (sc->options.scales == CHK_CACHE_SCALES_NONE) continue;
     if (entries && sc->options.scales == CHK_CACHE_SCALES_RAW) continue;
@@ -94,6 +95,7 @@ void chk_cache_add_scales(const chk_scenario *sc, nsa_io *io) {
     io->k_scale[pair] = chk_cache_view(sc, CHK_CACHE_SCALES + CHK_CACHE_K + pair, true);
     io->v_scale[pair] = chk_cache_view(sc, CHK_CACHE_SCALES + CHK_CACHE_V + pair, true);
   }
+  io->k_idx_scale = chk_cache_view(sc, CHK_CACHE_SCALES + CHK_CACHE_K_IDX, true);
   io->k_cmp_scale = chk_cache_view(sc, CHK_CACHE_SCALES + CHK_CACHE_K_CMP, true);
   io->v_cmp_scale = chk_cache_view(sc, CHK_CACHE_SCALES + CHK_CACHE_V_CMP, true);
 }
@@ -175,9 +177,10 @@ double chk_cache_entry_error(const chk_scenario *sc, int what, int64_t at, doubl
 }
 
 void chk_cache_round_rows(const chk_scenario *sc, int what, uint8_t *rows, int64_t count) {
-  const int cache = what - CHK_CACHE_FRESH_K + CHK_CACHE_K; /* FRESH_V follows as V does */
+  /* FRESH_V and FRESH_INDEX follow as V and K_IDX do. */
+  const int cache = what - CHK_CACHE_FRESH_K + CHK_CACHE_K;
   const nsa_tensor *t = &sc->tensor[what].view;
-  if (!sc->options.kv_codes || what >= CHK_CACHE_FRESH_INDEX) return;
+  if (what > CHK_CACHE_FRESH_INDEX || !has_codes(&sc->options, cache)) return;
   for (int64_t i = 0; i < count * t->stride[0]; i++) {
     const int64_t head = i % t->stride[0] / t->stride[1];
     const uint8_t code = encode(sc, cache, head, load(t->dtype, rows, i));

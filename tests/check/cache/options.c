@@ -123,14 +123,19 @@ static int32_t fit_page(const nsai_model *g, int32_t page_size) {
   return page_size > 0 && page_size % stride ? NSA_NONE : page_size;
 }
 
-static void make_random(uint64_t seed, uint64_t model, int32_t longest, chk_cache_options *out) {
+/* Whether the scenario has a model that it does not draw. */
+static bool has_model(const chk_cache_case *c) { return c->model || c->given; }
+
+static void make_random(const chk_cache_case *c, chk_cache_options *out) {
   static const int32_t pages[] = { NSA_NONE, 16, 32, 64, 64, 128 };
   static const int32_t q_lens[] = { 1, 1, 2, 4, 5, 16 };
-  uint64_t random = (seed ^ model << 32) * 0x2545f4914f6cdd1dull + 1;
+  const int32_t longest = c->longest;
+  uint64_t random = (c->seed ^ c->model << 32) * 0x2545f4914f6cdd1dull + 1;
   memset(out, 0, sizeof *out);
-  out->seed = seed;
+  out->seed = c->seed;
   random_model(&random, &out->model);
-  if (model) chk_model_random(model, &out->model);
+  if (c->model) chk_model_random(c->model, &out->model);
+  if (c->given) out->model = *c->given;
   out->page_size = fit_page(&out->model, PICK(&random, pages));
   out->hnd = next(&random) % 2;
   out->lists = out->page_size > 0 && next(&random) % 2;
@@ -149,7 +154,7 @@ static void make_random(uint64_t seed, uint64_t model, int32_t longest, chk_cach
   out->masks = !out->graph && next(&random) % 4 == 0;
   choose_lists(&random, out);
   out->counted = next(&random) % 2;
-  if (model) return;
+  if (has_model(c)) return;
   if (next(&random) % 5 == 0) out->model.gate = NSAI_GATE_MLP;
   bool takes_long = longest >= LONG_FROM, is_long = takes_long && next(&random) % 20 == 0;
   if (is_long)
@@ -205,7 +210,8 @@ static void make_split(bool given, chk_cache_options *out) {
     g->kv_heads = g->kv_heads < 2 ? g->kv_heads : 2;
     g->heads = g->kv_heads * (group < 16 ? group : 16);
   }
-  g->phi = NSAI_PHI_MEAN; /* products of other shapes may round differently */
+  if (nsai_compresses(g))
+    g->phi = NSAI_PHI_MEAN; /* products of other shapes may round differently */
   if (out->seqs > 3) out->seqs = 3;
   out->masks = out->probed = out->graph = false;
   out->selection = NSA_SELECT_TOPN;
@@ -308,27 +314,29 @@ static void make_codes(chk_cache_codes codes, chk_cache_options *out) {
   if (codes == CHK_CACHE_CODES_ANY) codes = (chk_cache_codes)(next(&random) % CHK_CACHE_CODES_ANY);
   if (codes == CHK_CACHE_CODES_NONE) return;
   out->kv_codes = codes != CHK_CACHE_CODES_CMP;
-  out->cmp_codes = codes != CHK_CACHE_CODES_KV && nsai_compresses(g);
+  const bool index = g->by == NSAI_BY_INDEX;
+  out->cmp_codes = codes != CHK_CACHE_CODES_KV && (nsai_compresses(g) || index);
   out->head_scales = next(&random) % 2;
   out->scales = (chk_cache_scales)(next(&random) % 3);
   g->head_dim_qk = (int32_t)nsai_round_up(g->head_dim_qk, NSAI_CODES_DIM_STEP);
   g->head_dim_v = (int32_t)nsai_round_up(g->head_dim_v, NSAI_CODES_DIM_STEP);
+  if (index) g->index_dim = (int32_t)nsai_round_up(g->index_dim, NSAI_CODES_DIM_STEP);
 }
 
 void chk_cache_options_make(const chk_cache_case *c, chk_cache_options *out) {
   const int32_t op = c->kind == CHK_CACHE_PREFILL ? NSA_OP_PREFILL : NSA_OP_DECODE;
-  make_random(c->seed, c->model, c->longest, out);
+  make_random(c, out);
   if (c->searched) make_searched(out);
   if (c->kind == CHK_CACHE_SOAK)
     make_soak(out, c->longest);
   else if (c->large)
     make_large(op, out);
   else if (c->kind == CHK_CACHE_SPLIT)
-    make_split(c->model > 0, out);
+    make_split(has_model(c), out);
   else if (c->kind == CHK_CACHE_PREFILL)
     make_prefill(out);
-  if (!c->model) make_ranking(out);
-  if (!c->model) make_index(out);
+  if (!has_model(c)) make_ranking(out);
+  if (!has_model(c)) make_index(out);
   make_codes(c->codes, out);
   out->spread = c->spread;
   out->force = c->force;
@@ -342,6 +350,7 @@ chk_cache_kind chk_cache_case_kind(const chk_cache_case *c) {
     return (c->seed - 1) / LARGE_SCENARIOS / 2 % 2 ? CHK_CACHE_PREFILL : CHK_CACHE_DECODE;
   nsai_model model = { .phi = NSAI_PHI_MEAN };
   if (c->model) chk_model_random(c->model, &model);
+  if (c->given) model = *c->given;
   if (c->seed % 7 == 0 && model.phi == NSAI_PHI_MEAN) return CHK_CACHE_SPLIT;
   return c->seed % 2 == 0 ? CHK_CACHE_PREFILL : CHK_CACHE_DECODE;
 }
@@ -371,7 +380,8 @@ void chk_cache_options_print(const chk_cache_options *o, FILE *out) {
           : o->selection == NSA_SELECT_BLOCKS ? " blocks"
                                               : " ranges",
           o->probed ? " probed" : "", o->masks ? " masks" : "", o->counted ? " counted" : "",
-          o->kv_codes ? " e4m3" : "", o->cmp_codes ? " entries e4m3" : "",
+          o->kv_codes ? " e4m3" : "",
+          !o->cmp_codes ? "" : g->by == NSAI_BY_INDEX ? " keys e4m3" : " entries e4m3",
           o->head_scales ? " head scales" : "", scales_names[o->scales], (double)o->softmax_scale,
           o->seqs, o->max_q_len, o->max_kv_len);
 }

@@ -43,15 +43,17 @@ extern const char *const chk_cache_codes_names[];
 typedef struct chk_cache_case {
   chk_cache_kind kind;
   uint64_t seed;
-  uint64_t model;            /* of chk_model_random; 0: the scenario draws one */
-  int32_t longest;           /* approximate length of the longest sequences, in tokens */
-  int64_t steps;             /* -1: the scenario's default; a soak requires a number */
-  int64_t every;             /* number of soak steps between two checks */
-  int32_t repeats;           /* repetitions of a step on a GPU; -1: the scenario's default */
-  bool searched;             /* many blocks to select from, with some thousands of tokens */
-  bool large;                /* hundreds of sequences, or up to 2^20 tokens */
-  bool spread;               /* pages far apart in memory */
-  chk_cache_codes codes;     /* with any, head dims are rounded up to multiples of 16 */
+  uint64_t model; /* of chk_model_random; 0: another one */
+  const nsai_model
+      *given;            /* the model, which the text does not tell; NULL: the scenario draws one */
+  int32_t longest;       /* approximate length of the longest sequences, in tokens */
+  int64_t steps;         /* -1: the scenario's default; a soak requires a number */
+  int64_t every;         /* number of soak steps between two checks */
+  int32_t repeats;       /* repetitions of a step on a GPU; -1: the scenario's default */
+  bool searched;         /* many blocks to select from, with some thousands of tokens */
+  bool large;            /* hundreds of sequences, or up to 2^20 tokens */
+  bool spread;           /* pages far apart in memory */
+  chk_cache_codes codes; /* with any, head dims are rounded up to multiples of 16 */
   const nsai_variant *force; /* a row of the table that must run; NULL: the library chooses */
 } chk_cache_case;
 
@@ -107,7 +109,7 @@ typedef struct chk_cache_options {
   bool masks;                /* steps run only some of the branches */
   bool counted;              /* decode steps count what they read */
   const nsai_variant *force; /* on the GPU; NULL: the library chooses */
-  bool kv_codes, cmp_codes;  /* raw pairs and entries in e4m3 */
+  bool kv_codes, cmp_codes;  /* raw pairs, and entries or index keys, in e4m3 */
   bool head_scales;          /* a scale for each KV head */
   chk_cache_scales scales;
   /* the GPU's pages are more than 2^31 elements apart: 4.3 GB per tensor, up to eight tensors */

@@ -79,7 +79,7 @@ static expected_reads index_read(const chk_scenario *sc, int s, int32_t head, bo
   expected_reads sum = { 0 };
   if (head || (sc->device->driver ? !selects : !ranks)) return sum;
   add_reads(&sum, scores ? blocks_read(sc, s, scores->tile_tokens, 1, 1) : sc->len[s],
-            2 * sc->options.model.index_dim);
+            element_bytes(sc, CHK_CACHE_K_IDX) * sc->options.model.index_dim);
   return sum;
 }
 

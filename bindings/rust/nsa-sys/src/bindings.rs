@@ -367,6 +367,7 @@ pub struct nsa_io {
     pub index_q: nsa_tensor,
     pub k_idx: nsa_tensor,
     pub new_k_idx: nsa_tensor,
+    pub k_idx_scale: nsa_tensor,
 }
 extern "C" {
     pub fn nsa_forward(

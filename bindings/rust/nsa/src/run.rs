@@ -247,6 +247,8 @@ impl<'a> Io<'a> {
         k_idx: TensorMut => k_idx;
         /// Index keys of an append's new tokens.
         new_k_idx: Tensor => new_k_idx;
+        /// The scale of index keys in `E4m3`, f32 [1].
+        k_idx_scale: Tensor => k_idx_scale;
         /// Gates or their logits.
         gates: Tensor => gate.value;
         /// The features of a gate MLP.
