@@ -27,6 +27,10 @@ typedef struct nsapy_run_args {
   float scale;
   int32_t workspace_align;
   int32_t tensors; /* their number, and that of offsets */
+  /* Of PyTorch's door: its table of DLPack functions, and where tensor i belongs in nsapy_frame. */
+  const void *exchange;
+  const nsa_plan *plan;
+  const int32_t *offsets;
 } nsapy_run_args;
 
 static inline void nsapy_set_workspace(void *data, uint64_t bytes, uint32_t align, nsa_exec *exec) {

@@ -51,7 +51,7 @@ class Frame(C.Structure):
 class RunArgs(C.Structure):
     _fields_ = [("call", C.c_int32), ("num_seqs", C.c_int32), ("branches", C.c_uint32), ("accumulate", C.c_uint32),
                 ("scale", C.c_float), ("workspace_align", C.c_int32),
-                ("tensors", C.c_int32)]
+                ("tensors", C.c_int32), ("exchange", C.c_void_p), ("plan", C.c_void_p), ("offsets", C.POINTER(C.c_int32))]
 
 
 FORWARD, DENSE, BACKWARD, APPEND, DECODE, PREFILL = range(6)
@@ -77,8 +77,8 @@ def load():
         function.restype, function.argtypes = result, parameters
     shim.nsapy_frame_size.restype, shim.nsapy_frame_size.argtypes = C.c_size_t, []
     shim.nsapy_run.restype = C.c_int32
-    shim.nsapy_run.argtypes = [C.c_void_p, C.c_void_p, C.POINTER(RunArgs), C.POINTER(C.c_int32), C.py_object]
-    if shim.nsapy_frame_size() != C.sizeof(Frame):
+    shim.nsapy_run.argtypes = [C.c_void_p, C.py_object]
+    if shim.nsapy_frame_size() != C.sizeof(Frame) + C.sizeof(RunArgs):
         raise ImportError(f"{path} is of another version than the Python modules in {HERE}")
     return lib, shim
 

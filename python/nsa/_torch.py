@@ -48,27 +48,27 @@ if CODES is not None:
 class Run:
     """How to run a plan: the order of its tensors and what the shim needs."""
 
-    __slots__ = "plan", "args", "args_ref", "offsets", "room", "outputs", "handle", "inputs", "few"
+    __slots__ = "plan", "args", "address", "offsets", "room", "outputs", "handle", "inputs", "few"
 
     def __init__(self, call, plan, names, num_seqs, scale, inputs, branches=0):
         self.plan, self.room, self.handle = plan, plan.room, plan.handle
         self.inputs = inputs  # the first ones, of which copies may be passed
-        self.args = RunArgs(call=call, num_seqs=num_seqs, scale=scale, workspace_align=plan.align, branches=branches,
-                            tensors=len(names))
-        self.args_ref = C.byref(self.args)
         self.offsets = (C.c_int32 * len(names))(*[OFFSETS[name] for name in names])
-        self.outputs, self.few = None, False
+        self.args = RunArgs(call=call, num_seqs=num_seqs, scale=scale, workspace_align=plan.align, branches=branches,
+                            tensors=len(names), exchange=EXCHANGE, plan=plan.handle, offsets=self.offsets)
+        self.address = C.addressof(self.args)
+        self.outputs = None
+        self.few = False  # of a forward: it has q, k, v, gates, and no output that is saved
 
     def __call__(self, tensors):
         """tensors: a tuple in the order of the names. The caller holds them until the call returns."""
-        status = _nsapy_run(EXCHANGE, self.handle, self.args_ref, self.offsets, tensors)
+        status = _nsapy_run(self.address, tensors)
         if status:
             self.recover(status, tensors)
 
     def recover(self, status, tensors):
         """Layouts are looked at only when the library has refused one: most calls have none to refuse."""
-        call = self.without_exchange if status == NO_EXCHANGE else lambda tensors: _nsapy_run(
-            EXCHANGE, self.handle, self.args_ref, self.offsets, tensors)
+        call = self.without_exchange if status == NO_EXCHANGE else lambda tensors: _nsapy_run(self.address, tensors)
         if status == NO_EXCHANGE:
             status = call(tensors)
         if status in (_abi.NSA_E_ARG, _abi.NSA_E_UNSUPPORTED):

@@ -234,7 +234,7 @@ def _cache_problem(op: int, cache: Dict[str, Array], batch: Dict[str, Array], ma
     paged = "block_table" in batch or "page_indptr" in batch or "page_indices" in batch
     stored = lambda name: _abi.NSA_E4M3 if name in cache and cache[name].dtype == CODES else NONE
     return cache_problem(op, cache["k0"].shape, paged, batch["kv_len"].shape[0], max_kv, tokens, max_q, stored("k0"),
-                         stored("k_cmp"))
+                         stored("k_idx" if "k_idx" in cache else "k_cmp"))
 
 
 def append(cache: Dict[str, Array], k: KV, v: KV, *, config: Config, kv_len: Array, max_kv: int,

@@ -46,7 +46,7 @@ def main():
         """Describes all tensors and calls nothing: the library has no call of this number."""
 
         def __call__(self, tensors):
-            nsa._torch.shim.nsapy_run(nsa._torch.EXCHANGE, self.handle, self.args_ref, self.offsets, tensors)
+            nsa._torch.shim.nsapy_run(self.address, tensors)
 
     for key, run in list(nsa._torch._entries.items()):
         stub = nsa._torch._entries[key] = object.__new__(Stub)

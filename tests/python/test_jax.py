@@ -192,24 +192,25 @@ CACHES = {"mean": {}, "linear": dict(compress=dict(block=16, stride=8, phi="line
 
 
 def cache_of(config, rows, device, codes=None):
-    """A cache of `rows` pages of 16 tokens for nsa.append: as KVCache makes it. codes: FP8 in the place of K and V."""
-    scales = dict(k0=torch.tensor([0.0625, 0.03125]), v0=0.05) if codes else None
-    return nsa.KVCache(config, 1, rows, 16, dtype=dtype_of(device), device=device, kv_dtype=codes, scales=scales).layers[0]
+    """A cache of `rows` pages of 16 tokens for nsa.append: as KVCache makes it. codes: FP8 of K, V and index keys."""
+    scales = dict(k0=torch.tensor([0.0625, 0.03125]), v0=0.05) | (dict(k_idx=0.02) if config.index else {}) if codes else None
+    return nsa.KVCache(config, 1, rows, 16, dtype=dtype_of(device), device=device, kv_dtype=codes,
+                       cmp_dtype=codes if config.index else None, scales=scales).layers[0]
 
 
 def equal_caches(arrays, tensors):
     return sorted(arrays) == sorted(tensors) and all(same(arrays[name], tensors[name]) for name in tensors)
 
 
-@pytest.mark.parametrize("name", [*CACHES, "FP8"])
+@pytest.mark.parametrize("name", [*CACHES, "FP8", "index in FP8"])
 def test_a_cache_of_pages(name, device):
     """Prompts in chunks, then decode, of three sequences, one of them empty: the bits of torch in o and in every page."""
     if name == "infllm" and device != "cpu":
         pytest.skip("no kernel computes this model")
-    config = config_of(**CACHES.get(name, {}))
+    config = config_of(**CACHES.get(name.removesuffix(" in FP8"), {}))
     weights = phi_weights(config, device) if name == "linear" else {}
-    many, indexed = name == "per branch", name == "index"
-    cache = cache_of(config, 20, device, torch.float8_e4m3fn if name == "FP8" else None)
+    many, indexed = name == "per branch", name.startswith("index")
+    cache = cache_of(config, 20, device, torch.float8_e4m3fn if name.endswith("FP8") else None)
     arrays, weight_arrays = across(cache), across(weights)
     tables = torch.randperm(20, generator=torch.Generator().manual_seed(4)).to(device, torch.int32)[:18].view(3, 6)
     data = [inputs_of(config, 90, device, seed=s) for s in range(2)]
