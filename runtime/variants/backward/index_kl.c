@@ -26,15 +26,17 @@
 #define MOST_ROWS 64  /* of Q in a stage: their scores are 32 registers */
 #define TILE_TOKENS 16
 
-/* Sizes of backward_index_kl. */
+/* Sizes of backward_index_kl and backward_index_kl_pipelined. */
 typedef struct kl_tiles {
   bool wgmma, registers; /* registers: they hold K */
+  bool pipelined;
   int32_t keys, rows, stages;
 } kl_tiles;
 
 static uint32_t shared_bytes(const nsai_model *m, const kl_tiles *s) {
   return (uint32_t)nsai_smem_index_kl(s->wgmma, s->registers, s->keys, s->rows, s->stages,
-                                      ITEM_TOKENS, m->head_dim_qk, m->index_dim);
+                                      s->pipelined ? 2 : 1, ITEM_TOKENS, m->head_dim_qk,
+                                      m->index_dim);
 }
 
 /* K [32 keys of a warp, Dk] or, of a warpgroup's, 16; dK [16, Di], scores, and what else the loop
@@ -53,12 +55,29 @@ static int32_t round_keys(const nsai_model *m, bool wgmma) {
   return keys;
 }
 
+/* Sizes of backward_index_kl_pipelined, which takes rounds of MOST_KEYS keys, and at least two stages to
+ * a tile. False where it is of no use, or where its registers have spilled. */
+static bool choose_pipeline(const nsai_model *m, const nsai_target *t, kl_tiles *s) {
+  const int32_t all = TILE_TOKENS * nsai_padded_group(m);
+  if (t->register_fallback || m->select_block <= MOST_KEYS / 2 || all < MOST_ROWS) return false;
+  *s = (kl_tiles){ .wgmma = true,
+                   .registers = true,
+                   .pipelined = true,
+                   .keys = MOST_KEYS,
+                   .rows = all / 2 < MOST_ROWS ? all / 2 : MOST_ROWS };
+  for (s->stages = 6; s->stages > 3; s->stages--)
+    if (shared_bytes(m, s) <= nsai_backward_most_shared(true, t)) return true;
+  return false;
+}
+
 /* The first that fits: many keys, then two stages, then many rows. */
 static kl_tiles choose_tiles(const nsai_model *m, const nsai_target *t, bool wgmma) {
   const int32_t all = TILE_TOKENS * nsai_padded_group(m);
   const int32_t wide = round_keys(m, wgmma) > 32 && m->index_dim <= 128 ? MOST_ROWS : MOST_ROWS / 2;
   const int32_t most = all < wide ? all : wide, least = wgmma ? 64 : 16;
   kl_tiles s = { .wgmma = wgmma };
+  if (wgmma && choose_pipeline(m, t, &s)) return s;
+  s = (kl_tiles){ .wgmma = wgmma };
   for (s.keys = round_keys(m, wgmma); s.keys >= least; s.keys /= 2)
     for (s.stages = 2; s.stages > 0; s.stages--)
       for (s.rows = most >> t->register_fallback; s.rows >= 16; s.rows /= 2) {
@@ -72,12 +91,14 @@ static void specify_items(const nsai_request *r, bool wgmma, nsai_kernel_spec *s
   const nsai_problem *p = r->problem;
   const nsai_model *m = &p->model;
   const kl_tiles s = choose_tiles(m, r->target, wgmma);
-  *spec = (nsai_kernel_spec){ .entry = "backward_index_kl",
-                              .dtype = m->dtype,
-                              .threads = 2 * s.keys, /* 16 to a warp */
-                              .shared_bytes = shared_bytes(m, &s),
-                              .tile_tokens = ITEM_TOKENS,
-                              .compile_cost = 700 };
+  *spec =
+      (nsai_kernel_spec){ .entry =
+                              s.pipelined ? "backward_index_kl_pipelined" : "backward_index_kl",
+                          .dtype = m->dtype,
+                          .threads = 2 * s.keys + (s.pipelined ? 128 : 0), /* 16 keys to a warp */
+                          .shared_bytes = shared_bytes(m, &s),
+                          .tile_tokens = ITEM_TOKENS,
+                          .compile_cost = 700 };
   nsai_group_add(spec, p);
   nsai_constant_add(spec, "kHeadDimQk", m->head_dim_qk);
   nsai_constant_add(spec, "kIndexDim", m->index_dim);
@@ -85,6 +106,7 @@ static void specify_items(const nsai_request *r, bool wgmma, nsai_kernel_spec *s
   nsai_constant_add(spec, "kKeys", s.keys);
   nsai_constant_add(spec, "kRows", s.rows);
   nsai_constant_add(spec, "kStages", s.stages);
+  nsai_constant_add(spec, "kMeans", s.pipelined ? 2 : 1);
   nsai_constant_add(spec, "kWarps", s.keys / 16);
   nsai_constant_add(spec, "kWgmma", s.wgmma);
   nsai_constant_add(spec, "kKeyRegisters", s.registers);
