@@ -45,48 +45,115 @@ template <class Base> struct TeacherConfig : Base {
                 "a stage is copied while another is multiplied and a third summed");
 };
 
+// The copies of query rows: each thread has the same chunks of the same rows of every stage. What of
+// their addresses does not depend on the token is computed once.
+//
+// Rows of no token are copies of the last token's, and those of no head of the last head's: an LSE of
+// +inf makes their P 0.
+template <class Config> struct RowCopies {
+  using F = IndexKlTraits<Config>;
+  using Lanes = CopyLanes<typename F::Q, kTeacherThreads>;
+  static constexpr int kGroup = Config::kGroupPadded, kPass = Lanes::kPass;
+  static_assert(kPass % kGroup == 0 || kGroup % kPass == 0, "heads repeat, or rows do");
+  static_assert(Config::kRows % kPass == 0 && kPass % 8 == 0,
+                "passes are whole, and their swizzle is");
+  static_assert(Config::kRows <= kTeacherThreads, "one LSE per thread");
+  const NsaiIndexKl &p;
+  const u32 *sEntries; // [tiles * kTokens]
+  int count, row;      // of the first pass
+  u32 to;              // its chunk of stage 0
+  const u16 *gChunk;   // of row 0 of q
+  const float *gLse;   // of row 0, of the row threadIdx.x
+
+  NSAI_DEVICE RowCopies(const NsaiIndexKl &p, const IndexItem &at, const u32 *sEntries, u32 base)
+      : p(p), sEntries(sEntries), count(at.item.count), row(Lanes::row(threadIdx.x)) {
+    const int chunk = Lanes::chunk(threadIdx.x), head = (p.head_begin + at.head) * Config::kGroup;
+    to = F::q(base, 0) + F::Q::offset(row, chunk);
+    gChunk = (const u16 *)p.q.data + head * p.q.head_stride + chunk * 8;
+    gLse = p.lse + head * p.lse_head_stride;
+  }
+
+  NSAI_DEVICE long long token(int i) const { return IndexItem::token(p, sEntries[i]); }
+
+  // Starts the copies of a part of a tile to a pipeline stage. Returns the LSE of row threadIdx.x.
+  NSAI_DEVICE float start(int tile, int part, int stage) const {
+    const int first = tile * F::kTokens;
+    const u32 sRows = to + stage * F::Q::kBytes;
+#pragma unroll
+    for (int pass = 0; pass < Config::kRows / kPass; ++pass) {
+      const int from_row = part * Config::kRows + pass * kPass; // of the tile
+      const int head = min(from_row % kGroup + row % kGroup, Config::kGroup - 1);
+      const u16 *from = gChunk + head * p.q.head_stride +
+                        token(first + from_row / kGroup + row / kGroup) * p.q.token_stride;
+#pragma unroll
+      for (int c = 0; c < F::Q::kChunks; c += Lanes::kLanes) {
+        const int chunk = c + Lanes::chunk(threadIdx.x);
+        if (c + Lanes::kLanes <= F::Q::kChunks || chunk < F::Q::kChunks)
+          copy_async_16(sRows + F::Q::offset(pass * kPass, c), from + c * 8,
+                        chunk * 8 < Config::kHeadDimQk);
+      }
+    }
+    const int at_row = part * Config::kRows + threadIdx.x, entry = first + at_row / kGroup;
+    if (threadIdx.x >= Config::kRows || entry >= count || at_row % kGroup >= Config::kGroup)
+      return kPlusInf;
+    return gLse[token(entry) * p.lse_token_stride + at_row % kGroup * p.lse_head_stride];
+  }
+  // Stores what start() has returned, when a step between has hidden the load.
+  NSAI_DEVICE void finish(u32 base, int stage, float lse) const {
+    if (threadIdx.x < Config::kRows)
+      store_shared_word(base + F::kSLse + stage * (4 * Config::kRows) + 4 * threadIdx.x,
+                        __float_as_uint(fmaf(lse, kLog2e, -p.teacher_shift)));
+  }
+};
+
 // Pm of a round's tiles.
 template <class Config>
 NSAI_DEVICE void teach(const NsaiIndexKl &p, const IndexItem &at, const u32 *sEntries, int first,
                        u32 base) {
   using F = IndexKlTraits<Config>;
-  constexpr int kAhead = Config::kStages - 2; // of the copies, before two stages that are in use
-
-  const TokenStages<Config> stages = { p, at, sEntries, first, base };
-  const int count = stages.count();
-  auto copy = [&](int n, StageWords<Config> &words) {
-    if (n < count) stages.start_rows(n, words);
+  constexpr int kParts = F::kParts, kStages = Config::kStages;
+  constexpr int kAhead = kStages - 2; // of the copies, before two stages that are in use
+  const int tiles = ceil_div(at.item.count, F::kTokens);
+  const RowCopies<Config> copies(p, at, sEntries, base);
+  // A pipeline stage behind another.
+  auto behind = [](int stage, int steps) {
+    return stage + steps - (stage + steps >= kStages ? kStages : 0);
+  };
+  float begin[kAhead], lse[2]; // of the first stages; of parts by parity
+#pragma unroll
+  for (int n = 0; n < kAhead; ++n) {
+    if (n / kParts < tiles) begin[n] = copies.start(n / kParts, n % kParts, n);
     copy_async_commit();
-  };
-  auto finish = [&](int n, const StageWords<Config> &words) {
-    if (n < count) stages.finish_rows(n, words);
-  };
-  StageWords<Config> begin[kAhead], words[2]; // of the first stages; of stages n % 2 of a tile
-#pragma unroll
-  for (int n = 0; n < kAhead; ++n) copy(n, begin[n]);
-#pragma unroll
-  for (int n = 0; n < kAhead; ++n) finish(n, begin[n]);
+  }
   TeacherKeys<Config> keys;
   keys.load(p, at, first, min(at.item.keys - first, Config::kKeys), base);
-  // Waits for stage n and starts the copies of a later one.
-  auto arrive = [&](int n, int half) {
-    copy_async_wait<kAhead - 1>();
-    shared_proxy_fence();
-    threads_sync(kTeachers, kTeacherThreads); // stage n has arrived, n - 2 is free
-    copy(n + kAhead, words[half]);
-  };
-
-  for (int tile = 0, n = 0; n < count; ++tile) {
-    float s[2][F::kM][F::kN][4]; // [64 keys, kRows] of a warpgroup: stages n, n + 1
 #pragma unroll
-    for (int part = 0; part < F::kParts; ++part, ++n) {
-      if (part == 0) {
-        arrive(n, 0);
-        keys.start(s[0], base, F::q(base, n));
-      }
-      if (part + 1 < F::kParts) {
-        arrive(n + 1, (part + 1) % 2);
-        keys.start(s[(part + 1) % 2], base, F::q(base, n + 1));
+  for (int n = 0; n < kAhead; ++n)
+    if (n / kParts < tiles) copies.finish(base, n, begin[n]);
+
+  for (int tile = 0, stage = 0; tile < tiles; ++tile) {
+    float s[2][F::kM][F::kN][4]; // [64 keys, kRows] of a warpgroup: parts by parity
+    // Waits for a part, starts the copies of a later one, and starts the product.
+    auto start = [&](int part, int stage) {
+      const int later = part + kAhead;
+      copy_async_wait<kAhead - 1>();
+      shared_proxy_fence();
+      threads_sync(kTeachers, kTeacherThreads); // the part has arrived, that of two before is free
+      keys.start(s[part % 2], base, base + F::kSQ + stage * F::Q::kBytes);
+      if (tile + later / kParts < tiles)
+        lse[part % 2] = copies.start(tile + later / kParts, later % kParts, behind(stage, kAhead));
+      copy_async_commit();
+    };
+    auto finish = [&](int part, int stage) {
+      if (tile + (part + kAhead) / kParts < tiles)
+        copies.finish(base, behind(stage, kAhead), lse[part % 2]);
+    };
+    start(0, stage);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int next = behind(stage, 1);
+      if (part + 1 < kParts) {
+        start(part + 1, next);
         wgmma_wait<1>();
       } else {
         wgmma_wait<0>();
@@ -94,9 +161,11 @@ NSAI_DEVICE void teach(const NsaiIndexKl &p, const IndexItem &at, const u32 *sEn
       hold(s[part % 2][0]);
       if (part == 0 && tile >= 2)
         threads_sync(kEmpty + tile % 2, kAllThreads); // from students: tile - 2 has been read
-      keys.add_scores(s[part % 2], p.scale_log2, base, n);
-      if (part == 0) finish(n + kAhead, words[0]);
-      if (part + 1 < F::kParts) finish(n + 1 + kAhead, words[(part + 1) % 2]);
+      keys.add_scores(s[part % 2], p.scale_log2, base + F::kSLse + stage * (4 * Config::kRows),
+                      F::means(base, tile), part * Config::kRows);
+      if (part == 0) finish(0, stage);
+      if (part + 1 < kParts) finish(part + 1, next);
+      stage = next;
     }
     threads_arrive(kFull + tile % 2, kAllThreads); // to students
   }
@@ -172,7 +241,9 @@ template <class Base> NSAI_DEVICE void run_item(const NsaiIndexKl &p) {
   IndexItem at;
   if (!find_item(p, at)) return;
   at.item.count = min(at.item.count, Config::kEntries);
-  for (int i = threadIdx.x; i < at.item.count; i += kAllThreads) sEntries[i] = at.gEntries[i];
+  const int last = at.item.count - 1;
+  for (int i = threadIdx.x; i < ceil_div(at.item.count, F::kTokens) * F::kTokens; i += kAllThreads)
+    sEntries[i] = at.gEntries[min(i, last)];
   if (threadIdx.x < kTeacherThreads) {
     registers_drop<kTeacherRegisters>();
     for (int first = 0; first < at.item.keys; first += Config::kKeys) {

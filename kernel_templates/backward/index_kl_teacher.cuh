@@ -302,11 +302,12 @@ template <class Config> struct TeacherKeys {
       }
   }
 
-  // Pm of the rows of stage n, from their scores.
-  NSAI_DEVICE void add_scores(float (&s)[F::kM][F::kN][4], float scale_log2, u32 base,
-                              int n) const {
+  // Pm of a stage's rows, from their scores and sLse; `first_row`: the row of the tile at which the stage
+  // begins.
+  NSAI_DEVICE void add_scores(float (&s)[F::kM][F::kN][4], float scale_log2, u32 sLse, u32 means,
+                              int first_row) const {
     const int lane = threadIdx.x & 31, first = row_group() * F::kColumns;
-    const u32 sLse = F::lse(base, n) + 4 * (first + lane % 4 * 2);
+    sLse += 4 * (first + lane % 4 * 2);
 #pragma unroll
     for (int j = 0; j < F::kN; ++j) {
       const uint2 lse = load_shared_pair(sLse + 32 * j);
@@ -319,13 +320,13 @@ template <class Config> struct TeacherKeys {
     }
 #pragma unroll
     for (int m = 0; m < F::kM; ++m)
-      sum_heads<Config>(s[m], F::means(base, n / F::kParts), warp_key() + 16 * m + lane / 4,
-                        n % F::kParts * Config::kRows + first);
+      sum_heads<Config>(s[m], means, warp_key() + 16 * m + lane / 4, first_row + first);
   }
 
   NSAI_DEVICE void add_stage(float scale_log2, u32 base, int n) const {
     float s[F::kM][F::kN][4]; // [16 keys, kColumns]
     multiply(s, base, F::q(base, n));
-    add_scores(s, scale_log2, base, n);
+    add_scores(s, scale_log2, F::lse(base, n), F::means(base, n / F::kParts),
+               n % F::kParts * Config::kRows);
   }
 };
