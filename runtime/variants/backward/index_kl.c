@@ -14,6 +14,7 @@
 #include "variants/select/sort.h"
 
 #include <math.h>
+#include <string.h>
 
 #define LOG2E 1.44269504088896340736
 
@@ -73,7 +74,9 @@ static bool choose_pipeline(const nsai_model *m, const nsai_target *t, kl_tiles 
 /* The first that fits: many keys, then two stages, then many rows. */
 static kl_tiles choose_tiles(const nsai_model *m, const nsai_target *t, bool wgmma) {
   const int32_t all = TILE_TOKENS * nsai_padded_group(m);
-  const int32_t wide = round_keys(m, wgmma) > 32 && m->index_dim <= 128 ? MOST_ROWS : MOST_ROWS / 2;
+  int32_t wide = round_keys(m, wgmma) > 32 && m->index_dim <= 128 ? MOST_ROWS : MOST_ROWS / 2;
+  /* NVRTC 13.0 for sm_90a spills 8 bytes with 32 rows. */
+  if (m->index_dim > 128 && m->head_dim_qk > 64 && !strcmp(t->arch, "sm_90a")) wide = MOST_ROWS / 4;
   const int32_t most = all < wide ? all : wide, least = wgmma ? 64 : 16;
   kl_tiles s = { .wgmma = wgmma };
   if (wgmma && choose_pipeline(m, t, &s)) return s;
@@ -161,9 +164,9 @@ void nsai_index_kl_legal(const nsai_problem *p, const nsai_target *t, nsai_reaso
 
 /* ---- workspace ---- */
 
-/* Partial sums of d_index_q: a row of Di for each token, slot and head is 2.1 GB at 64k tokens, 16
- * blocks, 4 heads and Di 128. Pieces of this many bytes bound it. (H200: two of them, 7 ms
- * each.) */
+/* Partial sums of d_index_q, and those of d_k_idx: a row of Di for each token, slot and head is 2.1 GB at
+ * 64k tokens, 16 blocks, 4 heads and Di 128. As many tokens and heads at a time as this many bytes of
+ * each hold, at least one head's. */
 #define PARTIAL_BYTES ((int64_t)1 << 30)
 
 void nsai_index_kl_workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
@@ -175,8 +178,11 @@ void nsai_index_kl_workspace(const nsai_request *r, const nsai_kernel_spec kerne
   const int64_t most = nsai_smaller(p->max_tokens, NSAI_KV_MOST_TOKENS);
   const int64_t chunk = nsai_smaller(nsai_larger(PARTIAL_BYTES / token, 1), most);
   const int64_t fit = PARTIAL_BYTES / NSAI_PRODUCT(chunk, token);
-  const int64_t heads = nsai_smaller(nsai_larger(fit, 1), m->kv_heads);
   const int64_t blocks = nsai_kv_blocks(m, p->max_kv_tokens, p->max_seqs);
+  const int64_t k_head =
+      NSAI_PRODUCT(nsai_kv_items(m, chunk, blocks, item_rows), m->select_block, row);
+  const int64_t fit_k = PARTIAL_BYTES / nsai_larger(k_head, 1);
+  const int64_t heads = nsai_smaller(nsai_larger(nsai_smaller(fit, fit_k), 1), m->kv_heads);
   const int64_t entries = NSAI_PRODUCT(heads, chunk, m->select_count);
   const int64_t items = NSAI_PRODUCT(heads, nsai_kv_items(m, chunk, blocks, item_rows));
   out->number[NSAI_KL_CHUNK_TOKENS] = chunk;
