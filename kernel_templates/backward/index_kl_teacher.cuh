@@ -1,10 +1,11 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The attention's side of backward_index_kl: where its tiles lie in shared memory, and the mean
-// probability Pm of the keys for each token, from a stage of query rows.
+// The attention's side of backward_index_kl and backward_index_kl_pipelined: where their tiles lie in
+// shared memory, the copies of query rows, and the mean probability Pm of the keys for each token, from a
+// stage of query rows.
 //
-// Config: as in backward/index_kl.cuh.
+// Config: as in backward/index_kl.cuh. kThreads: those that share the copies.
 #pragma once
 #include "backward/index_kl_items.cuh"
 #include "backward/products.cuh"
@@ -33,9 +34,11 @@ template <class Config> struct IndexKlTraits {
   static constexpr int kSQ = 0;
   static constexpr int kSK = kSQ + Config::kStages * Q::kBytes; // unless in registers
   static constexpr int kSIndexK = kSK + (Config::kKeyRegisters ? 0 : K::kBytes);
-  static constexpr int kSIndexQ = kSIndexK + IndexK::kBytes;                 // of a tile
-  static constexpr int kSMean = kSIndexQ + Config::kStages * IndexQ::kBytes; // f32 [kKeys, kTokens]
-  static constexpr int kSScores = kSMean + Config::kKeys * kMeanPitch;
+  static constexpr int kSIndexQ = kSIndexK + IndexK::kBytes; // of a tile
+  static constexpr int kSMean =
+      kSIndexQ + Config::kStages * IndexQ::kBytes; // f32 [kMeans, kKeys, kTokens]
+  static constexpr int kMeanBytes = Config::kKeys * kMeanPitch;
+  static constexpr int kSScores = kSMean + Config::kMeans * kMeanBytes;
   static constexpr int kSTokens = kSScores + Scores::kBytes; // LSE and keys seen [kTokens]
   static constexpr int kSLse = kSTokens + Config::kStages * 8 * kTokens; // f32 [kRows]
   static constexpr int kSEntries = kSLse + Config::kStages * 4 * Config::kRows;
@@ -57,8 +60,103 @@ template <class Config> struct IndexKlTraits {
   static NSAI_DEVICE u32 tokens(u32 base, int tile) {
     return base + kSTokens + tile % Config::kStages * (8 * kTokens);
   }
-  static NSAI_DEVICE u32 mean(u32 base, int key, int token) {
-    return base + kSMean + key * kMeanPitch + 4 * token;
+  // Pm of a tile: address of key 0, token 0.
+  static NSAI_DEVICE u32 means(u32 base, int tile) {
+    return base + kSMean + tile % Config::kMeans * kMeanBytes;
+  }
+  static NSAI_DEVICE u32 mean(u32 means, int key, int token) {
+    return means + key * kMeanPitch + 4 * token;
+  }
+};
+
+// ---- copies
+
+// What a thread knows of a stage, and of a tile's tokens, before it can store it.
+template <class Config> struct StageWords {
+  static constexpr int kPerThread = ceil_div(Config::kRows, Config::kThreads);
+  float lse[kPerThread];
+};
+struct TokenWords {
+  float student; // LSE of the index
+  int seen;
+};
+
+// The tokens of an item: tiles, whose rows pass by in stages. What start_*() loads, finish_*() stores
+// when a step between has hidden the loads.
+template <class Config> struct TokenStages {
+  using F = IndexKlTraits<Config>;
+  const NsaiIndexKl &p;
+  const IndexItem &at;
+  const u32 *sEntries; // [item.count]
+  int first_key;       // of the round
+  u32 base;
+
+  NSAI_DEVICE int tiles() const { return ceil_div(at.item.count, F::kTokens); }
+  NSAI_DEVICE int count() const { return tiles() * F::kParts; }
+  NSAI_DEVICE int token(int i) const {
+    return IndexItem::token(p, sEntries[min(i, at.item.count - 1)]);
+  }
+
+  // Starts the copies of the query rows of stage n.
+  NSAI_DEVICE void start_rows(int n, StageWords<Config> &words) const {
+    const int tile = n / F::kParts, part = n % F::kParts, first = tile * F::kTokens;
+    const int first_row = part * Config::kRows,
+              first_head = (p.head_begin + at.head) * Config::kGroup;
+    auto entry_of = [&](int row) { return first + (first_row + row) / Config::kGroupPadded; };
+    auto head_of = [&](int row) { return (first_row + row) % Config::kGroupPadded; };
+    auto present = [&](int row) {
+      return entry_of(row) < at.item.count && head_of(row) < Config::kGroup;
+    };
+    load_tile<typename F::Q, Config::kRows, Config::kHeadDimQk, Config::kThreads>(
+        F::q(base, n), [&](int row, const u16 *&from) {
+          const int head = first_head + min(head_of(row), Config::kGroup - 1);
+          from = (const u16 *)p.q.data + token(entry_of(row)) * p.q.token_stride +
+                 head * p.q.head_stride;
+          return present(row);
+        });
+#pragma unroll
+    for (int i = 0; i < StageWords<Config>::kPerThread; ++i) {
+      const int row = threadIdx.x + i * Config::kThreads;
+      words.lse[i] = kPlusInf; // P = 0
+      if (row < Config::kRows && present(row))
+        words.lse[i] = p.lse[token(entry_of(row)) * p.lse_token_stride +
+                             (first_head + head_of(row)) * p.lse_head_stride];
+    }
+  }
+  NSAI_DEVICE void finish_rows(int n, const StageWords<Config> &words) const {
+#pragma unroll
+    for (int i = 0; i < StageWords<Config>::kPerThread; ++i) {
+      const int row = threadIdx.x + i * Config::kThreads;
+      if (row < Config::kRows)
+        store_shared_word(F::lse(base, n) + 4 * row,
+                          __float_as_uint(fmaf(words.lse[i], kLog2e, -p.teacher_shift)));
+    }
+  }
+
+  // Starts the copies of a tile's index queries by kThreads threads.
+  template <int kThreads>
+  NSAI_DEVICE void start_index(int tile, TokenWords &words, int thread) const {
+    const int first = tile * F::kTokens;
+    load_tile<typename F::IndexQ, F::kTokens, Config::kIndexDim, kThreads>(
+        F::index_q(base, tile),
+        [&](int row, const u16 *&from) {
+          from = index_query(p, token(first + row), at.head);
+          return first + row < at.item.count;
+        },
+        thread);
+    const int i = first + thread;
+    words = { 0.0f, 0 };
+    if (thread < F::kTokens && i < at.item.count) {
+      words.seen = at.seen(token(i), first_key);
+      words.student = p.row_lse[(long long)at.head * p.chunk_tokens + entry_token(sEntries[i])];
+    }
+  }
+  NSAI_DEVICE void finish_index(int tile, const TokenWords &words, int thread) const {
+    constexpr float kShift = 8.0f;
+    static_assert(NSAI_INDEX_KL_UNIT == 1 << 8, "kShift is its logarithm");
+    if (thread < F::kTokens)
+      store_shared_pair(F::tokens(base, tile) + 8 * thread,
+                        make_uint2(__float_as_uint(words.student - kShift), (u32)words.seen));
   }
 };
 
@@ -70,10 +168,10 @@ NSAI_DEVICE float exchange_sum(float a, float b) {
   return (odd ? b : a) + __shfl_xor_sync(~0u, odd ? a : b, 1);
 }
 
-// Stores or adds Pm of a key and token, of which one lane stores all parts.
+// Stores or adds Pm of a key and token, of which one lane stores all parts; `means`: of the tile.
 template <class Config>
-NSAI_DEVICE void put_mean(u32 base, int key, int token, float x, bool adds) {
-  const u32 to = IndexKlTraits<Config>::mean(base, key, token);
+NSAI_DEVICE void put_mean(u32 means, int key, int token, float x, bool adds) {
+  const u32 to = IndexKlTraits<Config>::mean(means, key, token);
   if (adds) x += __uint_as_float(load_shared_word(to));
   store_shared_word(to, __float_as_uint(x));
 }
@@ -81,7 +179,7 @@ NSAI_DEVICE void put_mean(u32 base, int key, int token, float x, bool adds) {
 // Sums of P [16 keys, columns] over the heads of each token; `key`: the lane's first, `first_row`: the
 // row of the tile that column 0 is.
 template <class Config, int kN>
-NSAI_DEVICE void sum_heads(const float (&s)[kN][4], u32 base, int key, int first_row) {
+NSAI_DEVICE void sum_heads(const float (&s)[kN][4], u32 means, int key, int first_row) {
   constexpr int kGroup = Config::kGroupPadded;
   constexpr int kTiles = kGroup >= 8 * kN ? kN : kGroup >= 8 ? kGroup / 8 : 1; // n8 tiles of a sum
   const int pair = threadIdx.x & 3;
@@ -92,7 +190,7 @@ NSAI_DEVICE void sum_heads(const float (&s)[kN][4], u32 base, int key, int first
     if constexpr (kGroup == 1) {
 #pragma unroll
       for (int c = 0; c < 4; ++c)
-        put_mean<Config>(base, key + c / 2 * 8, row + 2 * pair + c % 2, s[j][c], false);
+        put_mean<Config>(means, key + c / 2 * 8, row + 2 * pair + c % 2, s[j][c], false);
     } else {
       float a = 0.0f, b = 0.0f; // of the lane's two keys
 #pragma unroll
@@ -101,13 +199,13 @@ NSAI_DEVICE void sum_heads(const float (&s)[kN][4], u32 base, int key, int first
         b += s[i][2] + s[i][3];
       }
       if constexpr (kGroup == 2) {
-        put_mean<Config>(base, key, row / 2 + pair, a, false);
-        put_mean<Config>(base, key + 8, row / 2 + pair, b, false);
+        put_mean<Config>(means, key, row / 2 + pair, a, false);
+        put_mean<Config>(means, key + 8, row / 2 + pair, b, false);
       } else {
         float x = exchange_sum(a, b);
         if constexpr (kGroup >= 8) x += __shfl_xor_sync(~0u, x, 2);
         const int token = kGroup == 4 ? row / 4 + pair / 2 : row / kGroup;
-        if (kGroup == 4 || pair < 2) put_mean<Config>(base, key + pair % 2 * 8, token, x, adds);
+        if (kGroup == 4 || pair < 2) put_mean<Config>(means, key + pair % 2 * 8, token, x, adds);
       }
     }
   }
@@ -157,21 +255,26 @@ template <class Config> struct TeacherKeys {
       }
   }
 
+  // Issues S^T [64 keys, kRows] of the warpgroup.
+  NSAI_DEVICE void start(float (&s)[F::kM][F::kN][4], u32 base, u32 sQ) const {
+    const u64 q = wgmma_k_major(sQ);
+    const u64 k = wgmma_k_major(base + F::kSK + warp_uniform(warp_key() / 64) * 64 * kPanelPitch);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < F::kCols / 16; ++i) {
+      if constexpr (Config::kKeyRegisters)
+        wgmma_qk<E, Config::kRows>(s[0][0], rK[0][i], q + wgmma_k_step<Config::kRows>(i), i > 0);
+      else
+        wgmma_qk<E, Config::kRows>(s[0][0], k + wgmma_k_step<Config::kKeys>(i),
+                                   q + wgmma_k_step<Config::kRows>(i), i > 0);
+    }
+    wgmma_commit();
+  }
+
   // S^T [16 kM keys, kColumns] of the warp.
   NSAI_DEVICE void multiply(float (&s)[F::kM][F::kN][4], u32 base, u32 sQ) const {
     if constexpr (Config::kWgmma) {
-      const u64 q = wgmma_k_major(sQ);
-      const u64 k = wgmma_k_major(base + F::kSK + warp_uniform(warp_key() / 64) * 64 * kPanelPitch);
-      wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < F::kCols / 16; ++i) {
-        if constexpr (Config::kKeyRegisters)
-          wgmma_qk<E, Config::kRows>(s[0][0], rK[0][i], q + wgmma_k_step<Config::kRows>(i), i > 0);
-        else
-          wgmma_qk<E, Config::kRows>(s[0][0], k + wgmma_k_step<Config::kKeys>(i),
-                                     q + wgmma_k_step<Config::kRows>(i), i > 0);
-      }
-      wgmma_commit();
+      start(s, base, sQ);
       wgmma_wait<0>();
       hold(s[0]);
     } else {
@@ -199,12 +302,12 @@ template <class Config> struct TeacherKeys {
       }
   }
 
-  // Pm of the rows of stage n.
-  NSAI_DEVICE void add_stage(float scale_log2, u32 base, int n) const {
-    float s[F::kM][F::kN][4]; // [16 keys, kColumns]
-    multiply(s, base, F::q(base, n));
+  // Pm of a stage's rows, from their scores and sLse; `first_row`: the row of the tile at which the stage
+  // begins.
+  NSAI_DEVICE void add_scores(float (&s)[F::kM][F::kN][4], float scale_log2, u32 sLse, u32 means,
+                              int first_row) const {
     const int lane = threadIdx.x & 31, first = row_group() * F::kColumns;
-    const u32 sLse = F::lse(base, n) + 4 * (first + lane % 4 * 2);
+    sLse += 4 * (first + lane % 4 * 2);
 #pragma unroll
     for (int j = 0; j < F::kN; ++j) {
       const uint2 lse = load_shared_pair(sLse + 32 * j);
@@ -217,7 +320,13 @@ template <class Config> struct TeacherKeys {
     }
 #pragma unroll
     for (int m = 0; m < F::kM; ++m)
-      sum_heads<Config>(s[m], base, warp_key() + 16 * m + lane / 4,
-                        n % F::kParts * Config::kRows + first);
+      sum_heads<Config>(s[m], means, warp_key() + 16 * m + lane / 4, first_row + first);
+  }
+
+  NSAI_DEVICE void add_stage(float scale_log2, u32 base, int n) const {
+    float s[F::kM][F::kN][4]; // [16 keys, kColumns]
+    multiply(s, base, F::q(base, n));
+    add_scores(s, scale_log2, F::lse(base, n), F::means(base, n / F::kParts),
+               n % F::kParts * Config::kRows);
   }
 };

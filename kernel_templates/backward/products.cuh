@@ -55,18 +55,18 @@ NSAI_DEVICE long long statistics_at(int branch, int tokens, int token, int heads
 }
 
 // Starts the copy of a tile T [kRows, kDim]. `at(row, from)` sets the address of a row, or returns
-// false for a row of zeros.
+// false for a row of zeros; `thread`: among the kThreads that share the copy.
 template <class T, int kRows, int kDim, int kThreads, class At>
-NSAI_DEVICE void load_tile(u32 tile, At at) {
+NSAI_DEVICE void load_tile(u32 tile, At at, int thread = threadIdx.x) {
   using Lanes = CopyLanes<T, kThreads>;
 #pragma unroll
   for (int i = 0; i < ceil_div(kRows, Lanes::kPass); ++i) {
-    const int row = Lanes::row(threadIdx.x) + i * Lanes::kPass;
+    const int row = Lanes::row(thread) + i * Lanes::kPass;
     if (kRows % Lanes::kPass && row >= kRows) continue;
     const u16 *from;
     const bool present = at(row, from);
-    copy_row<T, kDim, kThreads>(tile, row, Lanes::chunk(threadIdx.x),
-                                from + Lanes::chunk(threadIdx.x) * 8, present);
+    copy_row<T, kDim, kThreads>(tile, row, Lanes::chunk(thread), from + Lanes::chunk(thread) * 8,
+                                present);
   }
 }
 

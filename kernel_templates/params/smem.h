@@ -330,15 +330,15 @@ NSAI_SIZE nsai_smem_dkv_tma(int keys, int stages, int joins, int tokens, int dk,
 NSAI_SIZE nsai_smem_index_kl_lse(int keys, int di) { return nsai_tile_bytes(keys, di); }
 
 /* backward/index_kl_teacher.cuh: Q [stages, rows, Dk] | K [keys, Dk], unless registers hold it |
- * Ki [keys, Di] | Qi [stages, 16, Di] | f32 [keys, NSAI_INDEX_KL_MEAN_WORDS]: Pm of 16 tokens |
+ * Ki [keys, Di] | Qi [stages, 16, Di] | f32 [means, keys, NSAI_INDEX_KL_MEAN_WORDS]: Pm of 16 tokens |
  * dS [keys, 16] | LSE and keys seen [stages, 16] of 8 bytes | f32 [stages, rows]: LSE | u32 [entries]. */
 #define NSAI_INDEX_KL_MEAN_WORDS 24
-NSAI_SIZE nsai_smem_index_kl(int panels, int registers, int keys, int rows, int stages, int entries,
-                             int dk, int di) {
+NSAI_SIZE nsai_smem_index_kl(int panels, int registers, int keys, int rows, int stages, int means,
+                             int entries, int dk, int di) {
   const int stage =
       nsai_product_tile_bytes(panels, rows, dk) + nsai_tile_bytes(16, di) + 8 * 16 + 4 * rows;
   return stages * stage + (registers ? 0 : nsai_product_tile_bytes(panels, keys, dk)) +
-         nsai_tile_bytes(keys, di) + 4 * NSAI_INDEX_KL_MEAN_WORDS * keys +
+         nsai_tile_bytes(keys, di) + 4 * NSAI_INDEX_KL_MEAN_WORDS * keys * means +
          nsai_tile_bytes(keys, 16) + 4 * entries;
 }
 

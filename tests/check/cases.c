@@ -112,8 +112,11 @@ const char *const chk_fixed_cases[] = {
   "kl:index=24:h6/3:q=5,127:kv=700,130:kv=branches:f32grads",
   "kl:index=64:f16:h4/4:s16x6+1+2:l16/16:q=500:accumulate", "kl:index=256:d256/64:q=200:h5/1",
   "kl:index=40:d72/64:h64/1:s48x3+0+1:l16/16:q=150:layout=strided:slack=30",
-  "kl:index=64:h4/2:s320x2+0+1:q=700:nobatch:f32grads", "kl:index=64:h2/1:sel=blocks:q=300",
-  "kl:index=64:h6/3:sel=blocks.shared:q=300,9:kv=300,40",
+  "kl:index=64:h4/2:s320x2+0+1:q=700:nobatch:f32grads",
+  "kl:index=64:h8/2:s320x2+0+1:q=400:nobatch:f32grads",
+  "kl:index=64:h64/1:d72/64:s128x2+0+1:q=60:kv=300",
+  "kl:index=40:f16:h12/2:s96x2+0+1:q=90,0,30:kv=200,9,30:layout=strided:slack=9:accumulate",
+  "kl:index=64:h2/1:sel=blocks:q=300", "kl:index=64:h6/3:sel=blocks.shared:q=300,9:kv=300,40",
   "kl:index=64:q=0,5,130:kv=9,0,130:slack=9", "kl:index=64:q=0:kv=9",
   "kl:index=64:q=40:kv=9:accumulate",
   "kl:index=128:gate=none:w0:h64/4:d128/128:s128x16+0+1:q=6000:fill=correlated:f32grads",
@@ -284,6 +287,14 @@ static void random_backward(nsai_verify_random *random, nsai_verify_case *c) {
   if (recompute == 1 && c->saved) c->recompute = NSAI_RECOMPUTE_NEVER;
 }
 
+/* Turns a case whose model has an index into the training of that. */
+static void random_index_kl(nsai_verify_random *random, nsai_verify_case *c) {
+  c->kind = NSAI_VERIFY_INDEX_KL;
+  c->branches = 0;
+  c->grads_f32 = (int32_t)nsai_verify_pick(random, 0, 1);
+  c->accumulate = nsai_verify_pick(random, 0, 2) == 0;
+}
+
 /* Multiply-adds of one forward pass that a random problem may cost the float64 reference, which
  * takes up to 1 ns for each; a backward pass costs several times as much. */
 #define MOST_COST 5e8
@@ -355,7 +366,10 @@ static void random_problem(nsai_verify_random *random, int64_t longest, nsai_ver
   if (nsai_verify_pick(random, 0, 7) == 0)
     c->branches = (uint32_t)nsai_verify_pick(random, 1, 7) & nsai_branches(g);
   if (nsai_verify_pick(random, 0, 7) == 0) c->softmax_scale = 0.2f;
-  if (nsai_verify_pick(random, 0, 3) == 0) random_backward(random, c);
+  if (g->by == NSAI_BY_INDEX && c->selection != NSA_SELECT_RANGES && nsai_verify_pick(random, 0, 1))
+    random_index_kl(random, c);
+  else if (nsai_verify_pick(random, 0, 3) == 0)
+    random_backward(random, c);
 }
 
 void chk_case_random(uint64_t seed, int64_t number, nsai_verify_case *c) {

@@ -14,6 +14,7 @@
 #include "variants/select/sort.h"
 
 #include <math.h>
+#include <string.h>
 
 #define LOG2E 1.44269504088896340736
 
@@ -26,15 +27,17 @@
 #define MOST_ROWS 64  /* of Q in a stage: their scores are 32 registers */
 #define TILE_TOKENS 16
 
-/* Sizes of backward_index_kl. */
+/* Sizes of backward_index_kl and backward_index_kl_pipelined. */
 typedef struct kl_tiles {
   bool wgmma, registers; /* registers: they hold K */
+  bool pipelined;
   int32_t keys, rows, stages;
 } kl_tiles;
 
 static uint32_t shared_bytes(const nsai_model *m, const kl_tiles *s) {
   return (uint32_t)nsai_smem_index_kl(s->wgmma, s->registers, s->keys, s->rows, s->stages,
-                                      ITEM_TOKENS, m->head_dim_qk, m->index_dim);
+                                      s->pipelined ? 2 : 1, ITEM_TOKENS, m->head_dim_qk,
+                                      m->index_dim);
 }
 
 /* K [32 keys of a warp, Dk] or, of a warpgroup's, 16; dK [16, Di], scores, and what else the loop
@@ -53,12 +56,31 @@ static int32_t round_keys(const nsai_model *m, bool wgmma) {
   return keys;
 }
 
+/* Sizes of backward_index_kl_pipelined, which takes rounds of MOST_KEYS keys, and at least two stages to
+ * a tile. False where it is of no use, or where its registers have spilled. */
+static bool choose_pipeline(const nsai_model *m, const nsai_target *t, kl_tiles *s) {
+  const int32_t all = TILE_TOKENS * nsai_padded_group(m);
+  if (t->register_fallback || m->select_block <= MOST_KEYS / 2 || all < MOST_ROWS) return false;
+  *s = (kl_tiles){ .wgmma = true,
+                   .registers = true,
+                   .pipelined = true,
+                   .keys = MOST_KEYS,
+                   .rows = all / 2 < MOST_ROWS ? all / 2 : MOST_ROWS };
+  for (s->stages = 6; s->stages > 3; s->stages--)
+    if (shared_bytes(m, s) <= nsai_backward_most_shared(true, t)) return true;
+  return false;
+}
+
 /* The first that fits: many keys, then two stages, then many rows. */
 static kl_tiles choose_tiles(const nsai_model *m, const nsai_target *t, bool wgmma) {
   const int32_t all = TILE_TOKENS * nsai_padded_group(m);
-  const int32_t wide = round_keys(m, wgmma) > 32 && m->index_dim <= 128 ? MOST_ROWS : MOST_ROWS / 2;
+  int32_t wide = round_keys(m, wgmma) > 32 && m->index_dim <= 128 ? MOST_ROWS : MOST_ROWS / 2;
+  /* NVRTC 13.0 for sm_90a spills 8 bytes with 32 rows. */
+  if (m->index_dim > 128 && m->head_dim_qk > 64 && !strcmp(t->arch, "sm_90a")) wide = MOST_ROWS / 4;
   const int32_t most = all < wide ? all : wide, least = wgmma ? 64 : 16;
   kl_tiles s = { .wgmma = wgmma };
+  if (wgmma && choose_pipeline(m, t, &s)) return s;
+  s = (kl_tiles){ .wgmma = wgmma };
   for (s.keys = round_keys(m, wgmma); s.keys >= least; s.keys /= 2)
     for (s.stages = 2; s.stages > 0; s.stages--)
       for (s.rows = most >> t->register_fallback; s.rows >= 16; s.rows /= 2) {
@@ -72,12 +94,14 @@ static void specify_items(const nsai_request *r, bool wgmma, nsai_kernel_spec *s
   const nsai_problem *p = r->problem;
   const nsai_model *m = &p->model;
   const kl_tiles s = choose_tiles(m, r->target, wgmma);
-  *spec = (nsai_kernel_spec){ .entry = "backward_index_kl",
-                              .dtype = m->dtype,
-                              .threads = 2 * s.keys, /* 16 to a warp */
-                              .shared_bytes = shared_bytes(m, &s),
-                              .tile_tokens = ITEM_TOKENS,
-                              .compile_cost = 700 };
+  *spec =
+      (nsai_kernel_spec){ .entry =
+                              s.pipelined ? "backward_index_kl_pipelined" : "backward_index_kl",
+                          .dtype = m->dtype,
+                          .threads = 2 * s.keys + (s.pipelined ? 128 : 0), /* 16 keys to a warp */
+                          .shared_bytes = shared_bytes(m, &s),
+                          .tile_tokens = ITEM_TOKENS,
+                          .compile_cost = 700 };
   nsai_group_add(spec, p);
   nsai_constant_add(spec, "kHeadDimQk", m->head_dim_qk);
   nsai_constant_add(spec, "kIndexDim", m->index_dim);
@@ -85,6 +109,7 @@ static void specify_items(const nsai_request *r, bool wgmma, nsai_kernel_spec *s
   nsai_constant_add(spec, "kKeys", s.keys);
   nsai_constant_add(spec, "kRows", s.rows);
   nsai_constant_add(spec, "kStages", s.stages);
+  nsai_constant_add(spec, "kMeans", s.pipelined ? 2 : 1);
   nsai_constant_add(spec, "kWarps", s.keys / 16);
   nsai_constant_add(spec, "kWgmma", s.wgmma);
   nsai_constant_add(spec, "kKeyRegisters", s.registers);
@@ -139,9 +164,9 @@ void nsai_index_kl_legal(const nsai_problem *p, const nsai_target *t, nsai_reaso
 
 /* ---- workspace ---- */
 
-/* Partial sums of d_index_q: a row of Di for each token, slot and head is 2.1 GB at 64k tokens, 16
- * blocks, 4 heads and Di 128. Pieces of this many bytes bound it. (H200: two of them, 7 ms
- * each.) */
+/* Partial sums of d_index_q, and those of d_k_idx: a row of Di for each token, slot and head is 2.1 GB at
+ * 64k tokens, 16 blocks, 4 heads and Di 128. As many tokens and heads at a time as this many bytes of
+ * each hold, at least one head's. */
 #define PARTIAL_BYTES ((int64_t)1 << 30)
 
 void nsai_index_kl_workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
@@ -153,8 +178,11 @@ void nsai_index_kl_workspace(const nsai_request *r, const nsai_kernel_spec kerne
   const int64_t most = nsai_smaller(p->max_tokens, NSAI_KV_MOST_TOKENS);
   const int64_t chunk = nsai_smaller(nsai_larger(PARTIAL_BYTES / token, 1), most);
   const int64_t fit = PARTIAL_BYTES / NSAI_PRODUCT(chunk, token);
-  const int64_t heads = nsai_smaller(nsai_larger(fit, 1), m->kv_heads);
   const int64_t blocks = nsai_kv_blocks(m, p->max_kv_tokens, p->max_seqs);
+  const int64_t k_head =
+      NSAI_PRODUCT(nsai_kv_items(m, chunk, blocks, item_rows), m->select_block, row);
+  const int64_t fit_k = PARTIAL_BYTES / nsai_larger(k_head, 1);
+  const int64_t heads = nsai_smaller(nsai_larger(nsai_smaller(fit, fit_k), 1), m->kv_heads);
   const int64_t entries = NSAI_PRODUCT(heads, chunk, m->select_count);
   const int64_t items = NSAI_PRODUCT(heads, nsai_kv_items(m, chunk, blocks, item_rows));
   out->number[NSAI_KL_CHUNK_TOKENS] = chunk;
