@@ -29,16 +29,22 @@ NSAI_DEVICE u32 select_bytes(u32 low, u32 high, u32 which) {
 
 #if NSAI_CONVERTS_CODES
 
-// The two codes in the low half of x, as fp16.
+// The two codes in the low half of x, as fp16, and those in the high half, which the instruction
+// takes from there.
 NSAI_DEVICE u32 convert_codes(u32 x) {
   u32 r;
   asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e4m3x2 %0, l;}" : "=r"(r) : "r"(x));
   return r;
 }
+NSAI_DEVICE u32 convert_high_codes(u32 x) {
+  u32 r;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e4m3x2 %0, h;}" : "=r"(r) : "r"(x));
+  return r;
+}
 
 // Four codes as two pairs of elements: x holds the first two.
 NSAI_DEVICE uint2 expand_codes(Fp16, u32 codes) {
-  return make_uint2(convert_codes(codes), convert_codes(codes >> 16));
+  return make_uint2(convert_codes(codes), convert_high_codes(codes));
 }
 NSAI_DEVICE uint2 expand_codes(Bf16, u32 codes) {
   const uint2 x = expand_codes(Fp16(), codes);

@@ -30,12 +30,13 @@ template <class C> struct ScanPool<C, true> { // pools in registers
 
 // The compressed keys of a run and their pooled probabilities. Lane l pools row l % 16 of its warp.
 // If a stage has several steps and its second half begins with a block, lanes 0 to 15 pool the
-// first half and lanes 16 to 31 the second.
-template <class C> struct ScanKeys {
+// first half and lanes 16 to 31 the second. kPairs: the caller takes two steps at once, and pooled
+// values may lie in shared memory.
+template <class C, bool kPairs = false> struct ScanKeys {
   static constexpr bool kOwned = false, kPools = true;
   static constexpr int kRatio = Decode<C>::kRatio, kOverlap = Decode<C>::kOverlap;
-  static constexpr int kHalf = ScanStream<C>::kStageKeys / 2;
-  static constexpr bool kHalves = ScanStream<C>::kAtOnce > 1 && kHalf % kRatio == 0;
+  static constexpr int kHalf = kPairs ? kStepKeys : ScanStream<C>::kStageKeys / 2;
+  static constexpr bool kHalves = (kPairs || ScanStream<C>::kAtOnce > 1) && kHalf % kRatio == 0;
   int limit;
   int ends[2];
   // ---- pooling
@@ -113,53 +114,7 @@ template <class C> struct ScanKeys {
     if constexpr (kPoolsQuads<C>) {
       quads.pool(p, rows, steps);
     } else if constexpr (kHalves) {
-      static_assert(kHalf == 16 && kN == 4, "pool_offset() assumes 8 chunks per row");
-      const int lane = threadIdx.x % 32;
-      float *references = sP + 16 * 2 * kHalf; // [16]
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int first = pool_offset(8 * r + lane / 4, lane % 4 * 2);
-#pragma unroll
-        for (int j = 0; j < kN; ++j)
-          *(float2 *)(sP + (first ^ 8 * j)) = make_float2(p[j][2 * r], p[j][2 * r + 1]);
-        if (lane % 4 == 0) references[8 * r + lane / 4] = rows.reference[r];
-      }
-      __syncwarp(); // the rows are written
-      const bool second = lane >= 16, exists = !second || steps * kStepKeys > kHalf;
-      const float higher = references[lane % 16];
-      block_sum *= exp2_approx(reference - higher);
-      reference = higher;
-      if (second) {
-        block_sum = 0.0f; // contribution of the first half's last keys
-#pragma unroll
-        for (int at = kRatio - kOverlap + 1; at < kRatio; ++at)
-          block_sum = fmaf((float)(kOverlap - kRatio + at),
-                           sP[pool_offset(lane % 16, kHalf - kRatio + at)], block_sum);
-      }
-      const int first = pool_offset(lane % 16, second ? kHalf : 0);
-      float x[kHalf];
-#pragma unroll
-      for (int i = 0; i < kHalf; i += 4) {
-        const float4 v = *(const float4 *)(sP + (first ^ i));
-        x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
-      }
-      float sums[kHalf / kRatio]; // of the blocks
-#pragma unroll
-      for (int i = 0; i < kHalf; ++i) {
-        const int at = i % kRatio, inside = min(kOverlap, kRatio - at);
-        if (at == 0) carry = 0.0f;
-        block_sum = fmaf((float)inside, x[i], block_sum);
-        if (inside < kOverlap) carry = fmaf((float)(kOverlap - inside), x[i], carry);
-        if (at == kRatio - 1) sums[i / kRatio] = block_sum, block_sum = carry;
-      }
-      if (exists)
-#pragma unroll
-        for (int block = 0; block < kHalf / kRatio; ++block)
-          store_by(gPooled + block * kPoolRows, reference + log2_approx(sums[block]), l2_keeping());
-      gPooled += 2 * kHalf / kRatio * kPoolRows;
-      const float behind = __shfl_xor_sync(~0u, block_sum, 16);
-      if (steps * kStepKeys > kHalf) block_sum = behind;
-      __syncwarp(); // the rows were read
+      pool_halves(p, rows, steps);
     } else {
 #pragma unroll
       for (int i = 0; i < kN / 2; ++i) {
@@ -170,6 +125,63 @@ template <class C> struct ScanKeys {
         pool(step, rows);
       }
     }
+  }
+
+  // The same where kHalves applies.
+  NSAI_DEVICE void pool_halves(const float (&p)[4][4], const SoftmaxRows &rows, int steps) {
+    static_assert(kHalf == 16, "pool_offset() assumes 8 chunks per row");
+    const int lane = threadIdx.x % 32;
+    float *references = sP + 16 * 2 * kHalf; // [16]
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int first = pool_offset(8 * r + lane / 4, lane % 4 * 2);
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        *(float2 *)(sP + (first ^ 8 * j)) = make_float2(p[j][2 * r], p[j][2 * r + 1]);
+      if (lane % 4 == 0) references[8 * r + lane / 4] = rows.reference[r];
+    }
+    __syncwarp(); // the rows are written
+    const bool second = lane >= 16, exists = !second || steps * kStepKeys > kHalf;
+    const float higher = references[lane % 16];
+    block_sum *= exp2_approx(reference - higher);
+    reference = higher;
+    if (second) {
+      block_sum = 0.0f; // contribution of the first half's last keys
+#pragma unroll
+      for (int at = kRatio - kOverlap + 1; at < kRatio; ++at)
+        block_sum = fmaf((float)(kOverlap - kRatio + at),
+                         sP[pool_offset(lane % 16, kHalf - kRatio + at)], block_sum);
+    }
+    const int first = pool_offset(lane % 16, second ? kHalf : 0);
+    float x[kHalf];
+#pragma unroll
+    for (int i = 0; i < kHalf; i += 4) {
+      const float4 v = *(const float4 *)(sP + (first ^ i));
+      x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
+    }
+    float sums[kHalf / kRatio]; // of the blocks
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+      const int at = i % kRatio, inside = min(kOverlap, kRatio - at);
+      if (at == 0) carry = 0.0f;
+      block_sum = fmaf((float)inside, x[i], block_sum);
+      if (inside < kOverlap) carry = fmaf((float)(kOverlap - inside), x[i], carry);
+      if (at == kRatio - 1) sums[i / kRatio] = block_sum, block_sum = carry;
+    }
+    if (exists)
+#pragma unroll
+      for (int block = 0; block < kHalf / kRatio; ++block) {
+        float *to = gPooled + block * kPoolRows;
+        const float x = reference + log2_approx(sums[block]);
+        if constexpr (kPairs)
+          *to = x;
+        else
+          store_by(to, x, l2_keeping());
+      }
+    gPooled += 2 * kHalf / kRatio * kPoolRows;
+    const float behind = __shfl_xor_sync(~0u, block_sum, 16);
+    if (steps * kStepKeys > kHalf) block_sum = behind;
+    __syncwarp(); // the rows were read
   }
 
   NSAI_DEVICE void pool(const float (&p)[2][4], const SoftmaxRows &rows) {

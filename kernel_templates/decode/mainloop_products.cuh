@@ -232,6 +232,50 @@ NSAI_DEVICE void multiply_step_pv(float (&o)[kO][4], const float (&p)[2][4], u32
   }
 }
 
+// S [16, 2 * 16 keys] of two steps of codes, whose products hide each other's latency.
+template <class C, class S>
+NSAI_DEVICE void multiply_pair_qk(float (&s)[4][4], const Queries<S> &q, u32 sK0, u32 sK1,
+                                  int lane) {
+  using T = typename S::K;
+  const u32 at = T::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); // as in multiply_chains_qk()
+  clear(s);
+#pragma unroll
+  for (int first = 0; first < S::kSteps; first += 2) { // a chunk is a step
+    u32 b[2][2][4];                                    // K [2 * 16 keys, 32]
+    load_code_keys(b[0], T::along(sK0 + at, first));
+    load_code_keys(b[1], T::along(sK1 + at, first));
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int step = 0; step < 2; ++step)
+        if (first + i < S::kSteps)
+          mma_m16n16k16(Fp16(), s[2 * step], s[2 * step + 1], q.fragment[first + i], b[step][i]);
+  }
+}
+
+// O += P V of two steps of codes, with P [16, 2 * 16 keys].
+template <class C, class S, int kO>
+NSAI_DEVICE void multiply_pair_pv(float (&o)[kO][4], const float (&p)[4][4], u32 sV0, u32 sV1,
+                                  int lane) {
+  using T = typename S::V;
+  const u32 at = T::offset(lane % 16, lane / 16); // as in multiply_step_pv()
+  u32 a[2][4];                                    // P
+#pragma unroll
+  for (int step = 0; step < 2; ++step) softmax_pack<Fp16>(a[step], p[2 * step], p[2 * step + 1]);
+#pragma unroll
+  for (int first = 0; first < kO; first += 4) {
+    u32 b[2][2][4]; // V [2 * 16 keys, 32]
+    load_code_values(b[0], T::along(sV0 + at, first / 2));
+    load_code_values(b[1], T::along(sV1 + at, first / 2));
+#pragma unroll
+    for (int step = 0; step < 2; ++step)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (first + 2 * i < kO)
+          mma_m16n16k16(Fp16(), o[first + 2 * i], o[first + 2 * i + 1], a[step], b[step][i]);
+  }
+}
+
 // S = Q K^T of a stage. `meanwhile` runs before the products or while they run.
 template <class C, class S, class Meanwhile>
 NSAI_DEVICE void multiply_stage_qk(float (&s)[2 * S::kAtOnce][4], const Queries<S> &queries, u32 sK,

@@ -128,14 +128,16 @@ NSAI_DEVICE PipelinedSteps<C> find_steps(const NsaiDecode &p, const SharedStorag
 }
 
 template <class C>
-NSAI_DEVICE ScanKeys<C> find_scan_keys(SharedStorage &shared, const PipelinedWorkItem &at,
-                                       const ClusterBlockRange &block_range, int visible,
-                                       float *pooled) {
-  ScanKeys<C> keys = {};
+NSAI_DEVICE PipelinedScanKeys<C> find_scan_keys(SharedStorage &shared, const PipelinedWorkItem &at,
+                                                const ClusterBlockRange &block_range, int visible,
+                                                float *pooled) {
+  PipelinedScanKeys<C> keys = {};
   keys.ends[0] = keys.ends[1] = visible;
   keys.pools = at.searches;
   keys.begin_pool(&shared.exchange_buffer[at.warp].pool[0][0],
                   find_run_pooled<C>(pooled, block_range));
+  if (PipelinedScanKeys<C>::kHalves && at.lane >= 16)
+    keys.gPooled += kStepKeys / PipelinedScanKeys<C>::kRatio * kPoolRows;
   return keys;
 }
 
@@ -244,8 +246,8 @@ NSAI_DEVICE PipelinedSegment find_chosen_segment(const SharedStorage &shared,
 template <class C>
 NSAI_DEVICE void scan_entries(const NsaiDecode &p, SharedStorage &shared,
                               const PipelinedWorkItem &at, const QueryRows<C> &row,
-                              const PipelinedStages<C> &pipeline, ScanKeys<C> &keys, int &done,
-                              float (&o)[Tiles::kO][4], SoftmaxRows &rows) {
+                              const PipelinedStages<C> &pipeline, PipelinedScanKeys<C> &keys,
+                              int &done, float (&o)[Tiles::kO][4], SoftmaxRows &rows) {
   const PipelinedSegment segment = shared.segments[at.warp][kScanSegment];
   Queries<Tiles> queries; // [16, Dk]
   load_register_queries<C>(queries, row, 0, at.lane);
@@ -278,8 +280,8 @@ NSAI_DEVICE void consume(const NsaiDecode &p, SharedStorage &shared, const Pipel
   if constexpr (!kApart) load_register_queries<C>(queries, row, 0, at.lane);
   keep_gate(shared.gates, gate);
   float *kept = &shared.pooled[0][0];
-  ScanKeys<C> keys = find_scan_keys<C>(shared, at, block_range, steps.visible,
-                                       find_pooled<C>(p, kept, at.work_item, block_range));
+  PipelinedScanKeys<C> keys = find_scan_keys<C>(shared, at, block_range, steps.visible,
+                                                find_pooled<C>(p, kept, at.work_item, block_range));
   const PipelinedStages<C> pipeline(shared.kv_stages[at.warp], shared.stage_barriers[at.warp]);
   float o[Tiles::kO][4] = {}; // [16, Dv]
   SoftmaxRows rows;

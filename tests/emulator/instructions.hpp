@@ -52,6 +52,7 @@ inline void cvt_e4m3x2(u32 &r, float high, float low) { r = e4m3_of(high) << 8 |
 inline void cvt_f16x2_e4m3x2(u32 &r, u32 x) { // of the low half of x
   r = (u32)f16_of(value_e4m3(x >> 8 & 255)) << 16 | f16_of(value_e4m3(x & 255));
 }
+inline void cvt_f16x2_e4m3x2_high(u32 &r, u32 x) { cvt_f16x2_e4m3x2(r, x >> 16); }
 inline void max_u16x2(u32 &r, u32 a, u32 b) {
   r = std::max(a & 0xffff, b & 0xffff) | std::max(a >> 16, b >> 16) << 16;
 }

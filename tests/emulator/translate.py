@@ -32,6 +32,7 @@ INSTRUCTIONS = [
     (r"cvt\.rn\.f16x2\.f32 ", "cvt_f16x2"),
     (r"\{\.reg \.b16 c; cvt\.rn\.satfinite\.e4m3x2\.f32 c, %1, %2; cvt\.u32\.u16 %0, c;\}", "cvt_e4m3x2"),
     (r"\{\.reg \.b16 l, h; mov\.b32 \{l, h\}, %1; cvt\.rn\.f16x2\.e4m3x2 %0, l;\}", "cvt_f16x2_e4m3x2"),
+    (r"\{\.reg \.b16 l, h; mov\.b32 \{l, h\}, %1; cvt\.rn\.f16x2\.e4m3x2 %0, h;\}", "cvt_f16x2_e4m3x2_high"),
     (r"prmt\.b32 ", "prmt"),
     (r"max\.u16x2 ", "max_u16x2"),
     (r"mul\.rn\.f16x2 ", "mul_f16x2"),

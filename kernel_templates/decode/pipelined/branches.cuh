@@ -16,7 +16,7 @@
 template <class C, class R, int kO>
 NSAI_DEVICE void leave_branch(const NsaiDecode &p, SharedStorage &shared,
                               const PipelinedWorkItem &at, int b, float (&o)[kO][4],
-                              SoftmaxRows &rows, ScanKeys<C> &keys) {
+                              SoftmaxRows &rows, PipelinedScanKeys<C> &keys) {
   __syncwarp(); // earlier contents were read
   if (b != kWindow || at.has_window(at.warp)) {
     float *to = b == kSelected ? (float *)shared.kv_stages[at.warp]

@@ -44,6 +44,14 @@ template <class C, bool kRaw = false> struct PipelinedTiles {
 // The tiles of raw keys: of a type of their own only where they differ.
 template <class C> using PipelinedRawTiles = PipelinedTiles<C, kRawCodesAlone<C>>;
 
+// Whether a consumer takes two steps at once where stages hold codes: their keys are half the bytes,
+// and the latency of a step, which the other warps of a multiprocessor hide badly, must serve as many.
+template <class C, class R> constexpr bool kTakesPairs = R::kCoded;
+// The same of the compressed branch, if the buffer that holds O [16, Dv] has room for the
+// probabilities of two steps.
+template <class C>
+constexpr bool kScansPairs = C::kEntryCodes &&padded_dim(C::kHeadDimV) + 8 >= 2 * kStepKeys + 1;
+
 // ---- the steps of a warp
 
 // Steps are dealt to the cluster's warps in turn. If there is a compressed branch, the CTAs' warps
@@ -276,6 +284,59 @@ NSAI_DEVICE void fill_stages(PipelinedSteps<C> &steps, PipelinedRow ahead,
 
 // ---- products
 
+// Pools the probabilities of two steps, of which the first `steps` exist.
+template <class C, class Keys>
+NSAI_DEVICE void pool_steps(Keys &keys, const float (&s)[4][4], const SoftmaxRows &rows,
+                            int steps) {
+  if (!keys.pools) return;
+  if constexpr (Keys::kHalves) {
+    keys.pool_halves(s, rows, steps);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (i >= steps) break;
+      float step[2][4]; // [16, 16 keys]
+#pragma unroll
+      for (int c = 0; c < 8; ++c) step[c / 4][c % 4] = s[2 * i + c / 4][c % 4];
+      keys.pool(step, rows);
+    }
+  }
+}
+
+// Processes the next two steps of codes together.
+template <class C, class R, class Keys, int kO>
+NSAI_DEVICE void run_pair(const PipelinedMask &mask, Keys &keys, const PipelinedStages<C> &pipeline,
+                          int done, const Queries<R> &queries, float (&o)[kO][4], SoftmaxRows &rows,
+                          float scale_log2, int lane) {
+  const u32 stage0 = pipeline.stage(done), stage1 = pipeline.stage(done + 1);
+  float s[4][4]; // [16, 2 * 16 keys]
+  barrier_wait(pipeline.k_full(done), pipeline.phase(done));
+  barrier_wait(pipeline.k_full(done + 1), pipeline.phase(done + 1));
+  multiply_pair_qk<C, R>(s, queries, stage0, stage1, lane);
+  barrier_arrive(pipeline.k_empty(done));
+  barrier_arrive(pipeline.k_empty(done + 1));
+  if (done + 1 >= mask.step)
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      if (done + step < mask.step) continue;
+      const int first = (mask.number + done + step - mask.step) * kStepKeys;
+      float half[2][4]; // [16, 16 keys]
+#pragma unroll
+      for (int c = 0; c < 8; ++c) half[c / 4][c % 4] = s[2 * step + c / 4][c % 4];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) mask_row(half, r, KeyRange{ 0, keys.end(0) }, first);
+#pragma unroll
+      for (int c = 0; c < 8; ++c) s[2 * step + c / 4][c % 4] = half[c / 4][c % 4];
+    }
+  softmax_step(rows, s, o, scale_log2);
+  barrier_wait(pipeline.v_full(done), pipeline.phase(done));
+  barrier_wait(pipeline.v_full(done + 1), pipeline.phase(done + 1));
+  multiply_pair_pv<C, R>(o, s, stage0 + R::K::kBytes, stage1 + R::K::kBytes, lane);
+  barrier_arrive(pipeline.v_empty(done));
+  barrier_arrive(pipeline.v_empty(done + 1));
+  if constexpr (!kRawCodesAlone<C>) pool_steps<C>(keys, s, rows, 2); // else no entries are codes
+}
+
 // Processes steps [done, end), accumulating onto o and rows. Stops early when the first phase of
 // barrier `until` has completed (0: no barrier). R: the steps' tiles.
 template <class C, class R, class Keys, int kO>
@@ -287,6 +348,12 @@ NSAI_DEVICE void run_steps(const PipelinedMask &mask, Keys &keys,
 #pragma unroll 1
   while (done < end) {
     if (until && __all_sync(~0u, barrier_passed(until, 0))) break;
+    if constexpr (kTakesPairs<C, R>)
+      if (done + 1 < end) {
+        run_pair<C, R>(mask, keys, pipeline, done, queries, o, rows, scale_log2, lane);
+        done += 2;
+        continue;
+      }
     const u32 stage = pipeline.stage(done), phase = pipeline.phase(done);
     float s[2][4]; // [16, 16 keys]
     barrier_wait(pipeline.k_full(done), phase);
@@ -301,6 +368,14 @@ NSAI_DEVICE void run_steps(const PipelinedMask &mask, Keys &keys,
     multiply_step_pv<C, R, kAtOnce>(o, s, stage + R::K::kBytes, lane);
     barrier_arrive(pipeline.v_empty(done));
     ++done;
-    keys.pool(s, rows);
+    if constexpr (kTakesPairs<C, R> && kScansPairs<C>) {
+      const float pair[4][4] = { // [16, 2 * 16 keys], of which the second 16 do not exist
+                                 { s[0][0], s[0][1], s[0][2], s[0][3] },
+                                 { s[1][0], s[1][1], s[1][2], s[1][3] }
+      };
+      pool_steps<C>(keys, pair, rows, 1);
+    } else {
+      keys.pool(s, rows);
+    }
   }
 }

@@ -16,11 +16,15 @@ static_assert(Config::kScanRows == 16 && Config::kGroupPadded <= 16,
               "a token's heads are one m16 tile");
 
 using Tiles = PipelinedTiles<Config>;
+template <class C> using PipelinedScanKeys = ScanKeys<C, kScansPairs<C>>;
 using OutputVectors = PipelinedVectors<Config>;
 constexpr int kBest = kSentBest<Config>;
 
 // Buffer of a warp: probabilities to be pooled; then O [16, Dv] of the compressed branch; then that
 // of the window including the window-selected blocks.
+static_assert(!PipelinedScanKeys<Config>::kHalves ||
+                  16 * (2 * kStepKeys + 1) <= 16 * OutputVectors::kPitch,
+              "the probabilities of two steps and their references fit beside each other");
 union __align__(16) WarpExchangeBuffer {
   float pool[16][kPoolPitch];
   float o[16][OutputVectors::kPitch];
