@@ -104,7 +104,8 @@ static nsai_problem expanded_problem(const nsai_problem *p) {
 static bool expands(const nsai_run *run) {
   const nsai_problem *p = &run->plan->problem;
   const int64_t rows = NSAI_PRODUCT(run->sizes.num_seqs, nsai_longest_sequence(run));
-  return run->sizes.num_seqs <= MOST_SEQS && rows <= room(p) && rows <= nsai_expand_reach(run->sizes.tokens);
+  return run->sizes.num_seqs <= MOST_SEQS && rows <= room(p) &&
+         rows <= nsai_expand_reach(run->sizes.tokens);
 }
 
 static void specify_expand(const nsai_problem *p, nsai_kernel_spec *spec) {
