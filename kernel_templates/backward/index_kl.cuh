@@ -59,7 +59,7 @@ NSAI_DEVICE float add_tile(const NsaiIndexKl &p, const IndexItem &at,
   if (p.q_partial) {
     store_scores<Config>(x[0], base, (int)threadIdx.x / 32 * 16);
     __syncthreads(); // dS of all keys
-    multiply_scores<Config, Config::kWarps, 1>(p, at, base, tile, adds, threadIdx.x / 32);
+    multiply_scores<Config, Config::kWarps>(p, at, base, tile, adds, threadIdx.x / 32);
   }
   return loss;
 }

@@ -217,7 +217,7 @@ NSAI_DEVICE float learn(const NsaiIndexKl &p, const IndexItem &at, const u32 *sE
     if (p.k_partial) multiply_fragments<E, typename F::IndexQ>(dk, x, F::index_q(base, tile), 0);
     if (p.q_partial) {
       threads_sync(kStudents, kStudentThreads); // dS of all keys
-      multiply_scores<Config, kStudentWarps, 2>(p, at, base, tile, first > 0, warp);
+      multiply_scores<Config, kStudentWarps>(p, at, base, tile, first > 0, warp);
     }
     if (tile + 2 < tiles) stages.finish_index(tile + 2, words, thread);
   }
