@@ -12,6 +12,8 @@
 // The exponentials, which take as long as wgmma's products, overlap with both products. Each side copies
 // what it reads: rows of Q and LSE, or Ki, Qi and what is known of the tokens.
 //
+// H200, MiniMax-M3, 64k tokens: 8.6 ms, backward_index_kl 13.1 ms. dQ with two products at a time: 8.8 ms.
+//
 // Named barriers: Pm of buffer b is complete (kFull + b), has been read (kEmpty + b); among the threads of
 // each side (kTeachers, kStudents).
 //
