@@ -31,9 +31,9 @@
 //
 // Shared memory: nsai_smem_index_kl() of params/smem.h.
 //
-// Config: Element, kHeadDimQk, kIndexDim, kGroup, kGroupPadded, kKeys, kRows, kStages (1 to 3), kWarps
-// (kKeys / 16), kMeans (1), kWgmma, kKeyRegisters, kEntries (most tokens of an item), kSelectBlock (l'), kThreads,
-// kMinBlocks, kSharedBytes.
+// Config: Element, kHeadDimQk, kIndexDim, kGroup, kGroupPadded, kKeys, kRows, kStages (1 to 3), kMeans
+// (1), kWarps (kKeys / 16), kWgmma, kKeyRegisters, kEntries (most tokens of an item), kSelectBlock (l'),
+// kThreads, kMinBlocks, kSharedBytes.
 #pragma once
 #include "backward/index_kl_items.cuh"
 #include "backward/index_kl_student.cuh"
@@ -59,7 +59,7 @@ NSAI_DEVICE float add_tile(const NsaiIndexKl &p, const IndexItem &at,
   if (p.q_partial) {
     store_scores<Config>(x[0], base, (int)threadIdx.x / 32 * 16);
     __syncthreads(); // dS of all keys
-    multiply_scores<Config, Config::kWarps, 1>(p, at, base, tile, adds, threadIdx.x / 32);
+    multiply_scores<Config, Config::kWarps>(p, at, base, tile, adds, threadIdx.x / 32);
   }
   return loss;
 }

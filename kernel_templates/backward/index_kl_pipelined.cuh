@@ -12,6 +12,8 @@
 // The exponentials, which take as long as wgmma's products, overlap with both products. Each side copies
 // what it reads: rows of Q and LSE, or Ki, Qi and what is known of the tokens.
 //
+// H200, MiniMax-M3, 64k tokens: 8.6 ms, backward_index_kl 13.1 ms. dQ with two products at a time: 8.8 ms.
+//
 // Named barriers: Pm of buffer b is complete (kFull + b), has been read (kEmpty + b); among the threads of
 // each side (kTeachers, kStudents).
 //
@@ -217,7 +219,7 @@ NSAI_DEVICE float learn(const NsaiIndexKl &p, const IndexItem &at, const u32 *sE
     if (p.k_partial) multiply_fragments<E, typename F::IndexQ>(dk, x, F::index_q(base, tile), 0);
     if (p.q_partial) {
       threads_sync(kStudents, kStudentThreads); // dS of all keys
-      multiply_scores<Config, kStudentWarps, 2>(p, at, base, tile, first > 0, warp);
+      multiply_scores<Config, kStudentWarps>(p, at, base, tile, first > 0, warp);
     }
     if (tile + 2 < tiles) stages.finish_index(tile + 2, words, thread);
   }

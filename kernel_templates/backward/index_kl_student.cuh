@@ -50,49 +50,38 @@ template <class Config> NSAI_DEVICE void store_scores(const u32 (&x)[4], u32 bas
                       x[i]);
 }
 
-// dQ of a tile of tokens, by kWarps warps: [16, 16] = dS [16, kKeys] Ki [kKeys, 16] at a time, kMost of
-// them side by side where warps have as many.
-template <class Config, int kWarps, int kMost>
+// dQ of a tile of tokens, by kWarps warps: [16, 16] = dS [16, kKeys] Ki [kKeys, 16] at a time.
+template <class Config, int kWarps>
 NSAI_DEVICE void multiply_scores(const NsaiIndexKl &p, const IndexItem &at, u32 base, int tile,
                                  bool adds, int warp) {
   using F = IndexKlTraits<Config>;
   const int lane = threadIdx.x & 31;
   const u32 x_at = base + F::kSScores + F::Scores::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
   const u32 k_at = base + F::kSIndexK + F::IndexK::offset(lane % 16, lane / 16);
-  constexpr int kPairs = F::kIndexCols / 16;
-  constexpr int kAtOnce = kPairs % (kMost * kWarps) ? 1 : kMost;
-  for (int pair = warp; pair < kPairs; pair += kAtOnce * kWarps) {
-    float acc[kAtOnce][2][4]; // [16 tokens, 16] each
-#pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) clear(acc[n]);
+  for (int pair = warp; pair < F::kIndexCols / 16; pair += kWarps) {
+    float acc[2][4]; // [16 tokens, 16]
+    clear(acc);
 #pragma unroll
     for (int key = 0; key < Config::kKeys; key += 16) {
-      u32 x[4];
+      u32 x[4], rK[4];
       ldmatrix_x4_trans(x, x_at + key * F::Scores::kPitch);
-#pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
-        u32 rK[4]; // [16 keys, 16]
-        ldmatrix_x4_trans(rK, at_step<typename F::IndexK>(k_at, pair + n * kWarps) +
-                                  key * F::IndexK::kPitch);
-        mma_m16n16k16(typename Config::Element(), acc[n][0], acc[n][1], x, rK);
-      }
+      ldmatrix_x4_trans(rK, at_step<typename F::IndexK>(k_at, pair) + key * F::IndexK::kPitch);
+      mma_m16n16k16(typename Config::Element(), acc[0], acc[1], x, rK);
     }
 #pragma unroll
-    for (int n = 0; n < kAtOnce; ++n)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int i = tile * F::kTokens + lane / 4 + 8 * r;
-        const int column = 16 * (pair + n * kWarps) + column_of_lane();
-        float4 x = gather_four(acc[n][0][2 * r], acc[n][0][2 * r + 1], acc[n][1][2 * r],
-                               acc[n][1][2 * r + 1]);
-        if (i >= at.item.count || column >= Config::kIndexDim) continue;
-        float4 *to =
-            (float4 *)(p.q_partial +
-                       (at.head * p.entry_capacity + at.item.begin + i) * Config::kIndexDim +
-                       column);
-        if (adds) add_four(x, *to);
-        *to = x;
+    for (int r = 0; r < 2; ++r) {
+      const int i = tile * F::kTokens + lane / 4 + 8 * r, column = 16 * pair + column_of_lane();
+      float4 x = gather_four(acc[0][2 * r], acc[0][2 * r + 1], acc[1][2 * r], acc[1][2 * r + 1]);
+      if (i >= at.item.count || column >= Config::kIndexDim) continue;
+      float4 *to =
+          (float4 *)(p.q_partial +
+                     (at.head * p.entry_capacity + at.item.begin + i) * Config::kIndexDim + column);
+      if (adds) {
+        const float4 before = *to;
+        x = make_float4(before.x + x.x, before.y + x.y, before.z + x.z, before.w + x.w);
       }
+      *to = x;
+    }
   }
 }
 
