@@ -44,13 +44,15 @@ template <class C, bool kRaw = false> struct PipelinedTiles {
 // The tiles of raw keys: of a type of their own only where they differ.
 template <class C> using PipelinedRawTiles = PipelinedTiles<C, kRawCodesAlone<C>>;
 
-// Whether a consumer takes two steps at once where stages hold codes: their keys are half the bytes,
-// and the latency of a step, which the other warps of a multiprocessor hide badly, must serve as many.
-template <class C, class R> constexpr bool kTakesPairs = R::kCoded;
-// The same of the compressed branch, if the buffer that holds O [16, Dv] has room for the
-// probabilities of two steps.
+// Whether a consumer takes two steps of codes at once: they are the bytes of one step of elements,
+// whose latency the few other warps of a multiprocessor hide. Of two stages (raw codes beside entries
+// in 16 bits) it would leave none to be filled meanwhile.
+template <class C, class R> constexpr bool kTakesPairs = (bool)R::kCoded && (C::kStages >= 4);
+// The same of the compressed branch, with the pooling of two steps at once, if the buffer that holds
+// O [16, Dv] has room for their probabilities.
 template <class C>
-constexpr bool kScansPairs = C::kEntryCodes &&padded_dim(C::kHeadDimV) + 8 >= 2 * kStepKeys + 1;
+constexpr bool kScansPairs = kTakesPairs<C, PipelinedTiles<C>> &&
+                             (padded_dim(C::kHeadDimV) + 8 > 2 * kStepKeys);
 
 // ---- the steps of a warp
 
@@ -334,7 +336,7 @@ NSAI_DEVICE void run_pair(const PipelinedMask &mask, Keys &keys, const Pipelined
   multiply_pair_pv<C, R>(o, s, stage0 + R::K::kBytes, stage1 + R::K::kBytes, lane);
   barrier_arrive(pipeline.v_empty(done));
   barrier_arrive(pipeline.v_empty(done + 1));
-  if constexpr (!kRawCodesAlone<C>) pool_steps<C>(keys, s, rows, 2); // else no entries are codes
+  pool_steps<C>(keys, s, rows, 2);
 }
 
 // Processes steps [done, end), accumulating onto o and rows. Stops early when the first phase of
@@ -368,7 +370,7 @@ NSAI_DEVICE void run_steps(const PipelinedMask &mask, Keys &keys,
     multiply_step_pv<C, R, kAtOnce>(o, s, stage + R::K::kBytes, lane);
     barrier_arrive(pipeline.v_empty(done));
     ++done;
-    if constexpr (kTakesPairs<C, R> && kScansPairs<C>) {
+    if constexpr (kScansPairs<C>) {
       const float pair[4][4] = { // [16, 2 * 16 keys], of which the second 16 do not exist
                                  { s[0][0], s[0][1], s[0][2], s[0][3] },
                                  { s[1][0], s[1][1], s[1][2], s[1][3] }

@@ -381,7 +381,9 @@ void chk_cache_options_print(const chk_cache_options *o, FILE *out) {
                                               : " ranges",
           o->probed ? " probed" : "", o->masks ? " masks" : "", o->counted ? " counted" : "",
           o->kv_codes ? " e4m3" : "",
-          !o->cmp_codes ? "" : g->by == NSAI_BY_INDEX ? " keys e4m3" : " entries e4m3",
+          !o->cmp_codes            ? ""
+          : g->by == NSAI_BY_INDEX ? " keys e4m3"
+                                   : " entries e4m3",
           o->head_scales ? " head scales" : "", scales_names[o->scales], (double)o->softmax_scale,
           o->seqs, o->max_q_len, o->max_kv_len);
 }
