@@ -149,7 +149,10 @@ static bool has_group_registers(const nsai_problem *p) {
 /* Two consumer groups of a CTA share Q, and so four fit a multiprocessor in the place of three
  * CTAs of one. (H200, 32 sequences of 64k, 4 new tokens, 16 heads a group, us of a step,
  * decode_split_kv_compressed alone so: D 32 131 -> 128, 64 162 -> 139, 96 191 -> 165, 128 227 ->
- * 179.) */
+ * 179. Tried later without gain, where a step of D 128 takes 166: one CTA of three groups with four
+ * stages, one fence for two stages and tiles that are not split, 176; all four kernels in one
+ * launch, a CTA of three groups for each tile, 185; mma.sync 203. Without the fence between cp.async
+ * and wgmma, which would be wrong, a step takes as long: 165.) */
 static nsai_tiles two_groups(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                              shared_fn *shared) {
   if (!nsai_decode_has_panels(p, t, nsai_decode_tile_rows(p, t)) ||
