@@ -106,7 +106,8 @@ static const diag_case rule_cases[] = {
   { "index keys in e4m3 of an odd dim",
     "model: {heads: 64, kv_heads: 4, head_dim: 128, compress: none,\n"
     "  select: {by: index, pool: max}, index: {heads: 4, dim: 24}}\nserving: {cmp_dtype: e4m3}\n",
-    "4:22: error: serving.cmp_dtype: e4m3 needs an index dim that is a multiple of 16: model.index.dim is 24 "
+    "4:22: error: serving.cmp_dtype: e4m3 needs an index dim that is a multiple of 16: "
+    "model.index.dim is 24 "
     "(t.yaml:3); leave it out, or change the index dim" },
   { "compress is a mapping, or none",
     "model: {heads: 64, kv_heads: 4, head_dim: 128, compress: mean}\n",
