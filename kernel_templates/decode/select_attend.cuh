@@ -2,31 +2,38 @@
 // SPDX-License-Identifier: MIT
 //
 // decode_select_attend: all that follows the importance of a decode step, in one launch: top-n, attention to
-// the chosen blocks, and the sum over splits. For models that have no other branch.
+// the chosen blocks, and the sum over splits. For models that have no other branch. With kScores importance
+// as well: it is the whole step.
 //
 //   idx = top-n of importance (core/topn.cuh)
 //   o = gate * O,   O = softmax over the tokens p <= t of the blocks idx of (scale * q . k_p) v
 //
 //   q [T, Hq, Dk], K and V in the cache, importance f32 [tokens of the chunk, Hkv, blocks]
-//   (select_importance, select_index_scores) -> o [T, Hq, Dv], idx [T, Hkv, n], lse and o_branch if wanted
+//   (select_importance, select_index_scores) or, with kScores, compressed and coarse keys in the cache
+//   -> o [T, Hq, Dv], idx [T, Hkv, n], lse and o_branch if wanted
 //
 // Grid: x = (token_end - token_begin) * kCluster, y = kv_heads. A cluster of kCluster CTAs takes a token and a
 // KV head. On sm_90 and later only.
 //
+//   score   with kScores: each warp takes a share of coarse and compressed keys, and sends the importance of
+//           its blocks to all CTAs (decode/score_blocks.cuh)
 //   select  every CTA for itself (decode/rank_blocks.cuh): sharing the search would cost an exchange, and a
 //           token has few candidates
 //   attend  each CTA takes a share of the chosen keys, each of its warps a part of it (decode/mainloop.cuh):
-//           first of the forced blocks, beside the kernel that computes importance
+//           first of the forced blocks, beside the kernel that computes importance, or while importance is on
+//           its way
 //   reduce  each CTA adds up its warps' results and sends slices of O, with the statistics of their rows, to
 //           their owners, which add up the slices in the order of the CTAs and store the outputs
 //
-// Synchronisation: a barrier of the whole cluster before anything is sent, so that all CTAs have started; an
-// mbarrier at each receiver. No CTA receives anything after its wait, so that it may exit.
+// Synchronisation: a barrier of the whole cluster before anything is sent, so that all CTAs have started;
+// mbarriers at each receiver. No CTA receives anything after its wait, so that it may exit.
 //
-// Bound by the chain of waits: importance, block table, keys, one exchange.
+// Bound by the chain of waits: importance, block table, keys, one exchange; with kScores and few CTAs to a
+// token by memory.
 //
 // Config: those of decode/mainloop.cuh, decode/work.cuh, decode/rank_blocks.cuh and core/epilogue.cuh;
-// kPageSize, kRawCodes (K and V are codes), kCluster, kMinBlocks, kSharedBytes.
+// kPageSize, kRawCodes (K and V are codes), kCluster, kMinBlocks, kSharedBytes; kScores, and then
+// those of decode/score_blocks.cuh.
 #pragma once
 #include "core/barrier.cuh"
 #include "core/cluster.cuh"
@@ -37,6 +44,7 @@
 #include "decode/mainloop_splits.cuh"
 #include "decode/rank_blocks.cuh"
 #include "decode/raw_keys.cuh"
+#include "decode/score_blocks.cuh"
 #include "decode/work.cuh"
 #include "params/kv_cache.h"
 
@@ -49,18 +57,35 @@ using Stream = KeyStream<Config, 1, (bool)Config::kRawCodes>;
 template <class C> struct Slices {
   static constexpr int kRow = C::kHeadDimV / 4, kAll = C::kGroup * kRow;
   static constexpr int kEach = ceil_div(kAll, C::kCluster);
+  static constexpr int kRows = (kEach + kRow - 2) / kRow + 1; // most rows that a slice touches
   static constexpr int kReceived = C::kCluster > 1 ? C::kCluster *kEach : 1;
+  static constexpr int kReceivedRows = C::kCluster > 1 ? C::kCluster *kRows : 1;
   static NSAI_DEVICE int size(int rank) { return min(max(kAll - rank * kEach, 0), kEach); }
+  static NSAI_DEVICE int first_row(int rank) { return rank * kEach / kRow; }
+  static NSAI_DEVICE int rows(int rank) {
+    return size(rank) ? (rank * kEach + size(rank) - 1) / kRow - first_row(rank) + 1 : 0;
+  }
 };
 
-struct SharedStorage {
+struct NoScores {};
+template <class C, bool kScores> struct ScoresOf { using Shared = NoScores; };
+template <class C> struct ScoresOf<C, true> { using Shared = BlockScoresShared<C>; };
+
+using SelectAttendParams =
+    typename ParamsOf<(bool)Config::kScores, NsaiSelectAttend, NsaiScoredAttend>::Type;
+NSAI_DEVICE const NsaiSelectAttend &attend_params(const NsaiSelectAttend &params) { return params; }
+NSAI_DEVICE const NsaiSelectAttend &attend_params(const NsaiScoredAttend &params) {
+  return params.attend;
+}
+
+struct SharedStorage : ScoresOf<Config, (bool)Config::kScores>::Shared {
   union {
     RankShared<Config> rank; // until the list is complete
     Stream::Shared stream;
   };
-  float4 o[Slices<Config>::kReceived];     // [CTAs, vectors of a slice]
-  float2 stats[Slices<Config>::kReceived]; // reference and sum of their rows
-  u64 received;                            // mbarrier
+  float4 o[Slices<Config>::kReceived];         // [CTAs, vectors of a slice]
+  float2 stats[Slices<Config>::kReceivedRows]; // reference and sum of a slice's rows, by CTA
+  u64 received;                                // mbarrier
   int list[Config::kSelectCount];
 };
 static_assert(sizeof(SharedStorage) == Config::kSharedBytes,
@@ -74,9 +99,11 @@ template <class C> NSAI_DEVICE void begin_cluster(SharedStorage &shared, int ran
     if (threadIdx.x == 0) {
       const u32 barrier = shared_address(&shared.received);
       barrier_init(barrier, 1);
+      if constexpr (C::kScores) init_block_scores<C>(shared);
       barrier_init_fence();
-      barrier_arrive_expecting(barrier, C::kCluster * Slices<C>::size(rank) *
-                                            (u32)(sizeof(float4) + sizeof(float2)));
+      barrier_arrive_expecting(barrier,
+                               C::kCluster * (Slices<C>::size(rank) * (u32)sizeof(float4) +
+                                              Slices<C>::rows(rank) * (u32)sizeof(float2)));
     }
     cluster_arrive();
   }
@@ -122,10 +149,9 @@ NSAI_DEVICE ChosenKeys find_found(const int *sList, int candidates, int position
 // Attends to this warp's share of the keys, of which all warps of the cluster have equally many.
 template <class C>
 NSAI_DEVICE void attend_share(const NsaiDecode &p, SharedStorage &shared, const Stream &at,
-                              const Queries<Stream> &queries, const DecodeToken &token, int group,
-                              int rank, ChosenKeys &keys, float (&o)[Stream::kO][4],
-                              SoftmaxRows &rows) {
-  const auto lists = find_rows<C::kPageSize>(p.batch, token.s, 0);
+                              const CachedRows<C::kPageSize> &lists, const Queries<Stream> &queries,
+                              const DecodeToken &token, int group, int rank, ChosenKeys &keys,
+                              float (&o)[Stream::kO][4], SoftmaxRows &rows) {
   const int steps = ceil_div(keys.limit, kStepKeys);
   const int each = ceil_div(steps, C::kCluster * Stream::kConsumerGroups);
   const int begin = min((rank * Stream::kConsumerGroups + at.consumer_group) * each, steps);
@@ -139,11 +165,14 @@ template <class C>
 NSAI_DEVICE void select_blocks(const NsaiSelectAttend &params, SharedStorage &shared, int row,
                                int group, int rank, int candidates) {
   const NsaiDecode &p = params.coded.decode;
-  const float *gI = params.importance +
-                    (row - params.token_begin) * params.importance_token_stride +
-                    group * params.importance_head_stride; // [candidates]
+  const float *importance; // [candidates], in global or shared memory
+  if constexpr (C::kScores)
+    importance = scored_importance<C>(shared);
+  else
+    importance = params.importance + (row - params.token_begin) * params.importance_token_stride +
+                 group * params.importance_head_stride;
   __syncthreads(); // all warps have finished with the stream
-  rank_blocks<C>(shared.rank, shared.list, gI, candidates);
+  rank_blocks<C>(shared.rank, shared.list, importance, candidates);
   if (rank > 0) return;
   int *gOut = list_of(p, row, group); // [n]
   for (int i = threadIdx.x; i < C::kSelectCount; i += C::kThreads) gOut[i] = shared.list[i];
@@ -160,20 +189,23 @@ template <class C> NSAI_DEVICE void send_slices(SharedStorage &shared, int rank)
     const int owner = i / S::kEach, slot = rank * S::kEach + i % S::kEach;
     const u32 barrier = cluster_address(received, owner);
     cluster_send(cluster_address(o + slot * (u32)sizeof(float4), owner), x.o, barrier);
-    cluster_send(cluster_address(stats + slot * (u32)sizeof(float2), owner),
+    if (i % S::kRow != 0 && i % S::kEach != 0) continue; // not the first of a row in the slice
+    const int row_slot = rank * S::kRows + i / S::kRow - S::first_row(owner);
+    cluster_send(cluster_address(stats + row_slot * (u32)sizeof(float2), owner),
                  make_float2(x.reference, x.total), barrier);
   }
 }
 
-// Adds up vector i of this CTA's slice over the CTAs.
-template <class C> NSAI_DEVICE ConsumerGroupSum add_received(const SharedStorage &shared, int i) {
+// Adds up vector i of this CTA's slice, which lies in its row `row`, over the CTAs.
+template <class C>
+NSAI_DEVICE ConsumerGroupSum add_received(const SharedStorage &shared, int i, int row) {
   ConsumerGroupSum x = { kNoReference, 0.0f, make_float4(0, 0, 0, 0) };
 #pragma unroll
   for (int r = 0; r < C::kCluster; ++r)
-    x.reference = fmaxf(x.reference, shared.stats[r * Slices<C>::kEach + i].x);
+    x.reference = fmaxf(x.reference, shared.stats[r * Slices<C>::kRows + row].x);
 #pragma unroll
   for (int r = 0; r < C::kCluster; ++r) {
-    const float2 stats = shared.stats[r * Slices<C>::kEach + i];
+    const float2 stats = shared.stats[r * Slices<C>::kRows + row];
     const float factor = exp2_approx(stats.x - x.reference);
     x.o = add_scaled(x.o, factor, shared.o[r * Slices<C>::kEach + i]);
     x.total = fmaf(factor, stats.y, x.total);
@@ -194,7 +226,7 @@ NSAI_DEVICE void store_slice(const NsaiDecode &p, const SharedStorage &shared, i
     if (attends) {
       ConsumerGroupSum x;
       if constexpr (C::kCluster > 1)
-        x = add_received<C>(shared, i);
+        x = add_received<C>(shared, i, head - S::first_row(rank));
       else
         x = add_consumer_groups<C, Stream>(shared.stream, head, column);
       o = finish_four<C>(out, output_row, column, x.reference, x.total, x.o);
@@ -208,7 +240,8 @@ NSAI_DEVICE void store_slice(const NsaiDecode &p, const SharedStorage &shared, i
 
 // ---- body
 
-template <class C> NSAI_DEVICE void select_attend(const NsaiSelectAttend &params) {
+template <class C> NSAI_DEVICE void select_attend(const SelectAttendParams &all_params) {
+  const NsaiSelectAttend &params = attend_params(all_params);
   const NsaiDecode &p = params.coded.decode;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   SharedStorage &shared = *(SharedStorage *)shared_bytes;
@@ -218,10 +251,27 @@ template <class C> NSAI_DEVICE void select_attend(const NsaiSelectAttend &params
   const int rank = C::kCluster > 1 ? cluster_rank() : 0, group = blockIdx.y;
   const int row = params.token_begin + (int)blockIdx.x / C::kCluster;
   begin_cluster<C>(shared, rank);
+  if constexpr (C::kScores) begin_kernel();
   const DecodeToken token = find_token(p.batch, row);
+  const auto lists = find_rows<C::kPageSize>(p.batch, token.s, 0);
   const QueryRows<C> query_rows = { p.q, row, 1, group };
   const bool attends = token.present && p.branches >> kSelected & 1;
   const int candidates = candidate_count<C>(token.position);
+
+  // ---- score
+  const bool scores =
+      C::kScores && p.idx && needs_search<C>(candidates); // uniform over the cluster
+  if constexpr (C::kScores) {
+    if (scores)
+      score_blocks<C, C::kStages * Stream::kStageBytes>(all_params, shared,
+                                                        shared_address(shared.stream.keys),
+                                                        query_rows, lists, token, group, rank,
+                                                        candidates);
+    else if (C::kCluster > 1)
+      cluster_wait();           // all CTAs have started
+    if (!token.present) return; // uniform over the cluster
+  }
+
   Queries<Stream> queries; // [16, Dk]
   if constexpr (!Stream::kQShared)
     if (attends) queries = load_row_queries<C>(shared.stream, at, query_rows);
@@ -233,10 +283,14 @@ template <class C> NSAI_DEVICE void select_attend(const NsaiSelectAttend &params
 #pragma unroll 1
   for (int late = 0; late < 2; ++late) {
     if (late) {
-      wait_for_kernel_before(); // importance
-      let_next_kernel_begin();
-      if constexpr (C::kCluster > 1) cluster_wait(); // all CTAs have started
-      if (!token.present) return;                    // uniform over the cluster
+      if constexpr (C::kScores) {
+        if (scores) receive_block_scores<C>(shared);
+      } else {
+        wait_for_kernel_before(); // importance
+        let_next_kernel_begin();
+        if constexpr (C::kCluster > 1) cluster_wait(); // all CTAs have started
+        if (!token.present) return;                    // uniform over the cluster
+      }
       if (p.idx) select_blocks<C>(params, shared, row, group, rank, candidates);
     }
     if (!attends) continue;
@@ -244,7 +298,7 @@ template <class C> NSAI_DEVICE void select_attend(const NsaiSelectAttend &params
       queries = load_row_queries<C>(shared.stream, at, query_rows); // where shared.rank was
     ChosenKeys keys = late ? find_found<C>(shared.list, candidates, token.position)
                            : find_known<C>(candidates, token.position);
-    attend_share<C>(p, shared, at, queries, token, group, rank, keys, o, rows);
+    attend_share<C>(p, shared, at, lists, queries, token, group, rank, keys, o, rows);
   }
 
   // ---- reduce
@@ -261,6 +315,6 @@ template <class C> NSAI_DEVICE void select_attend(const NsaiSelectAttend &params
 
 extern "C" __global__ void __cluster_dims__(Config::kCluster, 1, 1)
     __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-        decode_select_attend(const __grid_constant__ NsaiSelectAttend p) {
+        decode_select_attend(const __grid_constant__ SelectAttendParams p) {
   select_attend<Config>(p);
 }

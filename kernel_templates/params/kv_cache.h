@@ -314,6 +314,12 @@ typedef struct NsaiSelectAttend {
   int token_begin, token_end;
 } NsaiSelectAttend;
 
+/* With Config::kScores: of compressed keys in coded.decode.entries and coarse keys; `importance` is unused. */
+typedef struct NsaiScoredAttend {
+  NsaiSelectAttend attend;
+  NsaiCacheTensor coarse;
+} NsaiScoredAttend;
+
 typedef struct NsaiCodedAppend {
   NsaiAppend append;
   NsaiPairScales scales[3]; /* as in `cache` */
@@ -392,6 +398,7 @@ NSAI_SIZE_IS(NsaiCodedImportance, 288);
 NSAI_SIZE_IS(NsaiStepImportance, 336);
 NSAI_SIZE_IS(NsaiCodedDecode, 952);
 NSAI_SIZE_IS(NsaiSelectAttend, 984);
+NSAI_SIZE_IS(NsaiScoredAttend, 1016);
 NSAI_SIZE_IS(NsaiCodedAppend, 648);
 NSAI_SIZE_IS(NsaiNormedAppend, 680);
 NSAI_SIZE_IS(NsaiIndexedAppend, 736);

@@ -218,17 +218,24 @@ NSAI_SIZE nsai_smem_rank_passing(int free, int blocks) {
 
 /* decode/select_attend.cuh: the key stream, or before it RankShared, which is
  *   u64 [groups], [passing], key | int [free], count;
- * received O f32 [cluster, slice, 4] and statistics f32 [cluster, slice, 2], of a cluster of one a
- * vector | barrier | int [count]. A slice is a CTA's share of O, in vectors of four columns. */
+ * received O f32 [cluster, slice, 4] and statistics f32 [cluster, rows of a slice, 2], of a cluster of one
+ * a vector | barrier | int [count]. A slice is a CTA's share of O, in vectors of four columns. */
 NSAI_SIZE nsai_smem_select_attend(int stream, int free, int blocks, int cluster, int group, int dv,
                                   int count) {
   const int keys = nsai_smem_rank_groups(free) + nsai_smem_rank_passing(free, blocks) + 1;
   const int rank = nsai_smem_aligned(8 * keys + 4 * (nsai_smem_larger(free, 1) + 1), 8);
   const int slice = (group * (dv / 4) + cluster - 1) / cluster;
-  const int vectors = cluster > 1 ? cluster * slice : 1;
-  return nsai_smem_aligned(nsai_smem_aligned(nsai_smem_larger(stream, rank), 16) +
-                               nsai_smem_aligned(24 * vectors, 8) + 8 + 4 * count,
+  const int rows = (slice + dv / 4 - 2) / (dv / 4) + 1;
+  const int received = cluster > 1 ? cluster * (16 * slice + 8 * rows) : 24;
+  return nsai_smem_aligned(nsai_smem_aligned(nsai_smem_larger(stream, rank), 16) + received + 8 +
+                               4 * count,
                            16);
+}
+
+/* decode/score_blocks.cuh: importance f32 [blocks] | statistics f32 [cluster + warps, 16, 2] | sums f32
+ * [warps, 32] | barriers. */
+NSAI_SIZE nsai_smem_block_scores(int blocks, int cluster, int warps) {
+  return nsai_smem_aligned(4 * blocks + 128 * (cluster + 2 * warps) + 16, 128);
 }
 
 /* decode/cluster.cuh: K and V [stages, warps] of 16 keys, elements or codes | Q [16, Dk] |

@@ -637,20 +637,26 @@ static void test_select_attend_forms(void **state) {
     taker index, coarse;
   } rows[] = {
     { 1, { "decode_select_attend", 16, 128 }, { "decode_select_attend", 16, 128 } },
-    { 2, { "decode_select_attend", 8, 128 }, { "decode_select_attend", 16, 128 } },
-    { 4, { "decode_select_attend", 4, 128 }, { "decode_select_attend", 8, 128 } },
-    { 8, { "decode_select_attend", 2, 128 }, { "decode_select_attend", 4, 128 } },
-    { 16, { "decode_select_attend", 2, 128 }, { "decode_select_attend", 2, 128 } },
-    { 17, SPLIT, { "decode_select_attend", 2, 128 } },
-    { 33, SPLIT, { "decode_select_attend", 2, 128 } },
-    { 34, SPLIT, SPLIT },
+    { 2, { "decode_select_attend", 16, 128 }, { "decode_select_attend", 16, 128 } },
+    { 3, { "decode_select_attend", 16, 128 }, { "decode_select_attend", 16, 128 } },
+    { 4, { "decode_select_attend", 8, 128 }, { "decode_select_attend", 16, 128 } },
+    { 7, { "decode_select_attend", 8, 128 }, { "decode_select_attend", 16, 128 } },
+    { 8, { "decode_select_attend", 4, 128 }, { "decode_select_attend", 8, 128 } },
+    { 15, { "decode_select_attend", 4, 128 }, { "decode_select_attend", 8, 128 } },
+    { 16, { "decode_select_attend", 2, 128 }, { "decode_select_attend", 4, 128 } },
+    { 17, { "decode_select_attend", 2, 128 }, { "decode_select_attend", 4, 128 } },
+    { 33, { "decode_select_attend", 2, 128 }, { "decode_select_attend", 2, 128 } },
+    { 64, { "decode_select_attend", 0, 128 }, { "decode_select_attend", 2, 128 } },
+    { 66, { "decode_select_attend", 0, 128 }, { "decode_select_attend", 2, 128 } },
+    { 67, SPLIT, { "decode_select_attend", 0, 128 } },
+    { 128, SPLIT, { "decode_select_attend", 0, 128 } },
   };
-  const nsai_problem index = index_of(64), coarse = coarse_of(64);
+  const nsai_problem index = index_of(128), coarse = coarse_of(128);
   nsai_choice by_index, by_coarse;
   choose(&index, &h200, NULL, NULL, &by_index);
   choose(&coarse, &h200, NULL, NULL, &by_coarse);
-  assert_int_equal(by_index.form_count, 5);
-  assert_int_equal(by_coarse.form_count, 5);
+  assert_int_equal(by_index.form_count, 7);
+  assert_int_equal(by_coarse.form_count, 7);
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     expect_taker(&by_index, &index, &h200, rows[i].seqs, rows[i].index);
     expect_taker(&by_coarse, &coarse, &h200, rows[i].seqs, rows[i].coarse);

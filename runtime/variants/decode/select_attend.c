@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * decode_select_attend: importance by the kernels of a prefill, and one launch for all that follows: a
- * cluster of CTAs for each token and KV head.
+ * decode_select_attend: a cluster of CTAs for each token and KV head selects, attends and adds up in one
+ * launch. Importance comes from the kernels of a prefill before it, or from the cluster itself.
  */
 #include "base/math.h"
 #include "plan/context.h"
@@ -36,12 +36,28 @@ static int32_t most_blocks(const nsai_problem *p) {
   return most;
 }
 
+#define STEP_KEYS 16            /* of decode/score_blocks.cuh */
+#define MOST_SCORED_BLOCKS 4096 /* 16 KB of shared memory */
+
+/* Whether the cluster computes importance: by compressed keys in 16 bits that one token reads; drafts share
+ * theirs in the kernels of a prefill. */
+static bool scores(const nsai_problem *p) {
+  const nsai_model *m = &p->model;
+  return m->by != NSAI_BY_INDEX && p->max_q_len == 1 && !p->cmp_dtype &&
+         STEP_KEYS % (m->select_block / m->stride) == 0 && nsai_row_registers(m) <= 144 &&
+         most_blocks(p) <= MOST_SCORED_BLOCKS;
+}
+
 static uint32_t shared_bytes(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   const nsai_model *m = &p->model;
-  return (uint32_t)nsai_smem_select_attend(nsai_decode_stream_bytes(p, t, ROWS, s, p->kv_dtype),
-                                           nsai_free_blocks(m), most_blocks(p),
-                                           s->of[NSAI_TILE_CLUSTER], m->heads / m->kv_heads,
-                                           m->head_dim_v, m->select_count);
+  const int32_t cluster = s->of[NSAI_TILE_CLUSTER], warps = s->of[NSAI_TILE_WARPS];
+  const int attend =
+      nsai_smem_select_attend(nsai_decode_stream_bytes(p, t, ROWS, s, p->kv_dtype),
+                              nsai_free_blocks(m), most_blocks(p), cluster, m->heads / m->kv_heads,
+                              m->head_dim_v, m->select_count);
+  if (!scores(p)) return (uint32_t)attend;
+  return (uint32_t)(nsai_smem_block_scores(most_blocks(p), cluster, warps) +
+                    nsai_smem_aligned(attend, 128));
 }
 
 static nsai_tiles tiles_of(int32_t cluster, int32_t warps, int32_t stages) {
@@ -57,10 +73,13 @@ static bool fits(const nsai_problem *p, const nsai_target *t, const nsai_tiles *
 }
 
 /* Four warps and three stages take 96 KB at D 128, which a multiprocessor has beside the CTAs that
- * compute importance of few sequences: the kernel attends to the forced blocks meanwhile. (A guess.) */
-static nsai_tiles shape(const nsai_problem *p, const nsai_target *t, int32_t cluster) {
-  const nsai_tiles three = tiles_of(cluster, 4, 3);
-  return fits(p, t, &three) ? three : tiles_of(cluster, 4, 2);
+ * compute importance of few sequences: the kernel attends to the forced blocks meanwhile. (With
+ * a stage more for those CTAs, so that it has not, one sequence of MiniMax-M3 takes 17.4 us for 15.5. H200, 64k.) */
+static nsai_tiles shape(const nsai_problem *p, const nsai_target *t, int32_t cluster,
+                        int32_t ctas) {
+  nsai_tiles three = tiles_of(cluster, 4, 3);
+  three.of[NSAI_TILE_CTAS] = ctas;
+  return fits(p, t, &three) || ctas > 1 ? three : tiles_of(cluster, 4, 2);
 }
 
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
@@ -94,27 +113,39 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
 
 /* ---- sizes of clusters */
 
-static const int32_t clusters[] = { 16, 8, 4, 2 };
+static const int32_t clusters[] = { 16, 8, 4, 2, 1 };
 #define CLUSTERS (int)(sizeof clusters / sizeof *clusters)
 
 static int64_t most_items(const nsai_problem *p) { return nsai_decode_most_items(p, 1); }
 
-/* The largest clusters that all run at once; 0: those of two do not. (A guess at the size. H200, 64k tokens, us of
- * decode_split_kv, and of this: MiniMax-M3, 1, 4, 8 and 16 sequences 21.6 and 15.6, 39.3 and 35.0, 60.2 and
- * 57.4, 102.4 and 96.5; MiniCPM4, 1, 4, 16 and 32 38.2 and 31.9, 46.8 and 43.0, 92.3 and 83.8, 160.5 and
- * 130.0.) */
-static int32_t cluster_for(const nsai_target *t, int64_t items) {
-  for (int i = 0; i < CLUSTERS; i++)
-    if (clusters[i] <= nsai_decode_largest_cluster(t) &&
-        items * clusters[i] <= nsai_decode_ctas_at_once(clusters[i]))
-      return clusters[i];
-  return 0;
+/* The largest clusters that all run at once, by two CTAs to a multiprocessor where they fit; the largest of all
+ * alone, if they can. False where those of one CTA do not run at once: decode_split_kv takes such steps. Where the
+ * cluster scores blocks, CTAs of one take any number. (H200, 64k tokens, us of decode_split_kv, and of this:
+ * MiniMax-M3, 1, 2, 4 and 64 sequences 21.6 and 15.4, 27.6 and 22.2, 39.3 and 32.4, 344 and 322; MiniCPM4, 1, 4,
+ * 16, 32 and 64 38.2 and 21.5, 46.8 and 27.6, 92.3 and 57.2, 160.5 and 91.6, 353 and 139. With one CTA on a
+ * multiprocessor alone MiniCPM4, 4, 16 and 64: 30.2, 73.4, 151.) */
+static bool tiles_for(const nsai_problem *p, const nsai_target *t, int64_t items, nsai_tiles *out) {
+  const int32_t largest = nsai_decode_largest_cluster(t);
+  for (int i = 0; i < CLUSTERS; i++) {
+    const int32_t cluster = clusters[i];
+    const nsai_tiles two = shape(p, t, cluster, 2);
+    if (cluster > largest) continue;
+    *out = shape(p, t, cluster, 1);
+    if ((cluster == largest || !fits(p, t, &two)) && fits(p, t, out) &&
+        items * cluster <= nsai_decode_ctas_at_once(cluster))
+      return true;
+    *out = two;
+    if (fits(p, t, out) && items * cluster <= 2 * nsai_decode_ctas_at_once(cluster)) return true;
+  }
+  *out = shape(p, t, 1, 2);
+  if (!fits(p, t, out)) *out = shape(p, t, 1, 1);
+  return scores(p) && fits(p, t, out);
 }
 
 static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
-  const int32_t cluster = cluster_for(t, most_items(p));
+  nsai_tiles tiles;
   *by = nsai_target_is(t, NSAI_H200) ? NSAI_BY_DEVICE : NSAI_BY_ARCHITECTURE;
-  const nsai_tiles tiles = shape(p, t, cluster ? cluster : 1);
+  if (!tiles_for(p, t, most_items(p), &tiles)) tiles = shape(p, t, 1, 1);
   return fits(p, t, &tiles) ? tiles : tiles_of(1, 4, 2);
 }
 
@@ -153,28 +184,31 @@ static const nsai_space space = {
 
 /* ---- forms */
 
-/* The clusters that some step of the plan takes, the largest first. */
+static bool is_same(const nsai_tiles *a, const nsai_tiles *b) {
+  return a->of[NSAI_TILE_CLUSTER] == b->of[NSAI_TILE_CLUSTER] &&
+         a->of[NSAI_TILE_CTAS] == b->of[NSAI_TILE_CTAS];
+}
+
+/* Those that some step of the plan takes, the largest clusters first. */
 static int forms(const nsai_problem *p, const nsai_target *t, const nsai_choice *before,
                  nsai_tiles out[NSAI_MAX_STAGE_FORMS]) {
+  const int64_t heads = p->model.kv_heads;
   int count = 0;
+  nsai_tiles tiles;
   (void)before;
   if (t->register_fallback || nsai_target_major(t) != 9 ||
       nsai_decode_raw_keys(p) > NSAI_DECODE_MOST_RAW_KEYS)
     return 0;
-  for (int i = 0; i < CLUSTERS; i++) {
-    const nsai_tiles tiles = shape(p, t, clusters[i]);
-    const int64_t heads = p->model.kv_heads;
-    for (int64_t items = heads; items <= most_items(p) && cluster_for(t, items); items += heads)
-      if (cluster_for(t, items) == clusters[i] && fits(p, t, &tiles)) {
-        out[count++] = tiles;
-        break;
-      }
-  }
+  for (int64_t items = heads; items <= most_items(p) && tiles_for(p, t, items, &tiles);
+       items += heads)
+    if ((!count || !is_same(&tiles, &out[count - 1])) && count < NSAI_MAX_STAGE_FORMS)
+      out[count++] = tiles;
   return count;
 }
 
 static bool suits(const nsai_request *r, int64_t items) {
-  return cluster_for(r->target, items) == r->tiles->of[NSAI_TILE_CLUSTER];
+  nsai_tiles tiles;
+  return tiles_for(r->problem, r->target, items, &tiles) && is_same(&tiles, r->tiles);
 }
 
 /* ---- kernels */
@@ -205,6 +239,14 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
   nsai_constant_add(spec, "kCluster", cluster);
   nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_CTAS]);
+  nsai_constant_add(spec, "kScores", scores(p));
+  if (scores(p)) {
+    const nsai_mean coarse = nsai_normalizer_keys(&p->model);
+    nsai_constant_add(spec, "kNormBlock", coarse.block);
+    nsai_constant_add(spec, "kNormStride", coarse.stride);
+    nsai_constant_add(spec, "kMaxPool", p->model.pool == NSAI_POOL_MAX);
+    return;
+  }
   nsai_step_scores_specify(r, false, &kernel[SCORES]);
   if (p->model.by != NSAI_BY_INDEX) nsai_normalizer_specify(p, r->target, 0, &kernel[NORMALIZER]);
 }
@@ -221,13 +263,16 @@ static nsa_status attend(const nsai_run *run, const nsai_form *form, const nsai_
   const nsai_workspace *w = &run->plan->workspace;
   const int64_t tokens = span->token_end - span->token_begin;
   const nsai_decode_split split = { .tiles = run->sizes.tokens };
-  const NsaiSelectAttend p = { .coded = nsai_decode_params(run, &split),
-                               .importance = nsai_decode_at(run, w->importance),
-                               .importance_token_stride =
-                                   run->plan->problem.model.kv_heads * w->importance_columns,
-                               .importance_head_stride = w->importance_columns,
-                               .token_begin = (int)span->token_begin,
-                               .token_end = (int)span->token_end };
+  const nsai_model *m = &run->plan->problem.model;
+  /* A kernel that does not score takes the first member alone. */
+  NsaiScoredAttend p = { .attend = { .coded = nsai_decode_params(run, &split),
+                                     .importance = nsai_decode_at(run, w->importance),
+                                     .importance_token_stride = m->kv_heads * w->importance_columns,
+                                     .importance_head_stride = w->importance_columns,
+                                     .token_begin = (int)span->token_begin,
+                                     .token_end = (int)span->token_end } };
+  if (scores(&run->plan->problem) && nsai_run_selects(run))
+    p.coarse = nsai_cache_tensor(m->norm_block ? &run->io->k_norm : &run->io->kv.k_cmp);
   return nsai_launch(run->queue, &form->kernel[ATTEND],
                      (uint64_t)(tokens * form->tiles.of[NSAI_TILE_CLUSTER]),
                      (uint32_t)run->plan->problem.model.kv_heads, &p);
@@ -240,6 +285,10 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   const bool ranks = nsai_run_selects(run);
   nsai_split_lse lse = { .parts = 1 };
   (void)span;
+  if (scores(p)) {
+    const nsai_span all = { .token_begin = 0, .token_end = tokens };
+    return attend(run, form, &all);
+  }
   if (ranks && p->model.by != NSAI_BY_INDEX) {
     lse = nsai_normalizer_lse(run, &kernel[NORMALIZER], &form->buffer[NORMALIZED]);
     NSAI_TRY(nsai_normalizer_enqueue(run, &kernel[NORMALIZER], &form->buffer[NORMALIZED]));

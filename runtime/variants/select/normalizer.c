@@ -7,8 +7,7 @@
 #include "variants/compress/mean.h"
 #include "variants/select/scores_sm90.h"
 
-/* The keys whose LSE it takes: every `stride` tokens the mean of `block`. */
-static nsai_mean keys_of(const nsai_model *m) {
+nsai_mean nsai_normalizer_keys(const nsai_model *m) {
   if (m->norm_block) return (nsai_mean){ m->norm_block, m->norm_stride, 0 };
   return (nsai_mean){ m->block, m->stride, 0 };
 }
@@ -48,7 +47,7 @@ static void specify_mma(const nsai_problem *p, const nsai_target *t, nsai_kernel
 void nsai_normalizer_specify(const nsai_problem *p, const nsai_target *t, int32_t wgmma_rows,
                              nsai_kernel_spec kernel[]) {
   const nsai_model *m = &p->model;
-  const nsai_mean keys = keys_of(m);
+  const nsai_mean keys = nsai_normalizer_keys(m);
   nsai_kernel_spec *spec = &kernel[NSAI_NORMALIZER_LSE];
   if (wgmma_rows)
     nsai_scores_sm90_specify(p, t, wgmma_rows, "select_normalizer_sm90", spec);
@@ -81,7 +80,7 @@ void nsai_normalizer_workspace(const nsai_request *r, const nsai_kernel_spec ker
 nsai_split_lse nsai_normalizer_lse(const nsai_run *run, const nsai_kernel kernel[],
                                    const nsai_buffer buffer[]) {
   const nsai_problem *p = &run->plan->problem;
-  const nsai_mean keys = keys_of(&p->model);
+  const nsai_mean keys = nsai_normalizer_keys(&p->model);
   const nsai_model blocks = { .block = keys.block, .stride = keys.stride };
   const int64_t tokens = run->sizes.tokens;
   const int64_t tiles = nsai_span_tiles(run, &kernel[NSAI_NORMALIZER_LSE], 0, tokens);
@@ -95,7 +94,7 @@ nsai_split_lse nsai_normalizer_lse(const nsai_run *run, const nsai_kernel kernel
 /* Makes the coarse keys `made`. */
 static nsa_status make_keys(const nsai_run *run, const nsai_kernel *kernel, const NsaiView *made) {
   const nsai_model *m = &run->plan->problem.model;
-  const nsai_mean keys = keys_of(m);
+  const nsai_mean keys = nsai_normalizer_keys(m);
   const NsaiCompress p = { .seq = nsai_run_sequences(run),
                            .k = nsai_view(&run->io->kv.k[0]),
                            .k_cmp = *made,

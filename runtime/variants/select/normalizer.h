@@ -9,6 +9,7 @@
 #ifndef NSAI_VARIANTS_SELECT_NORMALIZER_H
 #define NSAI_VARIANTS_SELECT_NORMALIZER_H
 
+#include "variants/compress/mean.h"
 #include "variants/select/importance.h"
 
 enum { NSAI_NORMALIZER_LSE, NSAI_NORMALIZER_MEAN, NSAI_NORMALIZER_KERNELS };
@@ -17,6 +18,9 @@ enum {
   NSAI_NORMALIZER_KEYS, /* dtype [rows, Hkv, Dk]: coarse keys of a forward */
   NSAI_NORMALIZER_BUFFERS
 };
+
+/* The keys whose LSE it takes: every `stride` tokens the mean of `block`. */
+nsai_mean nsai_normalizer_keys(const nsai_model *model);
 
 /* `wgmma_rows`: of a tile of select_normalizer_sm90, where importance_sm90 is legal; 0:
  * select_normalizer. */
