@@ -179,13 +179,13 @@ typedef struct nsa_io {
 
   /* The index branch of a model with select.by index, which chooses the blocks: dtype [T, Hi, Di],
    * one query head for each KV head, and dtype [KV tokens, 1, Di], one key for each token, normalised
-   * and rotated as the model has it. The keys of a cache are [N, P, 1, Di], see kv_cache.h. nsa_dense
+   * and rotated as the model has it. The keys of a cache are [N, P, 1, Di], also in NSA_E4M3, see kv_cache.h. nsa_dense
    * refuses them. A call that neither selects nor probes needs neither, and checks them where given. */
   nsa_tensor index_q, k_idx;
   /* nsa_kv_append: the index keys of the new tokens, dtype [T, 1, Di]. Calls without a cache refuse it. */
   nsa_tensor new_k_idx;
 
-  /* The scale of k_idx in a cache where problem.cmp_dtype is NSA_E4M3: f32 [1], greater than 0 [1]. */
+  /* The scale of k_idx in a cache where problem.cmp_dtype is NSA_E4M3: f32 [1], > 0; absent: 1. */
   nsa_tensor k_idx_scale;
 } nsa_io;
 #define NSA_IO_INIT NSA_INIT(nsa_io)

@@ -153,8 +153,8 @@ NSA_API nsa_status nsa_plan_create(nsa_ctx *ctx, const nsa_problem *problem,
  * making the plans. `runtime.jit: prepare_only` allows it. With a context for options.arch, which
  * cannot make plans, it compiles for every device of the architecture that the library has rules
  * for. On the CPU device it checks the problems and compiles nothing. What several problems
- * need is compiled at once, unless `runtime.compile_jobs` is 1; progress may begin anew several
- * times. Stops at the first failure; what was compiled stays in the cache.
+ * need is compiled at once, unless `runtime.compile_jobs` is 1; progress then counts these kernels,
+ * and after that those that a problem still misses. Stops at the first failure; what was compiled stays in the cache.
  * Blocking. Thread-safe.
  *
  * problems, count  an array; count 0: nothing to do.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the libnsa authors
 # SPDX-License-Identifier: MIT
-"""What the doors to PyTorch and to JAX share: the names of tensors and their places in a run's structs, and the
+"""What the functions for PyTorch and for JAX share: the names of tensors and their places in a run's structs, and the
 problem of a cache's plan."""
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ PHI = [f"phi.{side}.{part}" for side in "kv" for part in ("pe", "w", "w1", "b1",
 GATE = ["gate.x", "gate.w1", "gate.b1", "gate.w2", "gate.b2"]
 EXTRA = PHI + GATE + ["k_cmp", "v_cmp"]  # names of `weights`
 INDEX = ["index_q", "k_idx", "new_k_idx"]
+CACHE = ["k0", "v0", "k1", "v1", "k2", "v2", "k_cmp", "v_cmp", "k_norm", "k_idx"]
+SCALES = [f"{name}_scale" for name in CACHE if name != "k_norm"]  # of what a cache holds in FP8
 BRANCHES = {"compressed": 1, "selected": 2, "window": 4}
 NONE = -1  # NSA_NONE, a macro: not what the configuration's serving section says
 

@@ -21,7 +21,7 @@ import numpy as np
 from . import _abi
 from ._config import Config
 from ._library import APPEND, BACKWARD, DECODE, FORWARD, PREFILL, UNUSED, last_error, round_up, round_up_few, shim
-from ._places import BRANCHES, EXTRA, INDEX, NONE, OFFSETS, cache_problem
+from ._places import BRANCHES, CACHE, EXTRA, GATE, INDEX, NONE, OFFSETS, PHI, SCALES, cache_problem
 
 Array = jax.Array
 DTYPES = {jnp.dtype(jnp.bfloat16): _abi.NSA_BF16, jnp.dtype(jnp.float16): _abi.NSA_F16, jnp.dtype(jnp.float32): _abi.NSA_F32}
@@ -66,12 +66,12 @@ def _problem(static: Static, q, k, cu_q, given) -> Dict[str, int]:
 
 
 def _run(call: int, text: str, platform: str, dtype, operands: Dict[str, Array], results, problem: Dict[str, int], num_seqs: int,
-         scale: float = 0.0, branches: int = 0, written: Sequence[str] = ()):
-    """dtype: of the model. results: (name, shape, dtype) of each. written: operands that are results, too, in the same
-    memory and before the others. Returns the arrays."""
+         scale: float = 0.0, branches: int = 0, written: Sequence[str] = (), first: str = "q"):
+    """dtype: of the model, which the argument `first` has. results: (name, shape, dtype) of each. written: operands that
+    are results, too, in the same memory and before the others. Returns the arrays."""
     number = DTYPES.get(jnp.dtype(dtype))
     if number is None:
-        raise TypeError(f"{next(iter(operands))} has the dtype {dtype}; libnsa takes bfloat16 and float16, and float32 on the CPU")
+        raise TypeError(f"{first} has the dtype {dtype}; libnsa takes bfloat16 and float16, and float32 on the CPU")
     room, raw, fields = C.c_uint64(), text.encode(), [problem.get(name, 0) for name in PROBLEM]
     status = shim.nsapy_xla_workspace(raw, len(raw), number, -1 if platform == "cpu" else 0, call,
                                       (C.c_int64 * len(fields))(*fields), C.byref(room))
@@ -161,10 +161,10 @@ def _pairs(k: KV, v: KV, config: Config, prefix: str = "") -> Dict[str, Array]:
     return {f"{prefix}{'kv'[i % 2]}{i // 2}": x for i, x in enumerate(pairs)}
 
 
-def _named(weights: Optional[Dict[str, Array]]) -> Dict[str, Array]:
-    unknown = [name for name in weights or () if name not in EXTRA]
+def _named(weights: Optional[Dict[str, Array]], names: Sequence[str] = EXTRA) -> Dict[str, Array]:
+    unknown = [name for name in weights or () if name not in names]
     if unknown:
-        raise ValueError(f"weights has no {', '.join(unknown)}; the names are {', '.join(EXTRA)}")
+        raise ValueError(f"weights has no {', '.join(unknown)}; the names are {', '.join(names)}")
     return dict(weights or {})
 
 
@@ -222,14 +222,18 @@ def _batch(kv_len, block_table, page_indptr, page_indices, slots, cu_seqlens, sl
                     page_indices=page_indices, slots=slots, slot_mapping=slot_mapping)
     batch = {"cu_q" if name == "cu_seqlens" else name: _int32(x, name) for name, x in ints.items()}
     if slot_mapping is not None:  # int64 in C, which JAX has only on request: low and high words
-        words = batch["slot_mapping"]
-        batch["slot_mapping"] = jnp.stack([words, words >> 31], axis=-1)
+        low = batch["slot_mapping"]
+        high = low >> 31 if slot_mapping.dtype == jnp.int32 else (slot_mapping >> 32).astype(jnp.int32)
+        batch["slot_mapping"] = jnp.stack([low, high], axis=-1)
     return batch
 
 
 def _cache_problem(op: int, cache: Dict[str, Array], batch: Dict[str, Array], max_kv: int, tokens: int,
                    max_q: int) -> Dict[str, int]:
-    if "k0" not in cache:
+    unknown = [name for name in cache if name not in CACHE + SCALES]
+    if unknown:
+        raise ValueError(f"the cache has no {', '.join(unknown)}; the names are {', '.join(CACHE + SCALES)}")
+    if "k0" not in cache or "v0" not in cache:
         raise ValueError(f"the cache has {', '.join(cache) or 'no arrays'}; it has at least k0 and v0")
     paged = "block_table" in batch or "page_indptr" in batch or "page_indices" in batch
     stored = lambda name: _abi.NSA_E4M3 if name in cache and cache[name].dtype == CODES else NONE
@@ -257,9 +261,9 @@ def append(cache: Dict[str, Array], k: KV, v: KV, *, config: Config, kv_len: Arr
     batch = _batch(kv_len, block_table, page_indptr, page_indices, slots, cu_seqlens, slot_mapping)
     problem = _cache_problem(_abi.NSA_OP_APPEND, cache, batch, max_kv, first.shape[0], 0)
     written = [name for name in cache if not name.endswith("_scale")]
-    operands = new | _named(weights) | _present(new_k_idx=k_idx) | batch | cache
+    operands = new | _named(weights, PHI + GATE) | _present(new_k_idx=k_idx) | batch | cache
     out = _run(APPEND, config.text, _platform(platform), first.dtype, operands, [], problem, batch["kv_len"].shape[0],
-               written=written)
+               written=written, first="k")
     return {**cache, **dict(zip(written, out))}
 
 
@@ -268,7 +272,7 @@ def _attend(call: int, op: int, q, cache, gates, config, batch, max_q, max_kv, s
     if shape[0] == 0:
         return jnp.zeros(shape, q.dtype)
     problem = _cache_problem(op, cache, batch, max_kv, shape[0], max_q)
-    operands = {"q": q} | _present(gates=gates) | _named(weights) | _present(index_q=index_q) | batch | cache
+    operands = {"q": q} | _present(gates=gates) | _named(weights, PHI + GATE) | _present(index_q=index_q) | batch | cache
     return _run(call, config.text, _platform(platform), q.dtype, operands, [("o", shape, q.dtype)], problem,
                 batch["kv_len"].shape[0], float(scale or 0.0))[0]
 

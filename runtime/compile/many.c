@@ -34,6 +34,7 @@ typedef struct pool {
   size_t next, done; /* jobs taken, jobs finished */
   size_t last;       /* the job that finished last */
   bool stop;         /* take no more jobs */
+  bool cancelled;    /* by the host */
 } pool;
 
 static void compile_job(nsai_compiler *compiler, nsai_compile_job *job) {
@@ -95,7 +96,7 @@ static void report(pool *p, const nsai_compile_many_options *run, size_t done, s
   if (run->progress(run->user, (int64_t)done, (int64_t)p->count, p->jobs[last].request.name) == 0)
     return;
   pthread_mutex_lock(&p->lock);
-  p->stop = true;
+  p->stop = p->cancelled = true;
   pthread_mutex_unlock(&p->lock);
 }
 
@@ -116,6 +117,8 @@ static void supervise(pool *p, const nsai_compile_many_options *run) {
   pthread_mutex_unlock(&p->lock);
 }
 
+/* The first failure, which a refused kernel is last of all: a host that cancels does not want the smaller tiles
+ * that would follow. */
 static nsa_status first_failure(const pool *p) {
   const nsai_compile_job *first = NULL;
   for (size_t i = 0; i < p->count; i++) {
@@ -123,14 +126,14 @@ static nsa_status first_failure(const pool *p) {
     if (job->status == NSA_OK || job->status == NSA_E_CANCELLED) continue;
     if (!first || (first->image.refused && !job->image.refused)) first = job;
   }
-  if (first)
+  if (first && !(p->cancelled && first->image.refused))
     return nsai_fail_text(first->status,
                           first->error ? first->error : nsa_status_text(first->status));
-  for (size_t i = 0; i < p->count; i++)
-    if (p->jobs[i].status == NSA_E_CANCELLED)
-      return nsai_fail(NSA_E_CANCELLED, "cancelled after %zu of %zu kernels; those are kept",
-                       p->done, p->count);
-  return NSA_OK;
+  bool incomplete = first;
+  for (size_t i = 0; i < p->count; i++) incomplete |= p->jobs[i].status == NSA_E_CANCELLED;
+  if (!incomplete) return NSA_OK;
+  return nsai_fail(NSA_E_CANCELLED, "cancelled after %zu of %zu kernels; those are kept", p->done,
+                   p->count);
 }
 
 nsa_status nsai_compile_many(nsai_compiler *compiler, nsai_compile_job *jobs, size_t count,

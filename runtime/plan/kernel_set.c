@@ -310,7 +310,7 @@ static nsa_status compile_missing(nsa_ctx *ctx, nsai_kernel_request *request, wo
     p.done = p.total - left - b.count;
     if (request->ahead) {
       const nsa_status status = b.count ? compile_batch(ctx, request, &b, &p) : NSA_OK;
-      return request->refused ? NSA_OK : status;
+      return request->refused && status != NSA_E_CANCELLED ? NSA_OK : status;
     }
     if (b.count) NSAI_TRY(compile_batch(ctx, request, &b, &p));
     if (!left) return check_refused(ctx, request, w);

@@ -129,7 +129,8 @@ static nsa_status make_kernels(nsa_ctx *ctx, plan_request *request, nsai_choice 
   NSAI_TRY(find_level(ctx, request, choice, &register_fallback));
   NSAI_TRY(choose_level(ctx, register_fallback, request, choice));
   status = nsai_kernel_set_make(ctx, &request->kernels, kernels);
-  while (status != NSA_OK && request->kernels.refused && register_fallback < NSAI_LAST_RESORT) {
+  while (status != NSA_OK && status != NSA_E_CANCELLED && request->kernels.refused &&
+         register_fallback < NSAI_LAST_RESORT) {
     int length = (int)strcspn(nsa_last_error(), "\n");
     nsai_log(&ctx->logger, NSA_LOG_WARN, "jit", "smaller tiles are used: %.*s", length,
              nsa_last_error());

@@ -3,7 +3,9 @@
  */
 #include "arguments.h"
 
+#include "base/math.h"
 #include "base/text.h"
+#include "cases.h"
 #include "config/config.h"
 #include "option.h"
 #include "program.h"
@@ -180,6 +182,9 @@ static void finish(chk_arguments *a, struct argp_state *state) {
     argp_error(state, "--soak has a scenario of its own: leave out --spread, --searched, --large");
   if (c->large && (c->searched || c->kind == CHK_CACHE_SPLIT))
     argp_error(state, "--large decides what is searched, and splits nothing");
+  if (a->model && c->given)
+    argp_error(state, "--model is one model: a number or a configuration, not both");
+  /* The text of a problem names the first, and needs the second. */
   if ((a->model && a->problem) || ((a->model || c->given) && (a->brief || a->rows)))
     argp_error(state, "--model has random problems only: leave out --problem, --short, --rows");
   if ((a->model || c->given) && (c->large || c->searched || c->kind == CHK_CACHE_SOAK))
@@ -191,8 +196,8 @@ static void finish(chk_arguments *a, struct argp_state *state) {
   if (!a->areas && a->of_cache) a->areas = CHK_CACHE;
   if (!a->areas) a->areas = CHK_FORWARD | CHK_BACKWARD | CHK_CACHE;
   /* A given model gets contexts from which it has to choose. */
-  const int32_t chosen = a->given.select_count * a->given.select_block;
-  if (!c->longest) c->longest = cpu || a->brief ? 400 : 2 * chosen > 1500 ? 2 * chosen : 1500;
+  if (!c->longest)
+    c->longest = cpu || a->brief ? 400 : (int32_t)nsai_larger(1500, chk_longest_of(&a->given));
   c->force = a->force;
 }
 

@@ -387,11 +387,14 @@ void chk_case_random_of(uint64_t model, uint64_t seed, int64_t number, nsai_veri
   random_problem(&random, LONGEST, c);
 }
 
+int64_t chk_longest_of(const nsai_model *model) {
+  return nsai_smaller(2 * (int64_t)model->select_count * model->select_block, 1 << 20);
+}
+
 void chk_case_random_given(const nsai_model *model, uint64_t seed, int64_t number,
                            nsai_verify_case *c) {
   nsai_verify_random random = { nsai_verify_key(seed, (uint64_t)number), 0 };
-  const int64_t chosen = (int64_t)model->select_count * model->select_block;
   nsai_verify_case_init(c);
   c->model = *model;
-  random_problem(&random, nsai_larger(LONGEST, 2 * chosen), c);
+  random_problem(&random, nsai_larger(LONGEST, chk_longest_of(model)), c);
 }

@@ -15,7 +15,10 @@ void chk_case_random(uint64_t seed, int64_t number, nsai_verify_case *c);
 /* The same of the model that chk_model_random draws from `model`. */
 void chk_case_random_of(uint64_t model, uint64_t seed, int64_t number, nsai_verify_case *c);
 
-/* The same of a model, whose sequences have up to twice the tokens of its chosen blocks. */
+/* Tokens of sequences in which a model has to choose: twice those of the blocks that it chooses, at most 2^20. */
+int64_t chk_longest_of(const nsai_model *model);
+
+/* The same of a model, whose sequences have up to so many tokens. */
 void chk_case_random_given(const nsai_model *model, uint64_t seed, int64_t number,
                            nsai_verify_case *c);
 

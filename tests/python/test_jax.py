@@ -292,7 +292,7 @@ def test_a_cache_without_tokens_and_its_errors(device):
         nsa.jax.append({**cache, "k0": cache["k0"][0]}, k, v, **where)
     with pytest.raises(TypeError, match="^kv_len has the dtype float32"):
         nsa.jax.append(cache, k, v, **{**where, "kv_len": jnp.zeros((1,))})
-    with pytest.raises(TypeError, match="^new_k0 has the dtype int32"):
+    with pytest.raises(TypeError, match="^k has the dtype int32"):
         nsa.jax.append(cache, k.astype(jnp.int32), v, **where)
     with pytest.raises(ValueError, match="cannot be differentiated"):
         jax.grad(lambda q: nsa.jax.prefill(q, cache, max_q=16, index_q=index_q, **where).astype(jnp.float32).sum())(q)

@@ -421,6 +421,10 @@ static void test_prepare_many(void **state) {
 }
 
 /* What does not succeed at once ends as it does with one problem after the other. */
+static int32_t cancel_at_end(void *user, int64_t done, int64_t total, const char *what) {
+  return done == total;
+}
+
 static void test_prepare_many_fails(void **state) {
   session s = { 0 };
   nsa_problem problems[3];
@@ -443,10 +447,18 @@ static void test_prepare_many_fails(void **state) {
   setenv("FAKE_NVRTC_FAT", "attend_window_sm90", 1);
   machine_record()->spills = 2; /* at once, and when it is the problem's turn */
   machine_expect("smaller tiles", nsa_prepare(s.ctx, problems, 3, NULL, NULL), NSA_OK, NULL);
-  unsetenv("FAKE_NVRTC_FAT");
   assert_true(machine_record()->spills <= 0);
   machine_record()->spills = 0;
   assert_int_equal(missing(&s), 0);
+  close_session(&s);
+  open_session(
+      &s,
+      "runtime.compile_jobs=2"); /* a refused kernel does not hide that the host has cancelled */
+  machine_record()->spills = 1;
+  machine_expect("cancel behind it", nsa_prepare(s.ctx, problems, 3, cancel_at_end, NULL),
+                 NSA_E_CANCELLED, "kernels; those are kept");
+  unsetenv("FAKE_NVRTC_FAT");
+  machine_record()->spills = 0;
   close_session(&s);
   open_session(&s, "runtime.compile_jobs=2");
   problems[1].max_tokens = -1;
