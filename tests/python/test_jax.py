@@ -288,6 +288,10 @@ def test_a_cache_without_tokens_and_its_errors(device):
         jax.block_until_ready(nsa.jax.prefill(q, cache, max_q=16, **where))
     with pytest.raises(ValueError, match="at least k0 and v0"):
         nsa.jax.append({}, k, v, **where)
+    with pytest.raises(ValueError, match="the cache has no q; the names are k0"):
+        nsa.jax.append({**cache, "q": q}, k, v, k_idx=k_idx, **where)
+    with pytest.raises(ValueError, match="weights has no k_cmp"):
+        nsa.jax.append(cache, k, v, k_idx=k_idx, weights={"k_cmp": k}, **where)
     with pytest.raises(ValueError, match="it has 4"):
         nsa.jax.append({**cache, "k0": cache["k0"][0]}, k, v, **where)
     with pytest.raises(TypeError, match="^kv_len has the dtype float32"):
@@ -296,6 +300,16 @@ def test_a_cache_without_tokens_and_its_errors(device):
         nsa.jax.append(cache, k.astype(jnp.int32), v, **where)
     with pytest.raises(ValueError, match="cannot be differentiated"):
         jax.grad(lambda q: nsa.jax.prefill(q, cache, max_q=16, index_q=index_q, **where).astype(jnp.float32).sum())(q)
+
+
+def test_slots_beyond_31_bits(device):
+    jax.config.update("jax_enable_x64", True)
+    try:
+        slots = jnp.asarray([-1, 3 << 32 | 5], dtype=jnp.int64)
+        words = nsa.jax._batch(jnp.asarray([2]), None, None, None, None, None, slots)["slot_mapping"]
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    assert words.tolist() == [[-1, -1], [5, 3]]
 
 
 def test_no_retrace_for_equal_shapes(device):
