@@ -57,10 +57,12 @@ static int32_t round_keys(const nsai_model *m, bool wgmma) {
 }
 
 /* Sizes of backward_index_kl_pipelined, which takes rounds of MOST_KEYS keys, and at least two stages to
- * a tile. False where it is of no use, or where its registers have spilled. */
+ * a tile. False where it is of no use, where a kernel of the plan has spilled, and where its threads copy more
+ * rows at once than a stage has. */
 static bool choose_pipeline(const nsai_model *m, const nsai_target *t, kl_tiles *s) {
   const int32_t all = TILE_TOKENS * nsai_padded_group(m);
   if (t->register_fallback || m->select_block <= MOST_KEYS / 2 || all < MOST_ROWS) return false;
+  if (m->head_dim_qk <= 32) return false;
   *s = (kl_tiles){ .wgmma = true,
                    .registers = true,
                    .pipelined = true,

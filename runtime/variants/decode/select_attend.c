@@ -40,10 +40,11 @@ static int32_t most_blocks(const nsai_problem *p) {
 #define MOST_SCORED_BLOCKS 4096 /* 16 KB of shared memory */
 
 /* Whether the cluster computes importance: by compressed keys in 16 bits that one token reads; drafts share
- * theirs in the kernels of a prefill. */
+ * theirs in the kernels of a prefill. Two stages of raw K and V hold two of these keys' tiles. */
 static bool scores(const nsai_problem *p) {
   const nsai_model *m = &p->model;
   return m->by != NSAI_BY_INDEX && p->max_q_len == 1 && !p->cmp_dtype &&
+         (!p->kv_dtype || m->head_dim_v >= m->head_dim_qk) &&
          STEP_KEYS % (m->select_block / m->stride) == 0 && nsai_row_registers(m) <= 144 &&
          most_blocks(p) <= MOST_SCORED_BLOCKS;
 }
