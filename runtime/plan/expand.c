@@ -30,7 +30,9 @@ int64_t nsai_expand_reach(int64_t tokens) { return NSAI_PRODUCT(tokens, REACH); 
 
 int64_t nsai_expand_capacity(const nsai_problem *p, int branch) {
   const nsai_model *m = &p->model;
-  const int64_t row = NSAI_PRODUCT(m->kv_heads, m->head_dim_qk + m->head_dim_v, 2);
+  const int64_t row = branch == NSAI_INDEX_KEYS
+                          ? NSAI_PRODUCT(m->index_dim, 2)
+                          : NSAI_PRODUCT(m->kv_heads, m->head_dim_qk + m->head_dim_v, 2);
   const int64_t length = nsai_expand_length(p, branch, p->max_tokens, p->max_kv_len);
   const int64_t all = NSAI_PRODUCT(nsai_smaller(p->max_seqs, p->max_tokens), length);
   return nsai_smaller(nsai_smaller(all, nsai_expand_reach(p->max_tokens)), p->expand_bytes / row);

@@ -9,6 +9,9 @@
 
 #include "plan/problem.h"
 
+/* In the place of a branch, whose pair of K and V is meant: the keys of an index. */
+#define NSAI_INDEX_KEYS NSA_BRANCHES
+
 /* The problem as a kernel over expanded tokens sees it: 16 bits, and no pages. */
 nsai_problem nsai_expanded_problem(const nsai_problem *problem);
 
@@ -18,13 +21,13 @@ nsai_problem nsai_expanded_problem(const nsai_problem *problem);
 int64_t nsai_expand_length(const nsai_problem *problem, int branch, int64_t tokens,
                            int64_t longest);
 
-/* Tokens of the pair that the plan has workspace for, of all sequences together. */
+/* Tokens of these that the plan has workspace for, of all sequences together. */
 int64_t nsai_expand_capacity(const nsai_problem *problem, int branch);
 
 /* The most tokens of all sequences that so many new tokens are worth expanding. */
 int64_t nsai_expand_reach(int64_t tokens);
 
-/* Whether a call expands the pair that a branch reads: if all its sequences fit, and are no more than
+/* Whether a call expands them: if all its sequences fit, and are no more than
  * its new tokens are worth. The lengths are known on the device alone, so each counts as `longest`. */
 bool nsai_expand_serves(const nsai_problem *problem, int branch, int64_t tokens, int32_t seqs,
                         int64_t longest);

@@ -18,19 +18,27 @@ static const char *const names[OUTPUTS] = { "loss", "d_index_q", "d_k_idx" };
 
 /* Relative error of the loss: rounding of a sum in f32, and of exponentials. */
 #define LOSS_TOLERANCE 1e-4
-/* Of the divergence of a row whose distributions are nearly equal: with one key, 0. The log of a
- * probability is a difference of f32 scores and LSEs, and is off by up to some 1e-6. */
-#define LOSS_FLOOR 1e-2
+#define LOSS_FLOOR                                                                                 \
+  1e-3 /* of the divergence of one row: where both distributions are nearly equal */
+#define GRADIENT_FLOOR 1e-12 /* no gradient of a row is so small */
 
-/* Rows whose distributions differ by less have a gradient of rounding alone: with one key, of 0. An
- * exponential of f32 scores is off by up to some 1e-6. */
-#define LEAST_DIFFERENCE 3e-4
+/* Queries that see one key have a loss and gradients of 0, and what is computed is the rounding of f32
+ * scores and LSEs. (H200, MiniMax-M3, nine random problems of such queries alone: losses of 1.1e-7 to
+ * 5.5e-7.) In the place of the floors above: */
+#define ONE_KEY_LOSS_FLOOR 1e-2
+#define ONE_KEY_DIFFERENCE 3e-4 /* of two distributions */
 #define COEFFICIENT 2.5
 
 typedef struct outputs {
   nsa_tensor tensor[OUTPUTS]; /* `data` is NULL */
   nsai_verify_buffer buffer[OUTPUTS], before[OUTPUTS];
 } outputs;
+
+static bool all_see_one_key(const nsai_verify_case *c) {
+  for (int32_t s = 0; s < c->num_seqs; s++)
+    if (c->kv_len[s] > 1) return false;
+  return true;
+}
 
 static nsa_tensor at(const outputs *o, const nsai_verify_buffer *buffer, int i, bool host) {
   nsa_tensor t = o->tensor[i];
@@ -133,8 +141,8 @@ static void compare(const nsai_trial_run *trial, const outputs *o, const nsa_ten
   for (int i = 0; i < OUTPUTS; i++) got[i] = at(o, o->before, i, true);
   const double a = (double)nsai_verify_load(&got[LOSS], 0),
                b = (double)nsai_verify_load(&want[LOSS], 0);
-  nsai_verify_add_figure(result, names[LOSS], fabs(a - b) / fmax(fabs(b), LOSS_FLOOR),
-                         LOSS_TOLERANCE);
+  const double least = all_see_one_key(c) ? ONE_KEY_LOSS_FLOOR : LOSS_FLOOR;
+  nsai_verify_add_figure(result, names[LOSS], fabs(a - b) / fmax(fabs(b), least), LOSS_TOLERANCE);
   const double tokens = fmax(1, (double)nsai_verify_total(c->q_len, c->num_seqs));
   const double scale = COEFFICIENT / (sqrt(c->model.index_dim) * c->model.index_heads * tokens);
   int64_t first[OUTPUTS] = { 0 };
@@ -147,7 +155,7 @@ static void compare(const nsai_trial_run *trial, const outputs *o, const nsa_ten
         .want = &want[i],
         .begin = first[i],
         .rows = i == D_Q ? c->q_len[s] : c->kv_len[s],
-        .floor = LEAST_DIFFERENCE * scale,
+        .floor = c->kv_len[s] > 1 ? GRADIENT_FLOOR : ONE_KEY_DIFFERENCE * scale,
       };
       nsai_verify_compare_gradient(&x, result);
       first[i] += x.rows;

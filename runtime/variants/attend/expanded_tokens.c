@@ -36,8 +36,9 @@ void nsai_expand_tokens_specify(const nsai_problem *p, int branch, nsai_kernel_s
   *expand = (nsai_kernel_spec){ .entry = "kv_cache_expand_tokens",
                                 .dtype = m->dtype,
                                 .threads = THREADS };
-  nsai_constant_add(expand, "kHeadDimQk", m->head_dim_qk);
-  nsai_constant_add(expand, "kHeadDimV", m->head_dim_v);
+  const bool keys_alone = branch == NSAI_INDEX_KEYS;
+  nsai_constant_add(expand, "kHeadDimQk", keys_alone ? m->index_dim : m->head_dim_qk);
+  nsai_constant_add(expand, "kHeadDimV", keys_alone ? 0 : m->head_dim_v);
   nsai_constant_add(expand, "kPageRows",
                     branch == NSA_WIN ? nsai_window_page_rows(p) : p->page_size);
   nsai_constant_add(expand, "kMinBlocks", MIN_CTAS);

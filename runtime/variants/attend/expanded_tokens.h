@@ -19,7 +19,7 @@ void nsai_legal_expanded_tokens(const nsai_problem *problem, int branch, nsai_re
 /* Adds to the spec of such a kernel. */
 void nsai_expanded_reader_add(nsai_kernel_spec *reader);
 
-/* Fills the spec of kv_cache_expand_tokens for the pair that a branch reads. */
+/* Fills the spec of kv_cache_expand_tokens for the pair that a branch reads, or for NSAI_INDEX_KEYS. */
 void nsai_expand_tokens_specify(const nsai_problem *problem, int branch, nsai_kernel_spec *expand);
 
 /* Enqueues it: of the window's pair only the tokens in windows are expanded. */

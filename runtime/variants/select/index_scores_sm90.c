@@ -12,6 +12,7 @@
 #include "params/kv_cache.h"
 #include "plan/context.h"
 #include "plan/expand.h"
+#include "variants/attend/expanded_tokens.h"
 #include "variants/select/importance.h"
 #include "variants/select/index_scores.h"
 
@@ -80,44 +81,6 @@ static const nsai_space space = {
 
 /* ---- keys in codes ---- */
 
-#define MOST_SEQS 65535 /* the y of a grid */
-#define EXPAND_THREADS 256
-#define EXPAND_MIN_CTAS 4 /* of a multiprocessor; a thread holds eight loads */
-
-/* Keys of all sequences that the plan has workspace for. */
-static int64_t room(const nsai_problem *p) {
-  const int64_t all = NSAI_PRODUCT(nsai_smaller(p->max_seqs, p->max_tokens), p->max_kv_len);
-  const int64_t row = NSAI_PRODUCT(p->model.index_dim, 2);
-  return nsai_smaller(nsai_smaller(all, nsai_expand_reach(p->max_tokens)), p->expand_bytes / row);
-}
-
-/* The problem of the kernel that reads expanded keys: elements, and no pages. */
-static nsai_problem expanded_problem(const nsai_problem *p) {
-  nsai_problem seen = *p;
-  seen.kv_dtype = seen.cmp_dtype = 0;
-  seen.page_size = 0;
-  return seen;
-}
-
-/* Whether a call expands its keys: the lengths are known on the device alone, so that each sequence
- * counts as the longest. */
-static bool expands(const nsai_run *run) {
-  const nsai_problem *p = &run->plan->problem;
-  const int64_t rows = NSAI_PRODUCT(run->sizes.num_seqs, nsai_longest_sequence(run));
-  return run->sizes.num_seqs <= MOST_SEQS && rows <= room(p) &&
-         rows <= nsai_expand_reach(run->sizes.tokens);
-}
-
-static void specify_expand(const nsai_problem *p, nsai_kernel_spec *spec) {
-  *spec = (nsai_kernel_spec){ .entry = "kv_cache_expand_tokens",
-                              .dtype = p->model.dtype,
-                              .threads = EXPAND_THREADS };
-  nsai_constant_add(spec, "kHeadDimQk", p->model.index_dim);
-  nsai_constant_add(spec, "kHeadDimV", 0);
-  nsai_constant_add(spec, "kPageRows", p->page_size);
-  nsai_constant_add(spec, "kMinBlocks", EXPAND_MIN_CTAS);
-}
-
 /* Expanded keys [sequences, 1, rows, Di]. */
 static NsaiCacheTensor expanded_keys(const nsai_run *run, const nsai_form *form) {
   const int64_t dim = run->plan->problem.model.index_dim;
@@ -150,7 +113,8 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
         "model.select.block is %d: expected a multiple of 64, or 8, 16 or 32, so that blocks "
         "end with tiles of keys",
         p->model.select_block);
-  if (p->model.by == NSAI_BY_INDEX && p->cmp_dtype && room(p) < p->max_kv_len)
+  if (p->model.by == NSAI_BY_INDEX && p->cmp_dtype &&
+      nsai_expand_capacity(p, NSAI_INDEX_KEYS) < p->max_kv_len)
     nsai_refuse(
         reasons,
         "it expands index keys in e4m3, and those of a sequence of problem.max_kv_len (%lld) take "
@@ -166,7 +130,7 @@ static bool sensible(const nsai_problem *p, const nsai_target *t) {
 }
 
 static void specify_scores(const nsai_request *r, nsai_kernel_spec *spec) {
-  const nsai_problem seen = expanded_problem(r->problem);
+  const nsai_problem seen = nsai_expanded_problem(r->problem);
   const nsai_problem *p = r->problem->cmp_dtype ? &seen : r->problem;
   const int32_t rows = r->tiles->of[NSAI_TILE_ROWS], heads = nsai_index_padded_heads(&p->model);
   *spec = (nsai_kernel_spec){ .entry = "select_index_scores_sm90",
@@ -194,14 +158,15 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   if (nsai_index_ranks(p)) specify_scores(r, &kernel[SCORES]);
   if (p->max_probe_rows) nsai_index_scores_specify(p, &portable, true, &kernel[PROBE]);
   if (!nsai_index_ranks(p) || !p->cmp_dtype) return;
-  specify_expand(p, &kernel[EXPAND]);
+  nsai_expand_tokens_specify(p, NSAI_INDEX_KEYS, &kernel[EXPAND]);
   nsai_index_scores_specify(p, &portable, false, &kernel[CODES]);
 }
 
 static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
                       nsai_form_sizes *out) {
   if (kernel[EXPAND].entry)
-    out->bytes[EXPANDED] = NSAI_PRODUCT(room(r->problem), r->problem->model.index_dim, 2);
+    out->bytes[EXPANDED] = NSAI_PRODUCT(nsai_expand_capacity(r->problem, NSAI_INDEX_KEYS),
+                                        r->problem->model.index_dim, 2);
 }
 
 /* ---- launches ---- */
@@ -283,7 +248,8 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   if (span->prepare) return NSA_OK;
   if (span->probe) return nsai_index_probe_enqueue(run, &form->kernel[PROBE]);
   if (run->plan->problem.cmp_dtype) {
-    if (!expands(run)) return nsai_index_scores_enqueue(run, &form->kernel[CODES], span);
+    if (!nsai_run_expands(run, NSAI_INDEX_KEYS))
+      return nsai_index_scores_enqueue(run, &form->kernel[CODES], span);
     if (span->token_begin == 0) NSAI_TRY(expand(run, form)); /* the first of the chunks of tokens */
   }
   return launch_scores(run, form, span);
