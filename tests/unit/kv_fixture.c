@@ -122,6 +122,10 @@ static nsa_plan *make_plan(const kv_fixture *w, int32_t op, int32_t max_q_len) {
 
 const int32_t kv_page_sizes[KV_PAGE_SIZES] = { NSA_NONE, 16, 32, 64, 128 };
 
+const machine_request kv_indexed = {
+  .phi = NSAI_PHI_NONE, .gate = NSAI_GATE_NONE, .pool = NSAI_POOL_MAX, .indexed = true
+};
+
 int32_t kv_length(const kv_fixture *w, int s) {
   const int32_t *cu = toy_ints(&w->toy.batch.cu_q);
   return cu[s + 1] - cu[s];

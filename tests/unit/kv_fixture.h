@@ -59,6 +59,9 @@ typedef struct kv_fixture {
 #define KV_PAGE_SIZES 5
 extern const int32_t kv_page_sizes[KV_PAGE_SIZES];
 
+/* The model of which an index chooses the blocks. */
+extern const machine_request kv_indexed;
+
 /* Makes sequences of `lengths` tokens, at most KV_MAX_LEN each, and an empty cache. Inputs in
  * w->toy may be changed until kv_oracle. */
 void kv_init(kv_fixture *w, const machine_request *model, const kv_options *options, int32_t seqs,
