@@ -179,8 +179,9 @@ typedef struct nsa_io {
 
   /* The index branch of a model with select.by index, which chooses the blocks: dtype [T, Hi, Di],
    * one query head for each KV head, and dtype [KV tokens, 1, Di], one key for each token, normalised
-   * and rotated as the model has it. The keys of a cache are [N, P, 1, Di], also in NSA_E4M3, see kv_cache.h. nsa_dense
-   * refuses them. A call that neither selects nor probes needs neither, and checks them where given. */
+   * and rotated as the model has it. The keys of a cache are [N, P, 1, Di], also in NSA_E4M3, see
+   * kv_cache.h. nsa_dense refuses them. A call that neither selects nor probes needs neither, and
+   * checks them where given. */
   nsa_tensor index_q, k_idx;
   /* nsa_kv_append: the index keys of the new tokens, dtype [T, 1, Di]. Calls without a cache refuse it. */
   nsa_tensor new_k_idx;

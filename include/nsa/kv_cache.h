@@ -94,9 +94,9 @@
  *
  * FP8. With problem.kv_dtype NSA_E4M3 the raw pairs, rings included, are stored in e4m3, and with
  * problem.cmp_dtype NSA_E4M3 the compressed entries; either may be so alone. Both head dims, or of
- * index keys theirs alone, must be multiples of 16. io.k_scale, v_scale and k_cmp_scale, v_cmp_scale have the scales, one for all KV
- * heads or one for each, in device memory. Each launch reads them, and a cache must be read with
- * those that it was written with. The CPU device refuses scales that are not positive and finite; a
+ * index keys theirs alone, must be multiples of 16. io.k_scale, v_scale and k_cmp_scale, v_cmp_scale
+ * have the scales, one for all KV heads or one for each, in device memory. Each launch reads them,
+ * and a cache must be read with those that it was written with. The CPU device refuses scales that are not positive and finite; a
  * GPU does not look, and such a scale makes results undefined.
  * - A value is code * scale. An append stores x as e4m3(x / scale): a division in fp32, rounded to the
  *   nearest code, ties to even, at most +-448; NaN stays NaN.
@@ -106,9 +106,9 @@
  *   entries, fp32(k_scale / l) to others, and rounds once. phi linear and mlp get rows of code * scale,
  *   rounded to the model's dtype; what they give is rounded to it, too, and becomes e4m3 as a token
  *   does. The means of raw pairs in the model's dtype become e4m3 from fp32.
- * - With select.by index, problem.cmp_dtype is that of the index keys, and io.k_idx_scale, [1], their scale:
- *   all heads share them. Di must be a multiple of 16. An append stores them as it stores tokens, and the
- *   scores are those of the values code * scale, so that the scale changes no order.
+ * - With select.by index, problem.cmp_dtype is that of the index keys, and io.k_idx_scale, [1], their
+ *   scale: all heads share them. Di must be a multiple of 16. An append stores them as it stores
+ *   tokens, and the scores are those of the values code * scale, so that the scale changes no order.
  * - Queries, outputs and new_kv have the model's dtype. Attention and selection are those of the
  *   values code * scale, also for the tokens of the same call.
  *

@@ -78,8 +78,8 @@ typedef struct nsa_problem {
   int64_t max_probe_rows; /* rows of io.probe_rows [0: no probe] */
 
   /* These two belong to a cache as well: the dtype of its raw K and V, and of its compressed entries
-   * or, with select.by index, of its index keys. NSA_E4M3: codes with scales, see kv_cache.h; NSA_NONE: the model's dtype [serving, else the
-   * model's]. */
+   * or, with select.by index, of its index keys. NSA_E4M3: codes with scales, see kv_cache.h;
+   * NSA_NONE: the model's dtype [serving, else the model's]. */
   int32_t kv_dtype, cmp_dtype;
 } nsa_problem;
 #define NSA_PROBLEM_INIT NSA_INIT(nsa_problem)
@@ -154,7 +154,8 @@ NSA_API nsa_status nsa_plan_create(nsa_ctx *ctx, const nsa_problem *problem,
  * cannot make plans, it compiles for every device of the architecture that the library has rules
  * for. On the CPU device it checks the problems and compiles nothing. What several problems
  * need is compiled at once, unless `runtime.compile_jobs` is 1; progress then counts these kernels,
- * and after that those that a problem still misses. Stops at the first failure; what was compiled stays in the cache.
+ * and after that those that a problem still misses. Stops at the first failure; what was compiled
+ * stays in the cache.
  * Blocking. Thread-safe.
  *
  * problems, count  an array; count 0: nothing to do.

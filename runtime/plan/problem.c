@@ -192,8 +192,8 @@ static bool names_rows(const nsai_config *config) {
   return config->variants.disable.count > 0;
 }
 
-/* The context from which a prefill of few tokens is split, where that is left to the library. (H200, a chunk
- * of 64 tokens, us, and split: over 8k 109 and 87, over 64k 153 and 118.) */
+/* The context from which a prefill of few tokens is split, where that is left to the library. (H200,
+ * random inputs, a chunk of 64 tokens, us, and split: over 8k 109 and 87, over 64k 153 and 118.) */
 #define SPLIT_FROM 8192
 
 static int64_t split_from(const nsai_config *config, int32_t op) {

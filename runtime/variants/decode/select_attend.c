@@ -122,8 +122,8 @@ static int64_t most_items(const nsai_problem *p) { return nsai_decode_most_items
 /* The largest clusters that all run at once, by two CTAs to a multiprocessor where they fit; the largest of all
  * alone, if they can. False where those of one CTA do not run at once: decode_split_kv takes such steps. Where the
  * cluster scores blocks, CTAs of one take any number. (H200, 64k tokens, us of decode_split_kv, and of this:
- * MiniMax-M3, 1, 2, 4 and 64 sequences 21.6 and 15.4, 27.6 and 22.2, 39.3 and 32.4, 344 and 322; MiniCPM4, 1, 4,
- * 16, 32 and 64 38.2 and 21.5, 46.8 and 27.6, 92.3 and 57.2, 160.5 and 91.6, 353 and 139. With one CTA on a
+ * MiniMax-M3, 1, 2, 4 and 64 sequences 21.6 and 15.5, 27.6 and 22.1, 39.3 and 32.8, 344 and 331; MiniCPM4, 1, 4,
+ * 16, 32 and 64 38.2 and 21.5, 46.8 and 27.2, 92.3 and 57.6, 160.5 and 91.3, 353 and 142. With one CTA on a
  * multiprocessor alone MiniCPM4, 4, 16 and 64: 30.2, 73.4, 151.) */
 static bool tiles_for(const nsai_problem *p, const nsai_target *t, int64_t items, nsai_tiles *out) {
   const int32_t largest = nsai_decode_largest_cluster(t);
