@@ -458,8 +458,11 @@ INFLLM = dict(gate="none", kv_sharing="shared", window=0, compress=dict(block=8,
               select=dict(block=16, count=4, init=1, local=2, pool="max", normalizer=dict(block=32, stride=16)))
 
 
-def infllm_blocks(q, k, config):
-    """The chosen blocks of one sequence, int32 [T, Hkv, n], by the formulas of docs/algorithm.md."""
+def infllm_blocks(q, k, config, others=None):
+    """The chosen blocks of one sequence, int32 [T, Hkv, n], by the formulas of docs/algorithm.md.
+
+    others: lists whose blocks may differ where ranks do by rounding of compressed keys to bfloat16. Returned are these.
+    """
     c, s = config.compress, config.select
     tokens, group, scale = q.shape[0], config.heads // config.kv_heads, config.head_dim ** -0.5
     means = lambda block, stride: k.unfold(0, block, stride).mean(-1)
@@ -478,37 +481,41 @@ def infllm_blocks(q, k, config):
             forced = {j for j in range(blocks) if j < s["init"] or j >= blocks - s["local"]}
             free = sorted((j for j in range(blocks) if j not in forced), key=lambda j: (-rank[j], j))
             chosen = sorted(forced | set(free[:s["count"] - len(forced)]))
+            if others is not None:
+                mine, chosen = set(chosen), [j for j in others[t, g].tolist() if j >= 0]
+                assert forced <= set(chosen) and len(mine) == len(set(chosen)) == len(chosen)
+                if mine != set(chosen):
+                    assert min(rank[j] for j in set(chosen) - mine) > (1 - 2 ** -5) * max(rank[j] for j in mine - set(chosen))
             out[t, g, :len(chosen)] = torch.tensor(chosen, dtype=torch.int32)
     return out
 
 
 def test_infllm(device):
     """InfLLM-v2: blocks exactly, outputs, gradients without gates, and the same over a cache."""
-    if device != "cpu":
-        pytest.skip("no kernel computes this model")
     config = config_of(**INFLLM)
     q, k, v, _ = inputs_of(config, 150, device)
     q.requires_grad_(True)
     o, blocks = nsa.attention(q, k, v, config=config, return_indices=True)
-    assert torch.equal(blocks, infllm_blocks(q.detach().double(), k.double(), config))
+    others = None if device == "cpu" else blocks.cpu()
+    assert torch.equal(blocks.cpu(), infllm_blocks(q.detach().double().cpu(), k.double().cpu(), config, others))
     mask = torch.zeros(150, config.kv_heads, 10, dtype=torch.bool)
     for t in range(150):
         for g in range(config.kv_heads):
             mask[t, g, [j for j in blocks[t, g].tolist() if j >= 0]] = True
     mask = mask.repeat_interleave(16, 2)[:, :, :150] & torch.ones(150, 150, dtype=torch.bool).tril()[:, None]
-    wide = q.detach().double().requires_grad_(True)
+    wide = q.detach().double().cpu().requires_grad_(True)
     group = config.heads // config.kv_heads
-    scores = torch.einsum("thd,shd->ths", wide, k.double().repeat_interleave(group, 1)) * config.head_dim ** -0.5
+    scores = torch.einsum("thd,shd->ths", wide, k.double().cpu().repeat_interleave(group, 1)) * config.head_dim ** -0.5
     p = scores.masked_fill(~mask.repeat_interleave(group, 1), -torch.inf).softmax(-1)
-    want = torch.einsum("ths,shd->thd", p, v.double().repeat_interleave(group, 1))
-    assert (o.double() - want).abs().max() < 1e-5
+    want = torch.einsum("ths,shd->thd", p, v.double().cpu().repeat_interleave(group, 1))
+    close(o, want, device)
     o.square().sum().backward()
     want.square().sum().backward()
-    assert (q.grad.double() - wide.grad).norm() < 1e-5 * wide.grad.norm()
+    close(q.grad, wide.grad, device, 1.2e-2)
     first, q.grad = q.grad, None
     kept = config_of(**INFLLM, runtime={"recompute": "never"})
     nsa.attention(q, k, v, config=kept).square().sum().backward()
-    assert (q.grad - first).norm() < 1e-5 * first.norm()
+    close(q.grad, first.double().cpu(), device)
     with pytest.raises(ValueError, match="multiple of select.normalizer.stride"):
         nsa.KVCache(config_of(**{**INFLLM, "select": {**INFLLM["select"], "normalizer": {"block": 64, "stride": 32}}}), 1, 12, 16)
     cache = nsa.KVCache(config, 1, 12, 16, max_len=160, dtype=q.dtype, device=device)
@@ -517,9 +524,9 @@ def test_infllm(device):
         batch = cache.begin(["a"], [end - begin])
         cache.append(0, batch, k[begin:end], v[begin:end])
         got = cache.attend(0, batch, q.detach()[begin:end])
-        assert (got - o[begin:end]).abs().max() < 1e-5
+        close(got, o[begin:end].detach().double().cpu(), device, 1.2e-2)
     with pytest.raises(nsa.Error, match="io.gate.value is given, but model.gate is none"):
-        nsa.attention(q, k, v, torch.zeros(150, 4, 3), config=config)
+        nsa.attention(q, k, v, torch.zeros(150, 4, 3, device=device), config=config)
 
 
 def test_module_without_gates(device):
