@@ -97,7 +97,7 @@ template <class C> struct KernelTraits {
       int counts[4][C::kRows];    // entries of each lane of a row
       float references[C::kRows]; // of the rows, after the last key
     } lists[2];                   // of a query tile and of the one before
-    float4 greatest[2 * 256]; // of each consumer lane's two rows: of 4 groups of its candidates
+    float4 greatest[2 * 256];     // of each consumer lane's two rows: of 4 groups of its candidates
     int chosen[kMostRowBlocks][C::kRows];
     int read[kSelectors];      // query tiles whose lists each selector has read
     u64 scored[2][kSelectors]; // barriers, consumers to a selector: the lists are complete
@@ -112,9 +112,10 @@ template <class C> struct KernelTraits {
                     C::kBlock <= C::kSelectBlock,
                 "the weights are a trapezoid of strides");
   static_assert(32 % kRatio == 0, "a lane holds whole selection blocks");
-  static_assert((4 <= C::kGroupPadded && C::kGroupPadded <= 64) ||
-                    (kSingleHead<C> && kRatio == 4 && Topn<C>::kFree <= kMostRowBlocks),
-                "a warp has at most four tokens, or single heads with two pairs of blocks a lane");
+  static_assert(
+      (2 <= C::kGroupPadded && C::kGroupPadded <= 64) ||
+          (kSingleHead<C> && kRatio == 4 && Topn<C>::kFree <= kMostRowBlocks),
+      "a warp has at most eight tokens, or single heads with four pairs of blocks a lane");
   static_assert(kOverlap <= 4, "border keys of the previous tile are held in registers");
 };
 

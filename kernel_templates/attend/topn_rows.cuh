@@ -47,12 +47,15 @@ template <class C> struct RowLists<C, true> {
   RowEntry *next[2]; // where the next entry goes
 
   // The greatest of each group of this lane's candidates of row r.
-  NSAI_DEVICE float4 &greatest(int r) const { return values[r * 256 + recomputed(threadIdx.x) - 128]; }
+  NSAI_DEVICE float4 &greatest(int r) const {
+    return values[r * 256 + recomputed(threadIdx.x) - 128];
+  }
   float4 *values;
 
   // Waits until the lists of the query tile before the previous one have been read.
   template <class Storage>
-  NSAI_DEVICE void begin(const NsaiCompressedTopn &p, Storage &storage, u32 read, int number, int warp, int lane) {
+  NSAI_DEVICE void begin(const NsaiCompressedTopn &p, Storage &storage, u32 read, int number,
+                         int warp, int lane) {
     values = storage.greatest;
     while (published(read) < number - 1) {}
 #pragma unroll
@@ -65,8 +68,7 @@ template <class C> struct RowLists<C, true> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float4 x = greatest(r);
-      greatest(r) =
-          make_float4(x.x * factor[r], x.y * factor[r], x.z * factor[r], x.w * factor[r]);
+      greatest(r) = make_float4(x.x * factor[r], x.y * factor[r], x.z * factor[r], x.w * factor[r]);
     }
   }
   // Hands the lists to the selector.

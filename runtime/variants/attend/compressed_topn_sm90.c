@@ -89,8 +89,8 @@ static void check_registers(const nsai_model *m, nsai_reasons *reasons) {
 static void check_model(const nsai_model *m, nsai_reasons *reasons) {
   int32_t ratio = m->select_block / m->stride, overlap = m->block / m->stride;
   int32_t group = m->heads / m->kv_heads, free = nsai_free_blocks(m);
-  if (group == 2 || group > 64)
-    nsai_refuse(reasons, "takes groups of 1 and of 3 to 64 query heads, this model has %d", group);
+  if (group > 64)
+    nsai_refuse(reasons, "takes groups of at most 64 query heads, this model has %d", group);
   if (group == 1 && ratio != 4)
     nsai_refuse(reasons, "selection blocks of %d strides: with groups of one head 4 are taken",
                 ratio);
