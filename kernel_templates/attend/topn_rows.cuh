@@ -97,13 +97,13 @@ NSAI_DEVICE void list_blocks(RowLists<C> &lists, float (&sums)[KernelTraits<C>::
   using P = KernelTraits<C>;
   constexpr int kPairs = P::kLaneBlocks / 2;
   static_assert(kPairs == kRowGroups, "a pair of every key tile in each group");
-  const int thread = recomputed(threadIdx.x), warp = thread / 32 - 4;
-  const int first = i * P::kTileBlocks + thread % 4 * P::kLaneBlocks;
-  auto candidates_end = [&](int row) { // behind the last one that is not forced
-    return candidate_count<C>(tile.position + min(row, tile.tokens - 1)) - C::kSelectLocal;
-  };
-  if (i * P::kTileBlocks < C::kSelectInit || (i + 1) * P::kTileBlocks > candidates_end(warp * 16)) {
-    const int end = candidates_end(warp * 16 + r * 8 + thread % 32 / 4);
+  const int first = i * P::kTileBlocks + recomputed(threadIdx.x) % 4 * P::kLaneBlocks;
+  if (i * P::kTileBlocks < C::kSelectInit ||
+      (i + 1) * P::kTileBlocks > candidate_count<C>(tile.position) - C::kSelectLocal) {
+    const int thread = recomputed(threadIdx.x);
+    const int row = thread / 32 * 16 - 64 + r * 8 + thread % 32 / 4;
+    const int end = // behind the last candidate that is not forced
+        candidate_count<C>(tile.position + min(row, tile.tokens - 1)) - C::kSelectLocal;
 #pragma unroll
     for (int b = 0; b < P::kLaneBlocks; ++b)
       if (first + b < C::kSelectInit || first + b >= end) sums[b] = kNoCandidate;

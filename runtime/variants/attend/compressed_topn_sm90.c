@@ -77,6 +77,7 @@ static void check_registers(const nsai_model *m, nsai_reasons *reasons) {
   if (ratio != 2 && group > 16 && wide) holds = ratio == 4 && overlap <= 3;
   /* P as the sum of two bf16 (kSplitP) takes more of the consumers' registers. */
   if (ratio == 2 && m->dtype == NSA_BF16 && m->head_dim_v < 64) holds = holds && group > 4;
+  if (group <= 2 && m->dtype == NSA_BF16 && m->head_dim_v < 64) holds = false;
   /* Fewer columns of Q than of O: fp16 alone spilled. */
   if (wide && m->dtype == NSA_F16 && m->head_dim_qk < m->head_dim_v) holds = false;
   if (!holds)
@@ -89,8 +90,6 @@ static void check_registers(const nsai_model *m, nsai_reasons *reasons) {
 static void check_model(const nsai_model *m, nsai_reasons *reasons) {
   int32_t ratio = m->select_block / m->stride, overlap = m->block / m->stride;
   int32_t group = m->heads / m->kv_heads, free = nsai_free_blocks(m);
-  if (group > 64)
-    nsai_refuse(reasons, "takes groups of at most 64 query heads, this model has %d", group);
   if (group == 1 && ratio != 4)
     nsai_refuse(reasons, "selection blocks of %d strides: with groups of one head 4 are taken",
                 ratio);
@@ -138,10 +137,14 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
  * chosen in more time than their importance takes. */
 #define SHORTEST 2048
 
+/* Tokens of a sequence up to which lists of single heads take a GiB of workspace. */
+#define LONGEST_SINGLE (1 << 18)
+
 /* Where every block is chosen there is no importance to be had for nothing. It just fits the
  * registers and has no smaller tiles for other compilers. */
 static bool sensible(const nsai_problem *p, const nsai_target *t) {
-  return !t->register_fallback && !nsai_problem_selects_all(p) && p->max_kv_len > SHORTEST;
+  const bool fits = nsai_padded_group(&p->model) > 1 || p->max_kv_len <= LONGEST_SINGLE;
+  return !t->register_fallback && !nsai_problem_selects_all(p) && p->max_kv_len > SHORTEST && fits;
 }
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
