@@ -96,6 +96,7 @@ template <class C> struct KernelTraits {
     struct {
       int counts[4][C::kRows];    // entries of each lane of a row
       float references[C::kRows]; // of the rows, after the last key
+      float bars[C::kRows];       // a little below their last ones
     } lists[2];                   // of a query tile and of the one before
     float4 greatest[2 * 256];     // of each consumer lane's two rows: of 4 groups of its candidates
     int chosen[kMostRowBlocks][C::kRows];

@@ -34,10 +34,35 @@ constexpr int kRowGroups = 4;              // groups of blocks of a lane
 constexpr int kRowPitch = kRowLanes * 128; // entries from one of a lane to its next
 constexpr float kNoCandidate = -1.0f;
 
+// Scaled from one reference to another, a value may be off by some ulp each time.
+constexpr float kBelowBar = 1 - 1.0f / 65536;
+
 // The entries of query tile `number` of this CTA.
 template <class C> NSAI_DEVICE RowEntry *row_entries(const NsaiCompressedTopn &p, int number) {
   const long long half = p.scratch_bytes / 2;
   return (RowEntry *)((u8 *)p.scratch + blockIdx.x * p.scratch_bytes + number % 2 * half);
+}
+
+// The bar of a row, given the greatest of each group of this lane's candidates. Where 13 blocks are
+// enough, three lanes leave their least group out: the others reach both the greatest of the lanes'
+// least ones, and the least of the lanes' second ones.
+template <int kFree> NSAI_DEVICE float row_bar(const float4 &greatest) {
+  const float low0 = fminf(greatest.x, greatest.y), low1 = fminf(greatest.z, greatest.w);
+  float bar = fminf(low0, low1);
+  if constexpr (kFree > 13) {
+#pragma unroll
+    for (int delta = 1; delta < kRowLanes; delta *= 2)
+      bar = fminf(bar, __shfl_xor_sync(~0u, bar, delta));
+    return bar;
+  }
+  float second =
+      fminf(fmaxf(low0, low1), fminf(fmaxf(greatest.x, greatest.y), fmaxf(greatest.z, greatest.w)));
+#pragma unroll
+  for (int delta = 1; delta < kRowLanes; delta *= 2) {
+    bar = fmaxf(bar, __shfl_xor_sync(~0u, bar, delta));
+    second = fminf(second, __shfl_xor_sync(~0u, second, delta));
+  }
+  return fminf(bar, second);
 }
 
 // What a consumer lane knows of the lists of its two rows. Groups of more heads have none.
@@ -81,7 +106,11 @@ template <class C> struct RowLists<C, true> {
       const int row = warp * 16 + r * 8 + lane / 4;
       lists.counts[lane % 4][row] =
           (int)(next[r] - (row_entries<C>(p, number) + lane % 4 * 128 + row)) / kRowPitch;
-      if (lane % 4 == 0) lists.references[row] = rows.reference[r];
+      const float bar = row_bar<Topn<C>::kFree>(greatest(r));
+      if (lane % 4 == 0) {
+        lists.references[row] = rows.reference[r];
+        lists.bars[row] = bar * kBelowBar;
+      }
     }
     __syncwarp(); // the lists are written
     if (lane == 0)
@@ -117,10 +146,7 @@ NSAI_DEVICE void list_blocks(RowLists<C> &lists, float (&sums)[KernelTraits<C>::
   greatest = make_float4(fmaxf(greatest.x, pair[0]), fmaxf(greatest.y, pair[1]),
                          fmaxf(greatest.z, pair[2]), fmaxf(greatest.w, pair[3]));
   lists.greatest(r) = greatest;
-  float bar = fminf(fminf(greatest.x, greatest.y), fminf(greatest.z, greatest.w));
-#pragma unroll
-  for (int delta = 1; delta < kRowLanes; delta *= 2)
-    bar = fminf(bar, __shfl_xor_sync(~0u, bar, delta));
+  const float bar = row_bar<Topn<C>::kFree>(greatest);
 #pragma unroll
   for (int j = 0; j < kPairs; ++j)
     if (!(pair[j] < bar)) { // NaN is listed
@@ -140,37 +166,70 @@ NSAI_DEVICE void load_entries(float4 (&entry)[kRowLanes], const RowEntry *lists,
   }
 }
 
-// Calls take(order, block) for all candidates of a row's lists, the latest ones first.
-template <class Take>
-NSAI_DEVICE void for_each_listed(const RowEntry *lists, const int (&counts)[kRowLanes],
-                                 float reference, Take take) {
-  int k = max(max(counts[0], counts[1]), max(counts[2], counts[3])) - 1;
+// Where key s of a row lies once those that reach the row's bar have been gathered: two take the place
+// of an entry.
+NSAI_DEVICE u64 *gathered_key(RowEntry *lists, int s) {
+  return (u64 *)(lists + s / 2 * 128) + s % 2;
+}
+
+// Writes the keys of the candidates that reach `bar` over the row's lists, and returns their number.
+NSAI_DEVICE int gather_keys(RowEntry *lists, const int (&counts)[kRowLanes], float reference,
+                            float bar) {
+  const int most = max(max(counts[0], counts[1]), max(counts[2], counts[3]));
+  int kept = 0;
   float4 ahead[kRowLanes];
-  load_entries(ahead, lists, counts, k);
+  load_entries(ahead, lists, counts, 0);
 #pragma unroll 1
-  for (; k >= 0; --k) {
+  for (int k = 0; k < most; ++k) { // what it writes lies in entries that it has read
     float4 entry[kRowLanes];
 #pragma unroll
     for (int i = 0; i < kRowLanes; ++i) entry[i] = ahead[i];
-    load_entries(ahead, lists, counts, k - 1);
+    load_entries(ahead, lists, counts, k + 1);
 #pragma unroll
     for (int i = 0; i < kRowLanes; ++i) {
       const float scale = exp2_approx(entry[i].w - reference);
       const int block = __float_as_int(entry[i].z);
-      if (!(entry[i].x < 0)) take(order_of(entry[i].x * scale), block);
-      if (!(entry[i].y < 0)) take(order_of(entry[i].y * scale), block + 1);
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        const float x = b ? entry[i].y : entry[i].x;
+        if (x < 0 || x * scale < bar) continue; // NaN is kept
+        *gathered_key(lists, kept) = key_of(order_of(x * scale), block + b);
+        ++kept;
+      }
     }
+  }
+  return kept;
+}
+
+// Calls take(key) for the gathered keys, and for some that are 0.
+template <class Take> NSAI_DEVICE void for_each_gathered(RowEntry *lists, int kept, Take take) {
+  constexpr int kAhead = 4;
+  u64 next[kAhead];
+  auto load = [&](int s) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) next[i] = s + i < kept ? *gathered_key(lists, s + i) : 0;
+  };
+  load(0);
+#pragma unroll 1
+  for (int s = 0; s < kept; s += kAhead) {
+    u64 key[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) key[i] = next[i];
+    load(s + kAhead);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) take(key[i]);
   }
 }
 
 // Writes the kFree best blocks of a row to gOut, ascending, equal ones by lower index. `chosen`:
 // kFree numbers in shared memory, 128 apart, of this lane alone.
 template <int kFree>
-NSAI_DEVICE void choose_listed(int *gOut, const RowEntry *lists, const int (&counts)[kRowLanes],
-                               float reference, int *chosen, int first_free) {
+NSAI_DEVICE void choose_listed(int *gOut, RowEntry *lists, const int (&counts)[kRowLanes],
+                               float reference, float bar, int *chosen, int first_free) {
+  const int kept = gather_keys(lists, counts, reference, bar);
   u32 best[kFree] = {}; // orders, in descending order
-  for_each_listed(lists, counts, reference, [&](u32 order, int) {
-    if (order <= best[kFree - 1]) return;
+  for_each_gathered(lists, kept, [&](u64 key) {
+    u32 order = order_in(key);
 #pragma unroll
     for (int i = 0; i < kFree; ++i) {
       const u32 high = max(best[i], order);
@@ -183,9 +242,10 @@ NSAI_DEVICE void choose_listed(int *gOut, const RowEntry *lists, const int (&cou
   constexpr int kEqual = 1 << 30;
   const u32 least = max(best[kFree - 1], 1u);
   int found = 0;
-  for_each_listed(lists, counts, reference, [&](u32 order, int block) {
+  for_each_gathered(lists, kept, [&](u64 key) {
+    const u32 order = order_in(key);
     if (order < least) return;
-    const int number = order == least ? block | kEqual : block;
+    const int number = (int)index_in(key) | (order == least ? kEqual : 0);
     if (found < kFree) {
       chosen[128 * found++] = number;
       return;
@@ -240,7 +300,8 @@ NSAI_DEVICE void select_rows(const TopnParams<C> &params,
 #pragma unroll
         for (int i = 0; i < kRowLanes; ++i) counts[i] = lists.counts[i][row];
         choose_listed<kFree>(gOut + C::kSelectInit, row_entries<C>(p, searched) + row, counts,
-                             lists.references[row], &storage.chosen[0][row], C::kSelectInit);
+                             lists.references[row], lists.bars[row], &storage.chosen[0][row],
+                             C::kSelectInit);
       }
     }
     if (!searching) return;
