@@ -67,6 +67,7 @@
 #pragma once
 #include "attend/mainloop_sm90.cuh"
 #include "attend/topn_pool.cuh"
+#include "attend/topn_rows.cuh"
 #include "attend/topn_warps.cuh"
 
 template <class C> struct SharedStorage {
@@ -198,7 +199,8 @@ template <class C> NSAI_DEVICE int keys_seen(const FlashTile &tile, int token) {
 template <class C>
 NSAI_DEVICE bool score(float (&s)[16][4], SoftmaxRows &rows, float (&factor)[2],
                        const FlashTile &tile, int all_see, int i, float scale_log2, bool pools,
-                       Border<C> &border, typename KernelTraits<C>::Piece *to, int lane) {
+                       Border<C> &border, RowLists<C> &lists, typename KernelTraits<C>::Piece *to,
+                       int lane) {
   using P = KernelTraits<C>;
   if ((i + 1) * C::kKeys > all_see) {
     const int thread = recomputed(threadIdx.x), warp = thread / 32 - 4;
@@ -217,13 +219,20 @@ NSAI_DEVICE bool score(float (&s)[16][4], SoftmaxRows &rows, float (&factor)[2],
     for (int r = 0; r < 2; ++r)
 #pragma unroll
       for (int k = 0; k < P::kOverlap - 1; ++k) border.x[r][k] *= factor[r];
+  if constexpr (kSingleHead<C>)
+    if (pools && grows) lists.scale(factor);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float sums[P::kLaneBlocks];
     exponentiate<C>(s, r, rows, sums, scale_log2);
-    if (pools) pool<C>(s, r, sums, border, to, lane);
+    if (!pools) continue;
+    pool<C>(s, r, sums, border, lane);
+    if constexpr (kSingleHead<C>)
+      list_blocks<C>(lists, sums, r, rows.reference[r], tile, i);
+    else
+      store_pooled<C>(sums, r, to, lane);
   }
-  if (pools && lane % 4 < 2)
+  if (!kSingleHead<C> && pools && lane % 4 < 2)
 #pragma unroll
     for (int part = 0; part < P::kParts; ++part)
       to[part].references[lane % 4 * 8 + lane / 4] =
@@ -252,9 +261,10 @@ NSAI_DEVICE void consume(const TopnParams<C> &params, SharedStorage<C> &all, int
   typename F::Shared &shared = all.flash;
   const int lane = threadIdx.x % 32, warp = consumer * 4 + threadIdx.x / 32 % 4;
   const bool arrives = lane == 0;
-  const u32 read = shared_address(&all.topn_storage.read[warp / P::kWorkItemWarps]);
+  const u32 read = shared_address(&all.topn_storage.read[warp / P::kSharingWarps]);
   const Scratch<C> scratch(p);
-  int done = 0, last = 0; // key tiles pooled before the last query tile, and in it
+  // Key tiles pooled before the last query tile, and in it. Of single heads: query tiles listed.
+  int done = 0, last = 0;
   PipelineState<C::kQueryStages> queries;
   PipelineState<C::kStages> keys;
   auto stage_k = [&](int stage) { return shared_address(shared.k[warp_uniform(stage)]); };
@@ -273,10 +283,11 @@ NSAI_DEVICE void consume(const TopnParams<C> &params, SharedStorage<C> &all, int
       Probabilities<Product> probabilities;
       float factor[2];
       Border<C> border = {};
+      RowLists<C> lists;
       u32 sQ = shared_address(shared.q[warp_uniform(queries.stage)][consumer]);
       // Waits until the selectors have read the previous contents of tile i's piece.
       auto wait_read = [&](int i) {
-        if (pools && last)
+        if (!kSingleHead<C> && pools && last)
           while (published(read) < done + min(i + 1, last)) {}
       };
 
@@ -284,12 +295,15 @@ NSAI_DEVICE void consume(const TopnParams<C> &params, SharedStorage<C> &all, int
       scale_log2 *= convert_flash_query<FlashConfig<C>>(sQ, consumer, tile.tokens);
       barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.phase);
       multiply_qk<Product>(s, sQ, stage_k(keys.stage)); // [64, 128]
+      if constexpr (kSingleHead<C>) {
+        if (pools) lists.begin(p, all.topn_storage, read, done, warp, lane);
+      }
       wait_read(0);
       wgmma_wait<0>();
       hold(s);
       if (arrives) barrier_arrive(shared_address(&shared.k_empty[keys.stage]));
-      score<C>(s, rows, factor, tile, all_see, 0, scale_log2, pools, border, scratch.of(0, warp),
-               lane);
+      score<C>(s, rows, factor, tile, all_see, 0, scale_log2, pools, border, lists,
+               scratch.of(0, warp), lane);
       pack_probabilities<Product>(probabilities, s);
 
       for (int i = 1; i < tiles; ++i) {
@@ -304,7 +318,7 @@ NSAI_DEVICE void consume(const TopnParams<C> &params, SharedStorage<C> &all, int
         wgmma_wait<1>(); // Q K^T is complete
         hold(s);
         if (arrives) barrier_arrive(shared_address(&shared.k_empty[keys.stage]));
-        bool grows = score<C>(s, rows, factor, tile, all_see, i, scale_log2, pools, border,
+        bool grows = score<C>(s, rows, factor, tile, all_see, i, scale_log2, pools, border, lists,
                               scratch.of(i, warp), lane);
 
         wgmma_wait<0>(); // P V is complete
@@ -318,12 +332,17 @@ NSAI_DEVICE void consume(const TopnParams<C> &params, SharedStorage<C> &all, int
       multiply_pv<Product>(o, probabilities, stage_v(keys.stage)); // [64, Dv]
 
       if (pools) {
-        share_lse(scratch, rows, warp, lane);
-        global_proxy_fence();
-        __syncwarp();
-        if (arrives) barrier_arrive(shared_address(&all.topn_storage.scored));
-        done += last;
-        last = tiles;
+        if constexpr (kSingleHead<C>) {
+          lists.share(p, all.topn_storage, rows, done, warp, lane);
+          ++done;
+        } else {
+          share_lse(scratch, rows, warp, lane);
+          global_proxy_fence();
+          __syncwarp();
+          if (arrives) barrier_arrive(shared_address(&all.topn_storage.scored));
+          done += last;
+          last = tiles;
+        }
       }
       wgmma_wait<0>();
       hold(o);
@@ -362,14 +381,21 @@ template <class C> NSAI_DEVICE void compressed_topn(const TopnParams<C> &params)
       tma_prefetch_map(p.attend.k);
       tma_prefetch_map(p.attend.v);
     }
-    barrier_init(shared_address(&shared.topn_storage.scored), P::kWarps);
-    for (int i = 0; i < P::kSelectors * C::kDepth; ++i)
-      barrier_init(shared_address(
-                       &shared.topn_storage.exchange_buffers[i / C::kDepth].full[i % C::kDepth]),
-                   1);
+    if constexpr (kSingleHead<C>) {
+      for (int i = 0; i < 2 * P::kSelectors; ++i)
+        barrier_init(shared_address(
+                         &shared.topn_storage.scored[i / P::kSelectors][i % P::kSelectors]),
+                     P::kSharingWarps);
+    } else {
+      barrier_init(shared_address(&shared.topn_storage.scored), P::kWarps);
+      for (int i = 0; i < P::kSelectors * C::kDepth; ++i)
+        barrier_init(shared_address(
+                         &shared.topn_storage.exchange_buffers[i / C::kDepth].full[i % C::kDepth]),
+                     1);
+    }
     init_barriers<FlashConfig<C>>(shared.flash, C::kCached ? 64 : 1);
   }
-  if (threadIdx.x < P::kWorkItems) shared.topn_storage.read[threadIdx.x] = 0;
+  if (threadIdx.x < P::kWarps / P::kSharingWarps) shared.topn_storage.read[threadIdx.x] = 0;
   if (!p.attend.attend.early) wait_for_kernel_before();
   __syncthreads(); // barriers are initialised
 
@@ -381,7 +407,10 @@ template <class C> NSAI_DEVICE void compressed_topn(const TopnParams<C> &params)
       produce<C>(params, shared.flash);
   } else if (warpgroup == 3) {
     registers_drop<P::kSelectorRegisters>();
-    select<C>(params, shared.topn_storage, threadIdx.x / 32 % 4);
+    if constexpr (kSingleHead<C>)
+      select_rows<C>(params, shared.topn_storage, threadIdx.x / 32 % 4);
+    else
+      select<C>(params, shared.topn_storage, threadIdx.x / 32 % 4);
   } else {
     registers_raise<P::kConsumerRegisters>();
     consume<C>(params, shared, warpgroup - 1);

@@ -17,6 +17,8 @@
 //                               factor 2^(reference - LSE) of the row
 //   f32 [128]                   LSE of the rows
 //   u64 [tokens][N * 128/r]     lists of candidates: keys of core/topn.cuh, by ascending index
+//
+// Groups of one head need no LSE and no pieces: attend/topn_rows.cuh.
 #pragma once
 #include "attend/mainloop_sm90.cuh"
 #include "core/topn.cuh"
@@ -28,6 +30,11 @@ template <class C> struct FlashConfig : C {
   static constexpr int kThreads = 384;
   static constexpr int kSharedBytes = C::kSharedBytes - KernelTraits<C>::kTopnBytes;
 };
+
+constexpr int kMostRowBlocks = 16; // free blocks of a single head
+
+// Whether a group is one head, whose blocks attend/topn_rows.cuh chooses.
+template <class C> constexpr bool kSingleHead = C::kGroupPadded == 1;
 
 template <class C> struct KernelTraits {
   static constexpr int kWarps = 8;                            // consumer warps
@@ -44,11 +51,13 @@ template <class C> struct KernelTraits {
   static constexpr int kWorkItems = kWarps / kWorkItemWarps;
   static constexpr int kMine = ceil_div(kWorkItems, kSelectors); // of a selector
   static constexpr int kTokens = kMine * kWorkItemTokens;        // tokens of a selector
+  // Consumer warps that wait for one counter of the selectors.
+  static constexpr int kSharingWarps = kSingleHead<C> ? kWarps / kSelectors : kWorkItemWarps;
   // The launch gives 512 threads 128 registers each; the warpgroups redistribute them.
   static constexpr bool kNarrow = C::kHeadDimV <= 64 && !kSplitP<C>; // fewer registers
-  static constexpr int kConsumerRegisters = kNarrow ? 176 : 200;
-  static constexpr int kSelectorRegisters = kNarrow ? 104 : 72;
-  static constexpr int kProducerRegisters = kNarrow ? 56 : 40;
+  static constexpr int kConsumerRegisters = kNarrow ? 176 : kSingleHead<C> ? 200 : 200;
+  static constexpr int kSelectorRegisters = kNarrow ? 104 : kSingleHead<C> ? 72 : 72;
+  static constexpr int kProducerRegisters = kNarrow ? 56 : kSingleHead<C> ? 40 : 40;
   static_assert(2 * kConsumerRegisters + kSelectorRegisters + kProducerRegisters <= 4 * 128,
                 "warpgroups may not take more registers than the launch gives");
 
@@ -77,11 +86,24 @@ template <class C> struct KernelTraits {
     u32 listed[kTokens];       // candidates so far that may be among the best
     u64 full[C::kDepth];       // barriers: pieces have arrived
   };
-  struct __align__(16) TopnStorage {
+  struct __align__(16) GroupStorage {
     ExchangeBuffer exchange_buffers[kSelectors];
     int read[kWorkItems]; // key tiles that the selectors have finished reading
     u64 scored;           // barrier, consumers to selectors: a query tile is scored
   };
+  // Of single heads. A selector has the rows of two consumer warps.
+  struct __align__(16) RowStorage {
+    struct {
+      int counts[4][C::kRows];    // entries of each lane of a row
+      float references[C::kRows]; // of the rows, after the last key
+      float bars[C::kRows];       // a little below their last ones
+    } lists[2];                   // of a query tile and of the one before
+    float4 greatest[2 * 256];     // of each consumer lane's two rows: of 4 groups of its candidates
+    int chosen[kMostRowBlocks][C::kRows];
+    int read[kSelectors];      // query tiles whose lists each selector has read
+    u64 scored[2][kSelectors]; // barriers, consumers to a selector: the lists are complete
+  };
+  typedef typename ParamsOf<kSingleHead<C>, GroupStorage, RowStorage>::Type TopnStorage;
   static constexpr int kTopnBytes = sizeof(TopnStorage);
 
   static_assert(C::kRows == 128 && C::kKeys == kInterleavedRows,
@@ -91,7 +113,10 @@ template <class C> struct KernelTraits {
                     C::kBlock <= C::kSelectBlock,
                 "the weights are a trapezoid of strides");
   static_assert(32 % kRatio == 0, "a lane holds whole selection blocks");
-  static_assert(4 <= C::kGroupPadded && C::kGroupPadded <= 64, "a warp has at most four tokens");
+  static_assert(
+      (2 <= C::kGroupPadded && C::kGroupPadded <= 64) ||
+          (kSingleHead<C> && kRatio == 4 && Topn<C>::kFree <= kMostRowBlocks),
+      "a warp has at most eight tokens, or single heads with four pairs of blocks a lane");
   static_assert(kOverlap <= 4, "border keys of the previous tile are held in registers");
 };
 
@@ -168,10 +193,10 @@ NSAI_DEVICE void exponentiate(float (&s)[16][4], int r, SoftmaxRows &rows,
   for (int block = 0; block < KernelTraits<C>::kLaneBlocks; ++block) rows.sum[r] += sums[block];
 }
 
-// Completes the block sums of row r to trapezoids (divided by m) and stores them.
+// Completes the block sums of row r to trapezoids (divided by m).
 template <class C>
 NSAI_DEVICE void pool(const float (&p)[16][4], int r, float (&sums)[KernelTraits<C>::kLaneBlocks],
-                      Border<C> &border, typename KernelTraits<C>::Piece *to, int lane) {
+                      Border<C> &border, int lane) {
   using P = KernelTraits<C>;
   constexpr float kShareOfStride = 1.0f / P::kOverlap;
   auto key = [&](int i) { return p[i / 2][2 * r + i % 2]; }; // of the lane's 32 keys
@@ -192,6 +217,13 @@ NSAI_DEVICE void pool(const float (&p)[16][4], int r, float (&sums)[KernelTraits
       sums[block] = fmaf((P::kOverlap - i) * kShareOfStride, before - end, sums[block]);
     }
   }
+}
+
+// Stores the pooled values of row r for the selectors.
+template <class C>
+NSAI_DEVICE void store_pooled(const float (&sums)[KernelTraits<C>::kLaneBlocks], int r,
+                              typename KernelTraits<C>::Piece *to, int lane) {
+  using P = KernelTraits<C>;
 #pragma unroll
   for (int v = 0; v < P::kVectors; ++v) {
     int group = lane / 4 ^ (v & P::kSwizzle), pair = lane % 4;

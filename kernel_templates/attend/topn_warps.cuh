@@ -11,6 +11,7 @@
 // comparison.
 #pragma once
 #include "attend/topn_pool.cuh"
+#include "attend/topn_tokens.cuh"
 
 // Returns an order that at least n_free candidates have reached, given the greatest order of each
 // lane: the smallest of the groups' maxima. Returns 0 if there are too few groups.
@@ -116,6 +117,11 @@ NSAI_DEVICE void find_candidates(const FlashTile &tile, const Scratch<C> &scratc
       state.advance();
       if (w + 1 < P::kWorkItemWarps) continue;
 
+      if constexpr (kManyTokens<C>) {
+        store_importance<C>(sum, exchange_buffer.greatest, tile, scratch, selector,
+                            i * P::kTileBlocks + part * P::kBlocks, lane);
+        continue;
+      }
       int block = i * P::kTileBlocks + part * P::kBlocks + lane;
 #pragma unroll
       for (int k = 0; k < P::kTokens; ++k) {
@@ -166,6 +172,10 @@ NSAI_DEVICE void select(const TopnParams<C> &params,
       phase ^= 1;
       find_candidates<C>(tile, scratch, topn_storage, selector, done, pieces);
       done += key_tiles<C>(tile, true);
+    }
+    if constexpr (kManyTokens<C>) {
+      choose_tokens<C>(p, tile, scratch, exchange_buffer, selector, lane);
+      return;
     }
 #pragma unroll 1
     for (int k = 0; k < P::kTokens; ++k) {

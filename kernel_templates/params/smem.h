@@ -76,7 +76,9 @@ NSAI_SIZE nsai_smem_flash_sm90(int rows, int keys, int queries, int stages, int 
  *   Piece [depth, mine], or u64 [159] in the same memory | f32 [mine, 16] |
  *   u32 [tokens, 34] | barriers [depth]
  * `mine`: work items of a selector, with `tokens` tokens in all. A Piece has 16 rows of f32, of up
- * to 32 blocks and a reference each. `blocks`: of a tile of 128 keys; `group`: padded. */
+ * to 32 blocks and a reference each. `blocks`: of a tile of 128 keys; `group`: padded. Of groups of
+ * one head the storage is
+ *   {int [4, 128] | f32 [2, 128]} [2] | f32 [2, 256, 4] | int [16, 128] | int [4] | barriers [2, 4] */
 NSAI_SIZE nsai_smem_compressed_topn(int queries, int depth, int blocks, int group, int dk, int dv,
                                     int cached) {
   const int work_items = group > 16 ? 128 / group : 8, mine = (work_items + 3) / 4;
@@ -84,8 +86,10 @@ NSAI_SIZE nsai_smem_compressed_topn(int queries, int depth, int blocks, int grou
   const int pieces = depth * mine * 64 * ((blocks < 32 ? blocks : 32) + 1);
   const int first = nsai_smem_aligned(nsai_smem_larger(pieces, 159 * 8), 16);
   const int buffer = nsai_smem_aligned(first + 64 * mine + 136 * tokens + 8 * depth, 16);
+  const int storage = group == 1 ? 2 * 6 * 512 + 2 * 256 * 16 + 16 * 512 + 16 + 64
+                                 : 4 * buffer + 4 * work_items + 8;
   return nsai_smem_flash_sm90(128, 128, queries, 2, dk, dv, cached) +
-         nsai_smem_aligned(4 * buffer + 4 * work_items + 8, 16);
+         nsai_smem_aligned(storage, 16);
 }
 
 /* attend/selected_sm80.cuh: Q [warps, 16, Dk], unless registers hold it |

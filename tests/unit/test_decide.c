@@ -346,7 +346,7 @@ static void test_force_keeps_tiles(void **state) {
 
 static void test_rules(void **state) {
   tuning *w = *state;
-  strcpy(w->yaml, "nsa: 1\nmodel: {heads: 4, kv_heads: 2, head_dim: 128}\n");
+  strcpy(w->yaml, "nsa: 1\nmodel: {heads: 4, kv_heads: 2, head_dim: 128, select: {count: 40}}\n");
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 100000, LOW);
   enter(w, NULL);
   expect_story(w, &p, "on sm_90a, Fake H200\n  no record of this device and problem");

@@ -444,7 +444,12 @@ static void test_topn_legal(void **state) {
     { "heads: 64, head_dim_qk: 192, head_dim_v: 128, dtype: fp16", NULL },
     { "heads: 12, head_dim: 64", NULL },
     { "heads: 256, head_dim: 128", NULL },
-    { "heads: 8, head_dim: 128", "groups of 3 to 64 query heads, this model has 2" },
+    { "heads: 8, head_dim: 128", NULL },
+    { "heads: 4, head_dim: 128", NULL },
+    { "heads: 4, head_dim: 32", "need more registers" },
+    { "heads: 4, head_dim: 128, select: {count: 19}", NULL },
+    { "heads: 4, head_dim: 128, select: {count: 20}", "chooses 17 blocks" },
+    { "heads: 4, head_dim: 128, select: {block: 128}", "8 strides: with groups of one head 4" },
     { "heads: 64, head_dim: 256", "head_dim_v 256: at most 128" },
     { "heads: 64, head_dim_qk: 256, head_dim_v: 128", "bytes of shared memory" },
     { "heads: 64, head_dim: 72", "multiples of 32" },
@@ -479,6 +484,10 @@ static void test_topn_scratch(void **state) {
   const int64_t each = 32 * (8 * (16 * 32 + 16) * 4 + 8 * 32 * 8) + 128 * 4;
   assert_int_equal(sizes.number[0], each);
   assert_int_equal(sizes.bytes[0], 132 * each);
+  /* Of single heads two lists for each of 128 rows, of 16 pairs of blocks a tile. */
+  assert_int_equal(count_topn_reasons("heads: 4, head_dim: 128", &spec, &sizes, text, sizeof text),
+                   0);
+  assert_int_equal(sizes.number[0], 2 * 128 * 32 * 16 * 16);
 }
 
 /* ---- select_topn_cta ---- */

@@ -33,6 +33,7 @@ enum { SCRATCH_BYTES, NUMBERS }; /* of one CTA */
 #define MOST_OVERLAP 4      /* keys of the tile before, in registers */
 #define MOST_HEAD_DIM_V 128 /* O, in registers */
 #define MOST_FREE 32        /* the best, in registers: one a lane */
+#define MOST_ROW_FREE 16    /* of groups of one head: all in one lane */
 
 /* Selection blocks of a tile of keys. */
 static int32_t tile_blocks(const nsai_model *m) { return KEYS * m->stride / m->select_block; }
@@ -60,6 +61,8 @@ static int64_t scratch_bytes(const nsai_problem *p) {
   uint64_t tiles = (candidates + blocks - 1) / blocks;
   uint64_t tokens = (uint64_t)(ROWS / nsai_padded_group(m));
   uint64_t parts = blocks > 32 ? blocks / 32 : 1;
+  /* Of one head, two lists of pairs of blocks for each row: attend/topn_rows.cuh. */
+  if (nsai_padded_group(m) == 1) return (int64_t)(2 * tiles * (blocks / 2) * ROWS * 16);
   uint64_t floats = ROWS + tiles * (ROWS * blocks + ROWS * parts + 2 * tokens * blocks);
   return (int64_t)((4 * floats + 255) / 256 * 256);
 }
@@ -74,6 +77,7 @@ static void check_registers(const nsai_model *m, nsai_reasons *reasons) {
   if (ratio != 2 && group > 16 && wide) holds = ratio == 4 && overlap <= 3;
   /* P as the sum of two bf16 (kSplitP) takes more of the consumers' registers. */
   if (ratio == 2 && m->dtype == NSA_BF16 && m->head_dim_v < 64) holds = holds && group > 4;
+  if (group <= 2 && m->dtype == NSA_BF16 && m->head_dim_v < 64) holds = false;
   /* Fewer columns of Q than of O: fp16 alone spilled. */
   if (wide && m->dtype == NSA_F16 && m->head_dim_qk < m->head_dim_v) holds = false;
   if (!holds)
@@ -86,8 +90,9 @@ static void check_registers(const nsai_model *m, nsai_reasons *reasons) {
 static void check_model(const nsai_model *m, nsai_reasons *reasons) {
   int32_t ratio = m->select_block / m->stride, overlap = m->block / m->stride;
   int32_t group = m->heads / m->kv_heads, free = nsai_free_blocks(m);
-  if (group <= 2 || group > 64)
-    nsai_refuse(reasons, "takes groups of 3 to 64 query heads, this model has %d", group);
+  if (group == 1 && ratio != 4)
+    nsai_refuse(reasons, "selection blocks of %d strides: with groups of one head 4 are taken",
+                ratio);
   if (ratio < 2 || ratio > 32 || 32 % ratio)
     nsai_refuse(reasons,
                 "selection blocks of %d strides: a thread holds 32 adjacent compressed keys, which "
@@ -102,9 +107,10 @@ static void check_model(const nsai_model *m, nsai_reasons *reasons) {
   if (m->head_dim_v > MOST_HEAD_DIM_V)
     nsai_refuse(reasons, "head_dim_v %d: at most %d is taken", m->head_dim_v, MOST_HEAD_DIM_V);
   if (free < 1) nsai_refuse(reasons, "every block it would choose is a forced one");
-  if (free > MOST_FREE)
+  int32_t most = group == 1 ? MOST_ROW_FREE : MOST_FREE;
+  if (free > most)
     nsai_refuse(reasons, "chooses %d blocks beside the forced ones: at most %d are taken", free,
-                MOST_FREE);
+                most);
 }
 
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
@@ -131,10 +137,14 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
  * chosen in more time than their importance takes. */
 #define SHORTEST 2048
 
+/* Tokens of a sequence up to which lists of single heads take a GiB of workspace. */
+#define LONGEST_SINGLE (1 << 18)
+
 /* Where every block is chosen there is no importance to be had for nothing. It just fits the
  * registers and has no smaller tiles for other compilers. */
 static bool sensible(const nsai_problem *p, const nsai_target *t) {
-  return !t->register_fallback && !nsai_problem_selects_all(p) && p->max_kv_len > SHORTEST;
+  const bool fits = nsai_padded_group(&p->model) > 1 || p->max_kv_len <= LONGEST_SINGLE;
+  return !t->register_fallback && !nsai_problem_selects_all(p) && p->max_kv_len > SHORTEST && fits;
 }
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
