@@ -206,13 +206,17 @@ NSAI_DEVICE void exchange_stats(BlockScoresShared<C> &shared, const SoftmaxRows 
 // ---- all of it
 
 // Computes the importance of a token's blocks, which has arrived in shared.importance once
-// receive_block_scores() returns. `stages`: shared memory of the pipeline, of so many bytes for each warp. All
-// threads of the cluster take part.
+// receive_block_scores() returns, and loads `queries` [16, Dk]. `stages`: shared memory of the pipeline, of so
+// many bytes for each warp. All threads of the cluster take part.
+//
+// One loop fills the pipeline and takes coarse and compressed keys in turn, so that each step's code exists
+// once: code that runs a few times is bound by instruction fetch.
 template <class C, int kBytes>
 NSAI_DEVICE void score_blocks(const NsaiScoredAttend &params, BlockScoresShared<C> &shared,
                               u32 stages, const QueryRows<C> &query_rows,
                               const CachedRows<C::kPageSize> &lists, const DecodeToken &token,
-                              int group, int rank, int candidates) {
+                              int group, int rank, int candidates,
+                              Queries<typename BlockScores<C>::Stream> &queries) {
   using B = BlockScores<C>;
   using Stream = typename B::Stream;
   using K = typename Stream::K;
@@ -271,46 +275,36 @@ NSAI_DEVICE void score_blocks(const NsaiScoredAttend &params, BlockScoresShared<
     copy_async_commit();
   };
 
-  KeyLocation location[kAhead];
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) location[i] = find(i);
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) copy(i, i, location[i]);
-  KeyLocation next = find(kAhead);
-  Queries<Stream> queries; // [16, Dk]
+  KeyLocation next = find(0);
   load_row_fragments<C>(queries.fragment, query_rows, 0, lane);
   float *sSums = &shared.sums[warp][kStepKeys]; // of the step's first key
   if (lane < kStepKeys) sSums[lane - kStepKeys] = 0.0f;
-
-  int step = 0, stage = 0; // `stage` holds `step`
-  const auto multiply = [&](float(&s)[2][4]) {
-    copy_async_wait<kAhead - 1>();
-    __syncwarp(); // the step's keys have arrived, and all lanes have read the step before
-    copy(step + kAhead, stage == 0 ? kAhead : stage - 1, next);
+  SoftmaxRows rows; // of the coarse keys
+  float bias[2];    // -z
+  int filled = 0;   // the stage that is filled next
+#pragma unroll 1
+  for (int step = -kAhead;; ++step) {
+    if (step == at.coarse) exchange_stats<C>(shared, rows, rank, lane, bias);
+    if (step >= steps) break;
+    if (step >= 0) {
+      copy_async_wait<kAhead - 1>();
+      __syncwarp(); // the step's keys have arrived, and all lanes have read the step before
+    }
+    copy(step + kAhead, filled, next);
     next = find(step + kAhead + 1);
-    multiply_chains_qk<C, Stream, 4>(s, queries, sKeys + stage * K::kBytes, lane);
-    stage = stage + 1 == kDepth ? 0 : stage + 1;
-  };
-
-  // ---- coarse keys
-  SoftmaxRows rows;
-  for (; step < at.coarse; ++step) {
-    float s[2][4], factor[2]; // [16, 16 keys]; of an O that does not exist
-    multiply(s);
-    hide_absent(s, coarse_keys - first_key(step), lane);
-    softmax_grow(rows, factor, s, p.scale_log2);
-#pragma unroll
-    for (int n = 0; n < 2; ++n) softmax_exponentiate(rows, s[n], p.scale_log2);
-  }
-  float bias[2]; // -z
-  exchange_stats<C>(shared, rows, rank, lane, bias);
-
-  // ---- compressed keys
-  for (; step < steps; ++step) {
+    filled = filled + 1 == kDepth ? 0 : filled + 1; // the step's own
+    if (step < 0) continue;
     float s[2][4]; // [16, 16 keys]
+    multiply_chains_qk<C, Stream, 4>(s, queries, sKeys + filled * K::kBytes, lane);
+    hide_absent(s, (step < at.coarse ? coarse_keys : fine_keys) - first_key(step), lane);
+    if (step < at.coarse) {
+      float factor[2]; // of an O that does not exist
+      softmax_grow(rows, factor, s, p.scale_log2);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) softmax_exponentiate(rows, s[n], p.scale_log2);
+      continue;
+    }
     const int fine_step = at.fine_begin + step - at.coarse;
-    multiply(s);
-    hide_absent(s, fine_keys - fine_step * kStepKeys, lane);
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll

@@ -45,6 +45,7 @@
 #include "decode/rank_blocks.cuh"
 #include "decode/raw_keys.cuh"
 #include "decode/score_blocks.cuh"
+#include "decode/stream_token.cuh"
 #include "decode/work.cuh"
 #include "params/kv_cache.h"
 
@@ -156,8 +157,13 @@ NSAI_DEVICE void attend_share(const NsaiDecode &p, SharedStorage &shared, const 
   const int each = ceil_div(steps, C::kCluster * Stream::kConsumerGroups);
   const int begin = min((rank * Stream::kConsumerGroups + at.consumer_group) * each, steps);
   const int end = min(begin + each, steps);
-  stream_keys<C>(shared.stream, at, p.selected, group, lists, keys, begin, end, queries, o, rows,
-                 branch_scale_log2<Stream::kCoded>(p, kSelected, group), nullptr, token.alone);
+  const float scale = branch_scale_log2<Stream::kCoded>(p, kSelected, group);
+  if constexpr (Stream::kQShared)
+    stream_keys<C>(shared.stream, at, p.selected, group, lists, keys, begin, end, queries, o, rows,
+                   scale, nullptr, token.alone);
+  else
+    stream_token<C>(shared.stream, at, p.selected, group, lists, keys, begin, end, queries, o, rows,
+                    scale, token.alone);
 }
 
 // Writes the token's list to shared.list and, by one CTA, to idx. All threads take part.
@@ -259,22 +265,26 @@ template <class C> NSAI_DEVICE void select_attend(const SelectAttendParams &all_
   const int candidates = candidate_count<C>(token.position);
 
   // ---- score
+  Queries<Stream> queries; // [16, Dk]
   const bool scores =
       C::kScores && p.idx && needs_search<C>(candidates); // uniform over the cluster
   if constexpr (C::kScores) {
-    if (scores)
+    using ScoreQueries = Queries<typename BlockScores<C>::Stream>;
+    if (scores) {
+      ScoreQueries loaded;
       score_blocks<C, C::kStages * Stream::kStageBytes>(all_params, shared,
                                                         shared_address(shared.stream.keys),
                                                         query_rows, lists, token, group, rank,
-                                                        candidates);
-    else if (C::kCluster > 1)
-      cluster_wait();           // all CTAs have started
+                                                        candidates, loaded);
+      if constexpr (!Stream::kCoded) queries = loaded;
+    } else if (C::kCluster > 1) {
+      cluster_wait(); // all CTAs have started
+    }
     if (!token.present) return; // uniform over the cluster
   }
-
-  Queries<Stream> queries; // [16, Dk]
   if constexpr (!Stream::kQShared)
-    if (attends) queries = load_row_queries<C>(shared.stream, at, query_rows);
+    if (attends && (Stream::kCoded || !scores))
+      queries = load_row_queries<C>(shared.stream, at, query_rows);
 
   // ---- attend to the known blocks, select, attend to the found ones; in one loop, so that its code has
   // been fetched when importance is there
