@@ -32,7 +32,10 @@ template <class C> struct BlockScores {
   static constexpr int kOverlap = C::kBlock / C::kStride;     // m
   static constexpr int kHistory = kOverlap - 1;
   static constexpr int kBlocks = kStepKeys / kRatio; // of a step
-  static constexpr int kWarps = C::kCluster * C::kWarps;
+  // Where a CTA has many warps, half of them score while the others attend.
+  static constexpr int kCtaWarps = C::kWarps > 4 && C::kCluster > 1 ? C::kWarps / 2 : C::kWarps;
+  static constexpr int kThreads = 32 * kCtaWarps;
+  static constexpr int kWarps = C::kCluster * kCtaWarps;
   static_assert(kBlocks * kRatio == kStepKeys, "steps end with blocks");
   static_assert(kOverlap <= kRatio, "the weights are a trapezoid of strides");
   static_assert(!Stream::kQShared, "Q lies in registers");
@@ -165,23 +168,38 @@ NSAI_DEVICE void expect_block_scores(BlockScoresShared<C> &shared, int candidate
                            steps * B::kBlocks * (u32)sizeof(float));
 }
 
-// Exchanges the warps' statistics of coarse keys, and returns -z of the lane's rows. All threads take part.
+// Whether a warp of the CTA scores.
+template <class C> NSAI_DEVICE bool scores_blocks(int warp) {
+  return warp < BlockScores<C>::kCtaWarps;
+}
+
+// Synchronises the threads of the CTA that score.
+template <class C> NSAI_DEVICE void sync_scoring() {
+  if constexpr (BlockScores<C>::kCtaWarps == C::kWarps)
+    __syncthreads();
+  else
+    sync_some<1, BlockScores<C>::kThreads>();
+}
+
+// Exchanges the warps' statistics of coarse keys, and returns -z of the lane's rows. All threads that score take
+// part.
 template <class C>
 NSAI_DEVICE void exchange_stats(BlockScoresShared<C> &shared, const SoftmaxRows &rows, int rank,
                                 int lane, float (&bias)[2]) {
+  using B = BlockScores<C>;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float total = lanes_sum<4>(rows.sum[r]);
     if (lane % 4 == 0)
       shared.stats[threadIdx.x / 32][8 * r + lane / 4] = make_float2(rows.reference[r], total);
   }
-  __syncthreads(); // the warps' statistics are written
+  sync_scoring<C>(); // the warps' statistics are written
   if constexpr (C::kCluster > 1) {
     cluster_wait(); // all CTAs have started
-    for (int i = threadIdx.x; i < 16 * C::kCluster; i += C::kThreads) {
+    for (int i = threadIdx.x; i < 16 * C::kCluster; i += B::kThreads) {
       const int row = i % 16, to = i / 16;
       cluster_send(cluster_address(shared_address(&shared.parts[rank][row]), to),
-                   add_stats<C::kWarps>(&shared.stats[0][row]),
+                   add_stats<B::kCtaWarps>(&shared.stats[0][row]),
                    cluster_address(shared_address(&shared.parts_received), to));
     }
     cluster_receive(shared_address(&shared.parts_received), 0);
@@ -190,7 +208,7 @@ NSAI_DEVICE void exchange_stats(BlockScoresShared<C> &shared, const SoftmaxRows 
   for (int r = 0; r < 2; ++r) {
     const int row = 8 * r + lane / 4;
     float2 x = C::kCluster > 1 ? make_float2(kNoReference, 0.0f)
-                               : add_stats<C::kWarps>(&shared.stats[0][row]);
+                               : add_stats<B::kCtaWarps>(&shared.stats[0][row]);
     if constexpr (C::kCluster > 1) {
       for (int i = lane % 4; i < C::kCluster; i += 4) x = add_stats(x, shared.parts[i][row]);
 #pragma unroll
@@ -207,7 +225,7 @@ NSAI_DEVICE void exchange_stats(BlockScoresShared<C> &shared, const SoftmaxRows 
 
 // Computes the importance of a token's blocks, which has arrived in shared.importance once
 // receive_block_scores() returns, and loads `queries` [16, Dk]. `stages`: shared memory of the pipeline, of so
-// many bytes for each warp. All threads of the cluster take part.
+// many bytes for each warp. All threads of the cluster that score take part.
 //
 // One loop fills the pipeline and takes coarse and compressed keys in turn, so that each step's code exists
 // once: code that runs a few times is bound by instruction fetch.
@@ -231,7 +249,7 @@ NSAI_DEVICE void score_blocks(const NsaiScoredAttend &params, BlockScoresShared<
   const int fine_keys = block_count<C::kBlock, C::kStride>(token.position + 1);
   const int coarse_keys = block_count<C::kNormBlock, C::kNormStride>(token.position + 1);
   const ScoreSteps at =
-      find_score_steps<C>(coarse_keys, scored_blocks<C>(candidates), rank * C::kWarps + warp);
+      find_score_steps<C>(coarse_keys, scored_blocks<C>(candidates), rank * B::kCtaWarps + warp);
   const int steps = at.coarse + at.fine;
   const CachedRows<C::kPageSize / C::kStride> fine_rows = { lists.list, lists.row, 0 };
   const CachedRows<C::kPageSize / C::kNormStride> coarse_rows = { lists.list, lists.row, 0 };
@@ -319,7 +337,7 @@ NSAI_DEVICE void score_blocks(const NsaiScoredAttend &params, BlockScoresShared<
     }
   }
   copy_async_wait<0>();
-  __syncthreads(); // all warps have finished with the pipeline; with one CTA, importance is complete
+  __syncwarp(); // all lanes have finished with the pipeline
 }
 
 template <class C> NSAI_DEVICE const float *scored_importance(const BlockScoresShared<C> &shared) {
