@@ -24,6 +24,7 @@
 #include "data/cache_rows.cuh"
 #include "data/read_counter.cuh"
 #include "decode/mainloop.cuh"
+#include "decode/stream_token.cuh"
 #include "params/kv_cache.h"
 
 template <class C> struct BlockScores {
@@ -224,13 +225,13 @@ NSAI_DEVICE void exchange_stats(BlockScoresShared<C> &shared, const SoftmaxRows 
 // ---- all of it
 
 // Computes the importance of a token's blocks, which has arrived in shared.importance once
-// receive_block_scores() returns, and loads `queries` [16, Dk]. `stages`: shared memory of the pipeline, of so
+// receive_block_scores() returns, and loads `queries` [16, Dk] for warps with keys, which is returned. `stages`: shared memory of the pipeline, of so
 // many bytes for each warp. All threads of the cluster that score take part.
 //
 // One loop fills the pipeline and takes coarse and compressed keys in turn, so that each step's code exists
 // once: code that runs a few times is bound by instruction fetch.
 template <class C, int kBytes>
-NSAI_DEVICE void score_blocks(const NsaiScoredAttend &params, BlockScoresShared<C> &shared,
+NSAI_DEVICE bool score_blocks(const NsaiScoredAttend &params, BlockScoresShared<C> &shared,
                               u32 stages, const QueryRows<C> &query_rows,
                               const CachedRows<C::kPageSize> &lists, const DecodeToken &token,
                               int group, int rank, int candidates,
@@ -293,8 +294,13 @@ NSAI_DEVICE void score_blocks(const NsaiScoredAttend &params, BlockScoresShared<
     copy_async_commit();
   };
 
+  // Both at once, since their parts of the block table lie in different lines.
   KeyLocation next = find(0);
-  load_row_fragments<C>(queries.fragment, query_rows, 0, lane);
+  const KeyLocation first_fine = find(at.coarse);
+  const WarpQueries<Stream> through = { sKeys +
+                                        kAhead * K::kBytes }; // the stage that is filled last
+  static_assert(Stream::Q::kBytes == K::kBytes, "a stage holds Q");
+  through.copy(query_rows, lane);
   float *sSums = &shared.sums[warp][kStepKeys]; // of the step's first key
   if (lane < kStepKeys) sSums[lane - kStepKeys] = 0.0f;
   SoftmaxRows rows; // of the coarse keys
@@ -308,8 +314,12 @@ NSAI_DEVICE void score_blocks(const NsaiScoredAttend &params, BlockScoresShared<
       copy_async_wait<kAhead - 1>();
       __syncwarp(); // the step's keys have arrived, and all lanes have read the step before
     }
+    if (step == 0) {
+      through.read(queries, lane);
+      __syncwarp(); // Q was read
+    }
     copy(step + kAhead, filled, next);
-    next = find(step + kAhead + 1);
+    next = step + kAhead + 1 == at.coarse ? first_fine : find(step + kAhead + 1);
     filled = filled + 1 == kDepth ? 0 : filled + 1; // the step's own
     if (step < 0) continue;
     float s[2][4]; // [16, 16 keys]
@@ -338,6 +348,7 @@ NSAI_DEVICE void score_blocks(const NsaiScoredAttend &params, BlockScoresShared<
   }
   copy_async_wait<0>();
   __syncwarp(); // all lanes have finished with the pipeline
+  return steps > 0;
 }
 
 template <class C> NSAI_DEVICE const float *scored_importance(const BlockScoresShared<C> &shared) {

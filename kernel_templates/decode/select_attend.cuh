@@ -301,18 +301,19 @@ template <class C> NSAI_DEVICE void select_attend(const SelectAttendParams &all_
     if (scores && B::kCtaWarps < C::kWarps) attending = C::kWarps - B::kCtaWarps;
     if (scoring) {
       Queries<typename B::Stream> loaded;
-      score_blocks<C, C::kStages * Stream::kStageBytes>(all_params, shared,
-                                                        shared_address(shared.stream.keys),
-                                                        query_rows, lists, token, group, rank,
-                                                        candidates, loaded);
-      if constexpr (!Stream::kCoded) queries = loaded, has_queries = true;
+      const bool are_loaded =
+          score_blocks<C, C::kStages * Stream::kStageBytes>(all_params, shared,
+                                                            shared_address(shared.stream.keys),
+                                                            query_rows, lists, token, group, rank,
+                                                            candidates, loaded);
+      if constexpr (!Stream::kCoded) queries = loaded, has_queries = are_loaded;
     } else if (C::kCluster > 1) {
       cluster_wait(); // all CTAs have started
     }
     if (!token.present) return; // uniform over the cluster
   }
   if constexpr (!Stream::kQShared)
-    if (attends && !has_queries) queries = load_row_queries<C>(shared.stream, at, query_rows);
+    if (attends && !has_queries) queries = load_warp_queries<C>(shared.stream, at, query_rows);
 
   // ---- attend to the known blocks, select, attend to the found ones; in one loop, so that its code has
   // been fetched when importance is there

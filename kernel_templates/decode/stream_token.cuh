@@ -10,6 +10,46 @@
 #pragma once
 #include "decode/mainloop.cuh"
 
+// Q [16, Dk] passes through a tile of the warp's own in shared memory. (Loading fragments takes a register's worth of
+// each of eight rows at a time, which keeps L1 busy for 256 cycles a warp.)
+template <class S> struct WarpQueries {
+  using Q = typename S::Q;
+  u32 tile; // shared-memory address
+
+  // Starts the copy, as a group. All lanes take part.
+  template <class C> NSAI_DEVICE void copy(const QueryRows<C> &rows, int lane) const {
+#pragma unroll 1
+    for (int i = lane; i < 16 * Q::kChunks; i += 32) copy_query<C, Q>(tile, rows, i);
+    copy_async_commit();
+  }
+  // Once the copy has arrived for all lanes.
+  NSAI_DEVICE void read(Queries<S> &queries, int lane) const {
+    const u32 address = tile + Q::offset(lane % 16, lane / 16);
+#pragma unroll
+    for (int k = 0; k < S::kSteps; ++k) ldmatrix_x4(queries.fragment[k], Q::along(address, 2 * k));
+  }
+};
+
+// Loads the warp's queries by way of its first stage.
+template <class C, class S>
+NSAI_DEVICE Queries<S> load_warp_queries(typename S::Shared &shared, const S &at,
+                                         const QueryRows<C> &rows) {
+  Queries<S> queries;
+  if constexpr (S::kCoded) {
+    load_register_queries<C>(queries, rows, 0, at.lane);
+  } else {
+    const WarpQueries<S> through = { shared_address(shared.keys) +
+                                     at.consumer_group * C::kStages * S::kStageBytes };
+    static_assert(S::Q::kBytes <= S::kStageBytes, "a stage holds Q");
+    through.copy(rows, at.lane);
+    copy_async_wait<0>();
+    __syncwarp(); // Q has arrived
+    through.read(queries, at.lane);
+    __syncwarp(); // Q was read
+  }
+  return queries;
+}
+
 // stream_keys() with Q in registers.
 template <class C, class S, class Keys, class Rows, int kO>
 NSAI_DEVICE void stream_token(typename S::Shared &shared, const S &at, const NsaiCachePair &pair,
