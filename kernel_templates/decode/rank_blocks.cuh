@@ -10,6 +10,9 @@
 //      and kFree groups have one. Usually there are not many more than kFree.
 //   3. A candidate's rank is the number of greater keys among these.
 //
+// Loops are unrolled only as far as loads need to be in flight together: code that runs once is bound by
+// instruction fetch.
+//
 // Config: kThreads, kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kSigned, kMostBlocks
 // (most candidates of a token).
 #pragma once
@@ -37,57 +40,112 @@ template <class C> struct RankShared {
 
 constexpr int kRankLoads = 4; // candidates in flight per thread
 
-// Calls visit(key) for each candidate of this thread, 0 behind the last; all threads equally often.
-template <class C, class Visit>
-NSAI_DEVICE void visit_candidates(const float *gI, int count, Visit visit) {
+// key_of() in 56 bits, so that the sign of a difference compares two of them.
+NSAI_DEVICE u64 rank_key(u32 order, int index) {
+  return (u64)order << 24 | (~(u32)index & 0xffffffu);
+}
+NSAI_DEVICE int ranked_block(u64 key) { return (int)(~(u32)key & 0xffffffu); }
+
+// Counts the keys that are greater than `key`, of every kLanes-th from `first` on. kSafe: `count` is a multiple of
+// 8 * kLanes. Sums in four chains.
+template <int kLanes, bool kSafe>
+NSAI_DEVICE int count_greater(const u64 *keys, int first, int count, u64 key) {
+  u32 chain[4] = {};
+#pragma unroll 1
+  for (int begin = first; begin < count; begin += 8 * kLanes)
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (kSafe || begin + i * kLanes < count)
+        chain[i % 4] += (u32)((key - keys[begin + i * kLanes]) >> 63);
+  return (int)((chain[0] + chain[1]) + (chain[2] + chain[3]));
+}
+
+// Loads the candidates of this thread from `begin` on as keys, 0 behind the last.
+template <class C>
+NSAI_DEVICE void load_candidates(u64 (&keys)[kRankLoads], const float *gI, int begin, int count) {
   using R = Ranking<C>;
   constexpr int kFirst = C::kSelectInit;
-  const int mine = threadIdx.x % R::kLanes * R::kGroups + threadIdx.x / R::kLanes;
-#pragma unroll 1
-  for (int begin = 0; begin < count; begin += kRankLoads * C::kThreads) {
-    float importance[kRankLoads];
+  begin += threadIdx.x % R::kLanes * R::kGroups + threadIdx.x / R::kLanes;
+  float importance[kRankLoads];
 #pragma unroll
-    for (int i = 0; i < kRankLoads; ++i) {
-      const int at = begin + i * C::kThreads + mine;
-      importance[i] = at < count ? gI[kFirst + at] : 0.0f;
-    }
+  for (int i = 0; i < kRankLoads; ++i) {
+    const int at = begin + i * C::kThreads;
+    importance[i] = at < count ? gI[kFirst + at] : 0.0f;
+  }
 #pragma unroll
-    for (int i = 0; i < kRankLoads; ++i) {
-      const int at = begin + i * C::kThreads + mine;
-      visit(at < count ? key_of(row_order_of<C>(importance[i]), kFirst + at) : 0);
-    }
+  for (int i = 0; i < kRankLoads; ++i) {
+    const int at = begin + i * C::kThreads;
+    keys[i] = at < count ? rank_key(row_order_of<C>(importance[i]), kFirst + at) : 0;
   }
 }
 
-// Adds the candidates that reach `least` to shared.passing, in any order.
+// Adds the keys that reach `least` to shared.passing, in any order. Whole warps take part.
 template <class C>
-NSAI_DEVICE void keep_passing(RankShared<C> &shared, const float *gI, int count, u64 least) {
+NSAI_DEVICE void keep_passing(RankShared<C> &shared, const u64 (&keys)[kRankLoads], u64 least) {
   const int lane = threadIdx.x % 32;
-  visit_candidates<C>(gI, count, [&](u64 key) {
-    const bool passes = key >= least;
-    const u32 votes = __ballot_sync(kAllLanes, passes);
-    if (!votes) return;
-    int slot = 0;
-    if (lane == 0) slot = atomicAdd(&shared.count, __popc(votes));
-    slot = __shfl_sync(kAllLanes, slot, 0) + votes_below(votes, lane);
-    if (passes) shared.passing[slot] = key;
-  });
+  u32 votes[kRankLoads];
+  int passing = 0;
+#pragma unroll
+  for (int i = 0; i < kRankLoads; ++i) {
+    votes[i] = __ballot_sync(kAllLanes, keys[i] >= least);
+    passing += __popc(votes[i]);
+  }
+  if (!passing) return;
+  int slot = 0;
+  if (lane == 0) slot = atomicAdd(&shared.count, passing);
+  slot = __shfl_sync(kAllLanes, slot, 0);
+#pragma unroll
+  for (int i = 0; i < kRankLoads; ++i) {
+    if (keys[i] >= least) shared.passing[slot + votes_below(votes[i], lane)] = keys[i];
+    slot += __popc(votes[i]);
+  }
 }
 
-// Writes the blocks of shared.passing that are chosen to shared.best.
+// The sum of x over this thread and the kLanes - 1 beside it.
+template <int kLanes> NSAI_DEVICE int adjacent_sum(int x) {
+#pragma unroll
+  for (int delta = 1; delta < kLanes; delta *= 2) x += __shfl_xor_sync(kAllLanes, x, delta);
+  return x;
+}
+
+// Writes the blocks of shared.passing that are chosen to shared.best. All threads take part.
 template <class C> NSAI_DEVICE void rank_passing(RankShared<C> &shared) {
-  constexpr int kLanes = 4; // threads per key
+  constexpr int kLanes = 2; // threads per key
   const int part = threadIdx.x % kLanes, found = shared.count;
 #pragma unroll 1
   for (int begin = 0; begin < found; begin += C::kThreads / kLanes) {
     const int at = begin + threadIdx.x / kLanes;
     const u64 key = at < found ? shared.passing[at] : 0;
-    int rank = 0;
+    const int rank =
+        adjacent_sum<kLanes>(count_greater<kLanes, false>(shared.passing, part, found, key));
+    if (key && part == 0 && rank < Ranking<C>::kFree) shared.best[rank] = ranked_block(key);
+  }
+}
+
+// Writes the blocks of shared.best to sList [kFree], ascending. All threads take part.
+template <class C> NSAI_DEVICE void list_best(const RankShared<C> &shared, int *sList) {
+  constexpr int kFree = Ranking<C>::kFree;
+  constexpr int kLanes = C::kThreads >= 4 * kFree ? 4 : C::kThreads >= 2 * kFree ? 2 : 1;
+  const int at = threadIdx.x / kLanes, block = shared.best[min(at, kFree - 1)];
+  int below = 0;
 #pragma unroll 4
-    for (int i = part; i < found; i += kLanes) rank += shared.passing[i] > key;
-    rank += __shfl_xor_sync(kAllLanes, rank, 1);
-    rank += __shfl_xor_sync(kAllLanes, rank, 2);
-    if (key && part == 0 && rank < Ranking<C>::kFree) shared.best[rank] = (int)index_in(key);
+  for (int i = 0; i < ceil_div(kFree, kLanes); ++i) {
+    const int other = threadIdx.x % kLanes + i * kLanes;
+    if (kFree % kLanes == 0 || other < kFree) below += (u32)(shared.best[other] - block) >> 31;
+  }
+  below = adjacent_sum<kLanes>(below);
+  if (at < kFree && threadIdx.x % kLanes == 0) sList[below] = block;
+}
+
+// Writes the part of the list that depends only on the number of candidates. All threads take part.
+template <class C> NSAI_DEVICE void list_forced(int *sList, int candidates) {
+  constexpr int kCount = C::kSelectCount, kFound = C::kSelectInit + kFreeBlocks<C>;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kCount; i += C::kThreads) {
+    if (candidates <= kCount)
+      sList[i] = i < candidates ? i : -1; // all of them
+    else if (i < C::kSelectInit || i >= kFound)
+      sList[i] = i < kFound ? i : candidates - kCount + i;
   }
 }
 
@@ -97,40 +155,44 @@ template <class C>
 NSAI_DEVICE void rank_blocks(RankShared<C> &shared, int *sList, const float *gI, int candidates) {
   using R = Ranking<C>;
   const int thread = threadIdx.x, group = thread / R::kLanes, part = thread % R::kLanes;
-  if (thread < 32) write_forced<C>(sList, candidates, thread);
+  list_forced<C>(sList, candidates);
   if constexpr (R::kFree > 0) {
     if (needs_search<C>(candidates)) {
       const int count = candidates - C::kSelectInit - C::kSelectLocal; // more than kFree
-      u64 greatest = 0;
-      visit_candidates<C>(gI, count, [&](u64 key) { greatest = key > greatest ? key : greatest; });
+      u64 least = ~(u64)0;                                             // that no key reaches
+      // Reads the candidates to find the least key, and again to keep those that reach it.
+#pragma unroll 1
+      for (int pass = 0; pass < 2; ++pass) {
+        u64 greatest = 0;
+#pragma unroll 1
+        for (int begin = 0; begin < count; begin += kRankLoads * C::kThreads) {
+          u64 keys[kRankLoads];
+          load_candidates<C>(keys, gI, begin, count);
 #pragma unroll
-      for (int delta = 1; delta < R::kLanes; delta *= 2) {
-        const u64 other = __shfl_xor_sync(kAllLanes, greatest, delta);
-        greatest = other > greatest ? other : greatest;
+          for (int i = 0; i < kRankLoads; ++i) greatest = keys[i] > greatest ? keys[i] : greatest;
+          keep_passing<C>(shared, keys, least);
+        }
+        if (pass) break;
+#pragma unroll
+        for (int delta = 1; delta < R::kLanes; delta *= 2) {
+          const u64 other = __shfl_xor_sync(kAllLanes, greatest, delta);
+          greatest = other > greatest ? other : greatest;
+        }
+        if (part == 0) shared.groups[group] = greatest;
+        if (thread == 0) shared.count = 0;
+        __syncthreads(); // the groups' keys are written
+        const int above = adjacent_sum<R::kLanes>(
+            count_greater<R::kLanes, R::kGroups % (8 * R::kLanes) == 0>(shared.groups, part,
+                                                                        R::kGroups, greatest));
+        // Keys differ, and at least kFree groups have one, so this is true of one group.
+        if (part == 0 && above == R::kFree - 1) shared.least = greatest;
+        __syncthreads(); // the least key is written
+        least = shared.least;
       }
-      if (part == 0) shared.groups[group] = greatest;
-      if (thread == 0) shared.count = 0;
-      __syncthreads(); // the groups' keys are written
-      int above = 0;
-#pragma unroll 8
-      for (int i = part; i < R::kGroups; i += R::kLanes) above += shared.groups[i] > greatest;
-#pragma unroll
-      for (int delta = 1; delta < R::kLanes; delta *= 2)
-        above += __shfl_xor_sync(kAllLanes, above, delta);
-      // Keys differ, and at least kFree groups have one, so this is true of one group.
-      if (part == 0 && above == R::kFree - 1) shared.least = greatest;
-      __syncthreads(); // the least key is written
-      keep_passing<C>(shared, gI, count, shared.least);
       __syncthreads(); // all passing keys are written
       rank_passing<C>(shared);
       __syncthreads(); // the best blocks are written
-      for (int i = thread; i < R::kFree; i += C::kThreads) {
-        const int block = shared.best[i];
-        int below = 0;
-#pragma unroll 8
-        for (int k = 0; k < R::kFree; ++k) below += shared.best[k] < block;
-        sList[C::kSelectInit + below] = block;
-      }
+      list_best<C>(shared, sList + C::kSelectInit);
     }
   }
   __syncthreads(); // the list is written

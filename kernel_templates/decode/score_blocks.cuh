@@ -24,6 +24,7 @@
 #include "data/cache_rows.cuh"
 #include "data/read_counter.cuh"
 #include "decode/mainloop.cuh"
+#include "decode/stream_token.cuh"
 #include "params/kv_cache.h"
 
 template <class C> struct BlockScores {
@@ -32,7 +33,10 @@ template <class C> struct BlockScores {
   static constexpr int kOverlap = C::kBlock / C::kStride;     // m
   static constexpr int kHistory = kOverlap - 1;
   static constexpr int kBlocks = kStepKeys / kRatio; // of a step
-  static constexpr int kWarps = C::kCluster * C::kWarps;
+  // Where a CTA has many warps, half of them score while the others attend.
+  static constexpr int kCtaWarps = C::kWarps > 4 && C::kCluster > 1 ? C::kWarps / 2 : C::kWarps;
+  static constexpr int kThreads = 32 * kCtaWarps;
+  static constexpr int kWarps = C::kCluster * kCtaWarps;
   static_assert(kBlocks * kRatio == kStepKeys, "steps end with blocks");
   static_assert(kOverlap <= kRatio, "the weights are a trapezoid of strides");
   static_assert(!Stream::kQShared, "Q lies in registers");
@@ -165,23 +169,38 @@ NSAI_DEVICE void expect_block_scores(BlockScoresShared<C> &shared, int candidate
                            steps * B::kBlocks * (u32)sizeof(float));
 }
 
-// Exchanges the warps' statistics of coarse keys, and returns -z of the lane's rows. All threads take part.
+// Whether a warp of the CTA scores.
+template <class C> NSAI_DEVICE bool scores_blocks(int warp) {
+  return warp < BlockScores<C>::kCtaWarps;
+}
+
+// Synchronises the threads of the CTA that score.
+template <class C> NSAI_DEVICE void sync_scoring() {
+  if constexpr (BlockScores<C>::kCtaWarps == C::kWarps)
+    __syncthreads();
+  else
+    sync_some<1, BlockScores<C>::kThreads>();
+}
+
+// Exchanges the warps' statistics of coarse keys, and returns -z of the lane's rows. All threads that score take
+// part.
 template <class C>
 NSAI_DEVICE void exchange_stats(BlockScoresShared<C> &shared, const SoftmaxRows &rows, int rank,
                                 int lane, float (&bias)[2]) {
+  using B = BlockScores<C>;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float total = lanes_sum<4>(rows.sum[r]);
     if (lane % 4 == 0)
       shared.stats[threadIdx.x / 32][8 * r + lane / 4] = make_float2(rows.reference[r], total);
   }
-  __syncthreads(); // the warps' statistics are written
+  sync_scoring<C>(); // the warps' statistics are written
   if constexpr (C::kCluster > 1) {
     cluster_wait(); // all CTAs have started
-    for (int i = threadIdx.x; i < 16 * C::kCluster; i += C::kThreads) {
+    for (int i = threadIdx.x; i < 16 * C::kCluster; i += B::kThreads) {
       const int row = i % 16, to = i / 16;
       cluster_send(cluster_address(shared_address(&shared.parts[rank][row]), to),
-                   add_stats<C::kWarps>(&shared.stats[0][row]),
+                   add_stats<B::kCtaWarps>(&shared.stats[0][row]),
                    cluster_address(shared_address(&shared.parts_received), to));
     }
     cluster_receive(shared_address(&shared.parts_received), 0);
@@ -190,7 +209,7 @@ NSAI_DEVICE void exchange_stats(BlockScoresShared<C> &shared, const SoftmaxRows 
   for (int r = 0; r < 2; ++r) {
     const int row = 8 * r + lane / 4;
     float2 x = C::kCluster > 1 ? make_float2(kNoReference, 0.0f)
-                               : add_stats<C::kWarps>(&shared.stats[0][row]);
+                               : add_stats<B::kCtaWarps>(&shared.stats[0][row]);
     if constexpr (C::kCluster > 1) {
       for (int i = lane % 4; i < C::kCluster; i += 4) x = add_stats(x, shared.parts[i][row]);
 #pragma unroll
@@ -206,13 +225,17 @@ NSAI_DEVICE void exchange_stats(BlockScoresShared<C> &shared, const SoftmaxRows 
 // ---- all of it
 
 // Computes the importance of a token's blocks, which has arrived in shared.importance once
-// receive_block_scores() returns. `stages`: shared memory of the pipeline, of so many bytes for each warp. All
-// threads of the cluster take part.
+// receive_block_scores() returns, and loads `queries` [16, Dk] for warps with keys, which is returned. `stages`: shared memory of the pipeline, of so
+// many bytes for each warp. All threads of the cluster that score take part.
+//
+// One loop fills the pipeline and takes coarse and compressed keys in turn, so that each step's code exists
+// once: code that runs a few times is bound by instruction fetch.
 template <class C, int kBytes>
-NSAI_DEVICE void score_blocks(const NsaiScoredAttend &params, BlockScoresShared<C> &shared,
+NSAI_DEVICE bool score_blocks(const NsaiScoredAttend &params, BlockScoresShared<C> &shared,
                               u32 stages, const QueryRows<C> &query_rows,
                               const CachedRows<C::kPageSize> &lists, const DecodeToken &token,
-                              int group, int rank, int candidates) {
+                              int group, int rank, int candidates,
+                              Queries<typename BlockScores<C>::Stream> &queries) {
   using B = BlockScores<C>;
   using Stream = typename B::Stream;
   using K = typename Stream::K;
@@ -227,7 +250,7 @@ NSAI_DEVICE void score_blocks(const NsaiScoredAttend &params, BlockScoresShared<
   const int fine_keys = block_count<C::kBlock, C::kStride>(token.position + 1);
   const int coarse_keys = block_count<C::kNormBlock, C::kNormStride>(token.position + 1);
   const ScoreSteps at =
-      find_score_steps<C>(coarse_keys, scored_blocks<C>(candidates), rank * C::kWarps + warp);
+      find_score_steps<C>(coarse_keys, scored_blocks<C>(candidates), rank * B::kCtaWarps + warp);
   const int steps = at.coarse + at.fine;
   const CachedRows<C::kPageSize / C::kStride> fine_rows = { lists.list, lists.row, 0 };
   const CachedRows<C::kPageSize / C::kNormStride> coarse_rows = { lists.list, lists.row, 0 };
@@ -271,46 +294,45 @@ NSAI_DEVICE void score_blocks(const NsaiScoredAttend &params, BlockScoresShared<
     copy_async_commit();
   };
 
-  KeyLocation location[kAhead];
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) location[i] = find(i);
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) copy(i, i, location[i]);
-  KeyLocation next = find(kAhead);
-  Queries<Stream> queries; // [16, Dk]
-  load_row_fragments<C>(queries.fragment, query_rows, 0, lane);
+  // Both at once, since their parts of the block table lie in different lines.
+  KeyLocation next = find(0);
+  const KeyLocation first_fine = find(at.coarse);
+  const WarpQueries<Stream> through = { sKeys +
+                                        kAhead * K::kBytes }; // the stage that is filled last
+  static_assert(Stream::Q::kBytes == K::kBytes, "a stage holds Q");
+  through.copy(query_rows, lane);
   float *sSums = &shared.sums[warp][kStepKeys]; // of the step's first key
   if (lane < kStepKeys) sSums[lane - kStepKeys] = 0.0f;
-
-  int step = 0, stage = 0; // `stage` holds `step`
-  const auto multiply = [&](float(&s)[2][4]) {
-    copy_async_wait<kAhead - 1>();
-    __syncwarp(); // the step's keys have arrived, and all lanes have read the step before
-    copy(step + kAhead, stage == 0 ? kAhead : stage - 1, next);
-    next = find(step + kAhead + 1);
-    multiply_chains_qk<C, Stream, 4>(s, queries, sKeys + stage * K::kBytes, lane);
-    stage = stage + 1 == kDepth ? 0 : stage + 1;
-  };
-
-  // ---- coarse keys
-  SoftmaxRows rows;
-  for (; step < at.coarse; ++step) {
-    float s[2][4], factor[2]; // [16, 16 keys]; of an O that does not exist
-    multiply(s);
-    hide_absent(s, coarse_keys - first_key(step), lane);
-    softmax_grow(rows, factor, s, p.scale_log2);
-#pragma unroll
-    for (int n = 0; n < 2; ++n) softmax_exponentiate(rows, s[n], p.scale_log2);
-  }
-  float bias[2]; // -z
-  exchange_stats<C>(shared, rows, rank, lane, bias);
-
-  // ---- compressed keys
-  for (; step < steps; ++step) {
+  SoftmaxRows rows; // of the coarse keys
+  float bias[2];    // -z
+  int filled = 0;   // the stage that is filled next
+#pragma unroll 1
+  for (int step = -kAhead;; ++step) {
+    if (step == at.coarse) exchange_stats<C>(shared, rows, rank, lane, bias);
+    if (step >= steps) break;
+    if (step >= 0) {
+      copy_async_wait<kAhead - 1>();
+      __syncwarp(); // the step's keys have arrived, and all lanes have read the step before
+    }
+    if (step == 0) {
+      through.read(queries, lane);
+      __syncwarp(); // Q was read
+    }
+    copy(step + kAhead, filled, next);
+    next = step + kAhead + 1 == at.coarse ? first_fine : find(step + kAhead + 1);
+    filled = filled + 1 == kDepth ? 0 : filled + 1; // the step's own
+    if (step < 0) continue;
     float s[2][4]; // [16, 16 keys]
+    multiply_chains_qk<C, Stream, 4>(s, queries, sKeys + filled * K::kBytes, lane);
+    hide_absent(s, (step < at.coarse ? coarse_keys : fine_keys) - first_key(step), lane);
+    if (step < at.coarse) {
+      float factor[2]; // of an O that does not exist
+      softmax_grow(rows, factor, s, p.scale_log2);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) softmax_exponentiate(rows, s[n], p.scale_log2);
+      continue;
+    }
     const int fine_step = at.fine_begin + step - at.coarse;
-    multiply(s);
-    hide_absent(s, fine_keys - fine_step * kStepKeys, lane);
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -325,7 +347,8 @@ NSAI_DEVICE void score_blocks(const NsaiScoredAttend &params, BlockScoresShared<
     }
   }
   copy_async_wait<0>();
-  __syncthreads(); // all warps have finished with the pipeline; with one CTA, importance is complete
+  __syncwarp(); // all lanes have finished with the pipeline
+  return steps > 0;
 }
 
 template <class C> NSAI_DEVICE const float *scored_importance(const BlockScoresShared<C> &shared) {

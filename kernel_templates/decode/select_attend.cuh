@@ -45,6 +45,7 @@
 #include "decode/rank_blocks.cuh"
 #include "decode/raw_keys.cuh"
 #include "decode/score_blocks.cuh"
+#include "decode/stream_token.cuh"
 #include "decode/work.cuh"
 #include "params/kv_cache.h"
 
@@ -58,6 +59,11 @@ template <class C> struct Slices {
   static constexpr int kRow = C::kHeadDimV / 4, kAll = C::kGroup * kRow;
   static constexpr int kEach = ceil_div(kAll, C::kCluster);
   static constexpr int kRows = (kEach + kRow - 2) / kRow + 1; // most rows that a slice touches
+  // Threads, adjacent lanes of a warp, that add up a received vector.
+  static constexpr int kParts = C::kThreads < 2 * kEach   ? 1
+                                : C::kThreads < 4 * kEach ? 2
+                                : C::kThreads < 8 * kEach ? 4
+                                                          : 8;
   static constexpr int kReceived = C::kCluster > 1 ? C::kCluster *kEach : 1;
   static constexpr int kReceivedRows = C::kCluster > 1 ? C::kCluster *kRows : 1;
   static NSAI_DEVICE int size(int rank) { return min(max(kAll - rank * kEach, 0), kEach); }
@@ -146,18 +152,25 @@ NSAI_DEVICE ChosenKeys find_found(const int *sList, int candidates, int position
   return keys;
 }
 
-// Attends to this warp's share of the keys, of which all warps of the cluster have equally many.
+// Attends to this warp's share of the keys, of which the last `warps` warps of each CTA have equally many.
 template <class C>
 NSAI_DEVICE void attend_share(const NsaiDecode &p, SharedStorage &shared, const Stream &at,
                               const CachedRows<C::kPageSize> &lists, const Queries<Stream> &queries,
-                              const DecodeToken &token, int group, int rank, ChosenKeys &keys,
-                              float (&o)[Stream::kO][4], SoftmaxRows &rows) {
+                              const DecodeToken &token, int group, int rank, int warps,
+                              ChosenKeys &keys, float (&o)[Stream::kO][4], SoftmaxRows &rows) {
   const int steps = ceil_div(keys.limit, kStepKeys);
-  const int each = ceil_div(steps, C::kCluster * Stream::kConsumerGroups);
-  const int begin = min((rank * Stream::kConsumerGroups + at.consumer_group) * each, steps);
+  const int each = ceil_div(steps, C::kCluster * warps);
+  const int warp = at.consumer_group - (C::kWarps - warps);
+  if (warp < 0) return;
+  const int begin = min((rank * warps + warp) * each, steps);
   const int end = min(begin + each, steps);
-  stream_keys<C>(shared.stream, at, p.selected, group, lists, keys, begin, end, queries, o, rows,
-                 branch_scale_log2<Stream::kCoded>(p, kSelected, group), nullptr, token.alone);
+  const float scale = branch_scale_log2<Stream::kCoded>(p, kSelected, group);
+  if constexpr (Stream::kQShared)
+    stream_keys<C>(shared.stream, at, p.selected, group, lists, keys, begin, end, queries, o, rows,
+                   scale, nullptr, token.alone);
+  else
+    stream_token<C>(shared.stream, at, p.selected, group, lists, keys, begin, end, queries, o, rows,
+                    scale, token.alone);
 }
 
 // Writes the token's list to shared.list and, by one CTA, to idx. All threads take part.
@@ -196,19 +209,33 @@ template <class C> NSAI_DEVICE void send_slices(SharedStorage &shared, int rank)
   }
 }
 
-// Adds up vector i of this CTA's slice, which lies in its row `row`, over the CTAs.
+// Adds up vector i of this CTA's slice, which lies in its row `row`, over the CTAs: each of the lanes that add it
+// up takes every kParts-th CTA, and all get the sum.
 template <class C>
 NSAI_DEVICE ConsumerGroupSum add_received(const SharedStorage &shared, int i, int row) {
+  constexpr int kParts = Slices<C>::kParts < C::kCluster ? Slices<C>::kParts : C::kCluster;
+  const int part = threadIdx.x % Slices<C>::kParts % kParts;
   ConsumerGroupSum x = { kNoReference, 0.0f, make_float4(0, 0, 0, 0) };
 #pragma unroll
-  for (int r = 0; r < C::kCluster; ++r)
-    x.reference = fmaxf(x.reference, shared.stats[r * Slices<C>::kRows + row].x);
+  for (int r = 0; r < C::kCluster; r += kParts)
+    x.reference = fmaxf(x.reference, shared.stats[(r + part) * Slices<C>::kRows + row].x);
 #pragma unroll
-  for (int r = 0; r < C::kCluster; ++r) {
-    const float2 stats = shared.stats[r * Slices<C>::kRows + row];
+  for (int delta = 1; delta < kParts; delta *= 2)
+    x.reference = fmaxf(x.reference, __shfl_xor_sync(kAllLanes, x.reference, delta));
+#pragma unroll
+  for (int r = 0; r < C::kCluster; r += kParts) {
+    const float2 stats = shared.stats[(r + part) * Slices<C>::kRows + row];
     const float factor = exp2_approx(stats.x - x.reference);
-    x.o = add_scaled(x.o, factor, shared.o[r * Slices<C>::kEach + i]);
+    x.o = add_scaled(x.o, factor, shared.o[(r + part) * Slices<C>::kEach + i]);
     x.total = fmaf(factor, stats.y, x.total);
+  }
+#pragma unroll
+  for (int delta = 1; delta < kParts; delta *= 2) {
+    x.total += __shfl_xor_sync(kAllLanes, x.total, delta);
+    x.o.x += __shfl_xor_sync(kAllLanes, x.o.x, delta);
+    x.o.y += __shfl_xor_sync(kAllLanes, x.o.y, delta);
+    x.o.z += __shfl_xor_sync(kAllLanes, x.o.z, delta);
+    x.o.w += __shfl_xor_sync(kAllLanes, x.o.w, delta);
   }
   return x;
 }
@@ -219,7 +246,10 @@ NSAI_DEVICE void store_slice(const NsaiDecode &p, const SharedStorage &shared, i
                              int rank, bool attends) {
   using S = Slices<C>;
   const NsaiEpilogue &out = p.out[kSelected];
-  for (int i = threadIdx.x; i < S::size(rank); i += C::kThreads) {
+#pragma unroll 1
+  for (int begin = 0; begin < S::size(rank); begin += C::kThreads / S::kParts) {
+    const int at = begin + (int)threadIdx.x / S::kParts;
+    const int i = min(at, S::size(rank) - 1); // whole warps add up
     const int vector = rank * S::kEach + i, head = vector / S::kRow, column = vector % S::kRow * 4;
     const OutputRow output_row = { row, group * C::kGroup + head, true };
     float4 o = make_float4(0, 0, 0, 0);
@@ -234,7 +264,8 @@ NSAI_DEVICE void store_slice(const NsaiDecode &p, const SharedStorage &shared, i
       const float gate = x.total == 0.0f ? 0.0f : gate_value<C>(out, load_gate<C>(out, output_row));
       o = make_float4(gate * o.x, gate * o.y, gate * o.z, gate * o.w);
     }
-    store_four<C>(find_row(p.out[0].o, output_row) + column, o);
+    if (at < S::size(rank) && threadIdx.x % S::kParts == 0)
+      store_four<C>(find_row(p.out[0].o, output_row) + column, o);
   }
 }
 
@@ -261,20 +292,28 @@ template <class C> NSAI_DEVICE void select_attend(const SelectAttendParams &all_
   // ---- score
   const bool scores =
       C::kScores && p.idx && needs_search<C>(candidates); // uniform over the cluster
+  int attending = C::kWarps;                              // warps that attend to the known blocks
+  bool has_queries = false;
+  Queries<Stream> queries; // [16, Dk]
   if constexpr (C::kScores) {
-    if (scores)
-      score_blocks<C, C::kStages * Stream::kStageBytes>(all_params, shared,
-                                                        shared_address(shared.stream.keys),
-                                                        query_rows, lists, token, group, rank,
-                                                        candidates);
-    else if (C::kCluster > 1)
-      cluster_wait();           // all CTAs have started
+    using B = BlockScores<C>;
+    const bool scoring = scores && scores_blocks<C>(at.consumer_group);
+    if (scores && B::kCtaWarps < C::kWarps) attending = C::kWarps - B::kCtaWarps;
+    if (scoring) {
+      Queries<typename B::Stream> loaded;
+      const bool are_loaded =
+          score_blocks<C, C::kStages * Stream::kStageBytes>(all_params, shared,
+                                                            shared_address(shared.stream.keys),
+                                                            query_rows, lists, token, group, rank,
+                                                            candidates, loaded);
+      if constexpr (!Stream::kCoded) queries = loaded, has_queries = are_loaded;
+    } else if (C::kCluster > 1) {
+      cluster_wait(); // all CTAs have started
+    }
     if (!token.present) return; // uniform over the cluster
   }
-
-  Queries<Stream> queries; // [16, Dk]
   if constexpr (!Stream::kQShared)
-    if (attends) queries = load_row_queries<C>(shared.stream, at, query_rows);
+    if (attends && !has_queries) queries = load_warp_queries<C>(shared.stream, at, query_rows);
 
   // ---- attend to the known blocks, select, attend to the found ones; in one loop, so that its code has
   // been fetched when importance is there
@@ -298,7 +337,8 @@ template <class C> NSAI_DEVICE void select_attend(const SelectAttendParams &all_
       queries = load_row_queries<C>(shared.stream, at, query_rows); // where shared.rank was
     ChosenKeys keys = late ? find_found<C>(shared.list, candidates, token.position)
                            : find_known<C>(candidates, token.position);
-    attend_share<C>(p, shared, at, lists, queries, token, group, rank, keys, o, rows);
+    attend_share<C>(p, shared, at, lists, queries, token, group, rank,
+                    late ? (int)C::kWarps : attending, keys, o, rows);
   }
 
   // ---- reduce

@@ -78,6 +78,8 @@ static bool fits(const nsai_problem *p, const nsai_target *t, const nsai_tiles *
  * a stage more for those CTAs, so that it has not, one sequence of MiniMax-M3 takes 17.4 us for 15.5. H200, 64k.) */
 static nsai_tiles shape(const nsai_problem *p, const nsai_target *t, int32_t cluster,
                         int32_t ctas) {
+  const nsai_tiles eight = tiles_of(cluster, 8, 2);
+  if (scores(p) && ctas == 1 && cluster > 1 && fits(p, t, &eight)) return eight;
   nsai_tiles three = tiles_of(cluster, 4, 3);
   three.of[NSAI_TILE_CTAS] = ctas;
   return fits(p, t, &three) || ctas > 1 ? three : tiles_of(cluster, 4, 2);
