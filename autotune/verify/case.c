@@ -257,6 +257,7 @@ static int parse_bare(const char *field, nsai_verify_case *c) {
                 { "nobatch", offsetof(nsai_verify_case, no_batch) },
                 { "gemm", offsetof(nsai_verify_case, gemm) },
                 { "lists", offsetof(nsai_verify_case, lists) },
+                { "ilse", offsetof(nsai_verify_case, index_lse) },
                 { "f32grads", offsetof(nsai_verify_case, grads_f32) },
                 { "f32dout", offsetof(nsai_verify_case, d_o_f32) },
                 { "accumulate", offsetof(nsai_verify_case, accumulate) },
@@ -400,6 +401,7 @@ void nsai_verify_case_print(const nsai_verify_case *c, char *text, size_t size) 
   if (c->branches) fprintf(out, ":branches=%u", c->branches);
   if (c->softmax_scale != 0) fprintf(out, ":scale=%.9g", (double)c->softmax_scale);
   if (c->overlap) fprintf(out, ":overlap");
+  if (c->index_lse) fprintf(out, ":ilse");
   if (c->no_batch) fprintf(out, ":nobatch");
   if (c->gemm) fprintf(out, ":gemm");
   if (c->lists) fprintf(out, ":lists");

@@ -161,6 +161,8 @@ class nsa_problem(C.Structure):
         ("max_probe_rows", C.c_int64),
         ("kv_dtype", C.c_int32),
         ("cmp_dtype", C.c_int32),
+        ("index_lse", C.c_int32),
+        ("reserved", C.c_int32),
     ]
 
 
@@ -266,6 +268,7 @@ class nsa_io(C.Structure):
         ("k_idx", nsa_tensor),
         ("new_k_idx", nsa_tensor),
         ("k_idx_scale", nsa_tensor),
+        ("index_lse", nsa_tensor),
     ]
 
 

@@ -62,6 +62,10 @@ nsa_status nsai_reference_forward_rows(const nsai_model *model, int32_t selectio
                                        uint32_t branches, const nsa_batch *batch, const nsa_io *io,
                                        const nsai_reference_rows *rows, int threads);
 
+/* Computes io.index_lse of the blocks that io.block_idx names, whoever chose them. cache NULL: packed keys. */
+nsa_status nsai_reference_index_lse(const nsai_model *model, const nsai_reference_cache *cache,
+                                    const nsa_batch *batch, const nsa_io *io, int threads);
+
 /* nsa_decode and nsa_prefill: the complete forward over a cache, using the compressed keys
  * stored there. phi is not read. */
 nsa_status nsai_reference_cached(const nsai_model *model, const nsai_reference_cache *cache,

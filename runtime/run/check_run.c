@@ -399,6 +399,7 @@ static nsa_status check_attention(const nsai_check *check, const nsa_io *io,
   NSAI_TRY(check_gate(check, io, sizes->tokens));
   if (check->problem->model.select_count) NSAI_TRY(check_selection(check, io, sizes->tokens));
   NSAI_TRY(check_probe(check, io));
+  NSAI_TRY(nsai_check_index_lse(check, io, sizes->tokens));
   return nsai_check_index(check, io, sizes);
 }
 

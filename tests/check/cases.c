@@ -107,6 +107,10 @@ const char *const chk_fixed_cases[] = {
   "select:index=64:q=700:s32x6+0+0:fill=constant", "future:index=64:q=500:h16/2:s32x6+1+2",
   "repeat:index=64:q=700,33:h16/2", "all_blocks:index=64:q=250:s64x4+1+2:h16/1:d128/128",
   "bwd:index=64:q=300,20", "bwd:index=64:gate=none:w0:h64/4:d128/128:s128x4+0+1:q=900:saved",
+  "fwd:index=64:q=300,20,3:kv=300,50,3:ilse:slack=9",
+  "fwd:index=128:gate=none:w0:h64/4:d128/128:s128x16+0+1:q=900:kv=3000:fill=correlated:ilse",
+  "fwd:index=24:h6/3:f16:sel=blocks:q=90:ilse:nobatch",
+  "fwd:index=256:h4/2:s16x40+1+1:sel=blocks.shared:q=700:layout=strided:ilse",
   "kl:index=64:q=300,20", "kl:index=128:gate=none:w0:h16/1:d128/128:s128x4+0+1:q=900,33",
   "kl:index=128:gate=none:w0:h64/4:d128/128:s128x16+0+1:q=16,8:kv=5000,2047",
   "kl:index=24:h6/3:q=5,127:kv=700,130:kv=branches:f32grads",
@@ -232,6 +236,8 @@ const char *const chk_short_cases[] = {
   "fwd:q=200,90:index=32:s16x5+1+1:kv=branches",
   "fwd:q=150:index=32:s16x4+0+1:w0:gate=none:fill=constant",
   "fwd:q=5,40:kv=200,90:index=24:s16x4+0+1:f16:layout=strided:slack=9",
+  "fwd:q=40,3,0:kv=90,9,0:index=40:s16x4+0+1:ilse:slack=3",
+  "fwd:q=60:index=16:s16x4+0+1:sel=blocks:f16:ilse",
   "select:q=150:index=16:s16x4+0+1",
   "future:q=120:index=32:s16x3+1+1",
   "split:q=70:index=32:s16x3+0+1",
@@ -368,6 +374,8 @@ static void random_problem(nsai_verify_random *random, int64_t longest, nsai_ver
   if (nsai_verify_pick(random, 0, 7) == 0) c->softmax_scale = 0.2f;
   if (g->by == NSAI_BY_INDEX && c->selection != NSA_SELECT_RANGES && nsai_verify_pick(random, 0, 1))
     random_index_kl(random, c);
+  else if (g->by == NSAI_BY_INDEX && c->selection != NSA_SELECT_RANGES)
+    c->index_lse = (int32_t)nsai_verify_pick(random, 0, 1);
   else if (nsai_verify_pick(random, 0, 3) == 0)
     random_backward(random, c);
 }

@@ -219,6 +219,8 @@ pub struct nsa_problem {
     pub max_probe_rows: i64,
     pub kv_dtype: i32,
     pub cmp_dtype: i32,
+    pub index_lse: i32,
+    pub reserved: i32,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -368,6 +370,7 @@ pub struct nsa_io {
     pub k_idx: nsa_tensor,
     pub new_k_idx: nsa_tensor,
     pub k_idx_scale: nsa_tensor,
+    pub index_lse: nsa_tensor,
 }
 extern "C" {
     pub fn nsa_forward(
