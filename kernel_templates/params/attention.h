@@ -244,7 +244,7 @@ typedef struct NsaiIndexLse {
   const int *lists; /* [T, Hi, n] */
   long long list_token_stride;
   long long list_head_stride; /* 0: all heads share one list */
-  float *lse; /* f32 [T, Hi], natural log */
+  float *lse;                 /* f32 [T, Hi], natural log */
   long long lse_token_stride;
   long long lse_head_stride;
   int heads;        /* Hi */
