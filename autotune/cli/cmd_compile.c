@@ -71,7 +71,7 @@ static const struct argp_option options[] = {
   { "op", OPT_OP, "OP", 0,
     "forward, dense, prefill, decode, append, backward or index_kl; without it the first two", 0 },
   { "selection", OPT_SELECTION, "KIND", 0,
-    "Selection of all but dense and append: topn, blocks or ranges (topn)", 0 },
+    "Selection of all but dense and append: topn, blocks or ranges; all, of index_kl (topn)", 0 },
   { "max-kv-len", OPT_MAX_KV_LEN, "N", 0,
     "Longest sequence; without it the file's. What shorter ones choose is compiled, too", 0 },
   { "probe-rows", OPT_PROBE_ROWS, "N", 0,

@@ -219,11 +219,12 @@ static void declare_compressed(nsai_verify_tensors *d) {
 
 static void declare_outputs(nsai_verify_tensors *d) {
   const nsai_model *g = &d->c->model;
-  uint32_t run = d->c->kind == NSAI_VERIFY_DENSE ? 1u : nsai_verify_branches(d->c);
+  const bool dense = d->c->kind == NSAI_VERIFY_DENSE || d->c->selection == NSA_SELECT_ALL;
+  uint32_t run = dense ? 1u : nsai_verify_branches(d->c);
   declare_heads(d, NSAI_VERIFY_O, d->token_capacity, g->heads, g->head_dim_v);
   for (int b = 0; b < NSA_BRANCHES; b++) {
     if (!(run >> b & 1)) continue;
-    if (d->c->kind != NSAI_VERIFY_DENSE)
+    if (!dense)
       declare_heads(d, NSAI_VERIFY_O_BRANCH + b, d->token_capacity, g->heads, g->head_dim_v);
     declare2(d, NSAI_VERIFY_LSE + b, NSA_F32, d->token_capacity, g->heads);
   }

@@ -22,6 +22,7 @@ const (
 	SelectTopN   = C.NSA_SELECT_TOPN
 	SelectBlocks = C.NSA_SELECT_BLOCKS
 	SelectRanges = C.NSA_SELECT_RANGES
+	SelectAll    = C.NSA_SELECT_ALL
 
 	OverlapLow  = C.NSA_OVERLAP_LOW
 	OverlapHigh = C.NSA_OVERLAP_HIGH

@@ -219,8 +219,8 @@ static nsa_status index_kl(nsai_run *run, call_structs *call, const nsa_index_gr
   NSAI_TRY(check_memory_of_call(run));
   run->index_grads = read;
   if (run->driver) return nsai_enqueue_index_kl(run);
-  return nsai_reference_index_kl(&run->plan->problem.model, run->batch, run->io, read,
-                                 ALL_PROCESSORS);
+  return nsai_reference_index_kl(&run->plan->problem.model, run->plan->problem.selection,
+                                 run->batch, run->io, read, ALL_PROCESSORS);
 }
 
 static nsa_status compress(nsai_run *run) {

@@ -256,7 +256,7 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
   if (!nsai_compresses(m)) out->model.block = out->model.stride = m->select_block;
   out->count_reads = config->runtime.count_reads && out->op == NSA_OP_DECODE;
   NSAI_TRY(check_choice("op", out->op, NSA_OP_FORWARD, NSA_OP_INDEX_KL));
-  NSAI_TRY(check_choice("selection", out->selection, NSA_SELECT_TOPN, NSA_SELECT_RANGES));
+  NSAI_TRY(check_choice("selection", out->selection, NSA_SELECT_TOPN, NSA_SELECT_ALL));
   NSAI_TRY(check_choice("overlap", out->overlap, NSA_OVERLAP_LOW, NSA_OVERLAP_HIGH));
   NSAI_TRY(check_capacity("max_seqs", "max_seqs", out->max_seqs, NSAI_MAX_SEQS));
   if (nsai_problem_is_cached(out)) {
@@ -271,6 +271,16 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
                      (long long)problem->max_probe_rows, (long long)out->max_tokens);
   out->max_probe_rows = (int32_t)problem->max_probe_rows; /* tokens are counted in int32 */
   if (out->op == NSA_OP_INDEX_KL) NSAI_TRY(check_index_kl(out));
+  if (out->selection == NSA_SELECT_ALL) {
+    if (out->op != NSA_OP_INDEX_KL)
+      return nsai_fail(
+          NSA_E_ARG,
+          "problem.selection is NSA_SELECT_ALL, which is the warm-up of NSA_OP_INDEX_KL, "
+          "but problem.op is %s: give another selection; NSA_OP_DENSE attends to all",
+          nsai_op_name(out->op));
+    /* Lists have a slot for each block that a sequence can have. */
+    out->model.select_count = (int32_t)nsai_select_block_count(m, out->max_kv_len);
+  }
   NSAI_TRY(resolve_index_lse(problem, out));
   if (nsai_problem_has_no_importance(out) && out->max_probe_rows)
     return nsai_fail(NSA_E_ARG,
@@ -309,7 +319,7 @@ static const char *activation_name(nsai_activation activation) {
 void nsai_problem_add_model(nsai_writer *text, const nsai_problem *p) {
   static const char *const phis[] = { "mean", "linear", "mlp", "external", "none" };
   static const char *const gates[] = { "weights", "logits", "mlp", "none" };
-  static const char *const selections[] = { "topn", "blocks", "ranges" };
+  static const char *const selections[] = { "topn", "blocks", "ranges", "all" };
   static const char *const ops[] = { "fwd",    "dense",    "prefill", "decode",
                                      "append", "backward", "index_kl" };
   const nsai_model *m = &p->model;

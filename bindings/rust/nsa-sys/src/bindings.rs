@@ -200,6 +200,7 @@ pub const NSA_OP_INDEX_KL: i32 = 7;
 pub const NSA_SELECT_TOPN: i32 = 1;
 pub const NSA_SELECT_BLOCKS: i32 = 2;
 pub const NSA_SELECT_RANGES: i32 = 3;
+pub const NSA_SELECT_ALL: i32 = 4;
 pub const NSA_OVERLAP_LOW: i32 = 1;
 pub const NSA_OVERLAP_HIGH: i32 = 2;
 #[repr(C)]
