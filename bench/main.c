@@ -31,6 +31,7 @@
 typedef enum command {
   FORWARD,
   BACKWARD,
+  INDEX_KL,
   WINDOW,
   COMPRESSED,
   DECODE,
@@ -41,18 +42,21 @@ typedef enum command {
   COMMANDS
 } command;
 
-static const char *const command_names[COMMANDS + 1] = {
-  "forward", "backward", "window", "compressed", "decode", "prefill", "plot", "chart", "table", NULL
-};
+static const char *const command_names[COMMANDS + 1] = { "forward", "backward",   "index_kl",
+                                                         "window",  "compressed", "decode",
+                                                         "prefill", "plot",       "chart",
+                                                         "table",   NULL };
 
 #define BIT(part) (1u << (part))
 #define BACKWARD_PARTS (BIT(BENCH_BACKWARD) | BIT(BENCH_BACKWARD_SAVED) | BIT(BENCH_FORWARD_SAVED))
+#define INDEX_PARTS (BIT(BENCH_INDEX_KL) | BIT(BENCH_INDEX_KL_ALL))
 #define BRANCHES (BIT(BENCH_COMPRESSED) | BIT(BENCH_SELECTED) | BIT(BENCH_WINDOW))
 
 /* The parts that each command times. */
 static const uint32_t command_parts[COMMANDS] = {
-  [FORWARD] = (BIT(BENCH_PARTS) - 1) & ~BACKWARD_PARTS,
+  [FORWARD] = (BIT(BENCH_PARTS) - 1) & ~BACKWARD_PARTS & ~INDEX_PARTS,
   [BACKWARD] = BIT(BENCH_FORWARD) | BACKWARD_PARTS,
+  [INDEX_KL] = BIT(BENCH_FORWARD) | BIT(BENCH_DENSE) | INDEX_PARTS,
   [WINDOW] = BIT(BENCH_WINDOW) | BIT(BENCH_DENSE),
   [COMPRESSED] = BIT(BENCH_COMPRESS) | BIT(BENCH_COMPRESSED) | BIT(BENCH_DENSE),
 };
@@ -282,6 +286,21 @@ static error_t parse(int key, char *value, struct argp_state *state) {
 
 /* ---- measuring ------------------------------------------------------------------------------- */
 
+/* What trains an index needs one, and blocks that it has chosen. */
+static nsa_status check_index(const bench_cases *list) {
+  char text[NSAI_VERIFY_CASE_TEXT];
+  for (int64_t i = 0; i < list->count; i++) {
+    const nsai_verify_case *c = &list->cases[i];
+    if (c->model.by == NSAI_BY_INDEX && c->selection == NSA_SELECT_TOPN && !c->branches) continue;
+    nsai_verify_case_print(c, text, sizeof text);
+    return nsai_fail(NSA_E_ARG,
+                     "%s: index_kl takes a model with an index that chooses the blocks, as "
+                     "index=128, with sel=topn and all branches",
+                     text);
+  }
+  return NSA_OK;
+}
+
 static nsa_status make_list(const arguments *a, bench_cases *list) {
   if (a->command == WINDOW || a->command == COMPRESSED)
     NSAI_TRY(bench_cases_sweep(list, a->from ? a->from : 128, a->to ? a->to : 65536, a->filter));
@@ -289,8 +308,11 @@ static nsa_status make_list(const arguments *a, bench_cases *list) {
     NSAI_TRY(bench_cases_add(list, a->problem, a->filter));
   else if (a->problems)
     NSAI_TRY(bench_cases_load(list, a->problems, a->filter));
+  else if (a->command == INDEX_KL)
+    NSAI_TRY(bench_cases_parse(list, bench_index_problem_text, "index_problems.txt", a->filter));
   else
     NSAI_TRY(bench_cases_parse(list, bench_problem_text, "problems.txt", a->filter));
+  if (a->command == INDEX_KL) NSAI_TRY(check_index(list));
   return list->count ? NSA_OK : nsai_fail(NSA_E_ARG, "no problem is left to be timed");
 }
 
@@ -637,9 +659,11 @@ int main(int argc, char **argv) {
   static const struct argp argp = {
     options,
     parse,
-    "[forward | backward | window | compressed | decode | prefill]\nplot FILE.csv --svg DIR\n"
+    "[forward | backward | index_kl | window | compressed | decode | prefill]\nplot FILE.csv --svg "
+    "DIR\n"
     "chart FILE.csv...\ntable FILE.csv",
-    "Time libnsa's forward beside dense attention, or the backward pass; the window or the "
+    "Time libnsa's forward beside dense attention, or the backward pass; the training of an index "
+    "over its blocks and as a warm-up; the window or the "
     "compressed branch alone over many lengths; steps of decoding over a paged cache; "
     "prompts that go through that cache, whole and in chunks; draw the figures, or print the "
     "table, of a CSV written before; draw the speedup over cuDNN from several, one of them written "

@@ -3,6 +3,8 @@
  */
 #include "measure.h"
 
+#include "measure_index.h"
+
 #include "plan/context.h"
 #include "time_launch.h"
 #include "verify/rows.h"
@@ -22,8 +24,7 @@
 
 /* ---- work ------------------------------------------------------------------------------------ */
 
-/* Number of (query, key) pairs per head in a branch; NSA_BRANCHES is dense attention. */
-static double pairs(const nsai_verify_case *c, int branch) {
+double bench_pairs(const nsai_verify_case *c, int branch) {
   const nsai_model *g = &c->model;
   double sum = 0;
   for (int32_t s = 0; s < c->num_seqs; s++)
@@ -41,7 +42,7 @@ static double pairs(const nsai_verify_case *c, int branch) {
 
 static double attention_flops(const nsai_verify_case *c, int branch) {
   const nsai_model *g = &c->model;
-  return 2 * pairs(c, branch) * g->heads * (g->head_dim_qk + g->head_dim_v);
+  return 2 * bench_pairs(c, branch) * g->heads * (g->head_dim_qk + g->head_dim_v);
 }
 
 static int has_branch(const nsai_verify_case *c, int branch) {
@@ -53,7 +54,7 @@ static double forward_flops(const nsai_verify_case *c) {
   double sum = 0;
   for (int b = 0; b < NSA_BRANCHES; b++)
     if (has_branch(c, b)) sum += attention_flops(c, b);
-  return sum + 2 * pairs(c, NSA_BRANCHES) * c->model.index_heads * c->model.index_dim;
+  return sum + 2 * bench_pairs(c, NSA_BRANCHES) * c->model.index_heads * c->model.index_dim;
 }
 
 static double kv_rows(const nsai_verify_case *c) {
@@ -93,9 +94,8 @@ static double as_written(double ms) {
   return strtod(text, NULL);
 }
 
-/* Times the trial run's call as `part`; flops and bytes are its useful work. */
-static nsa_status time_part(const bench_rig *rig, const nsai_trial_run *trial, uint32_t branches,
-                            double flops, double bytes, bench_time *time) {
+nsa_status bench_time_part(const bench_rig *rig, const nsai_trial_run *trial, uint32_t branches,
+                           double flops, double bytes, bench_time *time) {
   chk_times times;
   time->present = 1;
   time->workspace = trial->plan.caps.workspace_bytes;
@@ -123,8 +123,8 @@ static nsa_status time_compress(const bench_rig *rig, nsai_trial_run *trial, ben
   if (!nsai_phi_runs(&p->c.model)) return NSA_OK;
   alone.kind = NSAI_VERIFY_COMPRESS;
   trial->c = &alone;
-  nsa_status status = time_part(rig, trial, 0, 0, compress_bytes(&p->c, trial->data.blocks),
-                                &p->part[BENCH_COMPRESS]);
+  nsa_status status = bench_time_part(rig, trial, 0, 0, compress_bytes(&p->c, trial->data.blocks),
+                                      &p->part[BENCH_COMPRESS]);
   trial->c = &p->c;
   return status;
 }
@@ -136,11 +136,11 @@ static nsa_status time_forward(const bench_rig *rig, const nsai_trial_run *trial
   };
   double bytes = attention_bytes(&p->c);
   if (parts >> BENCH_FORWARD & 1)
-    NSAI_TRY(time_part(rig, trial, 0, forward_flops(&p->c), bytes, &p->part[BENCH_FORWARD]));
+    NSAI_TRY(bench_time_part(rig, trial, 0, forward_flops(&p->c), bytes, &p->part[BENCH_FORWARD]));
   for (int b = 0; b < NSA_BRANCHES; b++)
     if (parts >> part_of[b] & 1 && nsai_has_branch(&p->c.model, b))
-      NSAI_TRY(
-          time_part(rig, trial, 1u << b, attention_flops(&p->c, b), bytes, &p->part[part_of[b]]));
+      NSAI_TRY(bench_time_part(rig, trial, 1u << b, attention_flops(&p->c, b), bytes,
+                               &p->part[part_of[b]]));
   return NSA_OK;
 }
 
@@ -160,8 +160,8 @@ static nsa_status time_backward(const bench_rig *rig, const nsai_trial_run *tria
   backward.saved = part == BENCH_BACKWARD_SAVED ? 2 : 0;
   NSAI_TRY_TO(done, chk_bench_create(rig->plans, &backward, &other));
   NSAI_TRY_TO(done, nsai_trial_run_hand_over(trial, &other));
-  status = time_part(rig, &other, 0, backward_ratio(&p->c.model) * forward_flops(&p->c),
-                     2 * attention_bytes(&p->c), &p->part[part]);
+  status = bench_time_part(rig, &other, 0, backward_ratio(&p->c.model) * forward_flops(&p->c),
+                           2 * attention_bytes(&p->c), &p->part[part]);
 done:
   nsai_trial_run_destroy(&other);
   return status;
@@ -180,8 +180,8 @@ static nsa_status time_dense(const bench_rig *rig, nsai_trial_run *trial, bench_
     status = nsai_verify_tensors_workspace(&trial->data, trial->plan.caps.workspace_bytes);
   trial->c = &dense;
   if (!status)
-    status = time_part(rig, trial, 0, attention_flops(&p->c, NSA_BRANCHES), attention_bytes(&p->c),
-                       &p->part[part]);
+    status = bench_time_part(rig, trial, 0, attention_flops(&p->c, NSA_BRANCHES),
+                             attention_bytes(&p->c), &p->part[part]);
   trial->c = &p->c;
   trial->plan = sparse;
   return status;
@@ -231,10 +231,13 @@ nsa_status bench_measure(bench_rig *rig, uint32_t parts, bench_problem *p) {
     NSAI_TRY_TO(done, chk_time_plan(rig->plans, &p->c, &p->plan_cold_ms, &p->plan_warm_ms));
   if (parts >> BENCH_COMPRESS & 1) NSAI_TRY_TO(done, time_compress(rig, &trial, p));
   if (parts >> BENCH_FORWARD_SAVED & 1)
-    NSAI_TRY_TO(done, time_part(rig, &trial, 0, forward_flops(&p->c), attention_bytes(&p->c),
-                                &p->part[BENCH_FORWARD_SAVED]));
+    NSAI_TRY_TO(done, bench_time_part(rig, &trial, 0, forward_flops(&p->c), attention_bytes(&p->c),
+                                      &p->part[BENCH_FORWARD_SAVED]));
   for (int part = BENCH_BACKWARD; part <= BENCH_BACKWARD_SAVED; part++)
     if (parts >> part & 1 && time_backward(rig, &trial, (bench_part)part, p))
+      note_error(&p->part[part]);
+  for (int part = BENCH_INDEX_KL; part <= BENCH_INDEX_KL_ALL; part++)
+    if (parts >> part & 1 && bench_measure_index_kl(rig, &trial, (bench_part)part, p))
       note_error(&p->part[part]);
   nsai_verify_tensors_drop_optional(&trial.data);
   NSAI_TRY_TO(done, time_forward(rig, &trial, parts, p));

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Times the complete forward, each branch alone, phi, and dense attention, through the calls
+ * Times the complete forward, each branch alone, phi, dense attention, and what trains, through the calls
  * that nsacheck verifies. time_launch.h defines how a call is timed.
  */
 #ifndef BENCH_MEASURE_H
@@ -25,5 +25,12 @@ nsa_status bench_check_cost(const chk_plans *plans, const nsai_verify_case *c);
  * has. dense_gemm gets a note if it cannot be timed or would take too long. Any other failure is
  * an error; times measured before it are kept. Compiles on first use; waits for the device. */
 nsa_status bench_measure(bench_rig *rig, uint32_t parts, bench_problem *p);
+
+/* Number of (query, key) pairs per head in a branch; NSA_BRANCHES is dense attention. */
+double bench_pairs(const nsai_verify_case *c, int branch);
+
+/* Times the trial run's call as a part; flops and bytes are its useful work. */
+nsa_status bench_time_part(const bench_rig *rig, const nsai_trial_run *trial, uint32_t branches,
+                           double flops, double bytes, bench_time *time);
 
 #endif /* BENCH_MEASURE_H */

@@ -13,6 +13,9 @@
 /* problems.txt, embedded at build time. */
 extern const char bench_problem_text[];
 
+/* index_problems.txt, likewise: models with an index. */
+extern const char bench_index_problem_text[];
+
 typedef struct bench_cases {
   nsai_verify_case *cases;
   int64_t count;

@@ -17,6 +17,8 @@ const char *const bench_part_names[BENCH_PARTS] = {
   [BENCH_BACKWARD] = "backward",
   [BENCH_BACKWARD_SAVED] = "back_saved",
   [BENCH_FORWARD_SAVED] = "fwd_saved",
+  [BENCH_INDEX_KL] = "index_kl",
+  [BENCH_INDEX_KL_ALL] = "kl_warm_up",
 };
 
 nsa_status bench_results_add(bench_results *results, const nsai_verify_case *c,

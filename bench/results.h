@@ -25,6 +25,8 @@ typedef enum bench_part {
   /* the same, given also the branches' outputs, LSE and compressed keys of the forward */
   BENCH_BACKWARD_SAVED,
   BENCH_FORWARD_SAVED, /* the nsa_forward that writes these, and the selection */
+  BENCH_INDEX_KL,      /* nsa_index_kl over the forward's blocks, loss and both gradients */
+  BENCH_INDEX_KL_ALL,  /* its warm-up, over every token that a query sees */
   BENCH_PARTS
 } bench_part;
 

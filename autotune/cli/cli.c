@@ -222,4 +222,4 @@ void nsai_cli_log(void *user, int32_t level, const char *component, const char *
 const char *const nsai_cli_ops[] = { "forward", "dense",    "prefill",  "decode",
                                      "append",  "backward", "index_kl", NULL };
 
-const char *const nsai_cli_selections[] = { "topn", "blocks", "ranges", NULL };
+const char *const nsai_cli_selections[] = { "topn", "blocks", "ranges", "all", NULL };

@@ -43,6 +43,7 @@ typedef struct arguments {
   int32_t selection;
   int64_t max_kv_len;        /* 0: the file's value */
   int32_t probe_rows;        /* probe rows of the forward */
+  bool index_lse;            /* of the operations that have one */
   int32_t register_fallback; /* initial value of nsai_target.register_fallback */
   int32_t sample;            /* number of candidates of each stage; 0: the heuristic's choices */
   uint64_t seed;             /* of the sample */
@@ -58,6 +59,7 @@ enum {
   OPT_MAX_KV_LEN,
   OPT_JOBS,
   OPT_PROBE_ROWS,
+  OPT_INDEX_LSE,
   OPT_REGISTER_FALLBACK,
   OPT_SAMPLE,
   OPT_SEED
@@ -69,11 +71,13 @@ static const struct argp_option options[] = {
   { "op", OPT_OP, "OP", 0,
     "forward, dense, prefill, decode, append, backward or index_kl; without it the first two", 0 },
   { "selection", OPT_SELECTION, "KIND", 0,
-    "Selection of all but dense and append: topn, blocks or ranges (topn)", 0 },
+    "Selection of all but dense and append: topn, blocks or ranges; all, of index_kl (topn)", 0 },
   { "max-kv-len", OPT_MAX_KV_LEN, "N", 0,
     "Longest sequence; without it the file's. What shorter ones choose is compiled, too", 0 },
   { "probe-rows", OPT_PROBE_ROWS, "N", 0,
     "Also the kernel that reads the importance of N chosen rows (problem.max_probe_rows)", 0 },
+  { "index-lse", OPT_INDEX_LSE, 0, 0,
+    "Also the kernel of the log-sum-exp of an index (problem.index_lse)", 0 },
   { "register-fallback", OPT_REGISTER_FALLBACK, "N", OPTION_HIDDEN,
     "Begin with the tiles that other compilers fall back to: 1 to 3", 0 },
   { "sample", OPT_SAMPLE, "N", 0,
@@ -147,6 +151,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_PROBE_ROWS:
     a->probe_rows = (int32_t)parse_count("--probe-rows", value, INT32_MAX, state);
     break;
+  case OPT_INDEX_LSE: a->index_lse = true; break;
   case OPT_REGISTER_FALLBACK:
     a->register_fallback =
         (int32_t)parse_count("--register-fallback", value, NSAI_LAST_RESORT, state);
@@ -195,6 +200,7 @@ static nsa_problem problem_of(const arguments *a, const nsai_config *config, int
   p.selection = selects ? a->selection : NSA_SELECT_TOPN;
   p.max_kv_len = max_kv_len;
   p.max_probe_rows = has_rows ? a->probe_rows : 0;
+  p.index_lse = has_rows && a->index_lse;
   p.max_tokens = config->serving.max_tokens ? config->serving.max_tokens : NSAI_CLI_TOKENS;
   if (p.max_tokens < max_kv_len) p.max_tokens = max_kv_len;
   if (op == NSA_OP_DECODE) {

@@ -30,7 +30,7 @@ static const char *const phi_names[] = { "mean", "linear", "mlp", "external", "n
 static const char *const gate_names[] = { "weights", "logits", "mlp", "none" };
 static const char *const act_names[] = { "relu", "silu", "gelu" };
 static const char *const recompute_names[] = { "auto", "always", "never" };
-static const char *const select_names[] = { "topn", "blocks", "ranges" };
+static const char *const select_names[] = { "topn", "blocks", "ranges", "all" };
 
 const char *nsai_verify_fill_name(nsai_verify_fill fill) { return fill_names[fill]; }
 
@@ -180,7 +180,7 @@ static int parse_scale(const char *text, float *out) {
 static int parse_word(const char *name, const char *value, nsai_verify_case *c) {
   int found;
   if (!strcmp(name, "sel")) {
-    found = find_with(value, select_names, 3, ".shared", &c->index_shared);
+    found = find_with(value, select_names, 4, ".shared", &c->index_shared);
     c->selection = NSA_SELECT_TOPN + found;
   } else if (!strcmp(name, "recompute")) {
     c->recompute = found = find_name(value, recompute_names, 3);
@@ -257,6 +257,7 @@ static int parse_bare(const char *field, nsai_verify_case *c) {
                 { "nobatch", offsetof(nsai_verify_case, no_batch) },
                 { "gemm", offsetof(nsai_verify_case, gemm) },
                 { "lists", offsetof(nsai_verify_case, lists) },
+                { "ilse", offsetof(nsai_verify_case, index_lse) },
                 { "f32grads", offsetof(nsai_verify_case, grads_f32) },
                 { "f32dout", offsetof(nsai_verify_case, d_o_f32) },
                 { "accumulate", offsetof(nsai_verify_case, accumulate) },
@@ -400,6 +401,7 @@ void nsai_verify_case_print(const nsai_verify_case *c, char *text, size_t size) 
   if (c->branches) fprintf(out, ":branches=%u", c->branches);
   if (c->softmax_scale != 0) fprintf(out, ":scale=%.9g", (double)c->softmax_scale);
   if (c->overlap) fprintf(out, ":overlap");
+  if (c->index_lse) fprintf(out, ":ilse");
   if (c->no_batch) fprintf(out, ":nobatch");
   if (c->gemm) fprintf(out, ":gemm");
   if (c->lists) fprintf(out, ":lists");

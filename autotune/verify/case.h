@@ -78,6 +78,7 @@ typedef struct nsai_verify_case {
   int32_t selection, index_shared; /* NSA_SELECT_*; 1: tensors without the Hkv axis */
   int32_t gate_f32, no_batch, overlap;
   int32_t gemm;      /* dense: by plain matrix products (the variant dense_gemm) */
+  int32_t index_lse; /* fwd: with io.index_lse, where the model has an index that chooses blocks */
   int32_t lists;     /* selected: by attend_selected_sm80, never by dense attention */
   int32_t grads_f32; /* bwd: gradients in f32 */
   int32_t d_o_f32;   /* bwd: d_o in f32 */

@@ -173,6 +173,31 @@ static void verify_stages(const nsai_trial_run *trial, const nsai_reference_rows
   }
 }
 
+/* The LSE of the index, on the blocks of the run. */
+static nsa_status verify_index_lse(nsai_trial_run *trial, nsai_verify_result *result) {
+  nsa_batch batch;
+  nsa_io io;
+  nsai_verify_tensors_io(&trial->data, NSAI_VERIFY_HOST, &batch, &io);
+  const nsa_tensor got = io.index_lse;
+  double worst = 0;
+  NSAI_TRY(nsai_verify_tensor_alloc(NSA_F32, 2, got.shape, &io.index_lse));
+  const nsa_status status =
+      nsai_reference_index_lse(&trial->c->model, NULL,
+                               nsai_verify_tensors_batch(&trial->data, &batch), &io,
+                               trial->threads);
+  for (int64_t t = 0; !status && t < trial->data.tokens; t++)
+    for (int64_t r = 0; r < got.shape[1]; r++) {
+      const float x = ((const float *)got.data)[t * got.stride[0] + r * got.stride[1]];
+      const float want = ((const float *)io.index_lse.data)[t * got.shape[1] + r];
+      const double error =
+          x == want ? 0 : fabs((double)x - (double)want) / fmax(1, fabs((double)want));
+      if (!(error <= worst)) worst = isfinite(error) ? error : (double)INFINITY;
+    }
+  free(io.index_lse.data);
+  nsai_verify_add_figure(result, "index_lse", worst, NSAI_VERIFY_LSE_TOLERANCE);
+  return status;
+}
+
 static nsa_status verify_forward(nsai_trial_run *trial, nsai_verify_expected *expected,
                                  nsai_verify_result *result) {
   const nsai_reference_rows *stage, *whole;
@@ -187,6 +212,8 @@ static nsa_status verify_forward(nsai_trial_run *trial, nsai_verify_expected *ex
     NSAI_TRY(verify_selection(trial, expected, result));
   NSAI_TRY(nsai_verify_expected_stage(expected, trial, &stage));
   verify_stages(trial, stage, result);
+  if (nsai_verify_tensors_has(&trial->data, NSAI_VERIFY_INDEX_LSE))
+    NSAI_TRY(verify_index_lse(trial, result));
   NSAI_TRY(nsai_verify_expected_whole(expected, trial, &whole));
   nsai_verify_comparison x = { "o", trial->c, NSAI_VERIFY_WHOLE, &o, whole, whole->o, stage->o };
   nsai_verify_compare_rows(&x, result);

@@ -27,7 +27,7 @@ const char *nsai_verify_slot_name(int slot) {
                               "o_branch[0] (in)\0o_branch[1] (in)\0o_branch[2] (in)\0"
                               "lse[0] (in)\0lse[1] (in)\0lse[2] (in)\0index_q\0k_idx\0"
                               "o\0o_branch[0]\0o_branch[1]\0o_branch[2]\0lse[0]\0lse[1]\0lse[2]\0"
-                              "block_idx\0k_cmp\0v_cmp\0probe_importance\0d_q\0"
+                              "index_lse\0block_idx\0k_cmp\0v_cmp\0probe_importance\0d_q\0"
                               "d_kv.k[0]\0d_kv.k[1]\0d_kv.k[2]\0"
                               "d_kv.v[0]\0d_kv.v[1]\0d_kv.v[2]\0d_kv.k_cmp\0d_kv.v_cmp\0"
                               "d_phi.k.pe\0d_phi.k.w\0d_phi.k.w1\0d_phi.k.b1\0d_phi.k.w2\0"
@@ -191,10 +191,13 @@ static void declare_indices(nsai_verify_tensors *d) {
 static void declare_index(nsai_verify_tensors *d) {
   const nsai_model *g = &d->c->model;
   if (g->by != NSAI_BY_INDEX || d->c->kind == NSAI_VERIFY_BACKWARD ||
-      (d->c->selection != NSA_SELECT_TOPN && d->c->kind != NSAI_VERIFY_INDEX_KL))
+      (d->c->selection != NSA_SELECT_TOPN && d->c->kind != NSAI_VERIFY_INDEX_KL &&
+       !d->c->index_lse))
     return;
   declare_heads(d, NSAI_VERIFY_INDEX_Q, d->token_capacity, g->index_heads, g->index_dim);
   declare_heads(d, NSAI_VERIFY_K_IDX, d->kv_capacity, 1, g->index_dim);
+  if (d->c->index_lse && (d->view[NSAI_VERIFY_INDEX].ndim || d->view[NSAI_VERIFY_INDEX_IN].ndim))
+    declare2(d, NSAI_VERIFY_INDEX_LSE, NSA_F32, d->token_capacity, g->index_heads);
 }
 
 static void declare_compressed(nsai_verify_tensors *d) {
@@ -216,11 +219,12 @@ static void declare_compressed(nsai_verify_tensors *d) {
 
 static void declare_outputs(nsai_verify_tensors *d) {
   const nsai_model *g = &d->c->model;
-  uint32_t run = d->c->kind == NSAI_VERIFY_DENSE ? 1u : nsai_verify_branches(d->c);
+  const bool dense = d->c->kind == NSAI_VERIFY_DENSE || d->c->selection == NSA_SELECT_ALL;
+  uint32_t run = dense ? 1u : nsai_verify_branches(d->c);
   declare_heads(d, NSAI_VERIFY_O, d->token_capacity, g->heads, g->head_dim_v);
   for (int b = 0; b < NSA_BRANCHES; b++) {
     if (!(run >> b & 1)) continue;
-    if (d->c->kind != NSAI_VERIFY_DENSE)
+    if (!dense)
       declare_heads(d, NSAI_VERIFY_O_BRANCH + b, d->token_capacity, g->heads, g->head_dim_v);
     declare2(d, NSAI_VERIFY_LSE + b, NSA_F32, d->token_capacity, g->heads);
   }
@@ -440,6 +444,7 @@ void nsai_verify_tensors_io(const nsai_verify_tensors *d, int where, nsa_batch *
   io->kv.v_cmp = view[external ? NSAI_VERIFY_V_CMP_IN : NSAI_VERIFY_V_CMP];
   io->block_idx = view[chosen ? NSAI_VERIFY_INDEX_IN : NSAI_VERIFY_INDEX];
   io->ranges = view[NSAI_VERIFY_RANGES];
+  io->index_lse = view[NSAI_VERIFY_INDEX_LSE];
   io->probe_rows = view[NSAI_VERIFY_PROBE_ROWS];
   io->probe_importance = view[NSAI_VERIFY_PROBE];
 }

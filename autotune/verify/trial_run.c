@@ -63,6 +63,10 @@ nsa_status nsai_trial_run_enqueue(const nsai_trial_run *trial, uint32_t branches
   const nsa_batch *given = nsai_verify_tensors_batch(&trial->data, &batch);
   io.importance =
       nsai_verify_tensors_view(&trial->data, NSAI_VERIFY_IMPORTANCE_IN, NSAI_VERIFY_ON_DEVICE);
+  if (trial->index_grads) {
+    io.lse[0] = io.lse[NSA_SEL]; /* of a warm-up; others do not look */
+    return nsa_index_kl(trial->plan.plan, &exec, given, &io, trial->index_grads);
+  }
   switch (trial->c->kind) {
   case NSAI_VERIFY_COMPRESS: return nsa_compress(trial->plan.plan, &exec, given, &io);
   case NSAI_VERIFY_SELECT: return nsa_select(trial->plan.plan, &exec, given, &io);

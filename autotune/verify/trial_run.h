@@ -10,6 +10,8 @@
 #include "verify/result.h"
 #include "verify/tensors.h"
 
+#include <nsa/index_kl.h>
+
 /* A plan with its context. The maker owns both; nothing here destroys them. */
 typedef struct nsai_trial_plan {
   nsa_ctx *ctx;
@@ -28,6 +30,9 @@ typedef struct nsai_trial_run {
   int64_t *tokens; /* ascending rows that are compared with the reference */
   int64_t token_count;
   int threads; /* of the input generator and the reference; at least 1 */
+  /* Calls are nsa_index_kl with these outputs; of a plan with NSA_SELECT_ALL the selected branch's LSE holds
+   * that of dense attention. NULL: they are the case's. */
+  const nsa_index_grads *index_grads;
   /* plans of nsacheck, for checks that need a second trial run; else NULL */
   struct chk_plans *plans;
 } nsai_trial_run;

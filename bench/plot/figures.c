@@ -15,6 +15,7 @@ static const int part_color[BENCH_PARTS] = {
   [BENCH_COMPRESS] = 5, [BENCH_FORWARD] = 0,        [BENCH_COMPRESSED] = 3,
   [BENCH_SELECTED] = 0, [BENCH_WINDOW] = 2,         [BENCH_DENSE] = 1,
   [BENCH_BACKWARD] = 3, [BENCH_BACKWARD_SAVED] = 2, [BENCH_FORWARD_SAVED] = 4,
+  [BENCH_INDEX_KL] = 3, [BENCH_INDEX_KL_ALL] = 5,
 };
 
 /* The problems of one figure: those with the first one's model, by length and fill. */

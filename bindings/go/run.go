@@ -22,6 +22,7 @@ const (
 	SelectTopN   = C.NSA_SELECT_TOPN
 	SelectBlocks = C.NSA_SELECT_BLOCKS
 	SelectRanges = C.NSA_SELECT_RANGES
+	SelectAll    = C.NSA_SELECT_ALL
 
 	OverlapLow  = C.NSA_OVERLAP_LOW
 	OverlapHigh = C.NSA_OVERLAP_HIGH
@@ -45,6 +46,7 @@ type Problem struct {
 	WindowRing             bool
 	Selection, Overlap     int32
 	MaxProbeRows           int64
+	IndexLSE               int   // 1: runs may ask for IO.IndexLSE
 	KVDType, CmpDType      DType // of a cache: TypeE4M3; 0: what serving says; -1: the model's
 }
 
@@ -57,6 +59,7 @@ func (p *Problem) c() C.nsa_problem {
 		selection: C.int32_t(p.Selection), overlap: C.int32_t(p.Overlap),
 		max_probe_rows: C.int64_t(p.MaxProbeRows),
 		kv_dtype:       C.int32_t(p.KVDType), cmp_dtype: C.int32_t(p.CmpDType),
+		index_lse: C.int32_t(p.IndexLSE),
 	}
 	if p.WindowRing {
 		c.window_ring = 1
@@ -214,6 +217,7 @@ type IO struct {
 	KNorm                      Tensor // of a cache whose model has a normalizer
 	IndexQ, KIdx, NewKIdx      Tensor // of a model whose blocks an index chooses
 	KIdxScale                  Tensor // of index keys in E4M3
+	IndexLSE                   Tensor // out: of the index over the chosen blocks, where Problem.IndexLSE is 1
 }
 
 func (io *IO) c() *C.nsa_io {
@@ -223,7 +227,7 @@ func (io *IO) c() *C.nsa_io {
 		block_idx: io.BlockIdx.raw, ranges: io.Ranges.raw, importance: io.Importance.raw,
 		probe_rows: io.ProbeRows.raw, probe_importance: io.ProbeImportance.raw, kv_reads: io.KVReads.raw,
 		k_cmp_scale: io.KCmpScale.raw, v_cmp_scale: io.VCmpScale.raw, k_norm: io.KNorm.raw,
-		index_q: io.IndexQ.raw, k_idx: io.KIdx.raw, new_k_idx: io.NewKIdx.raw, k_idx_scale: io.KIdxScale.raw,
+		index_q: io.IndexQ.raw, k_idx: io.KIdx.raw, new_k_idx: io.NewKIdx.raw, k_idx_scale: io.KIdxScale.raw, index_lse: io.IndexLSE.raw,
 	}
 	for b := range io.OBranch {
 		c.o_branch[b], c.lse[b] = io.OBranch[b].raw, io.LSE[b].raw

@@ -188,6 +188,12 @@ typedef struct nsa_io {
 
   /* The scale of k_idx in a cache where problem.cmp_dtype is NSA_E4M3: f32 [1], > 0; absent: 1. */
   nsa_tensor k_idx_scale;
+
+  /* out: f32 [T, Hi], of nsa_forward, nsa_prefill and nsa_decode where problem.index_lse is 1: the log-sum-exp
+   * of the index over the blocks of block_idx, log of the sum of exp(Di^-1/2 qi[t, r].ki[p]) over the
+   * tokens p <= t of the blocks of KV head r; -inf in rows that see none. Needs block_idx, index_q and
+   * k_idx. */
+  nsa_tensor index_lse;
 } nsa_io;
 #define NSA_IO_INIT NSA_INIT(nsa_io)
 

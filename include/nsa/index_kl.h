@@ -16,6 +16,13 @@
  *   dS = c / (T Hi) (Pi - Pm)   d_index_q = si sum over J of dS ki   d_k_idx = si sum over t, r of dS qi
  * Pm is a constant: no gradient passes to q and k, nor through the choice of blocks.
  *
+ * Warm-up. Before the index is good enough to choose, J is every token p <= t, and the main attention is
+ * dense. A plan with problem.selection NSA_SELECT_ALL computes that, of what nsa_dense reads and writes:
+ *
+ *   nsa_dense(dense_plan, &exec, batch, &io);                 // writes io.lse[0]
+ *   io.index_q = ..., io.k_idx = ...;                         // which nsa_dense refuses
+ *   nsa_index_kl(warm_up_plan, &exec, batch, &io, &grads);    // quadratic in the length, as nsa_dense is
+ *
  * The CPU device computes in float64, and its results do not depend on the number of threads. On a GPU
  * dS is rounded to the model's dtype before it is multiplied; every run gives the same bits.
  */
@@ -42,14 +49,16 @@ typedef struct nsa_index_grads {
 
 /* Computes the loss of an index branch and its gradients.
  *
- * plan   of NSA_OP_INDEX_KL, whose model has select.by index; NSA_SELECT_TOPN or NSA_SELECT_BLOCKS.
+ * plan   of NSA_OP_INDEX_KL, whose model has select.by index; NSA_SELECT_TOPN, NSA_SELECT_BLOCKS or, for
+ *        a warm-up, NSA_SELECT_ALL.
  * exec   `branches` must be 0.
  * batch  as in the forward. T counts the rows of all its sequences, cu_q[num_seqs]; without a batch
  *        it is the first dimension of q.
  * io     in: q; K of the selected branch, kv.k[1], or kv.k[0] with NSA_KV_SHARED; index_q, k_idx;
  *        lse[NSA_SEL] and block_idx. With NSA_SELECT_TOPN block_idx is [T, Hkv, n], as the forward
  *        wrote it; otherwise the caller's blocks. lse[NSA_SEL] must be of the same blocks, keys and
- *        softmax_scale: it normalises Pm. Nothing else of io is read, V neither.
+ *        softmax_scale: it normalises Pm. With NSA_SELECT_ALL instead of these: kv.k[0], and lse[0] of
+ *        dense attention; block_idx is not read. Nothing else of io is read, V neither.
  * grads  required.
  *
  * Rows at or behind the last sequence's end are not written, and what they hold does not matter. A

@@ -34,7 +34,8 @@ enum {
 enum {
   NSA_SELECT_TOPN = 1,   /* the library: the n blocks of the greatest importance */
   NSA_SELECT_BLOCKS = 2, /* the caller, by block indices in io.block_idx */
-  NSA_SELECT_RANGES = 3  /* the caller, by token ranges in io.ranges */
+  NSA_SELECT_RANGES = 3, /* the caller, by token ranges in io.ranges */
+  NSA_SELECT_ALL = 4     /* nobody: every block up to the token's own; of NSA_OP_INDEX_KL alone */
 };
 
 /* How much the selected blocks of adjacent tokens have in common: a hint for the choice of
@@ -81,6 +82,11 @@ typedef struct nsa_problem {
    * or, with select.by index, of its index keys. NSA_E4M3: codes with scales, see kv_cache.h;
    * NSA_NONE: the model's dtype [serving, else the model's]. */
   int32_t kv_dtype, cmp_dtype;
+
+  /* 1: runs may ask for io.index_lse, of NSA_OP_FORWARD, NSA_OP_PREFILL and NSA_OP_DECODE with
+   * select.by index [0: they may not, and the plan has no kernel for it] */
+  int32_t index_lse;
+  int32_t reserved; /* must be 0 */
 } nsa_problem;
 #define NSA_PROBLEM_INIT NSA_INIT(nsa_problem)
 

@@ -28,6 +28,13 @@ template <int kSelectBlock> NSAI_DEVICE int first_block_number(const NsaiSequenc
   return seqs.cu_q ? seqs.cu_kv[s] / kSelectBlock + s : 0;
 }
 
+// The first token of the chunk that sees a block of its sequence, where tokens see every block up to their own.
+template <int kSelectBlock>
+NSAI_DEVICE int first_token_of_block(const NsaiInvert &p, const Sequence &seq, int block) {
+  const int first = block * kSelectBlock - seq.position(-seq.q_begin); // position t = token + shift
+  return max(max(p.token_begin, seq.q_begin), first);
+}
+
 // Walks over tokens in ascending order and tracks the position of each. Looks up a sequence only
 // when the previous one has ended.
 template <class Config> struct TokenCursor {

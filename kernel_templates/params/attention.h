@@ -236,6 +236,21 @@ typedef struct NsaiIndexScoresTma {
   int reserved[6];
 } NsaiIndexScoresTma;
 
+/* select_index_lse: the LSE of index queries q and index keys k over chosen blocks. */
+typedef struct NsaiIndexLse {
+  NsaiSequences seq;
+  NsaiView q;       /* dtype [T, Hi, Di] */
+  NsaiView k;       /* dtype [rows, 1, Di] */
+  const int *lists; /* [T, Hi, n] */
+  long long list_token_stride;
+  long long list_head_stride; /* 0: all heads share one list */
+  float *lse;                 /* f32 [T, Hi], natural log */
+  long long lse_token_stride;
+  long long lse_head_stride;
+  int heads;        /* Hi */
+  float scale_log2; /* Di^-1/2 * log2(e) */
+} NsaiIndexLse;
+
 /* select_topn: top-n by importance, with forced blocks. */
 typedef struct NsaiSelect {
   NsaiSequences seq;
@@ -338,6 +353,7 @@ NSAI_SIZE_IS(NsaiAttendKv, 152);
 NSAI_SIZE_IS(NsaiCombine, 184);
 NSAI_SIZE_IS(NsaiImportance, 168);
 NSAI_SIZE_IS(NsaiIndexScoresTma, 448);
+NSAI_SIZE_IS(NsaiIndexLse, 144);
 NSAI_SIZE_IS(NsaiSelect, 104);
 NSAI_SIZE_IS(NsaiSortSelection, 88);
 NSAI_SIZE_IS(NsaiCompress, 144);

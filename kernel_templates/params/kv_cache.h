@@ -289,6 +289,13 @@ typedef struct NsaiCodedImportance {
   NsaiScale k_scale;
 } NsaiCodedImportance;
 
+typedef struct NsaiCachedIndexLse {
+  NsaiCacheBatch batch;
+  NsaiCacheTensor k; /* the index keys, which may be codes */
+  NsaiScale k_scale;
+  NsaiIndexLse packed;
+} NsaiCachedIndexLse;
+
 /* select_importance, select_normalizer and select_index_scores with Config::kStep: of a decode step,
  * whose keys are split over CTAs. */
 typedef struct NsaiStepImportance {
@@ -395,6 +402,7 @@ NSAI_SIZE_IS(NsaiExpandedCompressedTopn, 1024);
 NSAI_SIZE_IS(NsaiCodedAttendSelectedTma, 832);
 NSAI_SIZE_IS(NsaiCodedSelectedWindow, 1472);
 NSAI_SIZE_IS(NsaiCodedImportance, 288);
+NSAI_SIZE_IS(NsaiCachedIndexLse, 264);
 NSAI_SIZE_IS(NsaiStepImportance, 336);
 NSAI_SIZE_IS(NsaiCodedDecode, 952);
 NSAI_SIZE_IS(NsaiSelectAttend, 984);

@@ -63,6 +63,7 @@ NSA_OP_INDEX_KL = 7
 NSA_SELECT_TOPN = 1
 NSA_SELECT_BLOCKS = 2
 NSA_SELECT_RANGES = 3
+NSA_SELECT_ALL = 4
 NSA_OVERLAP_LOW = 1
 NSA_OVERLAP_HIGH = 2
 NSA_CMP = 0
@@ -161,6 +162,8 @@ class nsa_problem(C.Structure):
         ("max_probe_rows", C.c_int64),
         ("kv_dtype", C.c_int32),
         ("cmp_dtype", C.c_int32),
+        ("index_lse", C.c_int32),
+        ("reserved", C.c_int32),
     ]
 
 
@@ -266,6 +269,7 @@ class nsa_io(C.Structure):
         ("k_idx", nsa_tensor),
         ("new_k_idx", nsa_tensor),
         ("k_idx_scale", nsa_tensor),
+        ("index_lse", nsa_tensor),
     ]
 
 

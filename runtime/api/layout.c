@@ -15,11 +15,11 @@
 
 GROWS(nsa_model, index_dim);
 GROWS(nsa_options, log_user);
-GROWS(nsa_problem, cmp_dtype);
+GROWS(nsa_problem, reserved);
 GROWS(nsa_caps, variants);
 GROWS(nsa_exec, stream);
 GROWS(nsa_batch, slot_mapping);
-GROWS(nsa_io, k_idx_scale);
+GROWS(nsa_io, index_lse);
 GROWS(nsa_grads, d_gate);
 GROWS(nsa_index_grads, d_k_idx);
 GROWS(nsa_tune_options, user);

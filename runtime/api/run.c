@@ -129,12 +129,20 @@ static nsa_status check_call(nsai_run *run, check_fn fn) {
   return check_memory_of_call(run);
 }
 
+/* On the CPU device, behind what chooses blocks. */
+static nsa_status index_lse(const nsai_run *run, const nsai_reference_cache *cache) {
+  if (!nsai_present(&run->io->index_lse)) return NSA_OK;
+  return nsai_reference_index_lse(&run->plan->problem.model, cache, run->batch, run->io,
+                                  ALL_PROCESSORS);
+}
+
 static nsa_status forward(nsai_run *run) {
   NSAI_TRY(check_call(run, nsai_check_run));
   if (run->driver) return nsai_enqueue_forward(run);
   const nsai_problem *p = &run->plan->problem;
-  return nsai_reference_forward(&p->model, p->selection, run->branches, run->batch, run->io,
-                                ALL_PROCESSORS);
+  NSAI_TRY(nsai_reference_forward(&p->model, p->selection, run->branches, run->batch, run->io,
+                                  ALL_PROCESSORS));
+  return index_lse(run, NULL);
 }
 
 static nsa_status dense(nsai_run *run) {
@@ -156,8 +164,9 @@ static nsa_status cached(nsai_run *run) {
   NSAI_TRY(check_call(run, nsai_check_run));
   if (run->driver)
     return nsai_problem_splits(p) ? nsai_enqueue_decode(run) : nsai_enqueue_forward(run);
-  return nsai_reference_cached(&p->model, &cache, p->selection, run->branches, run->batch, run->io,
-                               ALL_PROCESSORS);
+  NSAI_TRY(nsai_reference_cached(&p->model, &cache, p->selection, run->branches, run->batch,
+                                 run->io, ALL_PROCESSORS));
+  return index_lse(run, &cache);
 }
 
 static nsa_status append(nsai_run *run) {
@@ -210,8 +219,8 @@ static nsa_status index_kl(nsai_run *run, call_structs *call, const nsa_index_gr
   NSAI_TRY(check_memory_of_call(run));
   run->index_grads = read;
   if (run->driver) return nsai_enqueue_index_kl(run);
-  return nsai_reference_index_kl(&run->plan->problem.model, run->batch, run->io, read,
-                                 ALL_PROCESSORS);
+  return nsai_reference_index_kl(&run->plan->problem.model, run->plan->problem.selection,
+                                 run->batch, run->io, read, ALL_PROCESSORS);
 }
 
 static nsa_status compress(nsai_run *run) {

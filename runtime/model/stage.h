@@ -21,6 +21,7 @@ typedef enum nsai_stage {
   NSAI_STAGE_BACKWARD_Q,
   NSAI_STAGE_BACKWARD_KV,
   NSAI_STAGE_INDEX_KL,
+  NSAI_STAGE_INDEX_LSE,
   NSAI_STAGE_COUNT
 } nsai_stage;
 

@@ -15,6 +15,7 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   if (stage == NSAI_STAGE_GATE)
     return m->gate == NSAI_GATE_MLP && p->op != NSA_OP_DENSE && p->op != NSA_OP_APPEND &&
            p->op != NSA_OP_INDEX_KL;
+  if (stage == NSAI_STAGE_INDEX_LSE) return p->index_lse;
   if (p->op == NSA_OP_DENSE) return stage == NSAI_STAGE_DENSE;
   if (p->op == NSA_OP_INDEX_KL) return stage == NSAI_STAGE_INDEX_KL;
   if (p->op == NSA_OP_BACKWARD)
@@ -34,6 +35,7 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   case NSAI_STAGE_BACKWARD_Q:
   case NSAI_STAGE_BACKWARD_KV:
   case NSAI_STAGE_INDEX_KL:
+  case NSAI_STAGE_INDEX_LSE:
   case NSAI_STAGE_APPEND:
   case NSAI_STAGE_DECODE:
   case NSAI_STAGE_COUNT: return false;

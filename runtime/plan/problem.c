@@ -213,6 +213,30 @@ static nsa_status check_index_kl(const nsai_problem *p) {
   return NSA_OK;
 }
 
+/* What has an LSE of an index: there is one, and calls choose blocks by it. */
+static nsa_status resolve_index_lse(const nsa_problem *problem, nsai_problem *out) {
+  NSAI_TRY(check_choice("index_lse", problem->index_lse, 0, 1));
+  if (problem->reserved)
+    return nsai_fail(NSA_E_ARG, "problem.reserved is %d: it must be 0", problem->reserved);
+  out->index_lse = problem->index_lse;
+  if (!out->index_lse) return NSA_OK;
+  if (out->model.by != NSAI_BY_INDEX)
+    return nsai_fail(NSA_E_ARG,
+                     "problem.index_lse is 1, but model.select.by is compressed: there is "
+                     "no index; leave it 0, or set model.select.by to index");
+  if (out->op != NSA_OP_FORWARD && out->op != NSA_OP_PREFILL && out->op != NSA_OP_DECODE)
+    return nsai_fail(NSA_E_ARG,
+                     "problem.index_lse is 1, but %s does not compute it: leave it 0; "
+                     "NSA_OP_FORWARD, NSA_OP_PREFILL and NSA_OP_DECODE do",
+                     nsai_op_name(out->op));
+  if (out->selection == NSA_SELECT_RANGES)
+    return nsai_fail(NSA_E_ARG,
+                     "problem.index_lse is 1 and problem.selection is NSA_SELECT_RANGES, "
+                     "but an index chooses blocks: give NSA_SELECT_TOPN or "
+                     "NSA_SELECT_BLOCKS");
+  return NSA_OK;
+}
+
 static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
                           nsai_problem *out) {
   const nsai_model *m = &config->model;
@@ -232,7 +256,7 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
   if (!nsai_compresses(m)) out->model.block = out->model.stride = m->select_block;
   out->count_reads = config->runtime.count_reads && out->op == NSA_OP_DECODE;
   NSAI_TRY(check_choice("op", out->op, NSA_OP_FORWARD, NSA_OP_INDEX_KL));
-  NSAI_TRY(check_choice("selection", out->selection, NSA_SELECT_TOPN, NSA_SELECT_RANGES));
+  NSAI_TRY(check_choice("selection", out->selection, NSA_SELECT_TOPN, NSA_SELECT_ALL));
   NSAI_TRY(check_choice("overlap", out->overlap, NSA_OVERLAP_LOW, NSA_OVERLAP_HIGH));
   NSAI_TRY(check_capacity("max_seqs", "max_seqs", out->max_seqs, NSAI_MAX_SEQS));
   if (nsai_problem_is_cached(out)) {
@@ -247,6 +271,17 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
                      (long long)problem->max_probe_rows, (long long)out->max_tokens);
   out->max_probe_rows = (int32_t)problem->max_probe_rows; /* tokens are counted in int32 */
   if (out->op == NSA_OP_INDEX_KL) NSAI_TRY(check_index_kl(out));
+  if (out->selection == NSA_SELECT_ALL) {
+    if (out->op != NSA_OP_INDEX_KL)
+      return nsai_fail(
+          NSA_E_ARG,
+          "problem.selection is NSA_SELECT_ALL, which is the warm-up of NSA_OP_INDEX_KL, "
+          "but problem.op is %s: give another selection; NSA_OP_DENSE attends to all",
+          nsai_op_name(out->op));
+    /* Lists have a slot for each block that a sequence can have. */
+    out->model.select_count = (int32_t)nsai_select_block_count(m, out->max_kv_len);
+  }
+  NSAI_TRY(resolve_index_lse(problem, out));
   if (nsai_problem_has_no_importance(out) && out->max_probe_rows)
     return nsai_fail(NSA_E_ARG,
                      "problem.max_probe_rows is %d, but %s has no importance: leave it 0",
@@ -284,7 +319,7 @@ static const char *activation_name(nsai_activation activation) {
 void nsai_problem_add_model(nsai_writer *text, const nsai_problem *p) {
   static const char *const phis[] = { "mean", "linear", "mlp", "external", "none" };
   static const char *const gates[] = { "weights", "logits", "mlp", "none" };
-  static const char *const selections[] = { "topn", "blocks", "ranges" };
+  static const char *const selections[] = { "topn", "blocks", "ranges", "all" };
   static const char *const ops[] = { "fwd",    "dense",    "prefill", "decode",
                                      "append", "backward", "index_kl" };
   const nsai_model *m = &p->model;
@@ -322,6 +357,7 @@ void nsai_problem_add_string(nsai_writer *text, const nsai_problem *p) {
     nsai_write(text, ":kv%lld", (long long)p->max_kv_tokens);
   nsai_write(text, ":len%lld:seq%d", (long long)p->max_kv_len, p->max_seqs);
   if (p->max_probe_rows) nsai_write(text, ":probe%d", p->max_probe_rows);
+  if (p->index_lse) nsai_write(text, ":ilse");
   if (p->count_reads) nsai_write(text, ":reads");
   if (p->op == NSA_OP_BACKWARD && p->recompute)
     nsai_write(text, ":%s", p->recompute == NSAI_RECOMPUTE_ALWAYS ? "again" : "saved");

@@ -26,6 +26,7 @@ typedef struct nsai_problem {
   int32_t page_size;                             /* of the cache; 0: none, or without pages */
   int32_t max_q_len;                             /* with a cache */
   bool window_ring;
+  bool index_lse; /* runs may ask for io.index_lse */
   /* Of raw pairs; of entries, or of the keys of an index: NSA_E4M3, or 0: the model's. */
   int32_t kv_dtype, cmp_dtype;
   int64_t split_from; /* of a prefill: max_kv_len from which few new tokens are split; 0: never */

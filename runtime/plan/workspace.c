@@ -186,9 +186,9 @@ nsa_status nsai_workspace_make(const nsai_problem *p, const nsai_choice *choice,
         take(out, "logits of the gates", NSAI_PRODUCT(p->max_tokens, p->model.heads, 3, 4));
   if (nsai_problem_splits(p))
     reserve_step(out, p);
-  else if (p->op == NSA_OP_INDEX_KL)
+  else if (p->op == NSA_OP_INDEX_KL && p->selection != NSA_SELECT_ALL)
     reserve_lists(out, p, false);
-  else if (p->op != NSA_OP_DENSE && p->op != NSA_OP_APPEND)
+  else if (p->op != NSA_OP_INDEX_KL && p->op != NSA_OP_DENSE && p->op != NSA_OP_APPEND)
     reserve_branches(out, p, choice);
   reserve_forms(out, p, choice, target);
   return check_total(p, out);

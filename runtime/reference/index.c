@@ -100,3 +100,79 @@ void nsai_ref_index_rank(const nsai_ref_problem *problem, nsai_ref_scratch *scra
     scratch->importance[j] = scale * greatest(problem, scratch, kv[0] + begin, kv[0] + end);
   }
 }
+
+/* ---- the log-sum-exp over chosen blocks ---- */
+
+typedef struct index_lse {
+  const nsai_ref_problem *problem;
+  nsai_ref_scratch *scratch; /* of the workers */
+  int64_t tokens;
+} index_lse;
+
+/* Of the keys in the first `ranges` ranges of scratch, in which each key is once. */
+static double sum_keys(const nsai_ref_problem *problem, const nsai_ref_scratch *scratch,
+                       int64_t first_key, int64_t ranges) {
+  const int64_t dim = problem->model->index_dim;
+  const double scale = nsai_ref_scale(problem, &problem->io->k_idx, 0) / sqrt(dim);
+  double most = -INFINITY, sum = 0;
+  for (int64_t r = 0; r < ranges; r++)
+    for (int64_t p = scratch->ranges[r].begin; p < scratch->ranges[r].end; p++) {
+      const double *key = problem->k_idx + (first_key + p) * dim;
+      double score = 0;
+      for (int64_t e = 0; e < dim; e++) score += scratch->index_q[e * NSAI_REF_LANES] * key[e];
+      score *= scale;
+      if (score > most) {
+        sum *= exp(most - score);
+        most = score;
+      }
+      sum += exp(score - most);
+    }
+  return sum > 0 ? most + log(sum) : -INFINITY;
+}
+
+static void sum_slab(void *context, int worker, int64_t item) {
+  const index_lse *self = context;
+  const nsai_ref_problem *problem = self->problem;
+  const nsa_tensor *out = &problem->io->index_lse;
+  nsai_ref_scratch *scratch = &self->scratch[worker];
+  const int64_t end = nsai_smaller((item + 1) * NSAI_REF_SLAB, self->tokens);
+  for (int64_t token = item * NSAI_REF_SLAB; token < end; token++) {
+    const nsai_ref_position position = nsai_ref_sequences_find(&problem->sequences, token);
+    for (int64_t group = 0; group < problem->model->index_heads; group++) {
+      double lse = -INFINITY;
+      const int64_t ranges =
+          position.t < 0 ? 0 : nsai_ref_selected_ranges(problem, scratch, token, position.t, group);
+      if (ranges) {
+        load_query(problem, scratch, token, group);
+        lse = sum_keys(problem, scratch, problem->sequences.kv[position.sequence], ranges);
+      }
+      nsai_ref_store(out, nsai_ref_offset2(out, token, group), lse);
+    }
+  }
+}
+
+static nsa_status sum_all(index_lse *self, nsai_ref_problem *problem) {
+  const int64_t items = nsai_ceil_div(self->tokens, NSAI_REF_SLAB);
+  const int workers = nsai_ref_worker_count(problem->threads, items);
+  NSAI_TRY(nsai_ref_index_open(problem));
+  NSAI_TRY(nsai_ref_scratch_create(problem, 1, workers, &self->scratch));
+  nsai_ref_parallel(workers, items, sum_slab, self);
+  return NSA_OK;
+}
+
+nsa_status nsai_reference_index_lse(const nsai_model *model, const nsai_reference_cache *cache,
+                                    const nsa_batch *batch, const nsa_io *io, int threads) {
+  nsa_io own = *io;
+  nsai_ref_problem problem = { .cache = cache };
+  index_lse self = { .problem = &problem };
+  nsa_status status;
+  own.kv_reads = (nsa_tensor){ 0 }; /* those of the attention alone are counted */
+  NSAI_TRY_TO(done, nsai_ref_problem_init(&problem, model, batch, &own, threads));
+  problem.selection = NSA_SELECT_BLOCKS;
+  self.tokens = problem.sequences.q[problem.sequences.count];
+  NSAI_TRY_TO(done, sum_all(&self, &problem));
+done:
+  nsai_ref_scratch_destroy(self.scratch);
+  nsai_ref_problem_fini(&problem);
+  return status;
+}

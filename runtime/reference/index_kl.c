@@ -23,6 +23,7 @@ typedef struct kl_scratch {
 
 typedef struct kl {
   nsai_ref_problem problem;
+  bool all; /* NSA_SELECT_ALL: of what nsa_dense reads and writes, else of the selected branch */
   const nsa_index_grads *grads;
   nsai_ref_scratch *scratch; /* one per worker */
   kl_scratch *own;           /* one per worker */
@@ -31,6 +32,11 @@ typedef struct kl {
   double *d_k;               /* [Hi, KV tokens, Di]; NULL: not needed */
   double scale, factor;      /* si, c / (T Hi) */
 } kl;
+
+/* The pair of K. */
+static int pair_of(bool all, const nsai_model *model) {
+  return model->per_branch && !all ? NSA_SEL : 0;
+}
 
 static int64_t tokens_of(const kl *self) {
   const nsai_ref_sequences *sequences = &self->problem.sequences;
@@ -48,7 +54,7 @@ static int64_t kv_tokens_of(const kl *self) {
 static void teach(const kl *self, const nsai_ref_scratch *scratch, kl_scratch *own, int64_t token,
                   int64_t group, int64_t keys) {
   const nsai_ref_problem *problem = &self->problem;
-  const nsa_tensor *lse = &problem->io->lse[NSA_SEL];
+  const nsa_tensor *lse = &problem->io->lse[self->all ? 0 : NSA_SEL];
   const int64_t heads = problem->model->heads / problem->model->kv_heads;
   memset(own->teacher, 0, (size_t)keys * sizeof *own->teacher);
   for (int64_t h = 0; h < heads; h++) {
@@ -124,11 +130,20 @@ static void store_d_q(const kl *self, const kl_scratch *own, int64_t token, int6
   for (int64_t e = 0; e < self->problem.model->index_dim; e++) put(self, out, at + e, own->d_q[e]);
 }
 
+/* The tokens that a row compares: ranges in scratch. None where the row has no block, or stands before the
+ * sequence's start. */
+static int64_t find_ranges(const kl *self, nsai_ref_scratch *scratch, int64_t token, int64_t t,
+                           int64_t group) {
+  if (!self->all) return nsai_ref_selected_ranges(&self->problem, scratch, token, t, group);
+  scratch->ranges[0] = (nsai_ref_range){ 0, t + 1 };
+  return t >= 0;
+}
+
 static void run_row(const kl *self, int worker, int64_t token, int64_t group) {
   const nsai_ref_problem *problem = &self->problem;
   const nsai_model *g = problem->model;
   const nsai_ref_position position = nsai_ref_sequences_find(&problem->sequences, token);
-  const int pair = g->per_branch ? NSA_SEL : 0;
+  const int pair = pair_of(self->all, g);
   const nsai_ref_keys keys = { .k = &problem->io->kv.k[pair],
                                .branch = NSA_SEL,
                                .pair = pair,
@@ -138,8 +153,7 @@ static void run_row(const kl *self, int worker, int64_t token, int64_t group) {
   nsai_ref_scratch *scratch = &self->scratch[worker];
   kl_scratch *own = &self->own[worker];
   memset(own->d_q, 0, (size_t)g->index_dim * sizeof *own->d_q);
-  /* None, where the row has no block, or stands before the sequence's start. */
-  const int64_t ranges = nsai_ref_selected_ranges(problem, scratch, token, position.t, group);
+  const int64_t ranges = find_ranges(self, scratch, token, position.t, group);
   if (ranges) {
     nsai_ref_load_query(problem, scratch, token, group);
     const int64_t count = nsai_ref_scores(problem, scratch, &keys, ranges);
@@ -181,7 +195,8 @@ static nsa_status take(double **out, int64_t count) {
 
 static nsa_status take_all(kl *self, int workers) {
   const nsai_model *g = self->problem.model;
-  const int64_t keys = nsai_ref_most_keys(&self->problem);
+  const int64_t keys =
+      self->all ? self->problem.sequences.max_kv : nsai_ref_most_keys(&self->problem);
   kl_scratch sizes;
   const int64_t size = lay_out(self, keys, NULL, &sizes);
   NSAI_TRY(nsai_ref_index_open(&self->problem));
@@ -226,22 +241,23 @@ static nsa_status execute(kl *self) {
 }
 
 /* The tensors of io that the loss reads: what else the caller left there means nothing. */
-static nsa_io read_tensors(const nsai_model *model, const nsa_io *io) {
-  const int pair = model->per_branch ? NSA_SEL : 0;
-  nsa_io own = { .softmax_scale = io->softmax_scale,
-                 .q = io->q,
-                 .block_idx = io->block_idx,
-                 .index_q = io->index_q,
-                 .k_idx = io->k_idx };
+static nsa_io read_tensors(const nsai_model *model, bool all, const nsa_io *io) {
+  const int pair = pair_of(all, model), branch = all ? 0 : NSA_SEL;
+  nsa_io own = {
+    .softmax_scale = io->softmax_scale, .q = io->q, .index_q = io->index_q, .k_idx = io->k_idx
+  };
   own.kv.k[pair] = io->kv.k[pair];
-  own.lse[NSA_SEL] = io->lse[NSA_SEL];
+  own.lse[branch] = io->lse[branch];
+  if (!all) own.block_idx = io->block_idx;
   return own;
 }
 
-nsa_status nsai_reference_index_kl(const nsai_model *model, const nsa_batch *batch,
-                                   const nsa_io *io, const nsa_index_grads *grads, int threads) {
-  const nsa_io own = read_tensors(model, io);
-  kl self = { .grads = grads };
+nsa_status nsai_reference_index_kl(const nsai_model *model, int32_t selection,
+                                   const nsa_batch *batch, const nsa_io *io,
+                                   const nsa_index_grads *grads, int threads) {
+  const bool all = selection == NSA_SELECT_ALL;
+  const nsa_io own = read_tensors(model, all, io);
+  kl self = { .all = all, .grads = grads };
   nsa_status status;
   NSAI_TRY_TO(done, nsai_ref_problem_init(&self.problem, model, batch, &own, threads));
   self.problem.selection = NSA_SELECT_BLOCKS; /* what the forward chose is given */

@@ -62,6 +62,10 @@ nsa_status nsai_reference_forward_rows(const nsai_model *model, int32_t selectio
                                        uint32_t branches, const nsa_batch *batch, const nsa_io *io,
                                        const nsai_reference_rows *rows, int threads);
 
+/* Computes io.index_lse of the blocks that io.block_idx names, whoever chose them. cache NULL: packed keys. */
+nsa_status nsai_reference_index_lse(const nsai_model *model, const nsai_reference_cache *cache,
+                                    const nsa_batch *batch, const nsa_io *io, int threads);
+
 /* nsa_decode and nsa_prefill: the complete forward over a cache, using the compressed keys
  * stored there. phi is not read. */
 nsa_status nsai_reference_cached(const nsai_model *model, const nsai_reference_cache *cache,
@@ -91,10 +95,11 @@ nsa_status nsai_reference_backward_stored(const nsai_model *model, int32_t selec
                                           const nsa_io *io, const nsa_grads *grads, uint32_t draw,
                                           int threads);
 
-/* nsa_index_kl, of the blocks in io->block_idx. Other memory than the forward's: the gradients of the
+/* nsa_index_kl: of the blocks in io->block_idx or, with NSA_SELECT_ALL, of all that a token sees. Other memory than the forward's: the gradients of the
  * index keys in float64, for each KV head. */
-nsa_status nsai_reference_index_kl(const nsai_model *model, const nsa_batch *batch,
-                                   const nsa_io *io, const nsa_index_grads *grads, int threads);
+nsa_status nsai_reference_index_kl(const nsai_model *model, int32_t selection,
+                                   const nsa_batch *batch, const nsa_io *io,
+                                   const nsa_index_grads *grads, int threads);
 
 /* Computes the importance of `count` token rows, before forcing.
  *

@@ -30,13 +30,38 @@ nsa_status nsai_check_no_index(const nsai_check *check, const nsa_io *io) {
   return NSA_OK;
 }
 
+/* Whether the call computes the LSE of the index, which reads queries and keys like a ranking. */
+static bool sums_scores(const nsai_check *check, const nsa_io *io) {
+  return check->problem->index_lse && nsai_present(&io->index_lse);
+}
+
 bool nsai_check_ranks(const nsai_check *check, const nsa_io *io) {
   const nsai_problem *p = check->problem;
   if (p->model.by != NSAI_BY_INDEX || p->op == NSA_OP_BACKWARD) return false;
   if (p->op == NSA_OP_INDEX_KL) return true; /* its loss is that of the scores */
-  if (nsai_present(&io->probe_rows)) return true;
+  if (nsai_present(&io->probe_rows) || sums_scores(check, io)) return true;
   return p->selection == NSA_SELECT_TOPN &&
          (check->branches >> NSA_SEL & 1 || nsai_present(&io->block_idx));
+}
+
+nsa_status nsai_check_index_lse(const nsai_check *check, const nsa_io *io, int64_t tokens) {
+  const nsai_problem *p = check->problem;
+  const bool computes =
+      p->op == NSA_OP_FORWARD || p->op == NSA_OP_PREFILL || p->op == NSA_OP_DECODE;
+  const nsai_tensor_spec lse = {
+    "io.index_lse", 2, { tokens, p->model.index_heads }, NSAI_DTYPE_F32
+  };
+  /* Other calls leave it alone: they may share one nsa_io. */
+  if (!computes || !nsai_present(&io->index_lse)) return NSA_OK;
+  if (!p->index_lse)
+    return nsai_fail(NSA_E_ARG, "io.index_lse is wanted, but the plan has no kernel for it: set "
+                                "problem.index_lse to 1, or leave it out");
+  if (!nsai_present(&io->block_idx))
+    return nsai_fail(NSA_E_ARG,
+                     "io.index_lse is wanted, but io.block_idx is missing: it is the LSE "
+                     "over these blocks; give both");
+  NSAI_TRY(nsai_check_tensor(check, &io->index_lse, &lse));
+  return nsai_check_tensor_memory(check, &io->index_lse, lse.name);
 }
 
 nsa_status nsai_check_index(const nsai_check *check, const nsa_io *io,

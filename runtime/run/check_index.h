@@ -19,4 +19,7 @@ bool nsai_check_ranks(const nsai_check *check, const nsa_io *io);
  * otherwise of the same form where they are given. */
 nsa_status nsai_check_index(const nsai_check *check, const nsa_io *io, const nsai_run_sizes *sizes);
 
+/* The LSE of the index, where it is wanted: by calls that choose blocks, of plans that have it. */
+nsa_status nsai_check_index_lse(const nsai_check *check, const nsa_io *io, int64_t tokens);
+
 #endif /* NSAI_RUN_CHECK_INDEX_H */

@@ -399,6 +399,7 @@ static nsa_status check_attention(const nsai_check *check, const nsa_io *io,
   NSAI_TRY(check_gate(check, io, sizes->tokens));
   if (check->problem->model.select_count) NSAI_TRY(check_selection(check, io, sizes->tokens));
   NSAI_TRY(check_probe(check, io));
+  NSAI_TRY(nsai_check_index_lse(check, io, sizes->tokens));
   return nsai_check_index(check, io, sizes);
 }
 
@@ -467,7 +468,9 @@ nsa_status nsai_check_index_kl(const nsai_check *check, const nsa_batch *batch, 
                                nsai_run_sizes *sizes) {
   const nsai_problem *p = check->problem;
   const nsai_model *m = &p->model;
-  const int pair = m->per_branch ? NSA_SEL : 0;
+  const bool all =
+      p->selection == NSA_SELECT_ALL; /* then it reads what nsa_dense reads and writes */
+  const int pair = m->per_branch && !all ? NSA_SEL : 0;
   *sizes = (nsai_run_sizes){ 0 };
   NSAI_TRY(check_io(io));
   NSAI_TRY(nsai_check_no_index(check, io));
@@ -481,9 +484,11 @@ nsa_status nsai_check_index_kl(const nsai_check *check, const nsa_batch *batch, 
   NSAI_TRY(nsai_check_tensor(check, &io->kv.k[pair], &k));
   sizes->tokens = io->q.shape[0];
   sizes->kv_tokens = io->kv.k[pair].shape[0];
-  nsai_tensor_spec lse = { "io.lse[1]", 2, { sizes->tokens, m->heads }, NSAI_DTYPE_F32 };
-  NSAI_TRY(nsai_check_tensor(check, &io->lse[NSA_SEL], &lse));
-  NSAI_TRY(check_selection(check, io, sizes->tokens));
+  nsai_tensor_spec lse = {
+    all ? "io.lse[0]" : "io.lse[1]", 2, { sizes->tokens, m->heads }, NSAI_DTYPE_F32
+  };
+  NSAI_TRY(nsai_check_tensor(check, &io->lse[all ? 0 : NSA_SEL], &lse));
+  if (!all) NSAI_TRY(check_selection(check, io, sizes->tokens));
   NSAI_TRY(nsai_check_index(check, io, sizes));
   NSAI_TRY(check_sizes(p, sizes));
   return check_values(check, batch, sizes->tokens, sizes->kv_tokens, sizes);

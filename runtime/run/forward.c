@@ -101,6 +101,13 @@ static nsa_status normalize(const nsai_run *run, bool selecting, bool probes) {
   return nsai_enqueue_stage(run, NSAI_STAGE_IMPORTANCE, &all);
 }
 
+/* The LSE of the index, once the blocks are chosen. It reads what several kernels before wrote. */
+static nsa_status index_lse(const nsai_run *run) {
+  if (!nsai_present(&run->io->index_lse) || !run->sizes.tokens) return NSA_OK;
+  nsai_queue_break(run->queue);
+  return whole(run, NSAI_STAGE_INDEX_LSE);
+}
+
 nsa_status nsai_enqueue_forward(const nsai_run *run) {
   const nsai_model *m = &run->plan->problem.model;
   bool probes = nsai_present(&run->io->probe_rows), selecting = nsai_run_selects(run);
@@ -118,7 +125,8 @@ nsa_status nsai_enqueue_forward(const nsai_run *run) {
   NSAI_TRY(normalize(run, selecting, probes));
   if (selecting && !nsai_run_fuses(run, NSAI_STAGE_SELECT)) NSAI_TRY(select_blocks(run));
   if (probes) NSAI_TRY(probe_rows(run));
-  return attends_last(run) ? whole(run, NSAI_STAGE_ATTEND_SELECTED) : NSA_OK;
+  if (attends_last(run)) NSAI_TRY(whole(run, NSAI_STAGE_ATTEND_SELECTED));
+  return index_lse(run);
 }
 
 nsa_status nsai_enqueue_compress(const nsai_run *run) { return whole(run, NSAI_STAGE_COMPRESS); }
@@ -136,5 +144,6 @@ nsa_status nsai_enqueue_append(const nsai_run *run) {
 nsa_status nsai_enqueue_decode(const nsai_run *run) {
   if (!run->sizes.tokens) return NSA_OK;
   NSAI_TRY(nsai_enqueue_gates(run));
-  return whole(run, NSAI_STAGE_DECODE);
+  NSAI_TRY(whole(run, NSAI_STAGE_DECODE));
+  return index_lse(run);
 }

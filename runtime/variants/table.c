@@ -52,7 +52,8 @@
   row(backward_kv_sm90) \
   row(backward_kv_sm80) \
   row(index_kl_sm90) \
-  row(index_kl_sm80)
+  row(index_kl_sm80) \
+  row(index_lse_sm80)
 /* clang-format on */
 
 #define DECLARE(name) extern const nsai_variant nsai_##name;

@@ -107,6 +107,10 @@ const char *const chk_fixed_cases[] = {
   "select:index=64:q=700:s32x6+0+0:fill=constant", "future:index=64:q=500:h16/2:s32x6+1+2",
   "repeat:index=64:q=700,33:h16/2", "all_blocks:index=64:q=250:s64x4+1+2:h16/1:d128/128",
   "bwd:index=64:q=300,20", "bwd:index=64:gate=none:w0:h64/4:d128/128:s128x4+0+1:q=900:saved",
+  "fwd:index=64:q=300,20,3:kv=300,50,3:ilse:slack=9",
+  "fwd:index=128:gate=none:w0:h64/4:d128/128:s128x16+0+1:q=900:kv=3000:fill=correlated:ilse",
+  "fwd:index=24:h6/3:f16:sel=blocks:q=90:ilse:nobatch",
+  "fwd:index=256:h4/2:s16x40+1+1:sel=blocks.shared:q=700:layout=strided:ilse",
   "kl:index=64:q=300,20", "kl:index=128:gate=none:w0:h16/1:d128/128:s128x4+0+1:q=900,33",
   "kl:index=128:gate=none:w0:h64/4:d128/128:s128x16+0+1:q=16,8:kv=5000,2047",
   "kl:index=24:h6/3:q=5,127:kv=700,130:kv=branches:f32grads",
@@ -118,7 +122,11 @@ const char *const chk_fixed_cases[] = {
   "kl:index=40:f16:h12/2:s96x2+0+1:q=90,0,30:kv=200,9,30:layout=strided:slack=9:accumulate",
   "kl:index=64:h2/1:sel=blocks:q=300", "kl:index=64:h6/3:sel=blocks.shared:q=300,9:kv=300,40",
   "kl:index=64:q=0,5,130:kv=9,0,130:slack=9", "kl:index=64:q=0:kv=9",
-  "kl:index=64:q=40:kv=9:accumulate",
+  "kl:index=64:q=40:kv=9:accumulate", "kl:index=64:sel=all:q=300,20:slack=9",
+  "kl:index=128:gate=none:w0:h64/4:d128/128:s128x16+0+1:sel=all:q=1500",
+  "kl:index=128:gate=none:w0:h16/1:d128/128:s128x4+0+1:sel=all:q=500,33:kv=900,40:f32grads",
+  "kl:index=24:h6/3:f16:sel=all:q=5,127,9:kv=700,130,3:kv=branches:accumulate",
+  "kl:index=256:d256/64:h5/1:sel=all:q=200:nobatch", "kl:index=64:sel=all:q=0:kv=9",
   "kl:index=128:gate=none:w0:h64/4:d128/128:s128x16+0+1:q=6000:fill=correlated:f32grads",
   "compress:cmp=keys:q=200,31", "compress:cmp=keys:phi=mlp.32.silu:q=200",
   /* stages alone */
@@ -232,6 +240,8 @@ const char *const chk_short_cases[] = {
   "fwd:q=200,90:index=32:s16x5+1+1:kv=branches",
   "fwd:q=150:index=32:s16x4+0+1:w0:gate=none:fill=constant",
   "fwd:q=5,40:kv=200,90:index=24:s16x4+0+1:f16:layout=strided:slack=9",
+  "fwd:q=40,3,0:kv=90,9,0:index=40:s16x4+0+1:ilse:slack=3",
+  "fwd:q=60:index=16:s16x4+0+1:sel=blocks:f16:ilse",
   "select:q=150:index=16:s16x4+0+1",
   "future:q=120:index=32:s16x3+1+1",
   "split:q=70:index=32:s16x3+0+1",
@@ -287,14 +297,6 @@ static void random_backward(nsai_verify_random *random, nsai_verify_case *c) {
   if (recompute == 1 && c->saved) c->recompute = NSAI_RECOMPUTE_NEVER;
 }
 
-/* Turns a case whose model has an index into the training of that. */
-static void random_index_kl(nsai_verify_random *random, nsai_verify_case *c) {
-  c->kind = NSAI_VERIFY_INDEX_KL;
-  c->branches = 0;
-  c->grads_f32 = (int32_t)nsai_verify_pick(random, 0, 1);
-  c->accumulate = nsai_verify_pick(random, 0, 2) == 0;
-}
-
 /* Multiply-adds of one forward pass that a random problem may cost the float64 reference, which
  * takes up to 1 ns for each; a backward pass costs several times as much. */
 #define MOST_COST 5e8
@@ -313,6 +315,26 @@ static double whole_cost(const nsai_verify_case *c) {
   for (int32_t s = 0; s < c->num_seqs; s++)
     cost += (double)nsai_block_count(g, c->kv_len[s]) * block + (double)c->q_len[s] * token;
   return cost;
+}
+
+/* Multiply-adds of a warm-up's index_kl. */
+static double warm_up_cost(const nsai_verify_case *c) {
+  const nsai_model *g = &c->model;
+  double pairs = 0;
+  for (int32_t s = 0; s < c->num_seqs; s++) pairs += (double)c->q_len[s] * (double)c->kv_len[s];
+  return pairs *
+         (g->heads * (2 * g->head_dim_qk + g->head_dim_v) + 3.0 * g->index_heads * g->index_dim);
+}
+
+/* Turns a case whose model has an index into the training of that. */
+static void random_index_kl(nsai_verify_random *random, nsai_verify_case *c) {
+  c->kind = NSAI_VERIFY_INDEX_KL;
+  c->branches = 0;
+  c->grads_f32 = (int32_t)nsai_verify_pick(random, 0, 1);
+  c->accumulate = nsai_verify_pick(random, 0, 2) == 0;
+  if (nsai_verify_pick(random, 0, 2) || warm_up_cost(c) > MOST_COST) return;
+  c->selection = NSA_SELECT_ALL;
+  c->index_shared = 0;
 }
 
 static void random_lengths(nsai_verify_random *random, int64_t longest, nsai_verify_case *c) {
@@ -368,6 +390,8 @@ static void random_problem(nsai_verify_random *random, int64_t longest, nsai_ver
   if (nsai_verify_pick(random, 0, 7) == 0) c->softmax_scale = 0.2f;
   if (g->by == NSAI_BY_INDEX && c->selection != NSA_SELECT_RANGES && nsai_verify_pick(random, 0, 1))
     random_index_kl(random, c);
+  else if (g->by == NSAI_BY_INDEX && c->selection != NSA_SELECT_RANGES)
+    c->index_lse = (int32_t)nsai_verify_pick(random, 0, 1);
   else if (nsai_verify_pick(random, 0, 3) == 0)
     random_backward(random, c);
 }

@@ -180,6 +180,7 @@ nsa_problem chk_case_problem(const nsai_verify_case *c, int32_t op) {
   p.overlap = c->overlap ? NSA_OVERLAP_HIGH : NSA_OVERLAP_LOW;
   if (op == NSA_OP_DENSE) return p;
   p.selection = c->selection;
+  p.index_lse = op == NSA_OP_FORWARD && c->index_lse;
   if (op == NSA_OP_FORWARD && c->selection == NSA_SELECT_TOPN && c->model.select_count)
     p.max_probe_rows =
         (int32_t)(p.max_tokens < NSAI_VERIFY_MAX_PROBES ? p.max_tokens : NSAI_VERIFY_MAX_PROBES);

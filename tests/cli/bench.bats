@@ -22,7 +22,7 @@ measured=$NSA_SOURCE/bench/results/h200-2026-11-20.csv
 
 @test "a wrong command, fill or device gets a guess" {
   run -2 --separate-stderr bench foward
-  [[ $stderr == *'"foward" is none of forward, backward, window, compressed, decode, prefill, plot, chart, table; did you mean "forward"?'* ]]
+  [[ $stderr == *'"foward" is none of forward, backward, index_kl, window, compressed, decode, prefill, plot, chart, table; did you mean "forward"?'* ]]
   run -2 --separate-stderr bench decode --fill randm
   [[ $stderr == *'did you mean "random"?'* ]]
   run -2 --separate-stderr bench --device CPU
@@ -143,6 +143,19 @@ PY
 }
 
 # bats test_tags=slow
+@test "index_kl: over the blocks of a forward and as a warm-up; models without an index are refused" {
+  bench index_kl --device cpu --problem fwd:index=16:h4/2:d16/16:l8/4:s8x4+0+1:w0:gate=none:q=64:nobatch --json out.json --csv out.csv
+  jq -e '.results[0].parts | map(.part) == ["forward", "dense", "index_kl", "kl_warm_up"]' out.json
+  jq -e '.results[0].parts | all(.burst_ms > 0 and .note == "")' out.json
+  grep -q ',kl_warm_up,' out.csv
+  run -0 bench index_kl --list
+  ((${#lines[@]} == 4))
+  [[ ${lines[0]} == *:index=128:* ]]
+  run -2 bench index_kl --device cpu --problem fwd:h2/1:d16/16:l8/4:s8x4+1+1:w16:q=32
+  [[ $output == *'index_kl takes a model with an index'* ]]
+  run -2 bench index_kl --branches
+}
+
 @test "backward: the forward alone and with what the backward takes, and both ways back" {
   bench backward --device cpu --problem fwd:h2/1:d16/16:l8/4:s8x4+1+1:w16:q=32:nobatch:fill=random --json out.json --svg .
   jq -e '.results[0].parts | map(.part) == ["forward", "backward", "back_saved", "fwd_saved"]' out.json

@@ -178,7 +178,7 @@ compile --op foward|--op: "foward" is none of forward, dense, prefill, decode, a
 show --op Decode|--op: "Decode" is none of forward, dense, prefill, decode, append, backward, index_kl; did you mean "decode"?
 tune --op al|--op: "al" is none of forward, dense, prefill, decode, append, backward, all; did you mean "all"?
 tune --op frobnicate|--op: "frobnicate" is none of forward, dense, prefill, decode, append, backward, all
-compile --selection top|--selection: "top" is none of topn, blocks, ranges; did you mean "topn"?
+compile --selection top|--selection: "top" is none of topn, blocks, ranges, all; did you mean "topn"?
 COMMANDS
   run -2 --separate-stderr "$NSACHECK" --op decod --list
   [[ ${stderr_lines[0]} == 'nsacheck: --op: "decod" is none of decode, prefill, split; did you mean "decode"?' ]]

@@ -115,7 +115,8 @@ static nsa_plan *make_plan(const kv_fixture *w, int32_t op, int32_t max_q_len) {
       INIT(nsa_problem, .op = op, .page_size = w->options.page_size, .max_seqs = KV_SEQS,
            .max_tokens = KV_MAX_TOKENS, .max_kv_len = KV_MAX_LEN, .max_q_len = max_q_len,
            .window_ring = w->options.ring, .kv_dtype = w->options.kv_codes ? NSA_E4M3 : 0,
-           .cmp_dtype = w->options.cmp_codes ? NSA_E4M3 : 0);
+           .cmp_dtype = w->options.cmp_codes ? NSA_E4M3 : 0,
+           .index_lse = w->model.by == NSAI_BY_INDEX && op != NSA_OP_APPEND);
   nsa_plan *plan = machine_plan(w->ctx, &p);
   return plan;
 }
@@ -183,6 +184,11 @@ void kv_oracle(kv_fixture *w) {
   const nsai_model g = compress_toy(w);
   machine_expect("forward", nsai_reference_forward(&g, NSA_SELECT_TOPN, 0, &t->batch, &t->io, 2),
                  NSA_OK, NULL);
+  if (g.by == NSAI_BY_INDEX) {
+    t->io.index_lse = toy_tensor(t, NSA_F32, 2, t->tokens, g.index_heads, 0);
+    machine_expect("index_lse", nsai_reference_index_lse(&g, NULL, &t->batch, &t->io, 2), NSA_OK,
+                   NULL);
+  }
   w->want = t->io;
 }
 
@@ -284,6 +290,7 @@ void kv_call_init(kv_call *c, kv_fixture *w, const int32_t *q_len, const int32_t
     c->io.index_q = gather(c, &w->toy.io.index_q);
     c->io.new_k_idx = gather(c, &w->toy.io.k_idx);
     c->io.k_idx = w->k_idx;
+    c->io.index_lse = toy_tensor(&c->memory, NSA_F32, 2, c->tokens, w->model.index_heads, 0);
   }
   if (w->toy.io.gate.value.data) c->io.gate.value = gather(c, &w->toy.io.gate.value);
   c->io.kv = w->cache;
@@ -320,6 +327,17 @@ static void compare_row(const char *what, const nsa_tensor *got, int64_t row,
     fail_msg("%s: row %d, which is row %d of all, differs", what, (int)row, (int)want_row);
 }
 
+/* Keys in codes have one rounding less than the packed ones. */
+static void compare_sums(const char *what, const nsa_tensor *got, int64_t row,
+                         const nsa_tensor *want, int64_t want_row) {
+  for (int64_t e = 0; e < got->stride[0]; e++) {
+    const float x = toy_floats(got)[row * got->stride[0] + e];
+    const float y = toy_floats(want)[want_row * got->stride[0] + e];
+    if (!(x - y <= 1e-5f && y - x <= 1e-5f))
+      fail_msg("%s: index_lse of row %d is %g, expected %g", what, (int)row, (double)x, (double)y);
+  }
+}
+
 static void expect_empty(const char *what, const nsa_tensor *t, int64_t row, double value) {
   for (int64_t e = 0; e < t->stride[0]; e++) {
     int64_t at = row * t->stride[0] + e;
@@ -336,12 +354,14 @@ void kv_compare(const kv_call *c, const char *what) {
       if (is_padded(c, s)) {
         expect_empty(what, &got->o, row, 0);
         expect_empty(what, &got->block_idx, row, -1);
+        if (got->index_lse.data) expect_empty(what, &got->index_lse, row, -INFINITY);
         for (int b = 0; b < NSA_BRANCHES; b++)
           if (got->lse[b].data) expect_empty(what, &got->lse[b], row, -INFINITY);
         continue;
       }
       int64_t at = source_row(c, s, i);
       compare_row(what, &got->block_idx, row, &want->block_idx, at);
+      if (got->index_lse.data) compare_sums(what, &got->index_lse, row, &want->index_lse, at);
       for (int b = 0; b < NSA_BRANCHES; b++) {
         compare_row(what, &got->lse[b], row, &want->lse[b], at);
         compare_row(what, &got->o_branch[b], row, &want->o_branch[b], at);

@@ -471,7 +471,7 @@ static void test_window_of_a_cache(void **unused) {
   kv_step(&w, &news[0], false);
   kv_call_init(&c, &w, &news[1], w.len);
   kv_append(&c);
-  c.io.index_q = c.io.k_idx = c.io.block_idx = (nsa_tensor){ 0 };
+  c.io.index_q = c.io.k_idx = c.io.block_idx = c.io.index_lse = (nsa_tensor){ 0 };
   c.io.o_branch[NSA_SEL] = c.io.lse[NSA_SEL] = (nsa_tensor){ 0 };
   for (int decode = 0; decode < 2; decode++) {
     w.exec.branches = 0;

@@ -38,6 +38,7 @@ static double *doubles_of(const nsa_tensor *t) {
 typedef struct plain {
   const nsai_model *g;
   int64_t rows, keys; /* of all sequences */
+  bool all;           /* every token that a row sees is chosen: a warm-up */
   double *qi, *ki;
   bool *chosen; /* [rows, Hi, keys] */
   double *mean; /* [rows, Hi, keys] */
@@ -60,11 +61,13 @@ static bool is_listed(const toy *t, int64_t row, int64_t head, int64_t block) {
 static void fill_row(const toy *toy_, plain *x, int64_t row, int64_t first, int64_t t,
                      int64_t head) {
   const nsai_model *g = x->g;
-  const nsa_tensor *q = &toy_->io.q, *k = &toy_->io.kv.k[g->per_branch ? NSA_SEL : 0];
+  const nsa_tensor *q = &toy_->io.q;
+  const nsa_tensor *k = &toy_->io.kv.k[g->per_branch && !x->all ? NSA_SEL : 0];
   const int64_t group = g->heads / g->kv_heads, dim = g->head_dim_qk;
   if (t < 0) return;
   for (int64_t p = 0; p <= t; p++)
-    x->chosen[cell(x, row, head, first + p)] = is_listed(toy_, row, head, p / g->select_block);
+    x->chosen[cell(x, row, head, first + p)] =
+        x->all || is_listed(toy_, row, head, p / g->select_block);
   for (int64_t h = head * group; h < (head + 1) * group; h++) {
     double total = 0, *weight = calloc((size_t)(t + 2), sizeof *weight);
     assert_non_null(weight);
@@ -82,9 +85,9 @@ static void fill_row(const toy *toy_, plain *x, int64_t row, int64_t first, int6
   }
 }
 
-static plain plain_of(const toy *t) {
+static plain plain_of(const toy *t, bool all) {
   const int32_t *q = toy_ints(&t->batch.cu_q), *kv = toy_ints(&t->batch.cu_kv);
-  plain x = { .g = &t->model, .rows = t->tokens, .keys = t->kv_tokens };
+  plain x = { .g = &t->model, .rows = t->tokens, .keys = t->kv_tokens, .all = all };
   const size_t cells = (size_t)(x.rows * t->model.kv_heads * x.keys) + 1;
   x.qi = doubles_of(&t->io.index_q), x.ki = doubles_of(&t->io.k_idx);
   x.chosen = calloc(cells, sizeof *x.chosen), x.mean = calloc(cells, sizeof *x.mean);
@@ -149,7 +152,9 @@ static nsa_index_grads make_grads(toy *t, int32_t dtype) {
 }
 
 static void run(toy *t, const nsa_index_grads *g, int threads) {
-  machine_expect("index_kl", nsai_reference_index_kl(&t->model, &t->batch, &t->io, g, threads),
+  machine_expect("index_kl",
+                 nsai_reference_index_kl(&t->model, NSA_SELECT_BLOCKS, &t->batch, &t->io, g,
+                                         threads),
                  NSA_OK, NULL);
 }
 
@@ -172,9 +177,9 @@ static void compare_tensor(const plain *x, bool of_keys, const nsa_tensor *got, 
   free(want);
 }
 
-static void compare(const toy *t, const nsa_index_grads *g) {
+static void compare_with(const toy *t, const nsa_index_grads *g, bool all) {
   const double c = g->coefficient != 0 ? g->coefficient : 1;
-  plain x = plain_of(t);
+  plain x = plain_of(t, all);
   const double want = c * whole_loss(&x), got = (double)toy_floats(&g->loss)[0];
   if (!(fabs(got - want) <= 1e-5 * fabs(want) + 1e-6 * c))
     fail_msg("loss %g, expected %g", got, want);
@@ -182,6 +187,8 @@ static void compare(const toy *t, const nsa_index_grads *g) {
   compare_tensor(&x, true, &g->d_k_idx, c);
   plain_free(&x);
 }
+
+static void compare(const toy *t, const nsa_index_grads *g) { compare_with(t, g, false); }
 
 /* ---- models ---- */
 
@@ -411,6 +418,58 @@ static void test_call(void **unused) {
   }
 }
 
+/* A warm-up: every token that a row sees, and the LSE and the keys of dense attention. What the selected
+ * branch has is not read. Old tokens, an empty sequence, rows before a sequence's start. */
+static void test_warm_up(void **unused) {
+  static const int32_t q_len[] = { 5, 9, 0, 21 }, kv_len[] = { 43, 4, 3, 37 };
+  for (int per_branch = 0; per_branch < 2; per_branch++) {
+    nsai_model g = indexed(4);
+    toy t;
+    g.per_branch = per_branch;
+    toy_init(&t, &g, 4, q_len, kv_len);
+    t.io.lse[0] = toy_tensor(&t, NSA_F32, 2, t.tokens, g.heads, 0);
+    nsa_io dense = t.io;
+    dense.index_q = dense.k_idx = dense.o = (nsa_tensor){ 0 };
+    machine_expect("dense", nsai_reference_dense(&g, &t.batch, &dense, 2), NSA_OK, NULL);
+    t.io.block_idx = t.io.lse[NSA_SEL] = t.io.kv.k[1] = (nsa_tensor){ 0 };
+    nsa_index_grads grads = make_grads(&t, NSA_F32), again = make_grads(&t, NSA_F32);
+    for (int threads = 1; threads <= 5; threads += 4)
+      machine_expect("index_kl",
+                     nsai_reference_index_kl(&g, NSA_SELECT_ALL, &t.batch, &t.io,
+                                             threads == 1 ? &again : &grads, threads),
+                     NSA_OK, NULL);
+    same_grads(&grads, &again);
+    compare_with(&t, &grads, true);
+    toy_free(&t);
+  }
+}
+
+/* Through the API; where the top-n has every block, both are the same. */
+static void test_warm_up_call(void **unused) {
+  machine m;
+  nsa_problem p = machine_problem(NSA_OP_INDEX_KL, 64, 0);
+  machine_init(&m, &request);
+  toy *t = &m.toy;
+  p.max_seqs = 2;
+  p.selection = NSA_SELECT_ALL;
+  nsa_plan *plan = machine_plan(m.ctx, &p);
+  t->io.lse[0] = toy_tensor(t, NSA_F32, 2, t->tokens, t->model.heads, 0);
+  nsa_io dense = t->io;
+  dense.index_q = dense.k_idx = (nsa_tensor){ 0 };
+  machine_expect("dense", nsai_reference_dense(&t->model, &t->batch, &dense, 2), NSA_OK, NULL);
+  t->io.block_idx = t->io.lse[NSA_SEL] = (nsa_tensor){ 0 };
+  nsa_index_grads grads = make_grads(t, NSA_F32);
+  machine_expect("all", nsa_index_kl(plan, &m.exec, &t->batch, &t->io, &grads), NSA_OK, NULL);
+  compare_with(t, &grads, true);
+  const nsa_io io = t->io;
+  t->io.lse[0] = (nsa_tensor){ 0 };
+  machine_expect("lse", nsa_index_kl(plan, &m.exec, &t->batch, &t->io, &grads), NSA_E_ARG,
+                 "io.lse[0] is missing");
+  t->io = io;
+  nsa_plan_destroy(plan);
+  machine_free(&m);
+}
+
 /* An output is the same whichever others are wanted. */
 static void test_subsets(void **unused) {
   machine m;
@@ -530,6 +589,11 @@ static void test_problems(void **unused) {
   refuse_problem(m.ctx, p, "NSA_OP_INDEX_KL has no importance");
   p.max_probe_rows = 0, p.page_size = 64;
   refuse_problem(m.ctx, p, "NSA_OP_INDEX_KL has no cache");
+  p = machine_problem(NSA_OP_FORWARD, 64, 0);
+  p.selection = NSA_SELECT_ALL;
+  nsa_caps caps = NSA_CAPS_INIT;
+  machine_expect("forward", nsa_query(m.ctx, &p, &caps), NSA_E_ARG,
+                 "problem.selection is NSA_SELECT_ALL, which is the warm-up");
   machine_free(&other);
   machine_free(&m);
 }
@@ -575,6 +639,7 @@ int main(void) {
     cmocka_unit_test(test_call),          cmocka_unit_test(test_subsets),
     cmocka_unit_test(test_accumulate),    cmocka_unit_test(test_refusals),
     cmocka_unit_test(test_problems),      cmocka_unit_test(test_gpu),
+    cmocka_unit_test(test_warm_up),       cmocka_unit_test(test_warm_up_call),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -612,9 +612,10 @@ static void test_index_scale(void **state) {
   const kv_options options = { .page_size = 16,
                                .cmp_codes = true,
                                .model = { "model.index.dim=48" } };
-  const nsa_problem p = INIT(nsa_problem, .op = NSA_OP_PREFILL, .page_size = 16,
-                             .max_seqs = KV_SEQS, .max_tokens = KV_MAX_TOKENS,
-                             .max_kv_len = KV_MAX_LEN, .max_probe_rows = 1, .cmp_dtype = NSA_E4M3);
+  const nsa_problem p =
+      INIT(nsa_problem, .op = NSA_OP_PREFILL, .page_size = 16, .max_seqs = KV_SEQS,
+           .max_tokens = KV_MAX_TOKENS, .max_kv_len = KV_MAX_LEN, .max_probe_rows = 1,
+           .cmp_dtype = NSA_E4M3, .index_lse = 1);
   kv_fixture w;
   kv_call c[2];
   kv_init(&w, &kv_indexed, &options, 1, &length);

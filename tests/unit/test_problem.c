@@ -153,7 +153,7 @@ static void test_refusals(void **state) {
     { PACKED(.max_kv_len = -2), "problem.max_kv_len is -2" },
     { PACKED(.op = 8), "problem.op is 8" },
     { PACKED(.op = -1), "problem.op is -1" },
-    { PACKED(.selection = 4), "problem.selection is 4: expected 1 to 3" },
+    { PACKED(.selection = 5), "problem.selection is 5: expected 1 to 4" },
     { PACKED(.selection = -1), "problem.selection is -1" },
     { PACKED(.overlap = 3), "problem.overlap is 3: expected 1 to 2" },
     { PACKED(.max_probe_rows = -1), "problem.max_probe_rows is -1" },

@@ -32,6 +32,15 @@ void nsai_invert_specify(const nsai_problem *p, int32_t item_rows,
   kernel[NSAI_INVERT_FILL] = fill;
 }
 
+#define ALL_THREADS 256
+
+void nsai_invert_all_specify(const nsai_problem *p, int32_t item_rows,
+                             nsai_kernel_spec kernel[NSAI_INVERT_KERNELS]) {
+  nsai_invert_specify(p, item_rows, kernel);
+  kernel[NSAI_INVERT_COUNT] = list_spec(p, "data_invert_all_count", ALL_THREADS);
+  kernel[NSAI_INVERT_FILL] = list_spec(p, "data_invert_all_fill", ALL_THREADS);
+}
+
 void nsai_invert_workspace(const nsai_problem *p, int64_t chunk_tokens, int64_t item_rows,
                            int64_t bytes[NSAI_INVERT_BUFFERS]) {
   const nsai_model *m = &p->model;
@@ -92,4 +101,14 @@ nsa_status nsai_invert_enqueue(const nsai_run *run, const nsai_kernel kernel[NSA
     NSAI_TRY(nsai_launch(run->queue, &kernel[NSAI_INVERT_FILL], (uint64_t)grid, ranges, &p));
   }
   return NSA_OK;
+}
+
+nsa_status nsai_invert_all_enqueue(const nsai_run *run,
+                                   const nsai_kernel kernel[NSAI_INVERT_KERNELS], NsaiInvert p) {
+  const nsai_kernel *count = &kernel[NSAI_INVERT_COUNT];
+  p.heads = p.parts = 1;
+  NSAI_TRY(
+      nsai_launch(run->queue, count, (uint64_t)nsai_ceil_div(p.blocks, count->threads), 1, &p));
+  NSAI_TRY(nsai_launch(run->queue, &kernel[NSAI_INVERT_SCAN], 1, 1, &p));
+  return nsai_launch_elements(run, &kernel[NSAI_INVERT_FILL], p.entry_capacity, &p);
 }

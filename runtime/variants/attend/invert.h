@@ -55,6 +55,10 @@ enum {
 void nsai_invert_specify(const nsai_problem *problem, int32_t item_rows,
                          nsai_kernel_spec kernel[NSAI_INVERT_KERNELS]);
 
+/* The same of lists in which every token has every block up to its own. They need no sorted lists. */
+void nsai_invert_all_specify(const nsai_problem *problem, int32_t item_rows,
+                             nsai_kernel_spec kernel[NSAI_INVERT_KERNELS]);
+
 /* Bytes for the lists of `chunk_tokens` tokens. */
 void nsai_invert_workspace(const nsai_problem *problem, int64_t chunk_tokens, int64_t item_rows,
                            int64_t bytes[NSAI_INVERT_BUFFERS]);
@@ -63,6 +67,9 @@ void nsai_invert_workspace(const nsai_problem *problem, int64_t chunk_tokens, in
 NsaiInvert nsai_invert_params(const nsai_run *run, const NsaiAttendSelected *selected,
                               int64_t begin, int64_t end, int64_t item_rows,
                               const nsai_buffer buffer[NSAI_INVERT_BUFFERS]);
+
+nsa_status nsai_invert_all_enqueue(const nsai_run *run,
+                                   const nsai_kernel kernel[NSAI_INVERT_KERNELS], NsaiInvert p);
 
 nsa_status nsai_invert_enqueue(const nsai_run *run, const nsai_kernel kernel[NSAI_INVERT_KERNELS],
                                NsaiInvert p);

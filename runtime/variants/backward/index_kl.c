@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * index_kl as a whole. The caller's lists are sorted. Then, for each chunk of tokens, they are inverted,
+ * index_kl as a whole. The caller's lists are sorted, but in a warm-up, where all blocks are listed. Then, for each chunk of tokens, they are inverted,
  * and for as many KV heads at a time as the workspace has room for: the log-sum-exps of the index, the
  * kernel over keys, and the sums of its partial results. Sums that go on in the next launch wait in the
  * workspace.
@@ -150,8 +150,12 @@ static nsai_kernel_spec element_spec(const nsai_model *m, const char *entry) {
 
 void nsai_index_kl_specify(const nsai_request *r, bool wgmma, nsai_kernel_spec kernel[]) {
   const nsai_model *m = &r->problem->model;
-  nsai_sort_specify(r->problem, &kernel[NSAI_KL_SORT]);
-  nsai_invert_specify(r->problem, ITEM_TOKENS, &kernel[NSAI_KL_INVERT]);
+  if (r->problem->selection == NSA_SELECT_ALL) {
+    nsai_invert_all_specify(r->problem, ITEM_TOKENS, &kernel[NSAI_KL_INVERT]);
+  } else {
+    nsai_sort_specify(r->problem, &kernel[NSAI_KL_SORT]);
+    nsai_invert_specify(r->problem, ITEM_TOKENS, &kernel[NSAI_KL_INVERT]);
+  }
   specify_lse(m, &kernel[NSAI_KL_LSE]);
   kernel[NSAI_KL_ROWS] = element_spec(m, "backward_index_kl_rows");
   specify_items(r, wgmma, &kernel[NSAI_KL_ITEMS]);
@@ -221,11 +225,13 @@ static NsaiIndexKl common_params(const nsai_run *run, const nsai_form *form) {
   const nsai_model *m = &run->plan->problem.model;
   const nsa_io *io = run->io;
   const nsa_index_grads *grads = run->index_grads;
-  const nsa_tensor *lse = &io->lse[NSA_SEL];
+  const bool all = run->plan->problem.selection == NSA_SELECT_ALL; /* as nsa_dense */
+  const int pair = all ? 0 : nsai_run_pair(run, NSA_SEL);
+  const nsa_tensor *lse = &io->lse[all ? 0 : NSA_SEL];
   const double index_scale = 1 / sqrt((double)m->index_dim), group = m->heads / m->kv_heads;
   NsaiIndexKl p = { .seq = nsai_run_sequences(run),
                     .q = nsai_view(&io->q),
-                    .k = nsai_view(&io->kv.k[nsai_run_pair(run, NSA_SEL)]),
+                    .k = nsai_view(&io->kv.k[pair]),
                     .index_q = nsai_view(&io->index_q),
                     .k_idx = nsai_view(&io->k_idx),
                     .lse = lse->data,
@@ -300,7 +306,9 @@ static nsa_status run_chunk(const nsai_run *run, const nsai_form *form,
                                         form->kernel[NSAI_KL_ITEMS].tile_tokens, form->buffer);
   index.item_starts = nsai_buffer_at(run, form->buffer[NSAI_KL_ITEM_STARTS]);
   set_lists(&p, &index);
-  NSAI_TRY(nsai_invert_enqueue(run, &form->kernel[NSAI_KL_INVERT], index));
+  NSAI_TRY((run->plan->problem.selection == NSA_SELECT_ALL
+                ? nsai_invert_all_enqueue
+                : nsai_invert_enqueue)(run, &form->kernel[NSAI_KL_INVERT], index));
   for (p.head_begin = 0; p.head_begin < kv_heads; p.head_begin += heads) {
     p.heads = kv_heads - p.head_begin < heads ? kv_heads - p.head_begin : heads;
     p.first = begin == 0 && p.head_begin == 0;
@@ -320,7 +328,8 @@ nsa_status nsai_index_kl_enqueue(const nsai_run *run, const nsai_form *form,
     p.first = p.last = 1;
     return sum_keys(run, form, &p);
   }
-  NSAI_TRY(nsai_sort_enqueue(run, &form->kernel[NSAI_KL_SORT], &selected));
+  if (run->plan->problem.selection != NSA_SELECT_ALL)
+    NSAI_TRY(nsai_sort_enqueue(run, &form->kernel[NSAI_KL_SORT], &selected));
   for (int64_t begin = 0; begin < tokens; begin += step)
     NSAI_TRY(run_chunk(run, form, &selected, begin, nsai_smaller(begin + step, tokens), p));
   return NSA_OK;

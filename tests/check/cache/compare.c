@@ -249,15 +249,16 @@ void chk_cache_verify(chk_scenario *sc) {
   }
 }
 
-static void compare_lse(chk_scenario *sc, int branch, int64_t token, int32_t head) {
-  const chk_cache_tensor *t = &sc->tensor[CHK_CACHE_LSE + branch];
+/* `which`: a branch, or CHK_CACHE_INDEX_LSE - CHK_CACHE_LSE. */
+static void compare_lse(chk_scenario *sc, int which, int64_t token, int32_t head) {
+  const chk_cache_tensor *t = &sc->tensor[CHK_CACHE_LSE + which];
   int64_t at = token * t->view.stride[0] + head;
   double x = value(&t->view, chk_cache_fetched(t), at), want = value(&t->view, t->host, at);
   if ((isinf(x) && x == want) || (isnan(x) && isnan(want))) return;
   double ratio = fabs(x - want) / (NSAI_VERIFY_LSE_TOLERANCE * fmax(1, fabs(want)));
   if (ratio > sc->result->lse) sc->result->lse = ratio;
   if (!(ratio <= 1))
-    FAIL(sc, "lse %d of token %lld (t %lld), head %d: %g, expected %g", branch, (long long)token,
+    FAIL(sc, "lse %d of token %lld (t %lld), head %d: %g, expected %g", which, (long long)token,
          (long long)chk_cache_position_of(sc, token), head, x, want);
 }
 
@@ -266,6 +267,10 @@ static void compare_outputs(chk_scenario *sc) {
   double stage = nsai_verify_tolerance_of(NSAI_VERIFY_STAGE, g->dtype).relative;
   double whole = nsai_verify_tolerance_of(NSAI_VERIFY_WHOLE, g->dtype).relative;
   double plain[NSAI_MAX_HEAD_DIM];
+  const bool indexed = g->by == NSAI_BY_INDEX && sc->options.selection != NSA_SELECT_RANGES;
+  for (int64_t token = 0; indexed && token < sc->tokens; token++)
+    for (int32_t head = 0; head < g->index_heads; head++)
+      compare_lse(sc, CHK_CACHE_INDEX_LSE - CHK_CACHE_LSE, token, head);
   for (int64_t token = 0; token < sc->tokens; token++)
     for (int32_t head = 0; head < g->heads; head++) {
       sc->result->rows++;

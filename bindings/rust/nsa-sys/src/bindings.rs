@@ -200,6 +200,7 @@ pub const NSA_OP_INDEX_KL: i32 = 7;
 pub const NSA_SELECT_TOPN: i32 = 1;
 pub const NSA_SELECT_BLOCKS: i32 = 2;
 pub const NSA_SELECT_RANGES: i32 = 3;
+pub const NSA_SELECT_ALL: i32 = 4;
 pub const NSA_OVERLAP_LOW: i32 = 1;
 pub const NSA_OVERLAP_HIGH: i32 = 2;
 #[repr(C)]
@@ -219,6 +220,8 @@ pub struct nsa_problem {
     pub max_probe_rows: i64,
     pub kv_dtype: i32,
     pub cmp_dtype: i32,
+    pub index_lse: i32,
+    pub reserved: i32,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -368,6 +371,7 @@ pub struct nsa_io {
     pub k_idx: nsa_tensor,
     pub new_k_idx: nsa_tensor,
     pub k_idx_scale: nsa_tensor,
+    pub index_lse: nsa_tensor,
 }
 extern "C" {
     pub fn nsa_forward(

@@ -249,6 +249,8 @@ impl<'a> Io<'a> {
         new_k_idx: Tensor => new_k_idx;
         /// The scale of index keys in `E4m3`, f32 [1].
         k_idx_scale: Tensor => k_idx_scale;
+        /// The log-sum-exp of the index over the chosen blocks, f32 [T, Hi], where the problem has it.
+        index_lse: TensorMut => index_lse;
         /// Gates or their logits.
         gates: Tensor => gate.value;
         /// The features of a gate MLP.
