@@ -10,9 +10,9 @@
 #define KEYS 64
 #define MOST_STAGES 4 /* one held, one read, two on their way */
 #define LEAST_STAGES 3
+#define RANGES_GROUP                                                                               \
+  4 /* padded; below it a producer's lane has several tokens, for lists of blocks */
 #define MOST_HEAD_DIM_QK 192 /* dQ, scores and dU of a row are in registers together */
-#define LEAST_GROUP 4        /* padded: a lane of the producer has a token, of 128 rows / G */
-#define MOST_GROUP 64
 
 static uint32_t shared_bytes(const nsai_model *m, int32_t stages) {
   return nsai_smem_dq_tma(stages, ROWS / nsai_padded_group(m), m->head_dim_qk, m->head_dim_v);
@@ -26,11 +26,10 @@ static int32_t choose_stages(const nsai_model *m, const nsai_target *t) {
 
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   const nsai_model *m = &p->model;
-  const int32_t group = nsai_padded_group(m);
   nsai_backward_legal_sm90(p, t, reasons);
-  if (group < LEAST_GROUP || group > MOST_GROUP)
-    nsai_refuse(reasons, "a KV head has %d query heads: it takes %d to %d", m->heads / m->kv_heads,
-                LEAST_GROUP / 2 + 1, MOST_GROUP);
+  if (p->selection == NSA_SELECT_RANGES && nsai_padded_group(m) < RANGES_GROUP)
+    nsai_refuse(reasons, "a KV head has %d query heads: with ranges it takes at least %d",
+                m->heads / m->kv_heads, RANGES_GROUP / 2 + 1);
   if (m->head_dim_qk > MOST_HEAD_DIM_QK)
     nsai_refuse(reasons, "model.head_dim_qk is %d: it takes at most %d", m->head_dim_qk,
                 MOST_HEAD_DIM_QK);
