@@ -14,11 +14,12 @@ template <class Config> struct LaneCursors {
   static constexpr int kTokens = DqPipeline<Config>::kLaneTokens, kKeys = Config::kKeys;
   static constexpr int kBlock = Config::kSelectBlock, kNever = 0x7fffffff;
   static_assert(!Config::kRanges, "the end of a range does not follow from its keys");
-  static_assert(Config::kSelectCount < 1 << 16 && kTokens <= 4, "indices are parts of a word");
+  // Blocks lie on the grid of tiles: a tile takes a whole entry or none.
+  static constexpr bool kAligned = kBlock == kKeys;
   const int *gLists;  // of the first token
   long long stride;   // from one token's list to the next
   int limit;          // of the first token: keys from here on are not visible
-  u64 index;          // 16 bits each: of the entry loaded ahead
+  int index[kTokens]; // of the entry loaded ahead
   int next[kTokens];  // that entry
   int begin[kTokens]; // remaining keys of the current entry; kNever: no more
 
@@ -27,10 +28,9 @@ template <class Config> struct LaneCursors {
     gLists = lists;
     stride = token_stride;
     limit = position + 1;
-    index = 0;
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
-      if (i >= tokens || limit + i <= 0) index += (u64)Config::kSelectCount << 16 * i;
+      index[i] = i < tokens && limit + i > 0 ? 0 : Config::kSelectCount;
       load_next(i);
     }
 #pragma unroll
@@ -48,6 +48,12 @@ template <class Config> struct LaneCursors {
   NSAI_DEVICE u64 take(int i, int first) {
     const int stop = first + kKeys;
     u64 bits = 0;
+    if constexpr (kAligned) {
+      if (begin[i] != first) return 0;
+      bits = ~0ull >> max(stop - limit - i, 0);
+      advance(i);
+      return bits;
+    }
     while (begin[i] < stop) {
       const int end = min(begin[i] / kBlock * kBlock + kBlock, limit + i), until = min(end, stop);
       bits |= (~0ull >> (kKeys - (until - begin[i]))) << (begin[i] - first);
@@ -61,16 +67,14 @@ template <class Config> struct LaneCursors {
 
 private:
   NSAI_DEVICE void load_next(int i) {
-    const int at = (int)(index >> 16 * i) & 0xffff;
-    next[i] = at < Config::kSelectCount ? gLists[i * stride + at] : -1;
+    next[i] = index[i] < Config::kSelectCount ? gLists[i * stride + index[i]] : -1;
   }
   NSAI_DEVICE void advance(int i) {
-    begin[i] = kNever;
-    if (next[i] < 0) return;
     const int key = next[i] * kBlock;
-    if (key < 0 || key >= limit + i) return; // invalid entry: it must not cause a read of keys
-    begin[i] = key;
-    index += 1ull << 16 * i;
+    // An invalid entry must not cause a read of keys: it ends the list.
+    const bool valid = next[i] >= 0 && key >= 0 && key < limit + i;
+    begin[i] = valid ? key : kNever;
+    index[i] = valid ? index[i] + 1 : Config::kSelectCount;
     load_next(i);
   }
 };
@@ -201,17 +205,21 @@ NSAI_DEVICE void produce_keys_of_many(const NsaiBackwardQTma &p, unsigned char *
       last = walk.first == Walk::kNever;
       barrier_wait(base + R::kEmpty + 8 * s, step.phase ^ 1); // released by all consumer warps
       u64 some = 0, all = ~0ull, in_both = 0;                 // over the lane's tokens
-#pragma unroll
-      for (int i = 0; i < R::kLaneTokens; ++i) {
+      auto store = [&](int i, u64 bits, u64 joined) {
         const int to = s * R::kTokens + lane * R::kLaneTokens + i;
-        const bool by_list = branch == NSAI_BRANCH_SELECTED;
-        const u64 bits = by_list ? listed[i] : walk.range_bits(branch, i, first);
-        const u64 joined = by_list ? 0 : listed[i];
         ((u64 *)(shared + R::kSBits))[to] = bits;
         if (Walk::kCanJoin) ((u64 *)(shared + R::kSListed))[to] = joined;
         some |= bits | joined;
         all &= bits;
         in_both |= joined;
+      };
+      if (branch == NSAI_BRANCH_SELECTED) {
+#pragma unroll
+        for (int i = 0; i < R::kLaneTokens; ++i) store(i, listed[i], 0);
+      } else {
+#pragma unroll
+        for (int i = 0; i < R::kLaneTokens; ++i)
+          store(i, walk.range_bits(branch, i, first), listed[i]);
       }
       const u32 seen = __reduce_or_sync(~0u, some ? mine : 0);
       const u32 partly = __reduce_or_sync(~0u, ~all ? mine : 0);

@@ -10,9 +10,11 @@
 #define KEYS 64
 #define MOST_STAGES 4 /* one held, one read, two on their way */
 #define LEAST_STAGES 3
-#define RANGES_GROUP                                                                               \
-  4 /* padded; below it a producer's lane has several tokens, for lists of blocks */
 #define MOST_HEAD_DIM_QK 192 /* dQ, scores and dU of a row are in registers together */
+/* Below this padded group a lane of the producer has several tokens, for lists of blocks. Their cursors
+ * take registers of the consumers. */
+#define LANE_GROUP 4
+#define LANE_HEAD_DIM_QK 128
 
 static uint32_t shared_bytes(const nsai_model *m, int32_t stages) {
   return nsai_smem_dq_tma(stages, ROWS / nsai_padded_group(m), m->head_dim_qk, m->head_dim_v);
@@ -27,12 +29,14 @@ static int32_t choose_stages(const nsai_model *m, const nsai_target *t) {
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   const nsai_model *m = &p->model;
   nsai_backward_legal_sm90(p, t, reasons);
-  if (p->selection == NSA_SELECT_RANGES && nsai_padded_group(m) < RANGES_GROUP)
+  const bool several = nsai_padded_group(m) < LANE_GROUP;
+  const int32_t most = several ? LANE_HEAD_DIM_QK : MOST_HEAD_DIM_QK;
+  if (several && p->selection == NSA_SELECT_RANGES)
     nsai_refuse(reasons, "a KV head has %d query heads: with ranges it takes at least %d",
-                m->heads / m->kv_heads, RANGES_GROUP / 2 + 1);
-  if (m->head_dim_qk > MOST_HEAD_DIM_QK)
-    nsai_refuse(reasons, "model.head_dim_qk is %d: it takes at most %d", m->head_dim_qk,
-                MOST_HEAD_DIM_QK);
+                m->heads / m->kv_heads, LANE_GROUP / 2 + 1);
+  if (m->head_dim_qk > most)
+    nsai_refuse(reasons, "model.head_dim_qk is %d: it takes at most %d%s", m->head_dim_qk, most,
+                several ? " in groups of one or two query heads" : "");
   if (choose_stages(m, t) < LEAST_STAGES)
     nsai_refuse(reasons, "%d pipeline stages need %u bytes of shared memory, a CTA has %u here",
                 LEAST_STAGES, shared_bytes(m, LEAST_STAGES), t->shared_bytes);
