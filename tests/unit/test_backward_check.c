@@ -465,7 +465,8 @@ static void test_rows_of_models(void **state) {
   } cases[] = {
     { "model.head_dim_qk=256",
       NSA_SELECT_TOPN,
-      { "model.head_dim_qk is 256: it takes at most 192", "backward_q_sm90: chosen" } },
+      { "model.head_dim_qk is 256: of this group and gate it takes at most 176",
+        "backward_q_sm90: chosen" } },
     { "model.kv_heads=6",
       NSA_SELECT_TOPN,
       { "backward_q_sm90_tma: chosen", "kernel backward_dkv_selected: " } },
