@@ -326,13 +326,13 @@ NSAI_SIZE nsai_smem_dq_tma(int stages, int tokens, int dk, int dv) {
 }
 
 /* backward/pipelines/dkv_stages.cuh: K [keys, Dk] | V [keys, Dv] |
- * Q [64, Dk] and dO [64, Dv] [stages] | [stages]: LSE and u f32 [warps, 64, 2], gates f32 [64],
- * u32 [64]: the keys that each row sees, flags of 16 bytes | barriers | barrier of K and V |
+ * Q [rows, Dk] and dO [rows, Dv] [stages] | [stages]: LSE and u f32 [warps, rows, 2], gates f32 [rows],
+ * u32 [rows]: the keys that each row sees, flags of 16 bytes | barriers | barrier of K and V |
  * if branches are joined: u8 [warps, tokens]. `warps`: those that write row statistics, one for
  * each 64 keys if branches are joined, else one. */
-NSAI_SIZE nsai_smem_dkv_tma(int keys, int stages, int joins, int tokens, int dk, int dv) {
+NSAI_SIZE nsai_smem_dkv_tma(int keys, int rows, int stages, int joins, int tokens, int dk, int dv) {
   const int warps = joins ? keys / 64 : 1;
-  const int stage = nsai_panel_pair(64, dk, dv) + 64 * (8 * warps + 4 + 4) + 16;
+  const int stage = nsai_panel_pair(rows, dk, dv) + rows * (8 * warps + 4 + 4) + 16;
   return nsai_panel_pair(keys, dk, dv) + stages * stage + nsai_barrier_bytes(stages) + 8 +
          (joins ? warps * tokens : 0);
 }

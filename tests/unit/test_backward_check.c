@@ -434,8 +434,7 @@ static void test_recompute(void **state) {
   }
 }
 
-/* Which row of backward_q a forced name gets, and what nsa_explain says of one that does not
- * fit. */
+/* Which row of backward_q a forced name gets. */
 static void test_rows_of_q(void **state) {
   static const struct {
     const char *override;
@@ -455,16 +454,43 @@ static void test_rows_of_q(void **state) {
     assert_int_equal(count_launches("backward_dq"), cases[i].plain);
     machine_free(&m);
   }
-  char story[16384];
-  machine m;
-  nsa_problem p = machine_problem(NSA_OP_BACKWARD, 64, 0);
-  machine_init(&m, &(machine_request){
-                       .op = NSA_OP_BACKWARD, .gpu = true, .override = "model.head_dim_qk=256" });
-  nsa_explain(m.ctx, &p, story, sizeof story);
-  assert_non_null(strstr(story, "backward_q_sm90_tma: no\n"));
-  assert_non_null(strstr(story, "model.head_dim_qk is 256: it takes at most 192"));
-  assert_non_null(strstr(story, "backward_q_sm90: chosen"));
-  machine_free(&m);
+}
+
+/* What nsa_explain says of models that the kernels with tensor maps serve, and do not. */
+static void test_rows_of_models(void **state) {
+  static const struct {
+    const char *override;
+    int selection;
+    const char *says[2];
+  } cases[] = {
+    { "model.head_dim_qk=256",
+      NSA_SELECT_TOPN,
+      { "model.head_dim_qk is 256: of this group and gate it takes at most 176",
+        "backward_q_sm90: chosen" } },
+    { "model.kv_heads=6",
+      NSA_SELECT_TOPN,
+      { "backward_q_sm90_tma: chosen", "kernel backward_dkv_selected: " } },
+    { "model.kv_heads=6",
+      NSA_SELECT_RANGES,
+      { "a KV head has 1 query heads: with ranges it takes at least 3",
+        "backward_q_sm90: chosen" } },
+    { "model.heads=8",
+      NSA_SELECT_TOPN,
+      { "kernel backward_dkv_compressed_tma: ", "kernel backward_dkv_window_tma: " } },
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char story[16384];
+    machine m;
+    nsa_problem p = machine_problem(NSA_OP_BACKWARD, 64, 0);
+    p.selection = cases[i].selection;
+    machine_init(&m, &(machine_request){
+                         .op = NSA_OP_BACKWARD, .gpu = true, .override = cases[i].override });
+    nsa_explain(m.ctx, &p, story, sizeof story);
+    for (int k = 0; k < 2; k++)
+      if (!strstr(story, cases[i].says[k]))
+        fail_msg("%s: no '%s' in\n%s", cases[i].override, cases[i].says[k], story);
+    machine_free(&m);
+  }
 }
 
 int main(void) {
@@ -484,6 +510,7 @@ int main(void) {
     cmocka_unit_test(test_f32_d_o),
     cmocka_unit_test(test_recompute),
     cmocka_unit_test(test_rows_of_q),
+    cmocka_unit_test(test_rows_of_models),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

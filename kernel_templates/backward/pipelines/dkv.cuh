@@ -8,8 +8,8 @@
 //
 // CTA: two consumer warpgroups with dK and dV of 64 keys each in registers, and a producer
 // warpgroup in which one warp issues TMA loads and another one (or two) writes the row statistics.
-// Query rows pass by in stages of 64: row r is head r % G of token r / G of those that see the
-// keys.
+// Query rows pass by in stages of kRows: row r is head r % G of token r / G of those that see the
+// keys. dK, dV and the scores of 64 rows fit into registers up to Dk + Dv 256, those of 32 up to 320.
 //
 // kKeys 128: each warpgroup has 64 keys of its own, and both read every stage. kKeys 64: both
 // warpgroups have the same keys, and each reads every other stage; at the end the second one's sums
@@ -30,8 +30,8 @@
 // within its window is computed here for both branches with the same S and dU, using the statistics
 // of the branches' sum.
 //
-// Config: Element, kHeadDimQk, kHeadDimV, kGroup (1 .. 64, a power of two; at least 4 for
-// backward_dkv_selected_tma), kKeys (64, 128), kStages, kThreads, kMinBlocks, kSharedBytes, kGate,
+// Config: Element, kHeadDimQk, kHeadDimV, kGroup (1 .. kRows, a power of two; at least 4 for
+// backward_dkv_selected_tma), kRows (32, 64), kKeys (64, 128), kStages, kThreads, kMinBlocks, kSharedBytes, kGate,
 // kEntries, kJoins, kBlock (l), kStride (d), kWindow (w), kSelectBlock (l'), kSelectCount (n).
 #pragma once
 #include "backward/pipelines/dkv_consumer.cuh"

@@ -166,6 +166,24 @@ NSAI_DEVICE void consume_keys(const NsaiBackwardKv &p, const KeyTile &tile, unsi
   const int group = warp_uniform(threadIdx.x / 128);
   float dk[kK][4] = {}, dv[kV][4] = {}; // [64, Dk], [64, Dv]
   multiply_keys<Config>(dk, dv, ceil_div(tile.tokens, R::kTokens), base, p.scale_log2);
+  if constexpr (R::kTiles == 1 && R::kRows < 64) {
+    // Each warpgroup adds and stores one of them: the registers do not hold both beside addresses.
+    float4 *sSums = (float4 *)(shared + R::kSStage); // [kK + kV][128]
+    threads_sync(1, 256);                            // both have finished with the stages
+    if (group == 1)
+      leave_sums(sSums, dk);
+    else
+      leave_sums(sSums + 128 * kK, dv);
+    threads_sync(1, 256); // the sums are written
+    if (group == 1) {
+      take_sums(sSums + 128 * kK, dv);
+      store_sums<Config, Config::kHeadDimV>(tile, 0, Config::kHeadDimQk, dv, 1.0f);
+    } else {
+      take_sums(sSums, dk);
+      store_sums<Config, Config::kHeadDimQk>(tile, 0, 0, dk, p.scale);
+    }
+    return;
+  }
   if constexpr (R::kTiles == 1) {
     float4 *sSums = (float4 *)(shared + R::kSStage); // [kK + kV][128]
     threads_sync(1, 256); // both warpgroups have finished with the stages

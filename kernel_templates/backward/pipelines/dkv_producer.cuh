@@ -81,10 +81,11 @@ NSAI_DEVICE void produce_boxes(const NsaiBackwardKvTma &p, const KeyTile &tile, 
   });
 }
 
-// Statistics and visible keys of a lane's two rows of a stage.
-struct KnownRows {
-  float4 x[2]; // RowStatistics
-  u32 seen[2];
+// Statistics and visible keys of a lane's rows of a stage.
+template <class Config> struct KnownRows {
+  static constexpr int kRows = DkvPipeline<Config>::kRows / 32;
+  float4 x[kRows]; // RowStatistics
+  u32 seen[kRows];
 };
 
 // For keys that a row sees in both the window and the selected branch, turns the window's
@@ -122,12 +123,13 @@ NSAI_DEVICE void find_listed(const NsaiBackwardKv &p, const KeyTile &tile, const
 }
 
 template <class Config, class Rows>
-NSAI_DEVICE void load_known(KnownRows &known, const NsaiBackwardKv &p, const KeyTile &tile,
+NSAI_DEVICE void load_known(KnownRows<Config> &known, const NsaiBackwardKv &p, const KeyTile &tile,
                             const Rows &rows, int first, int t, unsigned char *sListed) {
+  using R = DkvPipeline<Config>;
   if constexpr (Config::kJoins)
     if (p.joined) find_listed<Config>(p, tile, rows, first, t, sListed);
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < R::kRows / 32; ++i) {
     const int row = threadIdx.x % 32 + 32 * i, token = first + row / Config::kGroup;
     known.x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     known.seen[i] = 0;
@@ -146,10 +148,11 @@ NSAI_DEVICE void load_known(KnownRows &known, const NsaiBackwardKv &p, const Key
 }
 
 // The word of kAll for tile t of 64 keys.
-template <class Config> NSAI_DEVICE u32 seen_of_tile(const KnownRows &known, int t) {
+template <class Config> NSAI_DEVICE u32 seen_of_tile(const KnownRows<Config> &known, int t) {
+  using R = DkvPipeline<Config>;
   bool some = false, all = true;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < R::kRows / 32; ++i) {
     const int begin = (int)(known.seen[i] & 0xffff), end = (int)(known.seen[i] >> 16);
     some |= max(begin, 64 * t) < min(end, 64 * t + 64);
     all &= begin <= 64 * t && end >= 64 * t + 64;
@@ -165,7 +168,7 @@ NSAI_DEVICE void produce_known(const NsaiBackwardKv &p, const KeyTile &tile, con
   unsigned char *sListed = shared + R::kSListed + t * R::kTokens; // [kTokens]
   const Barriers<R::kStages> barriers = { base + R::kBarriers };
   PipelineState<R::kStages> step;
-  KnownRows known;
+  KnownRows<Config> known;
   auto store = [&]() {
     const u32 to = base + R::kSKnown + step.stage * R::kKnownBytes;
     u32 all[R::kTiles];
@@ -173,7 +176,7 @@ NSAI_DEVICE void produce_known(const NsaiBackwardKv &p, const KeyTile &tile, con
     for (int i = 0; i < R::kTiles; ++i) all[i] = seen_of_tile<Config>(known, i);
     barriers.producer_acquire(step);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < R::kRows / 32; ++i) {
       const int row = threadIdx.x % 32 + 32 * i;
       store_shared_word(to + 8 * (t * R::kRows + row), __float_as_uint(known.x[i].x));
       store_shared_word(to + 8 * (t * R::kRows + row) + 4, __float_as_uint(known.x[i].z));

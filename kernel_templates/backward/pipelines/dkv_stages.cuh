@@ -11,7 +11,7 @@
 #include "data/tile_position.cuh"
 
 template <class Config> struct DkvPipeline {
-  static constexpr int kRows = 64, kStages = Config::kStages;
+  static constexpr int kRows = Config::kRows, kStages = Config::kStages;
   static constexpr int kTiles = Config::kKeys / 64;      // tiles of 64 keys
   static constexpr int kTokens = kRows / Config::kGroup; // per stage
   static constexpr int kN = kRows / 8;                   // n8 tiles of S^T
@@ -41,6 +41,7 @@ template <class Config> struct DkvPipeline {
   static constexpr int kSumBytes = 64 * (kColsQk + kColsV) * 4; // per warpgroup
 
   static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
+  static_assert(kRows == 64 || kRows == 32, "a lane writes what is known of one or two rows");
   static_assert(kTiles == 1 || kTiles == 2, "two warpgroups of 64 keys, shared or not");
   static_assert(Config::kThreads == 384, "two consumer warpgroups and one producer warpgroup");
   static_assert(kTokens * Config::kGroup == kRows, "a stage holds whole tokens");

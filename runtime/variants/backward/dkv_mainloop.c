@@ -16,30 +16,38 @@ static uint32_t keys_shared(const nsai_model *m, const keys_tiles *s, int32_t en
                        m->head_dim_v);
 }
 
+/* Sums of more columns and the scores of 64 rows spill from the warpgroup's registers. */
+static bool is_wide(const nsai_model *m) { return m->head_dim_qk > 192 || m->head_dim_v > 192; }
+
+/* A warpgroup waits for its products at each step: of wide heads, too, two CTAs are to fit into a
+ * multiprocessor, which keeps 1 KB for each. */
+static uint32_t most_shared(const nsai_model *m, const nsai_target *t, bool wgmma) {
+  const uint32_t most = nsai_backward_most_shared(wgmma, t);
+  return wgmma && (m->head_dim_qk > 128 || m->head_dim_v > 128) ? most / 2 - 512 : most;
+}
+
 /* The scores of so many rows fit beside the sums in registers. */
 static keys_tiles choose_tiles(const nsai_model *m, const nsai_target *t, bool wgmma,
                                const nsai_dkv_use *use) {
-  int32_t wide = wgmma ? 64 : 32;
-  int32_t rows = t->register_fallback ? wide / 2 : wide;
+  int32_t wide = wgmma && !is_wide(m) ? 64 : 32;
+  int32_t rows = t->register_fallback ? wide / 2 : wide, less = rows > 16 ? rows / 2 : 16;
   keys_tiles in_order[] = { { wgmma, NSAI_DKV_TILE_KEYS, rows, 2 },
-                            { wgmma, NSAI_DKV_TILE_KEYS, rows > 16 ? rows / 2 : 16, 2 },
+                            { wgmma, NSAI_DKV_TILE_KEYS, less, 2 },
+                            { wgmma, NSAI_DKV_TILE_KEYS, less, 1 },
                             { wgmma, NSAI_DKV_TILE_KEYS, 16, 1 } };
   for (size_t i = 0; i < sizeof in_order / sizeof *in_order; i++) {
     if (in_order[i].keys > use->keys) in_order[i].keys = use->keys;
-    if (keys_shared(m, &in_order[i], use->entries) <= nsai_backward_most_shared(wgmma, t))
-      return in_order[i];
+    if (keys_shared(m, &in_order[i], use->entries) <= most_shared(m, t, wgmma)) return in_order[i];
   }
   return (keys_tiles){ false, 16, 16, 1 };
 }
-
-/* Sums of more columns and the scores of 64 rows spill from the warpgroup's registers. */
-static bool is_wide(const nsai_model *m) { return m->head_dim_qk > 192 || m->head_dim_v > 192; }
 
 void nsai_dkv_mainloop_specify(const nsai_request *r, bool wgmma, const nsai_dkv_use *use,
                                nsai_kernel_spec *spec) {
   const nsai_problem *p = r->problem;
   const nsai_model *m = &p->model;
-  bool warpgroup = wgmma && use->keys == NSAI_DKV_TILE_KEYS && !is_wide(m);
+  bool warpgroup = wgmma && use->keys == NSAI_DKV_TILE_KEYS &&
+                   !(is_wide(m) && r->target->register_fallback);
   keys_tiles s = choose_tiles(m, r->target, warpgroup, use);
   *spec = (nsai_kernel_spec){ .entry = use->entry,
                               .dtype = m->dtype,

@@ -7,8 +7,12 @@
 #include "variants/backward/kv.h"
 
 /* Rows of k and v that a thread adds up: as many as follow each other under the same compressed
- * blocks, at most 8, whose sums it holds. */
-static int32_t run_rows(const nsai_model *m) { return m->stride < 8 ? m->stride : 8; }
+ * blocks, whose sums it holds, at most 8; 16 of small groups, which have heads enough for all
+ * threads. */
+static int32_t run_rows(const nsai_model *m) {
+  const int32_t most = m->heads / m->kv_heads < 4 ? 16 : 8;
+  return m->stride < most ? m->stride : most;
+}
 
 void nsai_dkv_sum_specify(const nsai_problem *p, nsai_kernel_spec *spec) {
   *spec = (nsai_kernel_spec){ .entry = "backward_dkv_sum",

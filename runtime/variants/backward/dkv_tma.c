@@ -6,36 +6,46 @@
 #include "variants/backward/backward.h"
 #include "variants/backward/kv.h"
 
-#define STAGE_ROWS 64
-#define MOST_STAGES 4 /* one held, one read, two on their way */
 #define LEAST_STAGES 3
+#define MOST_HEAD_DIM 192
+#define MOST_COLUMNS 320 /* of dK and dV together */
 
 bool nsai_dkv_may_join(const nsai_model *m) {
   return !m->per_branch && m->window && m->select_count > 0 && m->select_block % 64 == 0 &&
          m->gate != NSAI_GATE_WEIGHTS && m->heads / m->kv_heads >= 8;
 }
 
+/* Rows of a stage, and the most stages: one held, one read, two on their way; of half as many rows
+ * one more is held and read. Wide dK and dV leave registers for the scores of 32 rows. */
+static bool is_wide(const nsai_model *m) { return m->head_dim_qk > 128 || m->head_dim_v > 128; }
+static int32_t stage_rows(const nsai_model *m) { return is_wide(m) ? 32 : 64; }
+static int32_t most_stages(const nsai_model *m) { return is_wide(m) ? 6 : 4; }
+
 static uint32_t shared_bytes(const nsai_model *m, const nsai_dkv_use *use, int32_t stages) {
-  const int32_t tokens = STAGE_ROWS * m->kv_heads / m->heads;
-  return nsai_smem_dkv_tma(use->keys, stages, use->joins, tokens, m->head_dim_qk, m->head_dim_v);
+  const int32_t rows = stage_rows(m), tokens = rows * m->kv_heads / m->heads;
+  return nsai_smem_dkv_tma(use->keys, rows, stages, use->joins, tokens, m->head_dim_qk,
+                           m->head_dim_v);
 }
 
 static int32_t choose_stages(const nsai_request *r, const nsai_dkv_use *use) {
-  int32_t stages = MOST_STAGES;
+  int32_t stages = most_stages(&r->problem->model);
   while (stages >= LEAST_STAGES &&
          shared_bytes(&r->problem->model, use, stages) > r->target->shared_bytes)
     stages--;
   return stages;
 }
 
-/* A stage holds whole tokens; of a list each is a box, which are to be few. dK, dV and scores of 64
- * keys fit into a warpgroup's registers. */
+/* A stage holds whole tokens; of a list each is a box, which are to be few: at 64k tokens and G 4 boxes
+ * take 20.3 ms, G 2 takes 10.3 without them. dK, dV and scores of 64 keys fit into a warpgroup's
+ * registers. */
 bool nsai_dkv_tma_fits(const nsai_request *r, const nsai_dkv_use *use) {
   const nsai_model *m = &r->problem->model;
   int32_t group = m->heads / m->kv_heads;
   return !r->target->register_fallback && group == nsai_padded_group(m) &&
-         group >= (use->entries ? 4 : 1) && group <= STAGE_ROWS && m->head_dim_qk <= 128 &&
-         m->head_dim_v <= 128 && choose_stages(r, use) >= LEAST_STAGES;
+         group >= (use->entries ? 8 : 1) && group <= stage_rows(m) &&
+         m->head_dim_qk <= MOST_HEAD_DIM && m->head_dim_v <= MOST_HEAD_DIM &&
+         nsai_padded_dim(m->head_dim_qk) + nsai_padded_dim(m->head_dim_v) <= MOST_COLUMNS &&
+         choose_stages(r, use) >= LEAST_STAGES;
 }
 
 void nsai_dkv_tma_specify(const nsai_request *r, const nsai_dkv_use *use, nsai_kernel_spec *spec) {
@@ -48,12 +58,13 @@ void nsai_dkv_tma_specify(const nsai_request *r, const nsai_dkv_use *use, nsai_k
                               .shared_bytes = shared_bytes(m, use, stages),
                               .tile_tokens = use->entries,
                               .tma_box_heads = group,
-                              .tma_box_tokens = use->entries ? 1 : STAGE_ROWS / group,
+                              .tma_box_tokens = use->entries ? 1 : stage_rows(m) / group,
                               .tma_box_keys = use->keys,
                               .compile_cost = NSAI_DKV_COST };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   nsai_backward_branches_add(spec, p);
+  nsai_constant_add(spec, "kRows", stage_rows(m));
   nsai_constant_add(spec, "kKeys", use->keys);
   nsai_constant_add(spec, "kStages", stages);
   nsai_constant_add(spec, "kEntries", use->entries);

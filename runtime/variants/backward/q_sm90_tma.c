@@ -10,9 +10,8 @@
 #define KEYS 64
 #define MOST_STAGES 4 /* one held, one read, two on their way */
 #define LEAST_STAGES 3
-#define MOST_HEAD_DIM_QK 192 /* dQ, scores and dU of a row are in registers together */
-#define LEAST_GROUP 4        /* padded: a lane of the producer has a token, of 128 rows / G */
-#define MOST_GROUP 64
+/* Below this padded group a lane of the producer has several tokens, for lists of blocks. */
+#define LANE_GROUP 4
 
 static uint32_t shared_bytes(const nsai_model *m, int32_t stages) {
   return nsai_smem_dq_tma(stages, ROWS / nsai_padded_group(m), m->head_dim_qk, m->head_dim_v);
@@ -24,16 +23,25 @@ static int32_t choose_stages(const nsai_model *m, const nsai_target *t) {
   return stages;
 }
 
+/* dQ, scores and dU of a row are in registers together. The cursors of several tokens take some of
+ * theirs, and at 192 those that spill are what tokens that share a warp, and gates that are weights,
+ * take: another row serves without a spill, where a plan would take smaller tiles of all kernels. */
+static int32_t most_head_dim_qk(const nsai_model *m) {
+  const int32_t group = nsai_padded_group(m);
+  if (group < LANE_GROUP) return 128;
+  return group < 16 || m->gate == NSAI_GATE_WEIGHTS ? 176 : 192;
+}
+
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   const nsai_model *m = &p->model;
-  const int32_t group = nsai_padded_group(m);
+  const int32_t most = most_head_dim_qk(m);
   nsai_backward_legal_sm90(p, t, reasons);
-  if (group < LEAST_GROUP || group > MOST_GROUP)
-    nsai_refuse(reasons, "a KV head has %d query heads: it takes %d to %d", m->heads / m->kv_heads,
-                LEAST_GROUP / 2 + 1, MOST_GROUP);
-  if (m->head_dim_qk > MOST_HEAD_DIM_QK)
-    nsai_refuse(reasons, "model.head_dim_qk is %d: it takes at most %d", m->head_dim_qk,
-                MOST_HEAD_DIM_QK);
+  if (p->selection == NSA_SELECT_RANGES && nsai_padded_group(m) < LANE_GROUP)
+    nsai_refuse(reasons, "a KV head has %d query heads: with ranges it takes at least %d",
+                m->heads / m->kv_heads, LANE_GROUP / 2 + 1);
+  if (m->head_dim_qk > most)
+    nsai_refuse(reasons, "model.head_dim_qk is %d: of this group and gate it takes at most %d",
+                m->head_dim_qk, most);
   if (choose_stages(m, t) < LEAST_STAGES)
     nsai_refuse(reasons, "%d pipeline stages need %u bytes of shared memory, a CTA has %u here",
                 LEAST_STAGES, shared_bytes(m, LEAST_STAGES), t->shared_bytes);
