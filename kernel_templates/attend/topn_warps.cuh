@@ -8,7 +8,7 @@
 // A candidate goes on the token's list unless n_free earlier candidates are known to beat it. The
 // bound is rough: it comes from each lane's greatest value. core/topn.cuh then chooses from the
 // list, which has about 60 candidates at any length. A candidate that is not listed costs one
-// comparison.
+// comparison. Groups of 2 to 8 heads: attend/topn_tokens.cuh, in place of lists.
 #pragma once
 #include "attend/topn_pool.cuh"
 #include "attend/topn_tokens.cuh"

@@ -48,6 +48,13 @@ const char *const chk_fixed_cases[] = {
   "fwd:h5/1:d64/64:q=300", "fwd:h6/1:d64/64:q=300", "fwd:h7/1:d64/64:q=300",
   "fwd:h12/1:d64/64:q=300", "fwd:h24/2:d64/64:q=300", "fwd:h48/1:d64/64:q=300",
   "fwd:h64/1:d64/64:q=300",
+  /* small groups whose blocks the compressed branch's kernel chooses */
+  "fwd:h3/3:d128/128:l32/16:s64x16+1+2:w64:q=5000,130,2300:kv=5000,130,2900",
+  "fwd:h2/2:d64/64:f16:l32/16:s64x16+1+2:w64:q=3000:fill=large",
+  "fwd:h2/2:d64/128:l64/16:s64x7+0+0:w64:q=2500,33:kv=4000,40:fill=constant",
+  "fwd:h4/2:d128/128:l32/16:s64x16+1+2:w64:q=5000,130,2300:kv=5000,130,2900",
+  "fwd:h8/2:d128/128:l32/16:s64x16+1+2:w64:q=4500,40:fill=correlated",
+  "fwd:h8/4:d64/64:l32/16:s64x16+1+2:w64:q=2500,33:fill=constant",
   /* small groups with long lists of blocks: KV-stationary where that is legal */
   "fwd:h4/4:d128/128:l16/16:s16x6+1+2:w64:q=1700,33,130",
   "fwd:h8/2:d64/64:l16/16:s32x8+1+2:q=5,90,2500:kv=2100,90,2500:sel=blocks:slack=40",
