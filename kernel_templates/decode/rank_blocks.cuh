@@ -31,14 +31,15 @@ template <class C> struct Ranking {
 };
 
 template <class C> struct RankShared {
-  u64 groups[Ranking<C>::kGroups];
-  u64 passing[Ranking<C>::kMostPassing];
+  __align__(16) u64 groups[Ranking<C>::kGroups];
+  __align__(16) u64 passing[Ranking<C>::kMostPassing];     // and zeros
   u64 least;                                               // key of the kFree-th greatest group
   int best[Ranking<C>::kFree > 0 ? Ranking<C>::kFree : 1]; // blocks in order of rank
   int count;                                               // of `passing`
 };
 
 constexpr int kRankLoads = 4; // candidates in flight per thread
+constexpr int kRankedAtOnce = NSAI_RANKED_AT_ONCE;
 
 // key_of() in 56 bits, so that the sign of a difference compares two of them.
 NSAI_DEVICE u64 rank_key(u32 order, int index) {
@@ -46,18 +47,20 @@ NSAI_DEVICE u64 rank_key(u32 order, int index) {
 }
 NSAI_DEVICE int ranked_block(u64 key) { return (int)(~(u32)key & 0xffffffu); }
 
-// Counts the keys that are greater than `key`, of every kLanes-th from `first` on. kSafe: `count` is a multiple of
-// 8 * kLanes. Sums in four chains.
-template <int kLanes, bool kSafe>
-NSAI_DEVICE int count_greater(const u64 *keys, int first, int count, u64 key) {
-  u32 chain[4] = {};
+// Counts the keys that are greater than `key` among those of one of kLanes lanes. `keys` has `count` keys, and zeros
+// up to a multiple of 2 * kPairs * kLanes. Sums in chains of their own.
+template <int kLanes, int kPairs>
+NSAI_DEVICE int count_greater(const u64 *keys, int lane, int count, u64 key) {
+  u32 chain[2] = {};
 #pragma unroll 1
-  for (int begin = first; begin < count; begin += 8 * kLanes)
+  for (int begin = 2 * lane; begin < count; begin += 2 * kPairs * kLanes)
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      if (kSafe || begin + i * kLanes < count)
-        chain[i % 4] += (u32)((key - keys[begin + i * kLanes]) >> 63);
-  return (int)((chain[0] + chain[1]) + (chain[2] + chain[3]));
+    for (int i = 0; i < kPairs; ++i) {
+      const ulonglong2 pair = *(const ulonglong2 *)(keys + begin + 2 * i * kLanes);
+      chain[0] += (u32)((key - pair.x) >> 63);
+      chain[1] += (u32)((key - pair.y) >> 63);
+    }
+  return (int)(chain[0] + chain[1]);
 }
 
 // Loads the candidates of this thread from `begin` on as keys, 0 behind the last.
@@ -116,8 +119,8 @@ template <class C> NSAI_DEVICE void rank_passing(RankShared<C> &shared) {
   for (int begin = 0; begin < found; begin += C::kThreads / kLanes) {
     const int at = begin + threadIdx.x / kLanes;
     const u64 key = at < found ? shared.passing[at] : 0;
-    const int rank =
-        adjacent_sum<kLanes>(count_greater<kLanes, false>(shared.passing, part, found, key));
+    const int rank = adjacent_sum<kLanes>(
+        count_greater<kLanes, kRankedAtOnce / (2 * kLanes)>(shared.passing, part, found, key));
     if (key && part == 0 && rank < Ranking<C>::kFree) shared.best[rank] = ranked_block(key);
   }
 }
@@ -137,7 +140,8 @@ template <class C> NSAI_DEVICE void list_best(const RankShared<C> &shared, int *
   if (at < kFree && threadIdx.x % kLanes == 0) sList[below] = block;
 }
 
-// Writes the part of the list that depends only on the number of candidates. All threads take part.
+// Writes the part of a token's list, ascending and then -1, that depends only on the number of candidates. All
+// threads take part.
 template <class C> NSAI_DEVICE void list_forced(int *sList, int candidates) {
   constexpr int kCount = C::kSelectCount, kFound = C::kSelectInit + kFreeBlocks<C>;
 #pragma unroll 1
@@ -149,25 +153,24 @@ template <class C> NSAI_DEVICE void list_forced(int *sList, int candidates) {
   }
 }
 
-// Writes the list of a token with so many candidates to sList [n]: ascending, then -1. gI [candidates] is
+// Completes the list of a token with so many candidates, sList [n], that list_forced() has begun. gI [candidates] is
 // read only if importance decides. All threads take part, and sList is complete for all on return.
 template <class C>
 NSAI_DEVICE void rank_blocks(RankShared<C> &shared, int *sList, const float *gI, int candidates) {
   using R = Ranking<C>;
   const int thread = threadIdx.x, group = thread / R::kLanes, part = thread % R::kLanes;
-  list_forced<C>(sList, candidates);
   if constexpr (R::kFree > 0) {
     if (needs_search<C>(candidates)) {
       const int count = candidates - C::kSelectInit - C::kSelectLocal; // more than kFree
       u64 least = ~(u64)0;                                             // that no key reaches
+      u64 keys[kRankLoads];
       // Reads the candidates to find the least key, and again to keep those that reach it.
 #pragma unroll 1
       for (int pass = 0; pass < 2; ++pass) {
         u64 greatest = 0;
 #pragma unroll 1
         for (int begin = 0; begin < count; begin += kRankLoads * C::kThreads) {
-          u64 keys[kRankLoads];
-          load_candidates<C>(keys, gI, begin, count);
+          if (!pass || count > kRankLoads * C::kThreads) load_candidates<C>(keys, gI, begin, count);
 #pragma unroll
           for (int i = 0; i < kRankLoads; ++i) greatest = keys[i] > greatest ? keys[i] : greatest;
           keep_passing<C>(shared, keys, least);
@@ -180,10 +183,13 @@ NSAI_DEVICE void rank_blocks(RankShared<C> &shared, int *sList, const float *gI,
         }
         if (part == 0) shared.groups[group] = greatest;
         if (thread == 0) shared.count = 0;
+#pragma unroll 1
+        for (int i = thread; i < R::kMostPassing; i += C::kThreads) shared.passing[i] = 0;
         __syncthreads(); // the groups' keys are written
+        constexpr int kPairs = R::kGroups / (2 * R::kLanes) < 4 ? R::kGroups / (2 * R::kLanes) : 4;
+        static_assert(R::kGroups % (2 * kPairs * R::kLanes) == 0, "no group is behind the last");
         const int above = adjacent_sum<R::kLanes>(
-            count_greater<R::kLanes, R::kGroups % (8 * R::kLanes) == 0>(shared.groups, part,
-                                                                        R::kGroups, greatest));
+            count_greater<R::kLanes, kPairs>(shared.groups, part, R::kGroups, greatest));
         // Keys differ, and at least kFree groups have one, so this is true of one group.
         if (part == 0 && above == R::kFree - 1) shared.least = greatest;
         __syncthreads(); // the least key is written

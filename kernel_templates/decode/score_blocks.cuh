@@ -33,8 +33,8 @@ template <class C> struct BlockScores {
   static constexpr int kOverlap = C::kBlock / C::kStride;     // m
   static constexpr int kHistory = kOverlap - 1;
   static constexpr int kBlocks = kStepKeys / kRatio; // of a step
-  // Where a CTA has many warps, half of them score while the others attend.
-  static constexpr int kCtaWarps = C::kWarps > 4 && C::kCluster > 1 ? C::kWarps / 2 : C::kWarps;
+  // Where a CTA has many warps, most of them score while the others attend.
+  static constexpr int kCtaWarps = C::kWarps > 4 && C::kCluster > 1 ? C::kWarps * 3 / 4 : C::kWarps;
   static constexpr int kThreads = 32 * kCtaWarps;
   static constexpr int kWarps = C::kCluster * kCtaWarps;
   static_assert(kBlocks * kRatio == kStepKeys, "steps end with blocks");

@@ -59,11 +59,6 @@ template <class C> struct Slices {
   static constexpr int kRow = C::kHeadDimV / 4, kAll = C::kGroup * kRow;
   static constexpr int kEach = ceil_div(kAll, C::kCluster);
   static constexpr int kRows = (kEach + kRow - 2) / kRow + 1; // most rows that a slice touches
-  // Threads, adjacent lanes of a warp, that add up a received vector.
-  static constexpr int kParts = C::kThreads < 2 * kEach   ? 1
-                                : C::kThreads < 4 * kEach ? 2
-                                : C::kThreads < 8 * kEach ? 4
-                                                          : 8;
   static constexpr int kReceived = C::kCluster > 1 ? C::kCluster *kEach : 1;
   static constexpr int kReceivedRows = C::kCluster > 1 ? C::kCluster *kRows : 1;
   static NSAI_DEVICE int size(int rank) { return min(max(kAll - rank * kEach, 0), kEach); }
@@ -113,6 +108,31 @@ template <class C> NSAI_DEVICE void begin_cluster(SharedStorage &shared, int ran
     }
     cluster_arrive();
   }
+}
+
+// Prefetches to L2 what does not depend on the sequence's length: the queries and, where it is found without a
+// load, the block table. (A step of several tokens of a sequence has no such place.)
+template <class C>
+NSAI_DEVICE void prefetch_start(const NsaiDecode &p, const QueryRows<C> &rows, int rank) {
+  constexpr int kLine = 128;
+  if constexpr (C::kPageSize > 0) {
+    if (!p.batch.page_starts && !p.batch.cu_q) {
+      const int width = ceil_div(p.batch.max_kv_len, C::kPageSize);
+      const int *list =
+          p.batch.pages + find_cached_sequence(p.batch, rows.first) * p.batch.page_list_stride;
+      constexpr int kInts = kLine / (int)sizeof(int);
+#pragma unroll 1
+      for (int i = (rank * C::kThreads + (int)threadIdx.x) * kInts; i < width;
+           i += C::kCluster * C::kThreads * kInts)
+        prefetch_line(list + i);
+    }
+  }
+  constexpr int kHeadLines = ceil_div(C::kHeadDimQk * 2, kLine);
+#pragma unroll 1
+  for (int i = rank * C::kThreads + threadIdx.x; i < C::kGroup * kHeadLines;
+       i += C::kCluster * C::kThreads)
+    if (rows.present(i / kHeadLines))
+      prefetch_line(rows.at(i / kHeadLines) + i % kHeadLines * (kLine / 2));
 }
 
 // The keys of a token's blocks: first those that are known without importance, which are the forced ones or,
@@ -173,7 +193,7 @@ NSAI_DEVICE void attend_share(const NsaiDecode &p, SharedStorage &shared, const 
                     scale, token.alone);
 }
 
-// Writes the token's list to shared.list and, by one CTA, to idx. All threads take part.
+// Completes the token's list in shared.list. All threads take part.
 template <class C>
 NSAI_DEVICE void select_blocks(const NsaiSelectAttend &params, SharedStorage &shared, int row,
                                int group, int rank, int candidates) {
@@ -186,8 +206,15 @@ NSAI_DEVICE void select_blocks(const NsaiSelectAttend &params, SharedStorage &sh
                  group * params.importance_head_stride;
   __syncthreads(); // all warps have finished with the stream
   rank_blocks<C>(shared.rank, shared.list, importance, candidates);
-  if (rank > 0) return;
+}
+
+// Stores the token's list, by one CTA.
+template <class C>
+NSAI_DEVICE void store_list(const NsaiDecode &p, const SharedStorage &shared, int row, int group,
+                            int rank) {
+  if (!p.idx || rank > 0) return;
   int *gOut = list_of(p, row, group); // [n]
+#pragma unroll 1
   for (int i = threadIdx.x; i < C::kSelectCount; i += C::kThreads) gOut[i] = shared.list[i];
 }
 
@@ -209,33 +236,19 @@ template <class C> NSAI_DEVICE void send_slices(SharedStorage &shared, int rank)
   }
 }
 
-// Adds up vector i of this CTA's slice, which lies in its row `row`, over the CTAs: each of the lanes that add it
-// up takes every kParts-th CTA, and all get the sum.
+// Adds up vector i of this CTA's slice, which lies in its row `row`, over the CTAs.
 template <class C>
 NSAI_DEVICE ConsumerGroupSum add_received(const SharedStorage &shared, int i, int row) {
-  constexpr int kParts = Slices<C>::kParts < C::kCluster ? Slices<C>::kParts : C::kCluster;
-  const int part = threadIdx.x % Slices<C>::kParts % kParts;
   ConsumerGroupSum x = { kNoReference, 0.0f, make_float4(0, 0, 0, 0) };
 #pragma unroll
-  for (int r = 0; r < C::kCluster; r += kParts)
-    x.reference = fmaxf(x.reference, shared.stats[(r + part) * Slices<C>::kRows + row].x);
+  for (int r = 0; r < C::kCluster; ++r)
+    x.reference = fmaxf(x.reference, shared.stats[r * Slices<C>::kRows + row].x);
 #pragma unroll
-  for (int delta = 1; delta < kParts; delta *= 2)
-    x.reference = fmaxf(x.reference, __shfl_xor_sync(kAllLanes, x.reference, delta));
-#pragma unroll
-  for (int r = 0; r < C::kCluster; r += kParts) {
-    const float2 stats = shared.stats[(r + part) * Slices<C>::kRows + row];
+  for (int r = 0; r < C::kCluster; ++r) {
+    const float2 stats = shared.stats[r * Slices<C>::kRows + row];
     const float factor = exp2_approx(stats.x - x.reference);
-    x.o = add_scaled(x.o, factor, shared.o[(r + part) * Slices<C>::kEach + i]);
+    x.o = add_scaled(x.o, factor, shared.o[r * Slices<C>::kEach + i]);
     x.total = fmaf(factor, stats.y, x.total);
-  }
-#pragma unroll
-  for (int delta = 1; delta < kParts; delta *= 2) {
-    x.total += __shfl_xor_sync(kAllLanes, x.total, delta);
-    x.o.x += __shfl_xor_sync(kAllLanes, x.o.x, delta);
-    x.o.y += __shfl_xor_sync(kAllLanes, x.o.y, delta);
-    x.o.z += __shfl_xor_sync(kAllLanes, x.o.z, delta);
-    x.o.w += __shfl_xor_sync(kAllLanes, x.o.w, delta);
   }
   return x;
 }
@@ -246,10 +259,7 @@ NSAI_DEVICE void store_slice(const NsaiDecode &p, const SharedStorage &shared, i
                              int rank, bool attends) {
   using S = Slices<C>;
   const NsaiEpilogue &out = p.out[kSelected];
-#pragma unroll 1
-  for (int begin = 0; begin < S::size(rank); begin += C::kThreads / S::kParts) {
-    const int at = begin + (int)threadIdx.x / S::kParts;
-    const int i = min(at, S::size(rank) - 1); // whole warps add up
+  for (int i = threadIdx.x; i < S::size(rank); i += C::kThreads) {
     const int vector = rank * S::kEach + i, head = vector / S::kRow, column = vector % S::kRow * 4;
     const OutputRow output_row = { row, group * C::kGroup + head, true };
     float4 o = make_float4(0, 0, 0, 0);
@@ -264,8 +274,7 @@ NSAI_DEVICE void store_slice(const NsaiDecode &p, const SharedStorage &shared, i
       const float gate = x.total == 0.0f ? 0.0f : gate_value<C>(out, load_gate<C>(out, output_row));
       o = make_float4(gate * o.x, gate * o.y, gate * o.z, gate * o.w);
     }
-    if (at < S::size(rank) && threadIdx.x % S::kParts == 0)
-      store_four<C>(find_row(p.out[0].o, output_row) + column, o);
+    store_four<C>(find_row(p.out[0].o, output_row) + column, o);
   }
 }
 
@@ -283,9 +292,10 @@ template <class C> NSAI_DEVICE void select_attend(const SelectAttendParams &all_
   const int row = params.token_begin + (int)blockIdx.x / C::kCluster;
   begin_cluster<C>(shared, rank);
   if constexpr (C::kScores) begin_kernel();
+  const QueryRows<C> query_rows = { p.q, row, 1, group };
+  if constexpr (C::kScores) prefetch_start<C>(p, query_rows, rank);
   const DecodeToken token = find_token(p.batch, row);
   const auto lists = find_rows<C::kPageSize>(p.batch, token.s, 0);
-  const QueryRows<C> query_rows = { p.q, row, 1, group };
   const bool attends = token.present && p.branches >> kSelected & 1;
   const int candidates = candidate_count<C>(token.position);
 
@@ -317,6 +327,7 @@ template <class C> NSAI_DEVICE void select_attend(const SelectAttendParams &all_
 
   // ---- attend to the known blocks, select, attend to the found ones; in one loop, so that its code has
   // been fetched when importance is there
+  if (p.idx) list_forced<C>(shared.list, candidates);
   float o[Stream::kO][4] = {}; // [16, Dv]
   SoftmaxRows rows;
 #pragma unroll 1
@@ -345,11 +356,11 @@ template <class C> NSAI_DEVICE void select_attend(const SelectAttendParams &all_
   if (attends) {
     if constexpr (Stream::kCoded) scale_columns(o, value_scale(p, kSelected, group));
     share_consumer_groups<C>(shared.stream, at, o, rows);
-    if constexpr (C::kCluster > 1) {
-      send_slices<C>(shared, rank);
-      cluster_receive(shared_address(&shared.received), 0);
-    }
+    if constexpr (C::kCluster > 1) send_slices<C>(shared, rank);
   }
+  store_list<C>(p, shared, row, group, rank); // while slices are on their way
+  if constexpr (C::kCluster > 1)
+    if (attends) cluster_receive(shared_address(&shared.received), 0);
   store_slice<C>(p, shared, row, group, rank, attends);
 }
 

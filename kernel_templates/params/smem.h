@@ -213,11 +213,14 @@ NSAI_SIZE nsai_smem_single_cta(int stream, int search, int pool, int list, int r
 }
 
 /* decode/rank_blocks.cuh: groups of candidates, about twice as many as blocks are `free`; and most
- * candidates of so many `blocks` that may be chosen, those of `free` groups. */
+ * candidates of so many `blocks` that may be chosen, those of `free` groups, in multiples that are ranked at
+ * once. */
 NSAI_SIZE nsai_smem_rank_groups(int free) { return free <= 20 ? 32 : free <= 40 ? 64 : 128; }
+#define NSAI_RANKED_AT_ONCE 16
 NSAI_SIZE nsai_smem_rank_passing(int free, int blocks) {
   const int groups = nsai_smem_rank_groups(free);
-  return nsai_smem_larger(free, 1) * ((blocks + groups - 1) / groups);
+  return nsai_smem_aligned(nsai_smem_larger(free, 1) * ((blocks + groups - 1) / groups),
+                           NSAI_RANKED_AT_ONCE);
 }
 
 /* decode/select_attend.cuh: the key stream, or before it RankShared, which is
@@ -227,7 +230,7 @@ NSAI_SIZE nsai_smem_rank_passing(int free, int blocks) {
 NSAI_SIZE nsai_smem_select_attend(int stream, int free, int blocks, int cluster, int group, int dv,
                                   int count) {
   const int keys = nsai_smem_rank_groups(free) + nsai_smem_rank_passing(free, blocks) + 1;
-  const int rank = nsai_smem_aligned(8 * keys + 4 * (nsai_smem_larger(free, 1) + 1), 8);
+  const int rank = nsai_smem_aligned(8 * keys + 4 * (nsai_smem_larger(free, 1) + 1), 16);
   const int slice = (group * (dv / 4) + cluster - 1) / cluster;
   const int rows = (slice + dv / 4 - 2) / (dv / 4) + 1;
   const int received = cluster > 1 ? cluster * (16 * slice + 8 * rows) : 24;

@@ -636,9 +636,9 @@ static void test_select_attend_forms(void **state) {
     int32_t seqs;
     taker index, coarse;
   } rows[] = {
-    { 1, { "decode_select_attend", 16, 128 }, { "decode_select_attend", 16, 128 } },
-    { 2, { "decode_select_attend", 16, 128 }, { "decode_select_attend", 16, 128 } },
-    { 3, { "decode_select_attend", 16, 128 }, { "decode_select_attend", 16, 128 } },
+    { 1, { "decode_select_attend", 16, 128 }, { "decode_select_attend", 16, 256 } },
+    { 2, { "decode_select_attend", 16, 128 }, { "decode_select_attend", 16, 256 } },
+    { 3, { "decode_select_attend", 16, 128 }, { "decode_select_attend", 16, 256 } },
     { 4, { "decode_select_attend", 8, 128 }, { "decode_select_attend", 16, 128 } },
     { 7, { "decode_select_attend", 8, 128 }, { "decode_select_attend", 16, 128 } },
     { 8, { "decode_select_attend", 4, 128 }, { "decode_select_attend", 8, 128 } },
