@@ -15,9 +15,18 @@ typedef struct nsapy_frame {
   nsa_grads grads;
   nsa_batch batch;
   nsa_exec exec;
+  nsa_index_grads index_grads;
 } nsapy_frame;
 
-enum { NSAPY_FORWARD, NSAPY_DENSE, NSAPY_BACKWARD, NSAPY_APPEND, NSAPY_DECODE, NSAPY_PREFILL };
+enum {
+  NSAPY_FORWARD,
+  NSAPY_DENSE,
+  NSAPY_BACKWARD,
+  NSAPY_APPEND,
+  NSAPY_DECODE,
+  NSAPY_PREFILL,
+  NSAPY_INDEX_KL
+};
 enum { NSAPY_WORKSPACE = -1, NSAPY_UNUSED = -2 };         /* instead of offsets */
 enum { NSAPY_PYTHON_ERROR = -1, NSAPY_NO_EXCHANGE = -2 }; /* instead of a status */
 
@@ -49,6 +58,7 @@ static inline int32_t nsapy_call(const nsapy_run_args *args, const nsa_plan *pla
   case NSAPY_APPEND: return nsa_kv_append(plan, &f->exec, batch, &f->io);
   case NSAPY_DECODE: return nsa_decode(plan, &f->exec, batch, &f->io);
   case NSAPY_PREFILL: return nsa_prefill(plan, &f->exec, batch, &f->io);
+  case NSAPY_INDEX_KL: return nsa_index_kl(plan, &f->exec, batch, &f->io, &f->index_grads);
   default: return NSA_E_ARG;
   }
 }

@@ -100,9 +100,11 @@ static void set_workspace(const dl_tensor *t, uint32_t align, nsa_exec *exec) {
 int32_t nsapy_run(const nsapy_run_args *args, python_object *tensors) {
   const dl_exchange *exchange = args->exchange;
   const int32_t *offsets = args->offsets;
-  const nsapy_frame empty = {
-    .io = NSA_IO_INIT, .grads = NSA_GRADS_INIT, .batch = NSA_BATCH_INIT, .exec = NSA_EXEC_INIT
-  };
+  const nsapy_frame empty = { .io = NSA_IO_INIT,
+                              .grads = NSA_GRADS_INIT,
+                              .batch = NSA_BATCH_INIT,
+                              .exec = NSA_EXEC_INIT,
+                              .index_grads = NSA_INDEX_GRADS_INIT };
   nsapy_frame f = empty;
   dl_tensor t;
   intptr_t count = PyTuple_Size(tensors);

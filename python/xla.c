@@ -133,6 +133,7 @@ static int32_t op_of(int32_t call) {
   case NSAPY_APPEND: return NSA_OP_APPEND;
   case NSAPY_DECODE: return NSA_OP_DECODE;
   case NSAPY_PREFILL: return NSA_OP_PREFILL;
+  case NSAPY_INDEX_KL: return NSA_OP_INDEX_KL;
   default: return NSA_OP_FORWARD;
   }
 }
@@ -272,9 +273,11 @@ static XLA_FFI_Error *execute(XLA_FFI_CallFrame *frame, bool gpu) {
       find(a.config->ptr, a.config->len, (int32_t)a.dtype, gpu ? device.device_ordinal : -1,
            (int32_t)what[0], a.problem->data, &plan);
   if (status) return fail_status(frame, status);
-  nsapy_frame f = {
-    .io = NSA_IO_INIT, .grads = NSA_GRADS_INIT, .batch = NSA_BATCH_INIT, .exec = NSA_EXEC_INIT
-  };
+  nsapy_frame f = { .io = NSA_IO_INIT,
+                    .grads = NSA_GRADS_INIT,
+                    .batch = NSA_BATCH_INIT,
+                    .exec = NSA_EXEC_INIT,
+                    .index_grads = NSA_INDEX_GRADS_INIT };
   const nsapy_run_args args = { .call = (int32_t)what[0],
                                 .num_seqs = (int32_t)what[1],
                                 .branches = (uint32_t)what[2],

@@ -45,7 +45,8 @@ CLASSES = {_abi.NSA_E_ARG: ArgumentError, _abi.NSA_E_CONFIG: ConfigError,
 
 class Frame(C.Structure):
     """The structs of a run, as python/shim.c has them."""
-    _fields_ = [("io", _abi.nsa_io), ("grads", _abi.nsa_grads), ("batch", _abi.nsa_batch), ("exec", _abi.nsa_exec)]
+    _fields_ = [("io", _abi.nsa_io), ("grads", _abi.nsa_grads), ("batch", _abi.nsa_batch), ("exec", _abi.nsa_exec),
+                ("index_grads", _abi.nsa_index_grads)]
 
 
 class RunArgs(C.Structure):
@@ -54,8 +55,8 @@ class RunArgs(C.Structure):
                 ("tensors", C.c_int32), ("exchange", C.c_void_p), ("plan", C.c_void_p), ("offsets", C.POINTER(C.c_int32))]
 
 
-FORWARD, DENSE, BACKWARD, APPEND, DECODE, PREFILL = range(6)
-NAMES = "nsa_forward", "nsa_dense", "nsa_backward", "nsa_kv_append", "nsa_decode", "nsa_prefill"
+FORWARD, DENSE, BACKWARD, APPEND, DECODE, PREFILL, INDEX_KL = range(7)
+NAMES = "nsa_forward", "nsa_dense", "nsa_backward", "nsa_kv_append", "nsa_decode", "nsa_prefill", "nsa_index_kl"
 WORKSPACE, UNUSED = -1, -2
 PYTHON_ERROR, NO_EXCHANGE = -1, -2
 

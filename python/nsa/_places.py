@@ -36,6 +36,8 @@ for _b in range(3):
     PLACES[f"o_branch{_b}"], PLACES[f"lse{_b}"] = f"io.o_branch[{_b}]", f"io.lse[{_b}]"
 for _name in INDEX:
     PLACES[_name] = "io." + _name
+for _name in "loss", "d_index_q", "d_k_idx":
+    PLACES[_name] = "index_grads." + _name
 for _name in PHI + GATE:
     PLACES[_name] = "io." + _name
     PLACES["d_" + _name] = "grads.d_" + _name

@@ -20,7 +20,7 @@ import numpy as np
 
 from . import _abi
 from ._config import Config
-from ._library import APPEND, BACKWARD, DECODE, FORWARD, PREFILL, UNUSED, last_error, round_up, round_up_few, shim
+from ._library import APPEND, BACKWARD, DECODE, FORWARD, INDEX_KL, PREFILL, UNUSED, last_error, round_up, round_up_few, shim
 from ._places import BRANCHES, CACHE, EXTRA, GATE, INDEX, NONE, OFFSETS, PHI, SCALES, cache_problem
 
 Array = jax.Array
@@ -54,6 +54,7 @@ class Static(NamedTuple):
     count: int  # selected blocks
     dim_v: int
     platform: str
+    lse: bool = False  # of the selected branch is wanted
 
 
 def _problem(static: Static, q, k, cu_q, given) -> Dict[str, int]:
@@ -104,10 +105,13 @@ def _forward(static, q, others, gates, cu_q, cu_kv, block_idx):
     results = [("o", (q.shape[0], q.shape[1], static.dim_v), q.dtype)]
     if not given and static.count:
         results.append(("block_idx", (q.shape[0], others[0].shape[1], static.count), jnp.int32))
+    if static.lse:
+        results.append(("lse1", q.shape[:2], jnp.float32))
     out = _run(FORWARD, static.text, static.platform, q.dtype, _operands(static, q, others, gates, cu_q, cu_kv, block_idx), results,
                _problem(static, q, others[0], cu_q, given), 0 if cu_q is None else cu_q.shape[0] - 1, static.scale, static.branches)
     idx = block_idx if given else out[1] if static.count else None
-    return (out[0], idx), (q, others, gates, cu_q, cu_kv, block_idx, idx)
+    lse = out[-1] if static.lse else None
+    return (out[0], idx, lse), (q, others, gates, cu_q, cu_kv, block_idx, idx)
 
 
 def _backward(static, saved, cotangents):
@@ -176,11 +180,11 @@ def attention(q: Array, k: KV, v: KV, gates: Optional[Array] = None, *, config: 
               cu_seqlens_k: Optional[Array] = None, max_seqlen: Optional[int] = None, scale: Optional[float] = None,
               weights: Optional[Dict[str, Array]] = None, block_indices: Optional[Array] = None, return_indices: bool = False,
               branches: Optional[Sequence[str]] = None, index_q: Optional[Array] = None, k_idx: Optional[Array] = None,
-              platform: Optional[str] = None) -> Union[Array, Tuple[Array, Array]]:
-    """nsa.attention for JAX, with the same arguments, shapes and results, but for return_lse.
+              return_lse: bool = False, platform: Optional[str] = None) -> Union[Array, Tuple[Array, ...]]:
+    """nsa.attention for JAX, with the same arguments, shapes and results.
 
     index_q, k_idx  queries and keys of an index that chooses the blocks (config.index): [T, Hi, Di] and [S, 1, Di], or
-                    with B in front of them. No gradient goes into them
+                    with B in front of them. No gradient goes into them: `index_kl` has theirs
     platform        "cpu" or "gpu", where the function will run [JAX's default backend]
 
     Differentiable once, and in reverse mode.
@@ -203,16 +207,69 @@ def attention(q: Array, k: KV, v: KV, gates: Optional[Array] = None, *, config: 
             cu_seqlens_k = None if keys == length else jnp.arange(count + 1, dtype=jnp.int32) * keys
         max_seqlen = max_seqlen or keys
     others = pairs | named | {name: jax.lax.stop_gradient(x) for name, x in index.items()}
-    static = Static(config.text, tuple(others), max_seqlen or 0, float(scale or 0.0), _branch_bits(branches),
-                    config.select["count"], config.head_dim_v, _platform(platform))
-    o, idx = _attention(static, q, tuple(others.values()), gates, _int32(cu_seqlens, "cu_seqlens"),
+    bits = _branch_bits(branches)
+    if return_lse and not (config.select["count"] and (bits or BRANCHES["selected"]) & BRANCHES["selected"]):
+        raise ValueError("return_lse is of the selected branch, which does not run: select.count is 0, or branches leaves it out")
+    static = Static(config.text, tuple(others), max_seqlen or 0, float(scale or 0.0), bits, config.select["count"],
+                    config.head_dim_v, _platform(platform), return_lse)
+    o, idx, lse = _attention(static, q, tuple(others.values()), gates, _int32(cu_seqlens, "cu_seqlens"),
                         _int32(cu_seqlens_k, "cu_seqlens_k"), _int32(block_indices, "block_indices"))
     if idx is None:  # a model without a selected branch
         idx = jnp.zeros((q.shape[0], pairs["k0"].shape[1], 0), jnp.int32)
     if batched:
         o = o.reshape(count, length, *o.shape[1:])
         idx = idx.reshape(count, length, *idx.shape[1:])
-    return (o, idx) if return_indices else o
+        lse = lse.reshape(count, length, -1) if return_lse else None
+    wanted = [*([idx] if return_indices else []), *([jax.lax.stop_gradient(lse)] if return_lse else [])]
+    return (o, *wanted) if wanted else o
+
+
+# ---- the training of an index
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _index_kl(static: Static, index_q, k_idx, others, cu_q, cu_kv):
+    return _index_kl_forward(static, index_q, k_idx, others, cu_q, cu_kv)[0]
+
+
+def _index_kl_forward(static, index_q, k_idx, others, cu_q, cu_kv):
+    named = dict(zip(static.names, others))
+    q, keys = named["q"], next(x for name, x in named.items() if name in ("k0", "k1"))
+    operands = named | {"index_q": index_q, "k_idx": k_idx} | _present(cu_q=cu_q, cu_kv=cu_kv)
+    results = [("loss", (1,), jnp.float32), ("d_index_q", index_q.shape, jnp.float32), ("d_k_idx", k_idx.shape, jnp.float32)]
+    problem = _problem(static, q, keys, cu_q, True) | ({} if "block_idx" in named else dict(selection=_abi.NSA_SELECT_ALL))
+    loss, d_q, d_k = _run(INDEX_KL, static.text, static.platform, q.dtype, operands, results, problem,
+                          0 if cu_q is None else cu_q.shape[0] - 1, static.scale)
+    like = jnp.zeros(0, index_q.dtype), jnp.zeros(0, k_idx.dtype)
+    return loss[0], (d_q, d_k, like)
+
+
+def _index_kl_backward(static, saved, d_loss):
+    d_q, d_k, like = saved
+    return (d_loss * d_q).astype(like[0].dtype), (d_loss * d_k).astype(like[1].dtype), None, None, None
+
+
+_index_kl.defvjp(_index_kl_forward, _index_kl_backward)
+
+
+def index_kl(q: Array, k: KV, index_q: Array, k_idx: Array, *, config: Config, lse: Array, block_indices: Optional[Array] = None,
+             cu_seqlens: Optional[Array] = None, cu_seqlens_k: Optional[Array] = None, max_seqlen: Optional[int] = None,
+             scale: Optional[float] = None, coefficient: float = 1.0, platform: Optional[str] = None) -> Array:
+    """nsa.index_kl for JAX, with the same arguments and results: the loss that trains an index.
+
+    platform  as of `attention`
+
+    Differentiable in index_q and k_idx, once and in reverse mode; nothing else gets a gradient.
+    """
+    if not coefficient > 0:
+        raise ValueError(f"coefficient is {coefficient}: it is greater than 0")
+    keys = dict(k0=k) if hasattr(k, "ndim") else dict(k1=k[1]) if block_indices is not None else dict(k0=k[0])
+    of = "lse0" if block_indices is None else "lse1"
+    constants = {"q": q, **keys, of: lse} | _present(block_idx=_int32(block_indices, "block_indices"))
+    constants = {name: jax.lax.stop_gradient(x) for name, x in constants.items()}
+    static = Static(config.text, tuple(constants), max_seqlen or 0, float(scale or 0.0), 0, config.select["count"],
+                    config.head_dim_v, _platform(platform))
+    return coefficient * _index_kl(static, index_q, k_idx, tuple(constants.values()), _int32(cu_seqlens, "cu_seqlens"),
+                                   _int32(cu_seqlens_k, "cu_seqlens_k"))
 
 
 # ---- the cache

@@ -29,8 +29,9 @@ def oracle(q, k, index_q, k_idx, blocks, starts_q, starts_k):
         position = torch.arange(q1 - q0) + (k1 - k0) - (q1 - q0)
         key = torch.arange(k1 - k0)
         for head in range(k.shape[1]):
-            listed = (blocks[q0:q1, head, :, None] == key[None, None, :] // BLOCK).any(1)
-            seen = listed & (key[None, :] <= position[:, None])
+            seen = key[None, :] <= position[:, None]
+            if blocks is not None:  # a warm-up has none
+                seen &= (blocks[q0:q1, head, :, None] == key[None, None, :] // BLOCK).any(1)
             hide = torch.where(seen, 0.0, -torch.inf).double()
             mine = q[q0:q1, head * group:(head + 1) * group].double()
             scores = torch.einsum("thd,sd->hts", mine, k[k0:k1, head].double()) * DIM ** -0.5
@@ -117,3 +118,26 @@ def test_lse(device):
         nsa.index_kl(q, k, index_q, k_idx, config=config, block_indices=blocks[0], lse=lse, coefficient=0)
     with pytest.raises(nsa.ArgumentError, match="there is no index to train"):
         nsa.index_kl(q, k, index_q, k_idx, config=plain, block_indices=blocks[0], lse=lse)
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(8, 2), (16, 1)])
+@pytest.mark.parametrize("tokens", [16, 17, 150])
+def test_warm_up(heads, kv_heads, tokens, device):
+    """Over every token that a query sees, beside the LSE of dense attention; a packed batch."""
+    config = config_of(heads, kv_heads)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    q, k, _, index_q, k_idx = tensors_of(heads, kv_heads, tokens, tokens, dtype)
+    starts = (0, tokens // 3, tokens)
+    lse = torch.empty(tokens, heads)
+    for first, end in zip(starts, starts[1:]):
+        each = k[first:end].double().repeat_interleave(heads // kv_heads, 1)
+        scores = torch.einsum("thd,shd->ths", q[first:end].double(), each) * DIM ** -0.5
+        future = torch.ones(end - first, end - first, dtype=torch.bool).triu(1)
+        lse[first:end] = torch.logsumexp(scores.masked_fill(future[:, None], -torch.inf), -1)
+    exact = [x.double().requires_grad_() for x in (index_q, k_idx)]
+    want = oracle(q, k, *exact, None, starts, starts)
+    q, k, index_q, k_idx, lse = (x.to(device) for x in (q, k, index_q, k_idx, lse))
+    index_q.requires_grad_(), k_idx.requires_grad_()
+    cu = torch.tensor(starts, dtype=torch.int32, device=device)
+    loss = nsa.index_kl(q, k, index_q, k_idx, config=config, lse=lse, cu_seqlens=cu)
+    compare(loss, index_q, k_idx, want, *exact)

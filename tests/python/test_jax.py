@@ -187,6 +187,43 @@ def test_an_index(window, device):
         assert len(none) == 2 and not any(x.any() for x in none)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_index_kl(packed, device):
+    """The LSE, and the loss of an index with its gradients, over the chosen blocks and as a warm-up: the bits of torch."""
+    config = config_of(**INDEXED)
+    q, k, v, _ = inputs_of(config, 90, device)
+    index = index_of(90, device)
+    cu = torch.tensor([0, 20, 90], dtype=torch.int32, device=device) if packed else None
+    where, arrays_where = dict(cu_seqlens=cu), dict(cu_seqlens=None if cu is None else across(cu))
+    arrays, index_arrays = across([q, k, v]), across(index)
+    _, blocks, lse = nsa.attention(q, k, v, config=config, index_q=index[0], k_idx=index[1], return_indices=True, return_lse=True,
+                                   **where)
+    o, idx, got = nsa.jax.attention(*arrays, config=config, index_q=index_arrays[0], k_idx=index_arrays[1], return_indices=True,
+                                    return_lse=True, **arrays_where)
+    assert same(got, lse) and np.array_equal(idx, blocks.cpu())
+    for x in index:
+        x.requires_grad_()
+    dense = torch.randn(lse.shape, generator=torch.Generator().manual_seed(5)).abs().to(lse) + 4
+    for given in dict(block_indices=blocks, lse=lse), dict(lse=dense):
+        want = nsa.index_kl(q, k, *index, config=config, coefficient=2.5, **given, **where)
+        grads = torch.autograd.grad(3 * want, index)
+
+        def loss(q, k, index, given):
+            return 3 * nsa.jax.index_kl(q, k, *index, config=config, coefficient=2.5, **given, **arrays_where)
+
+        value, (d_q, d_k, d_index) = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*arrays[:2], index_arrays, across(given))
+        assert abs(float(value) - 3 * want.item()) <= 1e-6 * abs(3 * want.item())
+        for ours, theirs in zip(d_index, grads):
+            theirs = theirs.float().cpu().numpy()
+            assert np.abs(np.asarray(ours, np.float32) - theirs).max() <= 8e-3 * np.abs(theirs).max() and theirs.any()
+        assert not d_q.any() and not d_k.any()
+    with pytest.raises(ValueError, match="coefficient is 0"):
+        nsa.jax.index_kl(*arrays[:2], *index_arrays, config=config, lse=across(lse), coefficient=0)
+    with pytest.raises(ValueError, match="return_lse is of the selected branch"):
+        nsa.jax.attention(*arrays, config=config, index_q=index_arrays[0], k_idx=index_arrays[1], return_lse=True,
+                          branches=["window"])
+
+
 CACHES = {"mean": {}, "linear": dict(compress=dict(block=16, stride=8, phi="linear")), "per branch": dict(kv_sharing="per_branch"),
           "index": INDEXED, "infllm": INFLLM}
 

@@ -126,6 +126,28 @@ def test_generate(paged, device):
         assert torch.equal(again, got)
 
 
+def test_index_keys_in_fp8(device):
+    """Pages of index keys in e4m3: half the bytes; logits near those of pages in 16 or 32 bits, whose blocks differ in few rows."""
+    model, _, done = pair(device)
+    ids = tokens(2, 90, device=device)
+    logits = {}
+    for name, more in dict(same={}, codes=dict(cmp_dtype=torch.float8_e4m3fn, scales=dict(k_idx=0.03))).items():
+        cache = door.PagedCache(model, 114, 2, page_size=16, **more)
+        stored = cache.pages.layers[0]
+        assert (stored["k_idx"].dtype == torch.float8_e4m3fn) == (name == "codes") and stored["k0"].dtype != torch.float8_e4m3fn
+        with torch.no_grad():
+            logits[name] = model(ids, past_key_values=cache).logits
+            for t in range(3):
+                assert model(tokens(2, 1, seed=t, device=device), past_key_values=cache).logits.isfinite().all()
+        if name == "codes":
+            assert stored["k_idx"].view(torch.uint8).any() and stored["k_idx_scale"].item() == pytest.approx(0.03)
+    near = (logits["codes"] - logits["same"]).float().norm() / logits["same"].float().norm()
+    assert 0 <= near < 0.2
+    assert set(done.calls) == {"libnsa"}
+    with pytest.raises(TypeError, match="cmp_dtype is torch.int8"):
+        door.PagedCache(model, 114, 2, cmp_dtype=torch.int8)
+
+
 @pytest.mark.parametrize("paged", [False, True], ids=["transformers' cache", "pages"])
 def test_beams(paged, device):
     needs_float32(device)

@@ -332,12 +332,15 @@ class PagedCache(Cache):
     pages       [enough for `batch` sequences of max_len]
     max_q       the most tokens of a step that the kernels of decode serve, 1 to 16 [1]: drafts want their number + 1
     dtype       of the pages [of the layers' weights]; under autocast give its dtype
+    cmp_dtype   of the index keys: torch.float8_e4m3fn stores them in FP8 [dtype]. A choice of blocks may then differ
+                where scores are nearly equal
+    scales      of what is in FP8, {"k_idx": ...}, for all layers or a list with one such dict a layer: see nsa.KVCache [1]
 
     Beams share the pages of their common tokens. Without padding all sequences have one length.
     """
 
     def __init__(self, model: nn.Module, max_len: int, batch: int = 1, *, page_size: int = 128, pages: Optional[int] = None,
-                 max_q: int = 1, dtype: Optional[torch.dtype] = None):
+                 max_q: int = 1, dtype: Optional[torch.dtype] = None, cmp_dtype: Optional[torch.dtype] = None, scales=None):
         sparse = _sparse_layers(model)
         if not sparse or not all(isinstance(layer.indexer, Indexer) for layer in sparse):
             raise ValueError("libnsa is not attached to the model: call nsa.integrations.minimax_m3.attach(model) first")
@@ -350,7 +353,7 @@ class PagedCache(Cache):
         config = model.config.get_text_config()
         pages = batch * -(-max_len // page_size) if pages is None else pages
         self.pages = KVCache(config_of(config), len(sparse), pages, page_size, max_len=max_len, max_q=max_q, dtype=self.dtype,
-                             device=device)
+                             device=device, cmp_dtype=cmp_dtype, scales=scales)
         self._sequences: List[int] = []  # the name that each row's has in `pages`
         self._names, self._step = 0, None
         ranks = {layer.layer_idx: i for i, layer in enumerate(sparse)}
