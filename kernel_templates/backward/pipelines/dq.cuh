@@ -36,11 +36,11 @@
 // Rows of K and V behind a sequence's end may hold anything if another sequence follows; such key
 // tiles are copied row by row, with zeros behind the end.
 //
-// Config: kHeadDimQk, kHeadDimV, kGroup, kGroupPadded (1 .. 64), kKeys (64), kStages, kThreads,
+// Config: kHeadDimQk, kHeadDimV, kGroup, kGroupPadded (2 .. 64), kKeys (64), kStages, kThreads,
 // kMinBlocks, kSharedBytes, kBlock (l), kStride (d), kWindow (w; 0: no such branch), kSelectBlock
 // (l'), kSelectCount (n; 0: no such branch), kRanges.
 #pragma once
-#include "backward/pipelines/dq_many_tokens.cuh"
+#include "backward/pipelines/dq_lane_tokens.cuh"
 #include "backward/pipelines/dq_producer.cuh"
 #include "core/launch.cuh"
 
@@ -118,7 +118,7 @@ NSAI_DEVICE void run_dq_pipeline(const NsaiBackwardQTma &p, Consume consume) {
     registers_drop<R::kProducerRegisters>();
     if (warp == R::kWarps) {
       if constexpr (R::kLaneTokens > 1)
-        produce_keys_of_many<Config, kJoins>(p, shared_bytes, base);
+        produce_keys_of_lanes<Config, kJoins>(p, shared_bytes, base);
       else
         produce_keys<Config, kJoins>(p, shared_bytes, base);
     }

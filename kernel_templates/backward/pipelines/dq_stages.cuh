@@ -23,9 +23,8 @@ template <class Config> struct DqPipeline {
   using V = PanelTile<kKeys, kColsV>;
 
   // The launch gives 168 registers to each thread; the producer warpgroup hands its surplus to the
-  // consumers. A lane with several tokens has a cursor for each.
-  static constexpr int kProducerRegisters = kLaneTokens > 1 ? 56 : 40,
-                       kConsumerRegisters = kLaneTokens > 1 ? 224 : 232;
+  // consumers.
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
   // Shared memory layout: offsets in bytes.
   static constexpr int kSQ = 0, kSDO = kSQ + 2 * Q::kBytes, kSStage = kSDO + 2 * DO::kBytes;
@@ -47,7 +46,8 @@ template <class Config> struct DqPipeline {
   static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
   static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
                 "tensor maps need strides of whole 16 bytes");
-  static_assert(Config::kGroupPadded <= 64, "a warpgroup holds whole tokens");
+  static_assert(kLaneTokens <= 2 && Config::kGroupPadded <= 64,
+                "a producer's lane has one or two tokens, and a warpgroup holds whole tokens");
   static_assert(kKeys == 64, "the keys of a stage are the bits of a word");
   static_assert(kStages >= 3, "one stage is held, one is read and one is filled");
   static_assert(Config::kThreads == 384, "two consumer warpgroups and one producer warpgroup");

@@ -35,14 +35,16 @@ static int32_t choose_stages(const nsai_request *r, const nsai_dkv_use *use) {
   return stages;
 }
 
-/* A stage holds whole tokens; of a list each is a box, which are to be few: at 64k tokens and G 4 boxes
- * take 20.3 ms, G 2 takes 10.3 without them. dK, dV and scores of 64 keys fit into a warpgroup's
- * registers. */
+/* The least group of a list's tokens: each is a box, which are to be few. At 64k tokens and D 128 boxes
+ * take 7.6, 10.8 and 20.3 ms of groups of 16, 8 and 4; without them 8 and 4 take 8.1 and 9.6. */
+static int32_t least_group(const nsai_model *m) { return is_wide(m) ? 8 : 16; }
+
+/* A stage holds whole tokens. dK, dV and scores of 64 keys fit into a warpgroup's registers. */
 bool nsai_dkv_tma_fits(const nsai_request *r, const nsai_dkv_use *use) {
   const nsai_model *m = &r->problem->model;
   int32_t group = m->heads / m->kv_heads;
   return !r->target->register_fallback && group == nsai_padded_group(m) &&
-         group >= (use->entries ? 8 : 1) && group <= stage_rows(m) &&
+         group >= (use->entries ? least_group(m) : 1) && group <= stage_rows(m) &&
          m->head_dim_qk <= MOST_HEAD_DIM && m->head_dim_v <= MOST_HEAD_DIM &&
          nsai_padded_dim(m->head_dim_qk) + nsai_padded_dim(m->head_dim_v) <= MOST_COLUMNS &&
          choose_stages(r, use) >= LEAST_STAGES;

@@ -10,7 +10,12 @@
 #define KEYS 64
 #define MOST_STAGES 4 /* one held, one read, two on their way */
 #define LEAST_STAGES 3
-/* Below this padded group a lane of the producer has several tokens, for lists of blocks. */
+/* Of one head a tile has 128 tokens, whose lists have 180 blocks together at 64k tokens with correlated
+ * inputs: 16 are read by each token, and half of them by one warpgroup alone. dQ took 55 ms, 61 before
+ * the producer took blocks whole, and the statistics 56; backward_q_sm90 takes 51 and 48. */
+#define LEAST_GROUP 2
+/* Below this padded group a lane of the producer has two tokens, for lists of blocks. dQ of groups of
+ * two takes 36.2 ms there, by backward_q_sm90 40.2. */
 #define LANE_GROUP 4
 
 static uint32_t shared_bytes(const nsai_model *m, int32_t stages) {
@@ -36,6 +41,9 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   const nsai_model *m = &p->model;
   const int32_t most = most_head_dim_qk(m);
   nsai_backward_legal_sm90(p, t, reasons);
+  if (nsai_padded_group(m) < LEAST_GROUP)
+    nsai_refuse(reasons, "a KV head has %d query heads: it takes at least %d",
+                m->heads / m->kv_heads, LEAST_GROUP);
   if (p->selection == NSA_SELECT_RANGES && nsai_padded_group(m) < LANE_GROUP)
     nsai_refuse(reasons, "a KV head has %d query heads: with ranges it takes at least %d",
                 m->heads / m->kv_heads, LANE_GROUP / 2 + 1);

@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The producer of keys of backward/pipelines/dq.cuh for groups of one and two heads, where a tile has more
-// tokens than a warp has lanes: each lane has kLaneTokens adjacent tokens. What it does is what DqKeyWalk
-// and produce_keys of backward/pipelines/dq_producer.cuh do for one token a lane, whose machine code with
-// an array of one cursor is another (NVRTC 13.0).
+// The producer of keys of backward/pipelines/dq.cuh for groups of two heads, where a tile has more tokens
+// than a warp has lanes: each lane has kLaneTokens adjacent tokens. It does what DqKeyWalk and
+// produce_keys of backward/pipelines/dq_producer.cuh do for one token a lane, whose machine code with an
+// array of one cursor is another (NVRTC 13.0).
 #pragma once
 #include "backward/pipelines/dq_producer.cuh"
 
@@ -80,7 +80,7 @@ private:
 };
 
 // As DqKeyWalk.
-template <class Config, bool kJoins> struct DqManyWalk {
+template <class Config, bool kJoins> struct DqLaneWalk {
   using R = DqPipeline<Config>;
   using Cursors = LaneCursors<Config>;
   static constexpr int kNever = Cursors::kNever, kTokens = R::kLaneTokens;
@@ -95,7 +95,7 @@ template <class Config, bool kJoins> struct DqManyWalk {
   int window_end;
   Cursors cursors;
 
-  NSAI_DEVICE DqManyWalk(const NsaiBackwardQTma &params, const DqTile &tile)
+  NSAI_DEVICE DqLaneWalk(const NsaiBackwardQTma &params, const DqTile &tile)
       : p(params.rows), at(tile), joined(kCanJoin && params.joined) {
     next_branch();
   }
@@ -188,14 +188,14 @@ template <class Config, bool kJoins> struct DqManyWalk {
 };
 
 template <class Config, bool kJoins>
-NSAI_DEVICE void produce_keys_of_many(const NsaiBackwardQTma &p, unsigned char *shared, u32 base) {
+NSAI_DEVICE void produce_keys_of_lanes(const NsaiBackwardQTma &p, unsigned char *shared, u32 base) {
   using R = DqPipeline<Config>;
   constexpr int kWarpLanes = 16 / Config::kGroupPadded / R::kLaneTokens; // lanes of a warp's tokens
   const int lane = threadIdx.x % 32;
   const u32 mine = 1u << lane / kWarpLanes;
   PipelineState<R::kStages> step;
   for_dq_tiles<Config>(p, [&](const DqTile &at) {
-    using Walk = DqManyWalk<Config, kJoins>;
+    using Walk = DqLaneWalk<Config, kJoins>;
     Walk walk(p, at);
     for (bool last = false; !last; step.advance()) {
       const int s = step.stage, first = walk.first, branch = walk.branch_at_hand();
