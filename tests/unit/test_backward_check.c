@@ -463,6 +463,8 @@ static void test_rows_of_q(void **state) {
   nsa_explain(m.ctx, &p, story, sizeof story);
   assert_non_null(strstr(story, "backward_q_sm90_tma: no\n"));
   assert_non_null(strstr(story, "model.head_dim_qk is 256: it takes at most 192"));
+  assert_non_null(strstr(story, "backward_q_kv_sm90: no\n"));
+  assert_non_null(strstr(story, "model.head_dim_qk is 256: it takes 64 and 128"));
   assert_non_null(strstr(story, "backward_q_sm90: chosen"));
   machine_free(&m);
 }
