@@ -7,6 +7,7 @@
 //
 // Grid, tensors and Config: backward_dq_tma; kGroupPadded is kGroup.
 #pragma once
+#include "backward/pipelines/dq.cuh"
 #include "backward/pipelines/dq_consumer.cuh"
 #include "backward/pipelines/dq_sums.cuh"
 

@@ -25,6 +25,7 @@
 //   S(i) | dQ(i-1) dU(i) | S(i+1) | dQ(i) dU(i+1) ...
 //          2^S(i)          dS(i)
 #pragma once
+#include "backward/pipelines/dq.cuh"
 #include "backward/pipelines/dq_consumer.cuh"
 
 template <class Config>
