@@ -37,6 +37,7 @@
  *   2 (Dk + Dv) Hkv (S / d + 1)   compressed K and V
  *   4 (Dk + Dv) x (S + c (S / d + 1) + l' (n T / 1024 + B))
  *                                 partial sums of dK and dV, of x KV heads at a time
+ *   4 Dk (Hq T + 64 Hkv max_seqs) dQ of the compressed branch, of the row backward_q_kv_sm90
  * x is as many KV heads as fit into 1 GiB, at least one. c is at most 32 and decreases as S
  * grows. Without a window the term S is missing, without a selection the last term. Of a caller's
  * ranges the last term is r S, with r from 4 to 32.

@@ -83,6 +83,16 @@ NSAI_DEVICE int published(u32 address) {
   return number;
 }
 
+// The same for a counter in global memory, between CTAs.
+NSAI_DEVICE void release_word(int *to, int x) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+NSAI_DEVICE int acquire_word(const int *from) {
+  int x;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
+
 // __syncthreads() for kThreads threads of the CTA (whole warps) on named barrier kBarrier;
 // __syncthreads() itself uses barrier 0.
 template <int kBarrier, int kThreads> NSAI_DEVICE void sync_some() {

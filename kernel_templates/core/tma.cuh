@@ -80,6 +80,28 @@ NSAI_DEVICE void bulk_load(u32 to_shared, const void *from_global, u32 barrier, 
                : "memory");
 }
 
+// bulk_store, bulk_add: start the copy of contiguous bytes of shared memory to global memory, or the
+// addition of floats; size and both addresses as for bulk_load(). bulk_commit() closes a group.
+// bulk_wait_read() waits until the groups' shared memory has been read, bulk_wait() until they are
+// complete. One thread.
+NSAI_DEVICE void bulk_store(float *to, u32 from_shared, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(from_shared), "r"(bytes)
+               : "memory");
+}
+NSAI_DEVICE void bulk_add(float *to, u32 from_shared, u32 bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                   to),
+               "r"(from_shared), "r"(bytes)
+               : "memory");
+}
+NSAI_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+NSAI_DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+NSAI_DEVICE void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// Orders this thread's copies and its other accesses, whatever the memory.
+NSAI_DEVICE void async_proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
 // Makes this thread's writes to global memory visible to such copies.
 NSAI_DEVICE void global_proxy_fence() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 

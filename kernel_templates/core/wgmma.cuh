@@ -95,6 +95,7 @@ constexpr NSAI_DEVICE u64 wgmma_mn_step(int step) { return (u64)(step * 16 * kPa
 
 // Wgmma<Element, N>: one instruction per function. d [N / 2]; `accumulate` 0: D = A B.
 //   shared     A and B in shared memory, both K-major
+//   shared_as  A and B in shared memory, K-major or, where set, MN-major
 //   registers  A in registers, B K-major or, kMnMajor 1, MN-major
 template <class Element, int kN> struct Wgmma;
 
@@ -105,6 +106,13 @@ template <class Element, int kN> struct Wgmma;
                    "k16.f32." TYPE "." TYPE " {" D "}, " A ", " A1 ", p, 1, 1, 0, 0;}"             \
                    : OUT(d, 0)                                                                     \
                    : "l"(a), "l"(b), "r"(accumulate));                                             \
+    }                                                                                              \
+    template <int kMnMajorA, int kMnMajorB>                                                        \
+    static NSAI_DEVICE void shared_as(float *d, u64 a, u64 b, int accumulate) {                    \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, " A2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
+                   "k16.f32." TYPE "." TYPE " {" D "}, " A ", " A1 ", p, 1, 1, " A3 ", " B ";}"    \
+                   : OUT(d, 0)                                                                     \
+                   : "l"(a), "l"(b), "r"(accumulate), "n"(kMnMajorA), "n"(kMnMajorB));             \
     }                                                                                              \
     template <int kMnMajor>                                                                        \
     static NSAI_DEVICE void registers(float *d, const u32 (&a)[4], u64 b, int accumulate) {        \

@@ -104,6 +104,27 @@ typedef struct NsaiBackwardKvTma {
   NsaiBackwardKv kv;
 } NsaiBackwardKvTma;
 
+/* backward_dkv_dq_compressed_tma: the same of the compressed branch with its dQ. */
+typedef struct NsaiBackwardDkvDq {
+  NsaiBackwardKvTma keys;
+  float *sums; /* f32 [Hkv, blocks, 2, Dk / 16, 128, 4]: dQ, backward/pipelines/dq_sums.cuh */
+  int *order;  /* [Hkv]: CTAs that have begun; [Hkv, blocks, 2]: key tiles that have added; zeros */
+  long long blocks; /* of 64 rows per KV head */
+} NsaiBackwardDkvDq;
+
+/* backward_dq_sums_tma: backward_dq_tma over the other branches, beginning with those sums. */
+typedef struct NsaiBackwardDqSums {
+  NsaiBackwardQTma q;
+  const float *sums; /* NULL: the compressed branch does not run */
+  long long blocks;
+} NsaiBackwardDqSums;
+
+/* backward_clear: sets words to 0. */
+typedef struct NsaiBackwardClear {
+  int *words;
+  long long count;
+} NsaiBackwardClear;
+
 /* backward_dkv_sum: dK and dV of one pair of K and V from the partial sums of NsaiBackwardKv, in a
  * fixed order. */
 typedef struct NsaiBackwardSum {
@@ -191,6 +212,9 @@ NSAI_SIZE_IS(NsaiBackwardQTma, 1408);
 NSAI_SIZE_IS(NsaiBackwardSaved, 288);
 NSAI_SIZE_IS(NsaiBackwardKv, 256);
 NSAI_SIZE_IS(NsaiBackwardKvTma, 768);
+NSAI_SIZE_IS(NsaiBackwardDkvDq, 832);
+NSAI_SIZE_IS(NsaiBackwardDqSums, 1472);
+NSAI_SIZE_IS(NsaiBackwardClear, 16);
 NSAI_SIZE_IS(NsaiBackwardSum, 216);
 NSAI_SIZE_IS(NsaiBackwardRound, 40);
 NSAI_SIZE_IS(NsaiActivationBack, 168);

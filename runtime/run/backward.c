@@ -21,9 +21,10 @@ nsa_status nsai_enqueue_backward(const nsai_run *run) {
   NSAI_TRY(nsai_enqueue_gates(run));
   if (nsai_run_has(run, NSA_CMP) && !nsai_present(&run->io->kv.k_cmp))
     NSAI_TRY(nsai_enqueue_compress(run));
-  NSAI_TRY(nsai_enqueue_stage(run, NSAI_STAGE_BACKWARD_KV, &prepare));
+  const bool fused = nsai_run_fuses(run, NSAI_STAGE_BACKWARD_KV);
+  const nsai_stage keys = fused ? NSAI_STAGE_BACKWARD_Q : NSAI_STAGE_BACKWARD_KV;
+  if (!fused) NSAI_TRY(nsai_enqueue_stage(run, NSAI_STAGE_BACKWARD_KV, &prepare));
   NSAI_TRY(nsai_enqueue_stage(run, NSAI_STAGE_BACKWARD_Q, &whole));
-  if (run->plan->problem.model.gate == NSAI_GATE_MLP)
-    NSAI_TRY(enqueue_part(run, NSAI_STAGE_BACKWARD_KV, &gate));
-  return nsai_enqueue_stage(run, NSAI_STAGE_BACKWARD_KV, &whole);
+  if (run->plan->problem.model.gate == NSAI_GATE_MLP) NSAI_TRY(enqueue_part(run, keys, &gate));
+  return fused ? NSA_OK : nsai_enqueue_stage(run, NSAI_STAGE_BACKWARD_KV, &whole);
 }

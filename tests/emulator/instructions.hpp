@@ -319,6 +319,27 @@ inline void bulk_load(u32 to, const void *from, u32 bytes, u32 barrier) {
   mbarrier_bytes(barrier, bytes);
 }
 
+inline void bulk_store(void *to, u32 from, u32 bytes) {
+  if (from % 16 || (uintptr_t)to % 16 || bytes % 16)
+    fail("a bulk copy that is not aligned to 16 bytes");
+  memcpy(to, shared_pointer(from), bytes);
+}
+inline void bulk_add(float *to, u32 from, u32 bytes) {
+  if (from % 16 || (uintptr_t)to % 16 || bytes % 16)
+    fail("a bulk copy that is not aligned to 16 bytes");
+  const float *x = (const float *)shared_pointer(from);
+  for (u32 i = 0; i < bytes / 4; ++i) to[i] += x[i];
+}
+// CTAs run one after the other: a later one finds what it waits for.
+inline void st_release_global(int *to, int x) {
+  state.progress++;
+  *(volatile int *)to = x;
+}
+inline void ld_acquire_global(int &x, const int *from) {
+  yield(); // it polls
+  x = *(const volatile int *)from;
+}
+
 // ---- products of a warpgroup
 
 // Element (row, column) of an operand with the 128-byte swizzle. K-major: row of the tile, column of the 16; `stride`
@@ -375,12 +396,17 @@ inline void warpgroup_product(const char *name, float *d, const u32 *a, bool acc
   g.generation = generation + 1;
 }
 template <int kN, float (*kValue)(u16)>
-inline void wgmma_shared(float *d, u64 a, u64 b, int accumulate) {
+inline void wgmma_shared(float *d, u64 a, u64 b, int accumulate, int mn_major_a = 0,
+                         int mn_major_b = 0) {
   const Operand left(a), right(b);
   warpgroup_product<kN>(
       "wgmma of shared memory", d, nullptr, accumulate != 0,
-      [&](const WarpGroup &, int row, int k) { return kValue(left.k_major(row, k)); },
-      [&](int k, int n) { return kValue(right.k_major(n, k)); });
+      [&](const WarpGroup &, int row, int k) {
+        return kValue(mn_major_a ? left.mn_major(k, row) : left.k_major(row, k));
+      },
+      [&](int k, int n) {
+        return kValue(mn_major_b ? right.mn_major(k, n) : right.k_major(n, k));
+      });
 }
 template <int kN, float (*kValue)(u16)>
 inline void wgmma_registers(float *d, u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int accumulate,

@@ -7,15 +7,16 @@
 #pragma once
 #include "backward/pipelines/dkv_stages.cuh"
 
-// Starts the copy of rows [0, present) of a stage of a tensor; rows behind them are zeros.
-template <class Config, int kDim, class Rows>
+// Starts the copy of rows [0, present) of a stage of a tensor, with kBefore of rows [before,
+// present); the others are zeros.
+template <class Config, int kDim, bool kBefore = false, class Rows>
 NSAI_DEVICE void copy_rows(u32 to, const NsaiView &x, const Rows &rows, int head, int first,
-                           int present) {
+                           int present, int before = 0) {
   constexpr int kRows = DkvPipeline<Config>::kRows, kChunks = panels(kDim) * 8;
 #pragma unroll 1
   for (int i = threadIdx.x % 32; i < kRows * kChunks; i += 32) {
     const int row = i / kChunks, chunk = i % kChunks;
-    const bool is = row < present && chunk * 8 < kDim;
+    const bool is = row < present && chunk * 8 < kDim && (!kBefore || row >= before);
     const long long token = is ? rows.token(first + row / Config::kGroup) : 0;
     copy_async_16(to + chunk / 8 * kRows * kPanelPitch + panel_offset(row, chunk),
                   (const u16 *)x.data + token * x.token_stride +
@@ -43,26 +44,33 @@ NSAI_DEVICE void load_boxes(u32 to, const NsaiTensorMap &map, u32 barrier, const
   }
 }
 
-template <class Config, class Rows>
-NSAI_DEVICE void produce_boxes(const NsaiBackwardKvTma &p, const KeyTile &tile, const Rows &rows,
-                               u32 base) {
+// Issues the TMA loads of K and V. One thread.
+template <class Config>
+NSAI_DEVICE void load_key_boxes(const NsaiBackwardKvTma &p, const KeyTile &tile, u32 base) {
   using R = DkvPipeline<Config>;
   const NsaiBackwardKv &kv = p.kv;
-  if (threadIdx.x % 32 == 0) {
-    const u32 full = base + R::kKeysFull;
-    barrier_arrive_expecting(full, R::K::kBytes + R::V::kBytes);
-    tma_load_panels<Config::kHeadDimQk>(base + R::kSK, p.k, full, Config::kKeys,
-                                        box_head(kv.k, tile.head), (int)tile.key_row);
-    tma_load_panels<Config::kHeadDimV>(base + R::kSV, p.v, full, Config::kKeys,
-                                       box_head(kv.v, tile.head), (int)tile.key_row);
-  }
+  const u32 full = base + R::kKeysFull;
+  barrier_arrive_expecting(full, R::K::kBytes + R::V::kBytes);
+  tma_load_panels<Config::kHeadDimQk>(base + R::kSK, p.k, full, Config::kKeys,
+                                      box_head(kv.k, tile.head), (int)tile.key_row);
+  tma_load_panels<Config::kHeadDimV>(base + R::kSV, p.v, full, Config::kKeys,
+                                     box_head(kv.v, tile.head), (int)tile.key_row);
+}
+
+// Fills the stages with rows of q and d_o. kBefore: the first `before` tokens of the first stage are
+// zeros.
+template <class Config, bool kBefore = false, class Rows>
+NSAI_DEVICE void produce_stages(const NsaiBackwardKvTma &p, const KeyTile &tile, const Rows &rows,
+                                u32 base, int before = 0) {
+  using R = DkvPipeline<Config>;
+  const NsaiBackwardKv &kv = p.kv;
   const Barriers<R::kStages> barriers = { base + R::kBarriers };
   PipelineState<R::kStages> step;
   for_stages<Config>(tile, [&](int first) {
     const u32 full = barriers.full(step.stage),
               sQ = base + R::kSStage + step.stage * R::kStageBytes, sDO = sQ + R::Q::kBytes;
     barriers.producer_acquire(step);
-    if (first + R::kTokens <= tile.tokens) {
+    if (first + R::kTokens <= tile.tokens && (!kBefore || first >= before)) {
       if (threadIdx.x % 32 == 0) barrier_arrive_expecting(full, R::kStageBytes);
       __syncwarp(); // the expected bytes are set
       load_boxes<Config, Config::kHeadDimQk>(sQ, p.q, full, rows, tile.head, first);
@@ -70,8 +78,11 @@ NSAI_DEVICE void produce_boxes(const NsaiBackwardKvTma &p, const KeyTile &tile, 
       if (threadIdx.x % 32) barrier_arrive(full);
     } else {
       const int present = (tile.tokens - first) * Config::kGroup;
-      copy_rows<Config, Config::kHeadDimQk>(sQ, kv.q, rows, tile.head, first, present);
-      copy_rows<Config, Config::kHeadDimV>(sDO, kv.d_o, rows, tile.head, first, present);
+      const int absent = kBefore ? (before - first) * Config::kGroup : 0;
+      copy_rows<Config, Config::kHeadDimQk, kBefore>(sQ, kv.q, rows, tile.head, first, present,
+                                                     absent);
+      copy_rows<Config, Config::kHeadDimV, kBefore>(sDO, kv.d_o, rows, tile.head, first, present,
+                                                    absent);
       copy_async_commit();
       copy_async_wait<0>();
       shared_proxy_fence();
@@ -79,6 +90,13 @@ NSAI_DEVICE void produce_boxes(const NsaiBackwardKvTma &p, const KeyTile &tile, 
     }
     step.advance();
   });
+}
+
+template <class Config, class Rows>
+NSAI_DEVICE void produce_boxes(const NsaiBackwardKvTma &p, const KeyTile &tile, const Rows &rows,
+                               u32 base) {
+  if (threadIdx.x % 32 == 0) load_key_boxes<Config>(p, tile, base);
+  produce_stages<Config>(p, tile, rows, base);
 }
 
 // Statistics and visible keys of a lane's rows of a stage.

@@ -41,18 +41,25 @@ static void set_lists(const nsai_dkv_pass *b, NsaiBackwardKv *p) {
   p->list_head_stride = b->selected.list_head_stride;
 }
 
+static nsa_status set_maps(const nsai_run *run, const nsai_kernel *kernel, int64_t keys,
+                           const NsaiBackwardKv *kv, NsaiBackwardKvTma *p) {
+  const nsai_model *m = &run->plan->problem.model;
+  const NsaiView pair[2] = { kv->k, kv->v };
+  p->kv = *kv;
+  NSAI_TRY(nsai_map_rows(run, kernel, "q", &kv->q, m->head_dim_qk, &p->q));
+  NSAI_TRY(nsai_map_rows(run, kernel, "grads.d_o", &kv->d_o, m->head_dim_v, &p->d_o));
+  return nsai_map_keys(run, kernel, pair, keys, &p->k, &p->v);
+}
+
 /* dK and dV of a branch, with tensor maps where the kernel takes them; `keys`: rows of k and v that
  * may be read. */
 static nsa_status launch(const nsai_run *run, const nsai_kernel *kernel, int64_t grid, int64_t keys,
                          const NsaiBackwardKv *kv) {
-  const nsai_model *m = &run->plan->problem.model;
+  NsaiBackwardKvTma p = { 0 };
   if (!kernel->tma_box_keys)
-    return nsai_launch(run->queue, kernel, (uint64_t)grid, 1 + nsai_dkv_is_split(m), kv);
-  NsaiBackwardKvTma p = { .kv = *kv };
-  const NsaiView pair[2] = { kv->k, kv->v };
-  NSAI_TRY(nsai_map_rows(run, kernel, "q", &kv->q, m->head_dim_qk, &p.q));
-  NSAI_TRY(nsai_map_rows(run, kernel, "grads.d_o", &kv->d_o, m->head_dim_v, &p.d_o));
-  NSAI_TRY(nsai_map_keys(run, kernel, pair, keys, &p.k, &p.v));
+    return nsai_launch(run->queue, kernel, (uint64_t)grid,
+                       1 + nsai_dkv_is_split(&run->plan->problem.model), kv);
+  NSAI_TRY(set_maps(run, kernel, keys, kv, &p));
   return nsai_launch(run->queue, kernel, (uint64_t)grid, 1, &p);
 }
 
@@ -62,8 +69,11 @@ nsa_status nsai_dkv_compressed_enqueue(const nsai_dkv_pass *b) {
   p.rows = nsai_dkv_block_rows(b->run);
   p.tiles = (int)key_tiles(b->run, kernel, p.rows);
   p.splits = (int)b->form->number[NSAI_DKV_SPLITS];
-  return launch(b->run, kernel, (int64_t)b->heads * p.splits * p.tiles, nsai_present_blocks(b->run),
-                &p);
+  const int64_t grid = (int64_t)b->heads * p.splits * p.tiles, keys = nsai_present_blocks(b->run);
+  if (!b->dq.sums) return launch(b->run, kernel, grid, keys, &p);
+  NsaiBackwardDkvDq all = { .sums = b->dq.sums, .order = b->dq.order, .blocks = b->dq.blocks };
+  NSAI_TRY(set_maps(b->run, kernel, keys, &p, &all.keys));
+  return nsai_launch(b->run->queue, kernel, (uint64_t)grid, 1, &all);
 }
 
 nsa_status nsai_dkv_window_enqueue(const nsai_dkv_pass *b) {

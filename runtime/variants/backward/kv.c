@@ -208,23 +208,29 @@ static nsa_status phi_back(const nsai_dkv_pass *b) {
 }
 
 static nsa_status enqueue_heads(const nsai_dkv_pass *b) {
-  if (nsai_dkv_needs(b->run, NSA_CMP)) NSAI_TRY(nsai_dkv_compressed_enqueue(b));
+  if (b->dq.sums || nsai_dkv_needs(b->run, NSA_CMP)) NSAI_TRY(nsai_dkv_compressed_enqueue(b));
   if (nsai_phi_has_weights(&b->run->plan->problem.model)) NSAI_TRY(phi_back(b));
   if (nsai_dkv_needs(b->run, NSA_WIN)) NSAI_TRY(nsai_dkv_window_enqueue(b));
   if (nsai_dkv_needs(b->run, NSA_SEL)) NSAI_TRY(nsai_dkv_selected_enqueue(b));
   return nsai_dkv_sum_enqueue(b);
 }
 
-nsa_status nsai_dkv_enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
+nsa_status nsai_dkv_heads_enqueue(const nsai_run *run, const nsai_form *form,
+                                  const nsai_dkv_dq *dq) {
   const int heads = run->plan->problem.model.kv_heads;
   const int most = (int)form->number[NSAI_DKV_HEADS];
-  if (span->prepare) return make_lists(run, form);
-  if (span->gate) return gate_back(run, form);
   nsai_dkv_pass pass = nsai_dkv_open(run, form);
+  if (dq) pass.dq = *dq;
   for (int head = 0; head < heads; head += most) {
     pass.head = head;
     pass.heads = (int)nsai_smaller(most, heads - head);
     NSAI_TRY(enqueue_heads(&pass));
   }
   return NSA_OK;
+}
+
+nsa_status nsai_dkv_enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
+  if (span->prepare) return make_lists(run, form);
+  if (span->gate) return gate_back(run, form);
+  return nsai_dkv_heads_enqueue(run, form, NULL);
 }

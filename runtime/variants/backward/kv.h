@@ -86,17 +86,29 @@ void nsai_dkv_sum_specify(const nsai_problem *problem, nsai_kernel_spec *spec);
 
 /* ---- launches ---- */
 
+/* Where the compressed branch's kernel leaves dQ as well: NsaiBackwardDkvDq, of all KV heads. */
+typedef struct nsai_dkv_dq {
+  float *sums; /* NULL: it does not */
+  int *order;
+  int64_t blocks;
+} nsai_dkv_dq;
+
 /* One group of KV heads. */
 typedef struct nsai_dkv_pass {
   const nsai_run *run;
   const nsai_form *form;
   NsaiAttendSelected selected; /* seq and lists */
   NsaiInvert index;            /* inverted lists of the selected branch; zero: it needs none */
-  int head, heads;             /* KV heads [head, head + heads) */
+  nsai_dkv_dq dq;
+  int head, heads; /* KV heads [head, head + heads) */
 } nsai_dkv_pass;
 
 /* The pass over all heads. */
 nsai_dkv_pass nsai_dkv_open(const nsai_run *run, const nsai_form *form);
+
+/* Partial sums and sums of all heads; dq NULL: no dQ. */
+nsa_status nsai_dkv_heads_enqueue(const nsai_run *run, const nsai_form *form,
+                                  const nsai_dkv_dq *dq);
 
 /* Whether an output depends on the branch's dK and dV. */
 bool nsai_dkv_needs(const nsai_run *run, int branch);

@@ -113,38 +113,60 @@ static nsa_status read_saved(const nsai_run *run, const nsai_kernel *kernel, uin
   return nsai_launch_elements(run, kernel, run->sizes.tokens * p.heads * lanes, &p);
 }
 
-/* A kernel over tiles of query rows, with tensor maps where it takes them. */
-static nsa_status launch_rows(const nsai_run *run, const nsai_kernel *kernel,
-                              const NsaiBackwardQ *rows) {
+static nsa_status set_maps(const nsai_run *run, const nsai_kernel *kernel,
+                           const NsaiBackwardQ *rows, NsaiBackwardQTma *p) {
   const nsai_model *m = &run->plan->problem.model;
-  if (!kernel->tma_box_keys) return nsai_launch_tiles(run, kernel, rows);
-  NsaiBackwardQTma p = { .rows = *rows,
-                         .tiles = (int)nsai_grid_tiles(run, kernel),
-                         .joined = nsai_backward_joined(run) };
-  NSAI_TRY(nsai_map_rows(run, kernel, "q", &rows->q, m->head_dim_qk, &p.q));
-  NSAI_TRY(nsai_map_rows(run, kernel, "grads.d_o", &rows->d_o, m->head_dim_v, &p.d_o));
+  p->rows = *rows;
+  p->tiles = (int)nsai_grid_tiles(run, kernel);
+  p->joined = nsai_backward_joined(run);
+  NSAI_TRY(nsai_map_rows(run, kernel, "q", &rows->q, m->head_dim_qk, &p->q));
+  NSAI_TRY(nsai_map_rows(run, kernel, "grads.d_o", &rows->d_o, m->head_dim_v, &p->d_o));
   for (int branch = 0; branch < NSA_BRANCHES; branch++) {
     const NsaiView kv[2] = { rows->k[branch], rows->v[branch] };
     int64_t keys = branch == NSA_CMP ? nsai_present_blocks(run) : run->sizes.kv_tokens;
     if (rows->branches >> branch & 1)
-      NSAI_TRY(nsai_map_keys(run, kernel, kv, keys, &p.k[branch], &p.v[branch]));
+      NSAI_TRY(nsai_map_keys(run, kernel, kv, keys, &p->k[branch], &p->v[branch]));
   }
+  return NSA_OK;
+}
+
+/* A kernel over tiles of query rows, with tensor maps where it takes them. */
+static nsa_status launch_rows(const nsai_run *run, const nsai_kernel *kernel,
+                              const NsaiBackwardQ *rows) {
+  NsaiBackwardQTma p = { 0 };
+  if (!kernel->tma_box_keys) return nsai_launch_tiles(run, kernel, rows);
+  NSAI_TRY(set_maps(run, kernel, rows, &p));
   return nsai_launch_tiles(run, kernel, &p);
 }
 
 /* What the passes over the keys need to know of each row. */
-static nsa_status find_statistics(const nsai_run *run, const nsai_form *form, NsaiBackwardQ p) {
+nsa_status nsai_q_statistics(const nsai_run *run, const nsai_kernel kernel[NSAI_Q_KERNELS]) {
+  NsaiBackwardQ p = rows_params(run);
   uint32_t saved = saved_branches(run);
-  if (saved) NSAI_TRY(read_saved(run, &form->kernel[NSAI_Q_SAVED], saved));
+  if (saved) NSAI_TRY(read_saved(run, &kernel[NSAI_Q_SAVED], saved));
   p.branches &= ~saved;
   p.absent = saved ? 0 : absent_branches(run);
-  return p.branches ? launch_rows(run, &form->kernel[NSAI_Q_STATISTICS], &p) : NSA_OK;
+  return p.branches ? launch_rows(run, &kernel[NSAI_Q_STATISTICS], &p) : NSA_OK;
+}
+
+nsa_status nsai_q_prepare(const nsai_run *run, const nsai_kernel kernel[NSAI_Q_KERNELS]) {
+  return round_d_o(run, &kernel[NSAI_Q_ROUND]);
+}
+
+nsa_status nsai_q_dq(const nsai_run *run, const nsai_kernel *kernel,
+                     const NsaiBackwardDqSums *from) {
+  NsaiBackwardQ rows = rows_params(run);
+  if (!nsai_present(&run->grads->d_q)) return NSA_OK;
+  if (!from) return launch_rows(run, kernel, &rows);
+  NsaiBackwardDqSums p = *from;
+  rows.branches &= ~(1u << NSA_CMP);
+  NSAI_TRY(set_maps(run, kernel, &rows, &p.q));
+  return nsai_launch_tiles(run, kernel, &p);
 }
 
 nsa_status nsai_q_enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
-  if (span->prepare) return round_d_o(run, &form->kernel[NSAI_Q_ROUND]);
+  if (span->prepare) return nsai_q_prepare(run, form->kernel);
   if (!run->sizes.tokens) return NSA_OK; /* nor do the keys need statistics */
-  const NsaiBackwardQ p = rows_params(run);
-  NSAI_TRY(find_statistics(run, form, p));
-  return nsai_present(&run->grads->d_q) ? launch_rows(run, &form->kernel[NSAI_Q_DQ], &p) : NSA_OK;
+  NSAI_TRY(nsai_q_statistics(run, form->kernel));
+  return nsai_q_dq(run, &form->kernel[NSAI_Q_DQ], NULL);
 }

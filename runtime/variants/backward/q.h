@@ -7,6 +7,7 @@
 #ifndef NSAI_VARIANTS_BACKWARD_Q_H
 #define NSAI_VARIANTS_BACKWARD_Q_H
 
+#include "params/backward.h"
 #include "plan/spec.h"
 #include "run/run.h"
 
@@ -28,6 +29,18 @@ void nsai_q_specify(const nsai_problem *problem, nsai_kernel_spec kernel[NSAI_Q_
 void nsai_q_mainloop_specify(const nsai_request *request, bool wgmma,
                              nsai_kernel_spec kernel[NSAI_Q_KERNELS]);
 
+/* A kernel of backward/pipelines/dq.cuh, and what forbids it. */
+void nsai_q_tma_legal(const nsai_problem *problem, const nsai_target *target,
+                      nsai_reasons *reasons);
+void nsai_q_tma_specify(const nsai_request *request, const char *entry, int32_t cost,
+                        nsai_kernel_spec *spec);
+
+/* The parts of the launches. `from`: of a kernel that takes sums, what it begins with; NULL: dQ of all
+ * branches is made here. */
+nsa_status nsai_q_prepare(const nsai_run *run, const nsai_kernel kernel[NSAI_Q_KERNELS]);
+nsa_status nsai_q_statistics(const nsai_run *run, const nsai_kernel kernel[NSAI_Q_KERNELS]);
+nsa_status nsai_q_dq(const nsai_run *run, const nsai_kernel *kernel,
+                     const NsaiBackwardDqSums *from);
 nsa_status nsai_q_enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span);
 
 #endif /* NSAI_VARIANTS_BACKWARD_Q_H */

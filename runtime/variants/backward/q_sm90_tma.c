@@ -37,7 +37,7 @@ static int32_t most_head_dim_qk(const nsai_model *m) {
   return group < 16 || m->gate == NSAI_GATE_WEIGHTS ? 176 : 192;
 }
 
-static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+void nsai_q_tma_legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   const nsai_model *m = &p->model;
   const int32_t most = most_head_dim_qk(m);
   nsai_backward_legal_sm90(p, t, reasons);
@@ -55,8 +55,8 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
                 LEAST_STAGES, shared_bytes(m, LEAST_STAGES), t->shared_bytes);
 }
 
-static void specify_rows(const nsai_request *r, const char *entry, int32_t cost,
-                         nsai_kernel_spec *spec) {
+void nsai_q_tma_specify(const nsai_request *r, const char *entry, int32_t cost,
+                        nsai_kernel_spec *spec) {
   const nsai_problem *p = r->problem;
   const nsai_model *m = &p->model;
   int32_t stages = choose_stages(m, r->target), group = nsai_padded_group(m);
@@ -82,8 +82,9 @@ static void specify_rows(const nsai_request *r, const char *entry, int32_t cost,
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_q_specify(r->problem, kernel);
   if (r->problem->recompute != NSAI_RECOMPUTE_NEVER)
-    specify_rows(r, "backward_row_stats_tma", NSAI_Q_STATISTICS_COST, &kernel[NSAI_Q_STATISTICS]);
-  specify_rows(r, "backward_dq_tma", NSAI_Q_COST, &kernel[NSAI_Q_DQ]);
+    nsai_q_tma_specify(r, "backward_row_stats_tma", NSAI_Q_STATISTICS_COST,
+                       &kernel[NSAI_Q_STATISTICS]);
+  nsai_q_tma_specify(r, "backward_dq_tma", NSAI_Q_COST, &kernel[NSAI_Q_DQ]);
 }
 
 const nsai_variant nsai_backward_q_sm90_tma = {
@@ -91,7 +92,7 @@ const nsai_variant nsai_backward_q_sm90_tma = {
   .stage = NSAI_STAGE_BACKWARD_Q,
   .why = "statistics of rows and dQ, row-stationary over all branches, wgmma and tensor maps",
   .kernels = NSAI_Q_KERNELS,
-  .legal = legal,
+  .legal = nsai_q_tma_legal,
   .sensible = nsai_backward_sensible_sm90,
   .specify = specify,
   .enqueue = nsai_q_enqueue,

@@ -1,0 +1,154 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * backward_q_kv_sm90: backward_q_sm90_tma and backward_kv_sm90 with the compressed branch's dK, dV and dQ
+ * in one kernel (backward/pipelines/dkv_dq.cuh). dQ of the other branches is added to its dQ, which waits
+ * in the workspace for all KV heads: T * Hq * Dk * 4 bytes, 2.1 GB of 64k tokens, 64 heads and D 128.
+ */
+#include "base/math.h"
+#include "params/smem.h"
+#include "variants/backward/backward.h"
+#include "variants/backward/kv.h"
+#include "variants/backward/q.h"
+
+enum {
+  Q = NSAI_DKV_KERNELS, /* NSAI_Q_KERNELS */
+  CLEAR = Q + NSAI_Q_KERNELS,
+  KERNELS
+};
+
+enum {
+  SUMS = NSAI_DKV_BUFFERS, /* f32: NsaiBackwardDkvDq */
+  ORDER,                   /* i32: likewise */
+  BUFFERS
+};
+
+#define ROWS 64 /* of a block */
+#define KEYS 128
+#define LEAST_KV_LEN 32768 /* of the heuristic */
+#define STAGES 3           /* one held, one read, one on its way */
+
+static uint32_t shared_bytes(const nsai_model *m) {
+  return nsai_smem_dkv_dq(STAGES, ROWS * m->kv_heads / m->heads, m->head_dim_qk, m->head_dim_v);
+}
+
+static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  const nsai_model *m = &p->model;
+  const int32_t group = m->heads / m->kv_heads;
+  nsai_q_tma_legal(p, t, reasons);
+  if (!nsai_compresses(m)) nsai_refuse(reasons, "the model has no compressed branch");
+  if (group != nsai_padded_group(m))
+    nsai_refuse(reasons, "a KV head has %d query heads: it takes powers of two", group);
+  if (m->head_dim_qk != 64 && m->head_dim_qk != 128)
+    nsai_refuse(reasons, "model.head_dim_qk is %d: it takes 64 and 128", m->head_dim_qk);
+  if (m->head_dim_v > m->head_dim_qk) /* Dk 64 and Dv 128 would serialise (C7511) */
+    nsai_refuse(reasons, "model.head_dim_v is %d: it takes at most head_dim_qk, %d", m->head_dim_v,
+                m->head_dim_qk);
+}
+
+/* The compressed branch's share grows with the sequences: H200, 64/4 heads, D 128, burst and sustained ms
+ * of the whole backward pass, beside the two rows by themselves:
+ *
+ *   tokens   this row         two rows
+ *   16k      8.13 / 7.75      8.06 / 7.76
+ *   64k     45.74 / 48.9     48.2 / 52.0
+ *
+ * At 64k the five products take 20.3 ms, 20.0 in no order, 18.95 if dQ is not added anywhere; the four
+ * products without dQ take 14.5, and what is left of dQ 10.4 of 19.1. Shorter sequences would pay the
+ * workspace for nothing. */
+static bool sensible(const nsai_problem *p, const nsai_target *t) {
+  return nsai_backward_sensible_sm90(p, t) && p->max_kv_len >= LEAST_KV_LEN;
+}
+
+static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
+  const nsai_problem *p = r->problem;
+  const nsai_model *m = &p->model;
+  const int32_t group = m->heads / m->kv_heads;
+  nsai_kernel_spec *spec = &kernel[NSAI_DKV_COMPRESSED];
+  nsai_dkv_specify(r, true, kernel);
+  *spec = (nsai_kernel_spec){ .entry = "backward_dkv_dq_compressed_tma",
+                              .dtype = m->dtype,
+                              .threads = NSAI_BACKWARD_TMA_THREADS,
+                              .shared_bytes = shared_bytes(m),
+                              .tma_box_heads = group,
+                              .tma_box_tokens = ROWS / group,
+                              .tma_box_keys = KEYS,
+                              .compile_cost = NSAI_DKV_COST };
+  nsai_heads_add(spec, p);
+  nsai_gate_add(spec, p);
+  nsai_backward_branches_add(spec, p);
+  nsai_constant_add(spec, "kKeys", KEYS);
+  nsai_constant_add(spec, "kStages", STAGES);
+  nsai_constant_add(spec, "kEntries", 0);
+  nsai_constant_add(spec, "kJoins", 0);
+  nsai_constant_add(spec, "kMinBlocks", 1);
+  nsai_q_specify(p, &kernel[Q]);
+  if (p->recompute != NSAI_RECOMPUTE_NEVER)
+    nsai_q_tma_specify(r, "backward_row_stats_tma", NSAI_Q_STATISTICS_COST,
+                       &kernel[Q + NSAI_Q_STATISTICS]);
+  nsai_q_tma_specify(r, "backward_dq_sums_tma", NSAI_Q_COST, &kernel[Q + NSAI_Q_DQ]);
+  kernel[CLEAR] = (nsai_kernel_spec){ .entry = "backward_clear",
+                                      .dtype = m->dtype,
+                                      .threads = NSAI_BACKWARD_ELEMENT_THREADS,
+                                      .compile_cost = 100 };
+  nsai_constant_add(&kernel[CLEAR], "kMinBlocks", 4);
+}
+
+/* Blocks of a KV head: backward/pipelines/dq_sums.cuh. */
+static int64_t block_count(const nsai_model *m, int64_t tokens, int64_t seqs) {
+  return tokens / (ROWS * m->kv_heads / m->heads) + seqs;
+}
+
+static int64_t order_words(const nsai_model *m, int64_t blocks) {
+  return m->kv_heads * (1 + 2 * blocks);
+}
+
+static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
+                      nsai_form_sizes *out) {
+  const nsai_problem *p = r->problem;
+  const nsai_model *m = &p->model;
+  const int64_t blocks = block_count(m, p->max_tokens, p->max_seqs);
+  nsai_dkv_workspace(r, kernel, out);
+  out->bytes[SUMS] = NSAI_PRODUCT(m->kv_heads, blocks, ROWS * 4, m->head_dim_qk);
+  out->bytes[ORDER] = NSAI_PRODUCT(order_words(m, blocks), 4);
+}
+
+static nsa_status clear(const nsai_run *run, const nsai_form *form, const nsai_dkv_dq *dq) {
+  const NsaiBackwardClear p = { .words = dq->order,
+                                .count = order_words(&run->plan->problem.model, dq->blocks) };
+  return nsai_launch_elements(run, &form->kernel[CLEAR], nsai_ceil_div(p.count, 4), &p);
+}
+
+static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
+  const nsai_kernel *rows = &form->kernel[Q];
+  const nsai_span prepare = { .prepare = true };
+  nsai_dkv_dq dq = { 0 };
+  if (span->prepare) return nsai_q_prepare(run, rows);
+  if (span->gate) return nsai_dkv_enqueue(run, form, span);
+  NSAI_TRY(nsai_dkv_enqueue(run, form, &prepare));
+  if (run->sizes.tokens) NSAI_TRY(nsai_q_statistics(run, rows));
+  if (run->sizes.tokens && nsai_run_has(run, NSA_CMP)) {
+    dq.sums = (float *)nsai_buffer_at(run, form->buffer[SUMS]);
+    dq.order = (int *)nsai_buffer_at(run, form->buffer[ORDER]);
+    dq.blocks = block_count(&run->plan->problem.model, run->sizes.tokens, run->sizes.num_seqs);
+    NSAI_TRY(clear(run, form, &dq));
+  }
+  NSAI_TRY(nsai_dkv_heads_enqueue(run, form, &dq));
+  const NsaiBackwardDqSums from = { .sums = dq.sums, .blocks = dq.blocks };
+  return run->sizes.tokens ? nsai_q_dq(run, &rows[NSAI_Q_DQ], &from) : NSA_OK;
+}
+
+const nsai_variant nsai_backward_q_kv_sm90 = {
+  .name = "backward_q_kv_sm90",
+  .stage = NSAI_STAGE_BACKWARD_Q,
+  .why = "compressed dQ, dK, dV in one kernel, wgmma",
+  .fuses = 1u << NSAI_STAGE_BACKWARD_KV,
+  .kernels = KERNELS,
+  .buffers = BUFFERS,
+  .numbers = NSAI_DKV_NUMBERS,
+  .legal = legal,
+  .sensible = sensible,
+  .specify = specify,
+  .workspace = workspace,
+  .enqueue = enqueue,
+};
