@@ -17,8 +17,8 @@
 // A selector chooses for 32 rows at once, one a lane, with the best orders in registers: 128 lists of a
 // tile by one warp each would take longer than the tile.
 //
-// Scratch of a CTA, where N is the number of 128-key tiles of the longest sequence, 276 MB for 132 CTAs
-// at 64k tokens, of which lists seldom fill a quarter:
+// Scratch of a CTA, where N is the number of 128-key tiles of the longest sequence (276 MB for 132 CTAs
+// at 64k tokens):
 //
 //   RowEntry [2][4 N][4 lanes][128 rows]
 //
