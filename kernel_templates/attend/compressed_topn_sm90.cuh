@@ -22,8 +22,8 @@
 //
 // Of a group of one head the LSE does not change the order of blocks: consumers list the best as they
 // arise, nothing is pooled into the scratch buffer, and selectors choose (attend/topn_rows.cuh). With
-// groups of 2 to 8 heads a selector has so many tokens that it stores their importance and chooses at
-// the end (attend/topn_tokens.cuh).
+// groups of 2 to 8 heads a selector has so many tokens that it serves them side by side
+// (attend/topn_tokens.cuh).
 //
 // The scratch buffer has no second copy: consumers overwrite the entry of key tile i once the
 // selectors have read what the previous query tile stored there. Importance is as exact as that of

@@ -1,155 +1,162 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// What a selector of attend_compressed_topn_sm90 does where it has many tokens: groups of 2 to 8 heads.
-// To list candidates as they arise, as attend/topn_warps.cuh does, takes 250 clocks for each token and
-// key tile, most of which are waits. Here a selector stores the importance of a token, f32 in the
-// place of its list, and keeps the greatest of each lane; once all is known, the n_free-th of these
-// is a bar that few candidates reach.
+// What a selector of attend_compressed_topn_sm90 does for its tokens side by side, where it has many:
+// groups of up to 8 heads. One token after the other, its chains of shuffles and loads take longer
+// than the consumers' key tiles (attend/topn_warps.cuh).
+//
+// Measured on an H200, 64k tokens of 64 heads, D 128, correlated inputs, in brackets one token after the
+// other: 8 heads 9.5 ms (10.5), 4 heads 12.1 (14.4), 2 heads 18.2 (the unfused kernels: 23.6).
+//
+// Tried without gain: importance stored in the place of lists and searched once the bar is exact,
+// which saves the votes of every key tile (8, 4, 2 heads: 10.6, 15.6, 29.2 ms).
 #pragma once
 #include "attend/topn_pool.cuh"
 
-// Whether a selector stores the importance of its tokens.
+// Whether a selector serves its tokens side by side.
 template <class C>
-constexpr bool kManyTokens = KernelTraits<C>::kTokens >= 4 && KernelTraits<C>::kTokens <= 16 &&
-                             0 < Topn<C>::kFree &&Topn<C>::kFree <= 32;
+constexpr bool kManyTokens =
+    KernelTraits<C>::kTokens >= 4 &&
+    Topn<C>::kFree <= kMostRowBlocks &&KernelTraits<C>::kTokens <= 16 && Topn<C>::kFree > 0;
 
-constexpr float kNotCandidate = -1.0f;
-
-// The k-th token of a selector.
-template <class C> NSAI_DEVICE int token_of_selector(int selector, int k) {
-  using P = KernelTraits<C>;
-  return (selector + k / P::kWorkItemTokens * P::kSelectors) * P::kWorkItemTokens +
-         k % P::kWorkItemTokens;
+// Returns an order that at least n_free candidates have reached, given the greatest order of each
+// lane: the smallest of the groups' maxima. Returns 0 if there are too few groups.
+template <class C> NSAI_DEVICE u32 order_reached_roughly(u32 greatest) {
+  constexpr int kFree = Topn<C>::kFree;
+  if constexpr (kFree == 0 || kFree > 32) return 0;
+#pragma unroll
+  for (int groups = 16; groups >= kFree && groups > 0; groups /= 2)
+    greatest = max(greatest, __shfl_xor_sync(~0u, greatest, groups));
+  return __reduce_min_sync(~0u, greatest);
 }
 
-// The importance of a token's blocks.
-template <class C> NSAI_DEVICE float *importance_of(const Scratch<C> &scratch, int token) {
-  return (float *)(scratch.lists + token * scratch.columns);
-}
-
-// Stores the importance of this lane's block, the `lane`-th from `first` on, for each token: `sum`.
+// Lists the candidates of a key tile: this lane's block, whose importance for each token is `sum`.
 template <class C>
 NSAI_DEVICE void
-store_importance(const float (&sum)[KernelTraits<C>::kMine][KernelTraits<C>::kWorkItemTokens],
-                 u32 (&greatest)[KernelTraits<C>::kTokens][32], const FlashTile &tile,
-                 const Scratch<C> &scratch, int selector, int first, int lane) {
+list_tokens(const float (&sum)[KernelTraits<C>::kMine][KernelTraits<C>::kWorkItemTokens],
+            const FlashTile &tile, const Scratch<C> &scratch,
+            typename KernelTraits<C>::ExchangeBuffer &exchange_buffer, int selector, int block,
+            int lane) {
   using P = KernelTraits<C>;
-  const bool edge = first < C::kSelectInit ||
-                    first + P::kBlocks > candidate_count<C>(tile.position) - C::kSelectLocal;
-  const int block = first + lane;
+  u32 bar = 0, added = 0; // lane k: of token k
 #pragma unroll
   for (int k = 0; k < P::kTokens; ++k) {
-    const int token = token_of_selector<C>(recomputed(selector), k);
-    float x = sum[k / P::kWorkItemTokens][k % P::kWorkItemTokens];
-    if (edge) {
-      const int local = candidate_count<C>(tile.position + token) - C::kSelectLocal;
-      if (block < C::kSelectInit || block >= local) x = kNotCandidate;
-    }
-    if (P::kBlocks < 32 && lane >= P::kBlocks) continue;
-    // 0: no candidate. NaN counts as 0.
-    greatest[k][lane] = __float_as_uint(fmaxf(__uint_as_float(greatest[k][lane]), x));
-    importance_of<C>(scratch, token)[block] = x;
+    int work_item = recomputed(selector) + k / P::kWorkItemTokens * P::kSelectors;
+    int token = work_item * P::kWorkItemTokens + k % P::kWorkItemTokens;
+    int local = candidate_count<C>(tile.position + token) - C::kSelectLocal;
+    u32 order = order_of(sum[k / P::kWorkItemTokens][k % P::kWorkItemTokens]);
+    bool wins = order >= exchange_buffer.bar[k] && lane < P::kBlocks && C::kSelectInit <= block &&
+                block < local;
+    u32 winners = __ballot_sync(~0u, wins);
+    if (wins)
+      scratch
+          .lists[token * scratch.columns + exchange_buffer.listed[k] + votes_below(winners, lane)] =
+          key_of(order, block);
+    u32 greatest = exchange_buffer.greatest[k][lane];
+    greatest = wins ? max(greatest, order) : greatest;
+    exchange_buffer.greatest[k][lane] = greatest;
+    u32 reached = order_reached_roughly<C>(greatest);
+    if (lane == k) bar = reached, added = __popc(winners);
   }
+  __syncwarp(); // all lanes have read bar and listed
+  if (lane < P::kTokens) {
+    exchange_buffer.bar[lane] = bar;
+    exchange_buffer.listed[lane] += added;
+  }
+  __syncwarp(); // they are written
 }
 
-// Writes the kFree best of the blocks [begin, end) to gOut, ascending, by a pass for each. search() of
-// core/topn.cuh would need registers that a selector does not have.
-template <int kFree>
-NSAI_DEVICE void search_slowly(int *gOut, const float *importance, int begin, int end, int lane) {
-  u64 below = ~0ull;
-  u32 mine[1] = { ~0u }; // lane i: the i-th best
-#pragma unroll 1
-  for (int i = 0; i < kFree; ++i) {
-    u64 best = 0;
-#pragma unroll 4
-    for (int block = begin + lane; block < end; block += 32) {
-      const u64 key = key_of(order_of(importance[block]), block);
-      if (key < below && key > best) best = key;
-    }
+// Calls take(key) for entries lane, lane + kLanes, ... of a list of `count`, as often for all lanes of
+// the warp; 0 behind the end.
+template <int kLanes, class Take>
+NSAI_DEVICE void for_each_key(const u64 *list, int count, int steps, Take take) {
+  constexpr int kAhead = 4;
+  u64 next[kAhead];
+  auto load = [&](int step) {
 #pragma unroll
-    for (int delta = 16; delta > 0; delta /= 2)
-      best = max(best, __shfl_xor_sync(kAllLanes, best, delta));
-    below = best;
-    if (lane == i) mine[0] = index_in(best);
+    for (int i = 0; i < kAhead; ++i)
+      next[i] = (step + i) * kLanes < count ? list[(step + i) * kLanes] : 0;
+  };
+  load(0);
+#pragma unroll 1
+  for (int step = 0; step < steps; step += kAhead) {
+    u64 key[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) key[i] = next[i];
+    load(step + kAhead);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) take(key[i]);
   }
-  sort_warp(mine, lane);
-  if (lane < kFree) gOut[lane] = (int)mine[0];
 }
 
-// Chooses the blocks of a selector's tokens. `exchange_buffer` holds the greatest of each lane.
+// Chooses the blocks of all tokens of a selector: kLanes lanes a token read its list in turns.
 template <class C>
 NSAI_DEVICE void
 choose_tokens(const NsaiCompressedTopn &p, const FlashTile &tile, const Scratch<C> &scratch,
               typename KernelTraits<C>::ExchangeBuffer &exchange_buffer, int selector, int lane) {
   using P = KernelTraits<C>;
-  constexpr int kFree = Topn<C>::kFree, kEach = P::kTokens > 8 ? 2 : 4; // loads in flight of a lane
-  float next[kEach];
-  auto end_of = [&](int token) { // of the candidates that are not forced
-    return candidate_count<C>(tile.position + token) - C::kSelectLocal;
-  };
-  auto list_of = [&](int token) { // [n]
-    return p.idx + (tile.first_token + token) * p.idx_token_stride + tile.group * p.idx_head_stride;
-  };
-  auto load = [&](int token, int begin, int end) {
-    const float *importance = importance_of<C>(scratch, token);
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int block = begin + 32 * i + lane;
-      next[i] = block < end ? importance[block] : kNotCandidate;
-    }
-  };
-  u32 left = 0; // tokens that are searched slowly
-  int token = token_of_selector<C>(selector, 0);
-  if (token < tile.tokens) load(token, 0, end_of(token));
-#pragma unroll 1
-  for (int k = 0; k < P::kTokens; ++k) {
-    token = token_of_selector<C>(selector, k);
-    if (token >= tile.tokens) break;
-    const int after = token_of_selector<C>(selector, k + 1); // the token after this one
-    const bool more = k + 1 < P::kTokens && after < tile.tokens;
-    const int candidates = candidate_count<C>(tile.position + token), end = end_of(token);
-    if (!write_forced<C>(list_of(token), candidates, lane)) {
-      if (more) load(after, 0, end_of(after));
-      continue;
-    }
-    const float bar =
-        __uint_as_float(order_reached(exchange_buffer.greatest[k][lane], kFree, lane));
-    u64 *queue = exchange_buffer.queue;
-    int queued = 0;
-#pragma unroll 1
-    for (int begin = 0; begin < end; begin += 32 * kEach) {
-      float x[kEach];
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) x[i] = next[i];
-      if (begin + 32 * kEach < end)
-        load(token, begin + 32 * kEach, end);
-      else if (more)
-        load(after, 0, end_of(after));
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        const bool reaches = !(x[i] < bar); // NaN does, a forced block does not
-        const u32 all = __ballot_sync(kAllLanes, reaches);
-        if (!all) continue;
-        if (reaches && queued <= kQueue - 32)
-          queue[queued + votes_below(all, lane)] = key_of(order_of(x[i]), begin + 32 * i + lane);
-        queued += __popc(all);
-      }
-    }
-    __syncwarp(); // the queue is written
-    if (queued <= 32) {
-      const u64 key = lane < queued ? queue[lane] : 0;
-      list_ranked<kFree>(list_of(recomputed(token)) + C::kSelectInit, key, lane);
-      __syncwarp(); // all lanes have read the queue
+  constexpr int kFree = Topn<C>::kFree, kLanes = 32 / P::kTokens;
+  const int k = lane / kLanes, part = lane % kLanes;
+  const int token = (selector + k / P::kWorkItemTokens * P::kSelectors) * P::kWorkItemTokens +
+                    k % P::kWorkItemTokens;
+  int *gOut = p.idx + (tile.first_token + token) * p.idx_token_stride +
+              tile.group * p.idx_head_stride; // [n]
+  const int candidates = candidate_count<C>(tile.position + token);
+  const bool searching = token < tile.tokens && candidates > C::kSelectCount;
+  if (token < tile.tokens) {
+    if (!searching) {
+      for (int i = part; i < C::kSelectCount; i += kLanes) gOut[i] = i < candidates ? i : -1;
     } else {
-      left |= 1u << k;
+      for (int i = part; i < C::kSelectInit; i += kLanes) gOut[i] = i;
+      for (int i = part; i < C::kSelectLocal; i += kLanes)
+        gOut[C::kSelectInit + kFree + i] = candidates - C::kSelectLocal + i;
     }
   }
-  // Tokens of which many blocks are equal, or reach the bar because the best lie 32 apart.
-#pragma unroll 1
-  for (; left; left &= left - 1) {
-    token = token_of_selector<C>(selector, __ffs(left) - 1);
-    search_slowly<kFree>(list_of(token) + C::kSelectInit, importance_of<C>(scratch, token),
-                         C::kSelectInit, end_of(token), lane);
+  if (!__any_sync(~0u, searching)) return;
+  const int count = searching ? (int)exchange_buffer.listed[k] - part : 0; // from this lane's first
+  const u64 *list = scratch.lists + token * scratch.columns + part;
+  const int steps = (int)__reduce_max_sync(~0u, (u32)max(count + kLanes - 1, 0)) / kLanes;
+
+  u32 best[kFree] = {}; // orders, in descending order
+  for_each_key<kLanes>(list, count, steps, [&](u64 key) {
+    u32 order = order_in(key);
+    if (order <= best[kFree - 1]) return;
+#pragma unroll
+    for (int i = 0; i < kFree; ++i) {
+      const u32 high = max(best[i], order);
+      order = min(best[i], order);
+      best[i] = high;
+    }
+  });
+#pragma unroll
+  for (int delta = 1; delta < kLanes; delta *= 2) {
+    u32 other[kFree];
+#pragma unroll
+    for (int i = 0; i < kFree; ++i) other[i] = __shfl_xor_sync(~0u, best[kFree - 1 - i], delta);
+#pragma unroll
+    for (int i = 0; i < kFree; ++i) best[i] = max(best[i], other[i]); // the kFree best of both
+#pragma unroll
+    for (int round = 0; round < kFree; ++round)
+#pragma unroll
+      for (int i = round % 2; i + 1 < kFree; i += 2) {
+        const u32 high = max(best[i], best[i + 1]), low = min(best[i], best[i + 1]);
+        best[i] = high, best[i + 1] = low;
+      }
   }
+  // All that exceed the last of them, and the first ones equal to it while there is room.
+  const u32 least = best[kFree - 1];
+  int room = 0, found = 0;
+#pragma unroll
+  for (int i = 0; i < kFree; ++i) room += best[i] == least;
+  const u32 lanes = (kLanes == 32 ? ~0u : (1u << kLanes) - 1) << k * kLanes;
+  for_each_key<kLanes>(list, count, steps, [&](u64 key) {
+    const u32 order = order_in(key);
+    const u32 equal = __ballot_sync(~0u, order == least && key) & lanes;
+    const bool fits = order == least && key && votes_below(equal, lane) < room;
+    const u32 chosen = __ballot_sync(~0u, order > least || fits) & lanes;
+    if (chosen >> lane & 1)
+      gOut[C::kSelectInit + found + votes_below(chosen, lane)] = (int)index_in(key);
+    found += __popc(chosen);
+    room -= min(room, __popc(equal));
+  });
 }

@@ -8,21 +8,10 @@
 // A candidate goes on the token's list unless n_free earlier candidates are known to beat it. The
 // bound is rough: it comes from each lane's greatest value. core/topn.cuh then chooses from the
 // list, which has about 60 candidates at any length. A candidate that is not listed costs one
-// comparison. Groups of 2 to 8 heads: attend/topn_tokens.cuh, in place of lists.
+// comparison. Groups of 2 to 8 heads list and choose by attend/topn_tokens.cuh.
 #pragma once
 #include "attend/topn_pool.cuh"
 #include "attend/topn_tokens.cuh"
-
-// Returns an order that at least n_free candidates have reached, given the greatest order of each
-// lane: the smallest of the groups' maxima. Returns 0 if there are too few groups.
-template <class C> NSAI_DEVICE u32 order_reached_roughly(u32 greatest) {
-  constexpr int kFree = Topn<C>::kFree;
-  if constexpr (kFree == 0 || kFree > 32) return 0;
-#pragma unroll
-  for (int groups = 16; groups >= kFree && groups > 0; groups /= 2)
-    greatest = max(greatest, __shfl_xor_sync(~0u, greatest, groups));
-  return __reduce_min_sync(~0u, greatest);
-}
 
 // Adds pieces over the heads of each token; this lane sums one block of each piece. `first`: index
 // of the pieces' first row among the work item's rows; lse: of row lane % 16 of piece lane / 16.
@@ -117,12 +106,11 @@ NSAI_DEVICE void find_candidates(const FlashTile &tile, const Scratch<C> &scratc
       state.advance();
       if (w + 1 < P::kWorkItemWarps) continue;
 
+      int block = i * P::kTileBlocks + part * P::kBlocks + lane;
       if constexpr (kManyTokens<C>) {
-        store_importance<C>(sum, exchange_buffer.greatest, tile, scratch, selector,
-                            i * P::kTileBlocks + part * P::kBlocks, lane);
+        list_tokens<C>(sum, tile, scratch, exchange_buffer, selector, block, lane);
         continue;
       }
-      int block = i * P::kTileBlocks + part * P::kBlocks + lane;
 #pragma unroll
       for (int k = 0; k < P::kTokens; ++k) {
         int work_item = recomputed(selector) + k / P::kWorkItemTokens * P::kSelectors;
