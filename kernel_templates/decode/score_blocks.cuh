@@ -9,7 +9,8 @@
 //   I[j] = the sum of w(i, j) * P[i], or with kMaxPool the greatest P[i], over the compressed keys i that
 //          share a token with block j (select/importance.cuh)
 //
-// Each warp streams coarse keys and then compressed keys of its own through one pipeline of steps of 16 keys.
+// Each warp that scores streams coarse keys and then compressed keys of its own through one pipeline of steps of
+// 16 keys.
 // Statistics of the coarse keys pass through distributed shared memory between the two; meanwhile compressed
 // keys arrive. Each warp sends the importance of its blocks to all CTAs.
 //

@@ -15,21 +15,21 @@
 // Grid: x = (token_end - token_begin) * kCluster, y = kv_heads. A cluster of kCluster CTAs takes a token and a
 // KV head. On sm_90 and later only.
 //
-//   score   with kScores: each warp takes a share of coarse and compressed keys, and sends the importance of
-//           its blocks to all CTAs (decode/score_blocks.cuh)
+//   score   with kScores: each warp, or with more than four most of them, takes a share of coarse and compressed
+//           keys, and sends the importance of its blocks to all CTAs (decode/score_blocks.cuh)
 //   select  every CTA for itself (decode/rank_blocks.cuh): sharing the search would cost an exchange, and a
 //           token has few candidates
 //   attend  each CTA takes a share of the chosen keys, each of its warps a part of it (decode/mainloop.cuh):
 //           first of the forced blocks, beside the kernel that computes importance, or while importance is on
-//           its way
+//           its way, or by the warps that do not score
 //   reduce  each CTA adds up its warps' results and sends slices of O, with the statistics of their rows, to
 //           their owners, which add up the slices in the order of the CTAs and store the outputs
 //
 // Synchronisation: a barrier of the whole cluster before anything is sent, so that all CTAs have started;
 // mbarriers at each receiver. No CTA receives anything after its wait, so that it may exit.
 //
-// Bound by the chain of waits: importance, block table, keys, one exchange; with kScores and few CTAs to a
-// token by memory.
+// Bound by the chain of waits (importance, block table, keys, one exchange) and by the fetch of instructions,
+// most of which run a few times; with kScores and few CTAs to a token by memory.
 //
 // Config: those of decode/mainloop.cuh, decode/work.cuh, decode/rank_blocks.cuh and core/epilogue.cuh;
 // kPageSize, kRawCodes (K and V are codes), kCluster, kMinBlocks, kSharedBytes; kScores, and then
@@ -212,7 +212,7 @@ NSAI_DEVICE void select_blocks(const NsaiSelectAttend &params, SharedStorage &sh
 template <class C>
 NSAI_DEVICE void store_list(const NsaiDecode &p, const SharedStorage &shared, int row, int group,
                             int rank) {
-  if (!p.idx || rank > 0) return;
+  if (rank > 0) return;
   int *gOut = list_of(p, row, group); // [n]
 #pragma unroll 1
   for (int i = threadIdx.x; i < C::kSelectCount; i += C::kThreads) gOut[i] = shared.list[i];
@@ -341,7 +341,10 @@ template <class C> NSAI_DEVICE void select_attend(const SelectAttendParams &all_
         if constexpr (C::kCluster > 1) cluster_wait(); // all CTAs have started
         if (!token.present) return;                    // uniform over the cluster
       }
-      if (p.idx) select_blocks<C>(params, shared, row, group, rank, candidates);
+      if (p.idx) {
+        select_blocks<C>(params, shared, row, group, rank, candidates);
+        store_list<C>(p, shared, row, group, rank);
+      }
     }
     if (!attends) continue;
     if constexpr (Stream::kQShared)
@@ -356,11 +359,11 @@ template <class C> NSAI_DEVICE void select_attend(const SelectAttendParams &all_
   if (attends) {
     if constexpr (Stream::kCoded) scale_columns(o, value_scale(p, kSelected, group));
     share_consumer_groups<C>(shared.stream, at, o, rows);
-    if constexpr (C::kCluster > 1) send_slices<C>(shared, rank);
+    if constexpr (C::kCluster > 1) {
+      send_slices<C>(shared, rank);
+      cluster_receive(shared_address(&shared.received), 0);
+    }
   }
-  store_list<C>(p, shared, row, group, rank); // while slices are on their way
-  if constexpr (C::kCluster > 1)
-    if (attends) cluster_receive(shared_address(&shared.received), 0);
   store_slice<C>(p, shared, row, group, rank, attends);
 }
 
