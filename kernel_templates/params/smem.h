@@ -343,7 +343,7 @@ NSAI_SIZE nsai_smem_dkv_tma(int keys, int rows, int stages, int joins, int token
 /* backward/pipelines/dkv_dq.cuh: nsai_smem_dkv_tma of 128 keys, aligned | dS [128, 64] |
  * f32 [64, Dk]: dQ of a stage | 4 barriers | ticket. */
 NSAI_SIZE nsai_smem_dkv_dq(int stages, int tokens, int dk, int dv) {
-  return nsai_smem_aligned(nsai_smem_dkv_tma(128, stages, 0, tokens, dk, dv), 1024) +
+  return nsai_smem_aligned(nsai_smem_dkv_tma(128, 64, stages, 0, tokens, dk, dv), 1024) +
          128 * NSAI_PANEL_PITCH + 64 * dk * 4 + 4 * 8 + 8;
 }
 

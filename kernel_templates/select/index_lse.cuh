@@ -20,8 +20,8 @@
 // bits.
 //
 // Config: Element, kIndexDim (a multiple of 8; in codes of 16), kSelectBlock (l'), kSelectCount (n),
-// kTokens, kSplits (one of both is 1), kThreads, kMinBlocks; those of data/source.cuh. 8 kSplits bytes of
-// static shared memory.
+// kTokens, kSplits (one of both is 1), kUnroll (steps whose keys are loaded together), kThreads, kMinBlocks;
+// those of data/source.cuh. 8 kSplits bytes of static shared memory.
 #pragma once
 #include "core/e4m3.cuh"
 #include "core/launch.cuh"
@@ -38,9 +38,9 @@ static_assert(Config::kIndexDim % 8 == 0, "rows are read in units of 8 elements"
 template <class C>
 using IndexLseParams = typename ParamsOf<C::kCached, NsaiIndexLse, NsaiCachedIndexLse>::Type;
 
+constexpr int kUnroll = Config::kUnroll;
 constexpr int kKeyLanes = 8;              // that share a key
 constexpr int kStepKeys = 32 / kKeyLanes; // of a warp
-constexpr int kUnroll = 4;                // steps whose keys are loaded together
 template <class C> constexpr int kLaneChunks = ceil_div(C::kIndexDim / 8, kKeyLanes);
 
 // A softmax's sum over the keys of some lanes, in units of 2^reference.
@@ -166,6 +166,7 @@ NSAI_DEVICE void for_each_block(const int *gList, int position, int split, Visit
   }
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j)
+#pragma unroll 1
     for (int i = 0; i < min(32, C::kSelectCount - 32 * j); ++i) {
       const int slot = 32 * j + i, block = __shfl_sync(~0u, rBlock[j], i);
       if (slot % C::kSplits != split || block < 0 || block > position / C::kSelectBlock) continue;

@@ -54,6 +54,7 @@
   row(backward_kv_sm80) \
   row(index_kl_sm90) \
   row(index_kl_sm80) \
+  row(index_lse_kv_stationary_sm80) \
   row(index_lse_sm80)
 /* clang-format on */
 

@@ -132,7 +132,7 @@ static nsai_kernel_spec index_spec(const nsai_model *m, const char *entry, int32
 
 #define LSE_WARPS 4
 
-static void specify_lse(const nsai_model *m, nsai_kernel_spec *spec) {
+void nsai_index_kl_lse_specify(const nsai_model *m, nsai_kernel_spec *spec) {
   int32_t keys = 32; /* a slice of scores */
   while (keys < m->select_block && keys < MOST_KEYS) keys *= 2;
   *spec = index_spec(m, "backward_index_kl_lse", 32 * LSE_WARPS);
@@ -156,7 +156,7 @@ void nsai_index_kl_specify(const nsai_request *r, bool wgmma, nsai_kernel_spec k
     nsai_sort_specify(r->problem, &kernel[NSAI_KL_SORT]);
     nsai_invert_specify(r->problem, ITEM_TOKENS, &kernel[NSAI_KL_INVERT]);
   }
-  specify_lse(m, &kernel[NSAI_KL_LSE]);
+  nsai_index_kl_lse_specify(m, &kernel[NSAI_KL_LSE]);
   kernel[NSAI_KL_ROWS] = element_spec(m, "backward_index_kl_rows");
   specify_items(r, wgmma, &kernel[NSAI_KL_ITEMS]);
   kernel[NSAI_KL_SUM_Q] = element_spec(m, "backward_index_kl_q");

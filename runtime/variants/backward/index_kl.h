@@ -36,6 +36,9 @@ enum {
 
 enum { NSAI_KL_CHUNK_TOKENS, NSAI_KL_HEADS, NSAI_KL_NUMBERS };
 
+/* backward_index_kl_lse, for the row of io.index_lse as well. */
+void nsai_index_kl_lse_specify(const nsai_model *, nsai_kernel_spec *spec);
+
 void nsai_index_kl_legal(const nsai_problem *, const nsai_target *, nsai_reasons *);
 void nsai_index_kl_specify(const nsai_request *, bool wgmma, nsai_kernel_spec kernel[]);
 void nsai_index_kl_workspace(const nsai_request *, const nsai_kernel_spec kernel[],

@@ -26,6 +26,14 @@ static int32_t splits_of(const nsai_problem *p) {
   return splits;
 }
 
+/* Steps of four keys on their way: a thread has 128 registers, and wide rows fill them (NVRTC 13.0: 4 steps of
+ * 256 columns spilled 28 bytes). */
+static int32_t unroll_of(const nsai_request *r, int32_t splits) {
+  const int32_t dim = r->problem->model.index_dim;
+  const int32_t steps = (dim > 128 ? 2 : splits > 1 ? 8 : 4) >> r->target->register_fallback;
+  return steps > 0 ? steps : 1;
+}
+
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   (void)t;
   nsai_legal_common(p, reasons);
@@ -44,6 +52,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kTokens", tokens);
   nsai_constant_add(spec, "kSplits", splits);
+  nsai_constant_add(spec, "kUnroll", unroll_of(r, splits));
   nsai_constant_add(spec, "kMinBlocks", spec->threads > 256 ? 1 : 2);
   nsai_source_add(spec, p, 1);
   nsai_codes_add(spec, p->cmp_dtype);
