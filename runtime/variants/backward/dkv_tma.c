@@ -36,7 +36,7 @@ static int32_t choose_stages(const nsai_request *r, const nsai_dkv_use *use) {
 }
 
 /* The least group of a list's tokens: each is a box, which are to be few. At 64k tokens and D 128 boxes
- * take 7.6, 10.8 and 20.3 ms of groups of 16, 8 and 4; without them 8 and 4 take 8.1 and 9.6. */
+ * take 7.6, 10.8 and 20.3 ms of groups of 16, 8 and 4; without them 7.9, 7.9 and 9.6. */
 static int32_t least_group(const nsai_model *m) { return is_wide(m) ? 8 : 16; }
 
 /* A stage holds whole tokens. dK, dV and scores of 64 keys fit into a warpgroup's registers. */
