@@ -46,16 +46,20 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
                 m->head_dim_qk);
 }
 
-/* The compressed branch's share grows with the sequences: H200, 64/4 heads, D 128, burst and sustained ms
- * of the whole backward pass, beside the two rows by themselves:
+/* The compressed branch's share grows with the sequences: H200, 64/4 heads, D 128, saved outputs, burst and
+ * sustained ms of the whole backward pass, beside the two rows by themselves:
  *
- *   tokens   this row         two rows
- *   16k      8.13 / 7.75      8.06 / 7.76
- *   64k     45.74 / 48.9     48.2 / 52.0
+ *   tokens         this row          two rows
+ *   16k            8.13 / 7.75       8.06 / 7.76
+ *   32k           17.7 / 18.1       18.3 / 18.9
+ *   64k           45.2 / 47.8       47.9 / 51.4
+ *   64k, G 4      68.0 / 68.2       68.9 / 70.2
+ *   128k         136.6 / 141.3     152.9 / 156.1
  *
  * At 64k the five products take 20.3 ms, 20.0 in no order, 18.95 if dQ is not added anywhere; the four
- * products without dQ take 14.5, and what is left of dQ 10.4 of 19.1. Shorter sequences would pay the
- * workspace for nothing. */
+ * products without dQ take 14.5, and what is left of dQ 10.2 of 19.0. No gain: dK issued before the wait
+ * for the other warpgroup's dS (20.5), dQ brought to L2 at a tile's beginning (10.2). Shorter sequences
+ * would pay the workspace for nothing. */
 static bool sensible(const nsai_problem *p, const nsai_target *t) {
   return nsai_backward_sensible_sm90(p, t) && p->max_kv_len >= LEAST_KV_LEN;
 }
