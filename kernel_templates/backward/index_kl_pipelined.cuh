@@ -26,7 +26,9 @@
 #include "backward/index_kl_student.cuh"
 #include "backward/index_kl_teacher.cuh"
 #include "backward/products.cuh"
+#include "core/barrier.cuh"
 #include "core/launch.cuh"
+#include "core/tma.cuh"
 
 namespace pipelined {
 
@@ -47,131 +49,150 @@ template <class Base> struct TeacherConfig : Base {
                 "a stage is copied while another is multiplied and a third summed");
 };
 
-// The copies of query rows: each thread has the same chunks of the same rows of every stage. What of
-// their addresses does not depend on the token is computed once.
-//
-// Rows of no token are copies of the last token's, and those of no head of the last head's: an LSE of
-// +inf makes their P 0.
-template <class Config> struct RowCopies {
-  using F = IndexKlTraits<Config>;
-  using Lanes = CopyLanes<typename F::Q, kTeacherThreads>;
-  static constexpr int kGroup = Config::kGroupPadded, kPass = Lanes::kPass;
-  static_assert(kPass % kGroup == 0 || kGroup % kPass == 0, "heads repeat, or rows do");
-  static_assert(Config::kRows % kPass == 0 && kPass % 8 == 0,
-                "passes are whole, and their swizzle is");
-  static_assert(Config::kRows <= kTeacherThreads, "one LSE per thread");
-  const NsaiIndexKl &p;
-  const u32 *sEntries; // [tiles * kTokens]
-  int count, row;      // of the first pass
-  u32 to;              // its chunk of stage 0
-  const u16 *gChunk;   // of row 0 of q
-  const float *gLse;   // of row 0, of the row threadIdx.x
-
-  NSAI_DEVICE RowCopies(const NsaiIndexKl &p, const IndexItem &at, const u32 *sEntries, u32 base)
-      : p(p), sEntries(sEntries), count(at.item.count), row(Lanes::row(threadIdx.x)) {
-    const int chunk = Lanes::chunk(threadIdx.x), head = (p.head_begin + at.head) * Config::kGroup;
-    to = F::q(base, 0) + F::Q::offset(row, chunk);
-    gChunk = (const u16 *)p.q.data + head * p.q.head_stride + chunk * 8;
-    gLse = p.lse + head * p.lse_head_stride;
+// A pipeline stage, and the parity of the phase in which its barrier counts the boxes that arrive.
+template <int kStages> struct StageOfRows {
+  int stage = 0;
+  u32 parity = 0;
+  // Less than kStages steps on.
+  NSAI_DEVICE int behind(int steps) const {
+    return stage + steps - (stage + steps >= kStages ? kStages : 0);
   }
-
-  NSAI_DEVICE long long token(int i) const { return IndexItem::token(p, sEntries[i]); }
-
-  // Starts the copies of a part of a tile to a pipeline stage. Returns the LSE of row threadIdx.x.
-  NSAI_DEVICE float start(int tile, int part, int stage) const {
-    const int first = tile * F::kTokens;
-    const u32 sRows = to + stage * F::Q::kBytes;
-#pragma unroll
-    for (int pass = 0; pass < Config::kRows / kPass; ++pass) {
-      const int from_row = part * Config::kRows + pass * kPass; // of the tile
-      const int head = min(from_row % kGroup + row % kGroup, Config::kGroup - 1);
-      const u16 *from = gChunk + head * p.q.head_stride +
-                        token(first + from_row / kGroup + row / kGroup) * p.q.token_stride;
-#pragma unroll
-      for (int c = 0; c < F::Q::kChunks; c += Lanes::kLanes) {
-        const int chunk = c + Lanes::chunk(threadIdx.x);
-        if (c + Lanes::kLanes <= F::Q::kChunks || chunk < F::Q::kChunks)
-          copy_async_16(sRows + F::Q::offset(pass * kPass, c), from + c * 8,
-                        chunk * 8 < Config::kHeadDimQk);
-      }
-    }
-    const int at_row = part * Config::kRows + threadIdx.x, entry = first + at_row / kGroup;
-    if (threadIdx.x >= Config::kRows || entry >= count || at_row % kGroup >= Config::kGroup)
-      return kPlusInf;
-    return gLse[token(entry) * p.lse_token_stride + at_row % kGroup * p.lse_head_stride];
-  }
-  // Stores what start() has returned, when a step between has hidden the load.
-  NSAI_DEVICE void finish(u32 base, int stage, float lse) const {
-    if (threadIdx.x < Config::kRows)
-      store_shared_word(base + F::kSLse + stage * (4 * Config::kRows) + 4 * threadIdx.x,
-                        __float_as_uint(fmaf(lse, kLog2e, -p.teacher_shift)));
+  NSAI_DEVICE void advance() {
+    if (++stage < kStages) return;
+    stage = 0;
+    parity ^= 1;
   }
 };
 
-// Pm of a round's tiles.
-template <class Config>
-NSAI_DEVICE void teach(const NsaiIndexKl &p, const IndexItem &at, const u32 *sEntries, int first,
-                       u32 base) {
+// The query rows of a stage: a box per token and panel, of which the warps start as many each, and the
+// LSE of one row per thread.
+//
+// Rows of no token are the last token's: an LSE of +inf makes their P 0. That of rows of no head, too,
+// which clear_padding() has made 0.
+template <class Config> struct RowBoxes {
   using F = IndexKlTraits<Config>;
-  constexpr int kParts = F::kParts, kStages = Config::kStages;
-  constexpr int kAhead = kStages - 2; // of the copies, before two stages that are in use
+  static constexpr int kGroup = Config::kGroupPadded,
+                       kTokens = Config::kRows / kGroup; // of a stage
+  static constexpr int kBoxes = kTokens * panels(Config::kHeadDimQk);
+  static constexpr int kWarps = kTeacherThreads / 32, kIssuers = kBoxes < kWarps ? kBoxes : kWarps;
+  static constexpr int kBoxBytes = Config::kGroup * kPanelPitch;
+  static_assert(Config::kRows % kGroup == 0 && kBoxes % kIssuers == 0,
+                "stages have whole tokens, warps as many boxes each");
+  static_assert(Config::kRows <= kTeacherThreads, "one LSE per thread");
+  static_assert(F::kParts % 2 == 0, "the first part of each tile has the same scores");
+  const NsaiIndexKlTma &p;
+  const u32 *sEntries; // [tiles * 16]
+  int count, head;     // of the item; the first of q
+  const float *gLse;   // of token 0, of the row threadIdx.x
+
+  NSAI_DEVICE RowBoxes(const NsaiIndexKlTma &p, const IndexItem &at, const u32 *sEntries)
+      : p(p), sEntries(sEntries), count(at.item.count),
+        head((p.kl.head_begin + at.head) * Config::kGroup) {
+    gLse = p.kl.lse +
+           (head + min((int)threadIdx.x % kGroup, Config::kGroup - 1)) * p.kl.lse_head_stride;
+  }
+
+  static NSAI_DEVICE void init_barriers(u32 base) {
+    for (int stage = 0; stage < Config::kStages; ++stage)
+      barrier_init(base + F::kSArrived + 8 * stage, kIssuers);
+    barrier_init_fence();
+  }
+  // Rows that no box has.
+  static NSAI_DEVICE void clear_padding(u32 base) {
+    if constexpr (kGroup != Config::kGroup) {
+      for (u32 at = 16 * threadIdx.x; at < Config::kStages * F::Q::kBytes;
+           at += 16 * kTeacherThreads)
+        store_shared(base + F::kSQ + at, Chunk{});
+      shared_proxy_fence();
+    }
+  }
+
+  // Starts the boxes of a part of a tile. All warps, when the stage is free.
+  NSAI_DEVICE void start(int tile, int part, int stage, u32 base) const {
+    const int warp = warp_uniform(threadIdx.x / 32);
+    if (warp < kIssuers && threadIdx.x % 32 == 0) {
+      const u32 sRows = base + F::kSQ + stage * F::Q::kBytes,
+                barrier = base + F::kSArrived + 8 * stage;
+      barrier_arrive_expecting(barrier, kBoxes / kIssuers * kBoxBytes);
+#pragma unroll
+      for (int i = 0; i < kBoxes; i += kIssuers) {
+        const int token = (warp + i) % kTokens, panel = (warp + i) / kTokens;
+        const int entry = tile * F::kTokens + part * kTokens + token;
+        tma_load(sRows + (panel * Config::kRows + token * kGroup) * kPanelPitch, p.q, barrier,
+                 panel * kPanelColumns, head, IndexItem::token(p.kl, sEntries[entry]));
+      }
+    }
+    __syncwarp();
+  }
+  // The LSE of row threadIdx.x, which finish() stores when a step between has hidden the load.
+  NSAI_DEVICE float load(int tile, int part) const {
+    const int entry = tile * F::kTokens + part * kTokens + threadIdx.x / kGroup;
+    if (threadIdx.x >= Config::kRows || entry >= count || threadIdx.x % kGroup >= Config::kGroup)
+      return kPlusInf;
+    return gLse[IndexItem::token(p.kl, sEntries[entry]) * p.kl.lse_token_stride];
+  }
+  NSAI_DEVICE void finish(u32 base, int stage, float lse) const {
+    if (threadIdx.x < Config::kRows)
+      store_shared_word(base + F::kSLse + stage * (4 * Config::kRows) + 4 * threadIdx.x,
+                        __float_as_uint(fmaf(lse, kLog2e, -p.kl.teacher_shift)));
+  }
+};
+
+// Pm of a round's tiles; `now`: the stage of the first part.
+template <class Config>
+NSAI_DEVICE void teach(const NsaiIndexKlTma &p, const IndexItem &at, const u32 *sEntries, int first,
+                       u32 base, StageOfRows<Config::kStages> &now) {
+  using F = IndexKlTraits<Config>;
+  constexpr int kParts = F::kParts;
+  constexpr int kAhead =
+      Config::kStages - 1; // a stage is copied before those that are on their way
   const int tiles = ceil_div(at.item.count, F::kTokens);
-  const RowCopies<Config> copies(p, at, sEntries, base);
-  // A pipeline stage behind another.
-  auto behind = [](int stage, int steps) {
-    return stage + steps - (stage + steps >= kStages ? kStages : 0);
-  };
-  float begin[kAhead], lse[2]; // of the first stages; of parts by parity
+  const RowBoxes<Config> boxes(p, at, sEntries);
 #pragma unroll
   for (int n = 0; n < kAhead; ++n) {
-    if (n / kParts < tiles) begin[n] = copies.start(n / kParts, n % kParts, n);
-    copy_async_commit();
+    if (n / kParts >= tiles) break;
+    boxes.start(n / kParts, n % kParts, now.behind(n), base);
+    boxes.finish(base, now.behind(n), boxes.load(n / kParts, n % kParts));
   }
   TeacherKeys<Config> keys;
-  keys.load(p, at, first, min(at.item.keys - first, Config::kKeys), base);
-#pragma unroll
-  for (int n = 0; n < kAhead; ++n)
-    if (n / kParts < tiles) copies.finish(base, n, begin[n]);
+  keys.load(p.kl, at, first, min(at.item.keys - first, Config::kKeys), base);
 
-  for (int tile = 0, stage = 0; tile < tiles; ++tile) {
-    float s[2][F::kM][F::kN][4]; // [64 keys, kRows] of a warpgroup: parts by parity
-    // Waits for a part, starts the copies of a later one, and starts the product.
-    auto start = [&](int part, int stage) {
-      const int later = part + kAhead;
-      copy_async_wait<kAhead - 1>();
-      shared_proxy_fence();
-      threads_sync(kTeachers, kTeacherThreads); // the part has arrived, that of two before is free
-      keys.start(s[part % 2], base, base + F::kSQ + stage * F::Q::kBytes);
-      if (tile + later / kParts < tiles)
-        lse[part % 2] = copies.start(tile + later / kParts, later % kParts, behind(stage, kAhead));
-      copy_async_commit();
-    };
-    auto finish = [&](int part, int stage) {
-      if (tile + (part + kAhead) / kParts < tiles)
-        copies.finish(base, behind(stage, kAhead), lse[part % 2]);
-    };
-    start(0, stage);
+  float s[2][F::kM][F::kN][4]; // [64 keys, kRows] of a warpgroup: parts by parity
+  StageOfRows<Config::kStages> issued = now;
+  // Starts the product of the part of the stage `issued`, which `arrives`, or has no meaning.
+  auto multiply = [&](int parity, bool arrives) {
+    if (arrives) barrier_wait(base + F::kSArrived + 8 * issued.stage, issued.parity);
+    keys.start(s[parity], base, base + F::kSQ + issued.stage * F::Q::kBytes);
+    issued.advance();
+  };
+  multiply(0, true);
+  wgmma_wait<0>();
+  hold(s[0][0]);
+  for (int tile = 0; tile < tiles; ++tile) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      const int next = behind(stage, 1);
-      if (part + 1 < kParts) {
-        start(part + 1, next);
-        wgmma_wait<1>();
-      } else {
-        wgmma_wait<0>();
+      multiply((part + 1) % 2, part + 1 < kParts || tile + 1 < tiles);
+      // The LSE of this part is complete, and the stage before is free: it takes a later part.
+      threads_sync(kTeachers, kTeacherThreads);
+      const int later = part + kAhead, to = now.behind(kAhead);
+      const bool copies = tile + later / kParts < tiles;
+      float lse = 0.0f;
+      if (copies) {
+        boxes.start(tile + later / kParts, later % kParts, to, base);
+        lse = boxes.load(tile + later / kParts, later % kParts);
       }
-      hold(s[part % 2][0]);
       if (part == 0 && tile >= 2)
         threads_sync(kEmpty + tile % 2, kAllThreads); // from students: tile - 2 has been read
-      keys.add_scores(s[part % 2], p.scale_log2, base + F::kSLse + stage * (4 * Config::kRows),
-                      F::means(base, tile), part * Config::kRows);
-      if (part == 0) finish(0, stage);
-      if (part + 1 < kParts) finish(part + 1, next);
-      stage = next;
+      keys.add_scores(s[part % 2], p.kl.scale_log2,
+                      base + F::kSLse + now.stage * (4 * Config::kRows), F::means(base, tile),
+                      part * Config::kRows);
+      if (copies) boxes.finish(base, to, lse);
+      now.advance();
+      wgmma_wait<0>();
+      hold(s[(part + 1) % 2][0]);
     }
     threads_arrive(kFull + tile % 2, kAllThreads); // to students
   }
-  copy_async_wait<0>();
 }
 
 // Loss and gradients of a round's tiles. Returns the thread's loss.
@@ -232,7 +253,8 @@ NSAI_DEVICE float learn(const NsaiIndexKl &p, const IndexItem &at, const u32 *sE
   return loss;
 }
 
-template <class Base> NSAI_DEVICE void run_item(const NsaiIndexKl &p) {
+template <class Base> NSAI_DEVICE void run_item(const NsaiIndexKlTma &boxes) {
+  const NsaiIndexKl &p = boxes.kl;
   using Config = TeacherConfig<Base>;
   using F = IndexKlTraits<Config>;
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
@@ -248,9 +270,12 @@ template <class Base> NSAI_DEVICE void run_item(const NsaiIndexKl &p) {
     sEntries[i] = at.gEntries[min(i, last)];
   if (threadIdx.x < kTeacherThreads) {
     registers_drop<kTeacherRegisters>();
+    if (threadIdx.x == 0) RowBoxes<Config>::init_barriers(base);
+    RowBoxes<Config>::clear_padding(base);
+    StageOfRows<Config::kStages> now;
     for (int first = 0; first < at.item.keys; first += Config::kKeys) {
       threads_sync(kRound, kAllThreads); // the entries; all have finished with the round before
-      teach<Config>(p, at, sEntries, first, base);
+      teach<Config>(boxes, at, sEntries, first, base, now);
     }
     return;
   }
@@ -272,7 +297,7 @@ template <class Base> NSAI_DEVICE void run_item(const NsaiIndexKl &p) {
 } // namespace pipelined
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    backward_index_kl_pipelined(const __grid_constant__ NsaiIndexKl p) {
+    backward_index_kl_pipelined(const __grid_constant__ NsaiIndexKlTma p) {
   begin_kernel();
   pipelined::run_item<Config>(p);
 }

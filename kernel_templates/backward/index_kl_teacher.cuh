@@ -42,7 +42,8 @@ template <class Config> struct IndexKlTraits {
   static constexpr int kSTokens = kSScores + Scores::kBytes; // LSE and keys seen [kTokens]
   static constexpr int kSLse = kSTokens + Config::kStages * 8 * kTokens; // f32 [kRows]
   static constexpr int kSEntries = kSLse + Config::kStages * 4 * Config::kRows;
-  static constexpr int kBytes = kSEntries + 4 * Config::kEntries;
+  static constexpr int kSArrived = kSEntries + 4 * Config::kEntries; // barriers of boxes
+  static constexpr int kBytes = kSArrived + (Config::kMeans > 1 ? 8 * Config::kStages : 0);
   static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
   static_assert(Config::kKeys == 16 * Config::kWarps && Config::kThreads == 32 * Config::kWarps,
                 "each warp has 16 keys of the index");

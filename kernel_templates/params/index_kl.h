@@ -51,6 +51,13 @@ typedef struct NsaiIndexKl {
   int loss_accumulate;
 } NsaiIndexKl;
 
+/* backward_index_kl_pipelined */
+typedef struct NsaiIndexKlTma {
+  NsaiTensorMap q; /* boxes of G heads of one token */
+  NsaiIndexKl kl;
+} NsaiIndexKlTma;
+
 NSAI_SIZE_IS(NsaiIndexKl, 400);
+NSAI_SIZE_IS(NsaiIndexKlTma, 576);
 
 #endif /* NSAI_PARAMS_INDEX_KL_H */

@@ -352,7 +352,8 @@ NSAI_SIZE nsai_smem_index_kl_lse(int keys, int di) { return nsai_tile_bytes(keys
 
 /* backward/index_kl_teacher.cuh: Q [stages, rows, Dk] | K [keys, Dk], unless registers hold it |
  * Ki [keys, Di] | Qi [stages, 16, Di] | f32 [means, keys, NSAI_INDEX_KL_MEAN_WORDS]: Pm of 16 tokens |
- * dS [keys, 16] | LSE and keys seen [stages, 16] of 8 bytes | f32 [stages, rows]: LSE | u32 [entries]. */
+ * dS [keys, 16] | LSE and keys seen [stages, 16] of 8 bytes | f32 [stages, rows]: LSE | u32 [entries] |
+ * with two tiles of means, which boxes of Q go with, barriers [stages]. */
 #define NSAI_INDEX_KL_MEAN_WORDS 24
 NSAI_SIZE nsai_smem_index_kl(int panels, int registers, int keys, int rows, int stages, int means,
                              int entries, int dk, int di) {
@@ -360,7 +361,7 @@ NSAI_SIZE nsai_smem_index_kl(int panels, int registers, int keys, int rows, int 
       nsai_product_tile_bytes(panels, rows, dk) + nsai_tile_bytes(16, di) + 8 * 16 + 4 * rows;
   return stages * stage + (registers ? 0 : nsai_product_tile_bytes(panels, keys, dk)) +
          nsai_tile_bytes(keys, di) + 4 * NSAI_INDEX_KL_MEAN_WORDS * keys * means +
-         nsai_tile_bytes(keys, 16) + 4 * entries;
+         nsai_tile_bytes(keys, 16) + 4 * entries + (means > 1 ? 8 * stages : 0);
 }
 
 #endif /* NSAI_PARAMS_SMEM_H */

@@ -57,8 +57,8 @@ static int32_t round_keys(const nsai_model *m, bool wgmma) {
 }
 
 /* Sizes of backward_index_kl_pipelined, which takes rounds of MOST_KEYS keys, and at least two stages to
- * a tile. False where it is of no use, where a kernel of the plan has spilled, and where its threads copy more
- * rows at once than a stage has. */
+ * a tile. False where it is of no use, where a kernel of the plan has spilled, and with narrow
+ * heads. */
 static bool choose_pipeline(const nsai_model *m, const nsai_target *t, kl_tiles *s) {
   const int32_t all = TILE_TOKENS * nsai_padded_group(m);
   if (t->register_fallback || m->select_block <= MOST_KEYS / 2 || all < MOST_ROWS) return false;
@@ -103,6 +103,8 @@ static void specify_items(const nsai_request *r, bool wgmma, nsai_kernel_spec *s
                           .threads = 2 * s.keys + (s.pipelined ? 128 : 0), /* 16 keys to a warp */
                           .shared_bytes = shared_bytes(m, &s),
                           .tile_tokens = ITEM_TOKENS,
+                          .tma_box_heads = s.pipelined ? m->heads / m->kv_heads : 0,
+                          .tma_box_tokens = s.pipelined,
                           .compile_cost = 700 };
   nsai_group_add(spec, p);
   nsai_constant_add(spec, "kHeadDimQk", m->head_dim_qk);
@@ -283,6 +285,14 @@ static nsa_status sum_keys(const nsai_run *run, const nsai_form *form, const Nsa
                      p);
 }
 
+static nsa_status launch_items(const nsai_run *run, const nsai_kernel *kernel, uint64_t items,
+                               const NsaiIndexKl *p) {
+  if (!kernel->tma_box_heads) return nsai_launch(run->queue, kernel, items, 1, p);
+  NsaiIndexKlTma boxes = { .kl = *p };
+  NSAI_TRY(nsai_map_rows(run, kernel, "q", &p->q, run->plan->problem.model.head_dim_qk, &boxes.q));
+  return nsai_launch(run->queue, kernel, items, 1, &boxes);
+}
+
 /* The KV heads of one launch. */
 static nsa_status run_heads(const nsai_run *run, const nsai_form *form, const NsaiIndexKl *p) {
   const nsai_kernel *kernel = form->kernel;
@@ -291,7 +301,7 @@ static nsa_status run_heads(const nsai_run *run, const nsai_form *form, const Ns
   const int64_t columns = run->plan->problem.model.index_dim / 4;
   NSAI_TRY(nsai_launch(run->queue, &kernel[NSAI_KL_LSE], items, 1, p));
   NSAI_TRY(nsai_launch_elements(run, &kernel[NSAI_KL_ROWS], rows, p));
-  NSAI_TRY(nsai_launch(run->queue, &kernel[NSAI_KL_ITEMS], items, 1, p));
+  NSAI_TRY(launch_items(run, &kernel[NSAI_KL_ITEMS], items, p));
   if (p->q_partial) NSAI_TRY(nsai_launch_elements(run, &kernel[NSAI_KL_SUM_Q], rows * columns, p));
   return sum_keys(run, form, p);
 }
