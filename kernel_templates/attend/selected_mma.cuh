@@ -114,7 +114,8 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
   const Barriers<S::kStages> barriers = { base + S::kBarriers };
   PipelineState<S::kStages> step;
 
-  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+  for (TileWalk<Config> walk(p); walk.tile < p.tiles; walk.advance()) {
+    const int tile = walk.tile;
     int thread = threadIdx.x;
     // Recompute thread-derived indices for every tile: kept across tiles they would occupy
     // registers.
@@ -138,7 +139,7 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
         copy_query<Config, 16, 0>(sQ, 0, p.q, at, 16 * warp);
     }
     const float scale_log2 =
-        unit * scale_by_keys<Config>(p.scale_log2, params, group_of_tile(p, tile));
+        unit * scale_by_keys<Config>(p.scale_log2, params, group_of_tile<Config>(p, tile));
     float rO[S::kColsV / 8][4] = {}; // [16, Dv]
     SoftmaxRows rows;
 

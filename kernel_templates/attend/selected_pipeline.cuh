@@ -93,7 +93,8 @@ NSAI_DEVICE void produce_selected(const Params &params, unsigned char *shared, i
   int buffer = 0; // index of sLeast
   PipelineState<R::kStages> step;
 
-  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+  for (TileWalk<Config> walk(p); walk.tile < p.tiles; walk.advance()) {
+    const int tile = walk.tile;
     int sequence;
     const TilePosition at = find_tile_position<Config>(params, tile, &sequence);
     if (at.empty()) continue;
@@ -232,7 +233,8 @@ NSAI_DEVICE void load_stages(const Params &params, unsigned char *shared, int lo
   AskedStage<Config> asked;
   int turn = 0; // whose stage this is
 
-  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+  for (TileWalk<Config> walk(p); walk.tile < p.tiles; walk.advance()) {
+    const int tile = walk.tile;
     int sequence;
     const TilePosition at = find_tile_position<Config>(params, tile, &sequence);
     if (at.empty()) continue;

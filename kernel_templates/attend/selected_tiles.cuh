@@ -83,19 +83,57 @@ template <class Config> struct SelectedPipeline {
   static_assert(!kExpands || kLoaders, "loaders expand codes");
 };
 
-NSAI_DEVICE int group_of_tile(const NsaiAttendSelected &p, int tile) {
-  return tile / (p.tiles / p.kv_heads);
+// The order of tiles. CTAs that run at the same time should read the keys of one head, so that these
+// stay in L2: tile i is number i % per_group of KV head i / per_group. If the keys of all heads fit
+// into L2, balance counts for more: all heads' last tiles come first and their first tokens, which
+// see few keys, come last, where they fill the last rounds of the grid.
+template <class Config> struct TileOrder {
+  static constexpr int kBytesOfL2 = 34 << 20;
+  static constexpr int kTileBytes = 16 * Config::kWarps / Config::kGroupPadded * 2 *
+                                    (Config::kHeadDimQk + Config::kHeadDimV);
+  int group;  // KV head
+  int number; // of the tile within the head
+
+  NSAI_DEVICE static bool longest_first(const NsaiAttendSelected &p) {
+    return p.tiles <= kBytesOfL2 / kTileBytes;
+  }
+  NSAI_DEVICE TileOrder(const NsaiAttendSelected &p, int tile) {
+    const int per_group = p.tiles / p.kv_heads;
+    if (longest_first(p)) {
+      group = tile % p.kv_heads;
+      number = per_group - 1 - tile / p.kv_heads;
+    } else {
+      group = tile / per_group;
+      number = tile - group * per_group;
+    }
+  }
+};
+
+// The tiles of this CTA. With the longest first, every other round of the grid runs backwards, or
+// some CTAs would get the longer one each time.
+template <class Config> struct TileWalk {
+  int tile, step;
+  NSAI_DEVICE explicit TileWalk(const NsaiAttendSelected &p)
+      : tile(blockIdx.x),
+        step(TileOrder<Config>::longest_first(p) ? 2 * (gridDim.x - blockIdx.x) - 1 : gridDim.x) {}
+  NSAI_DEVICE void advance() {
+    tile += step;
+    step = 2 * gridDim.x - step;
+  }
+};
+
+template <class Config> NSAI_DEVICE int group_of_tile(const NsaiAttendSelected &p, int tile) {
+  return TileOrder<Config>(p, tile).group;
 }
 
 // The tile's sequence in *s, if it is wanted.
 template <class Config, class Params>
 NSAI_DEVICE TilePosition find_tile_position(const Params &params, int tile, int *s = nullptr) {
-  const NsaiAttendSelected &p = selected_params(params).attend;
-  const int per_group = p.tiles / p.kv_heads, group = tile / per_group;
-  const QueryTile at = find_query_tile<SelectedPipeline<Config>::kTokens>(sequences_of(params),
-                                                                          tile - group * per_group);
+  const TileOrder<Config> order(selected_params(params).attend, tile);
+  const QueryTile at =
+      find_query_tile<SelectedPipeline<Config>::kTokens>(sequences_of(params), order.number);
   if (s) *s = at.s;
-  return TilePosition{ at.seq, at.first_query, group };
+  return TilePosition{ at.seq, at.first_query, order.group };
 }
 
 // How the window's keys of a tile fall into stages: a first stage of kFirst keys, the remainder of

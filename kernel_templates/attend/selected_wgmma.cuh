@@ -97,7 +97,8 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
   const u32 base = shared_address(shared);
   PipelineState<S::kStages> step;
 
-  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+  for (TileWalk<Config> walk(p); walk.tile < p.tiles; walk.advance()) {
+    const int tile = walk.tile;
     int thread = threadIdx.x;
     // Recompute thread-derived indices for every tile: kept across tiles they would occupy
     // registers.
@@ -138,7 +139,7 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
       float rO[S::kColsV / 8][4] = {}; // [64, Dv]
       SoftmaxRows rows;
       float scale_log2 =
-          scale_by_keys<Config>(p.scale_log2, params, group_of_tile(p, tile), branch);
+          scale_by_keys<Config>(p.scale_log2, params, group_of_tile<Config>(p, tile), branch);
       if constexpr (S::kExpands)
         scale_log2 *= __uint_as_float(load_shared_word(base + S::kSUnits + 4 * warp));
       if (kCanWindow<Params> && branch == NSAI_FUSED_WINDOW) {
