@@ -7,10 +7,9 @@
 // window branch (attend/selected_window.cuh), the window's keys pass through the same pipeline
 // before those of the lists.
 //
-// Tiles: tile i of p.tiles is tokens [kTokens * (i % per_group), ...) of KV head i / per_group, so
-// that CTAs that run at the same time read the keys of one head. A CTA takes every gridDim.x-th
-// tile. Its kWarps consumer warps hold 16 rows each, token-major over kGroupPadded heads: 16 /
-// kGroupPadded tokens, or 16 heads of one token.
+// Tiles: kTokens adjacent tokens of one KV head. A CTA takes one of every gridDim.x tiles, in the
+// order of attend/selected_tiles.cuh. Its kWarps consumer warps hold 16 rows each, token-major over
+// kGroupPadded heads: 16 / kGroupPadded tokens, or 16 heads of one token.
 //
 // Merged list: keys are cut into tiles on a fixed grid of kKeys. The producers' lanes hold cursors
 // into the tokens' lists (data/list_cursor.cuh). The smallest next key of all cursors determines
