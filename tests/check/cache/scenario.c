@@ -268,8 +268,7 @@ void chk_cache_set_dtypes(const chk_cache_options *o, bool gpu, nsa_problem *p) 
   p->cmp_dtype = gpu && o->cmp_codes ? NSA_E4M3 : NSA_NONE;
 }
 
-/* Whether calls ask for the LSE of an index. */
-static bool has_index_lse(const chk_scenario *sc) {
+bool chk_cache_has_index_lse(const chk_scenario *sc) {
   return sc->options.model.by == NSAI_BY_INDEX && sc->options.selection != NSA_SELECT_RANGES;
 }
 
@@ -284,7 +283,7 @@ static nsa_problem problem_of(const chk_scenario *sc, int32_t op, int32_t select
   p.max_q_len = op == NSA_OP_APPEND ? sc->chunk : sc->options.max_q_len;
   p.window_ring = sc->options.ring;
   p.selection = selection;
-  p.index_lse = op != NSA_OP_APPEND && has_index_lse(sc);
+  p.index_lse = op != NSA_OP_APPEND && chk_cache_has_index_lse(sc);
   p.max_probe_rows = probes < p.max_tokens ? probes : (int32_t)p.max_tokens;
   return p;
 }
@@ -501,7 +500,7 @@ nsa_io chk_cache_io(const chk_scenario *sc, bool gpu) {
               gpu);
   if (sc->options.selection == NSA_SELECT_RANGES)
     io.ranges = io.block_idx, io.block_idx.data = NULL;
-  if (has_index_lse(sc)) io.index_lse = rows_of(sc, CHK_CACHE_INDEX_LSE, gpu);
+  if (chk_cache_has_index_lse(sc)) io.index_lse = rows_of(sc, CHK_CACHE_INDEX_LSE, gpu);
   if (gpu && sc->options.probed) {
     io.probe_rows = chk_cache_view(sc, CHK_CACHE_SOME_ROWS, true);
     io.probe_importance = chk_cache_view(sc, CHK_CACHE_SOME, true);

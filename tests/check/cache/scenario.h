@@ -215,6 +215,8 @@ void chk_cache_round_rows(const chk_scenario *sc, int what, uint8_t *rows, int64
 void chk_cache_round_new(const chk_scenario *sc);
 /* The dtypes of a plan's cache: on the CPU device the model's. */
 void chk_cache_set_dtypes(const chk_cache_options *options, bool gpu, nsa_problem *problem);
+/* Whether calls ask for the LSE of an index. */
+bool chk_cache_has_index_lse(const chk_scenario *sc);
 /* Makes a tensor filled with NaN on both sides. */
 nsa_status chk_cache_make(chk_scenario *sc, int what, int32_t dtype, int32_t ndim,
                           const int64_t *shape);

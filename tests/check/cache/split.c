@@ -129,6 +129,7 @@ static void compare_values(split *k, const place *at, int32_t head, int part, in
   if (!(sqrt(sum.error) <= limit * sqrt(sum.norm))) fail(k, "outputs", at->s, at->position, head);
 }
 
+/* `branch`: or CHK_CACHE_INDEX_LSE - CHK_CACHE_LSE, of an index head. */
 static void compare_lse(split *k, const place *at, int32_t head, int branch) {
   const chk_cache_tensor *a = &k->whole.tensor[CHK_CACHE_LSE + branch];
   const chk_cache_tensor *b = &k->parts.tensor[CHK_CACHE_LSE + branch];
@@ -145,7 +146,11 @@ static nsa_status compare_row(split *k, const place *at) {
   const int32_t group = g->heads / g->kv_heads;
   bool same = true;
   for (int32_t head = 0; head < g->heads; head++) {
-    if (g->select_count && head % group == 0) NSAI_TRY(compare_lists(k, at, head / group, &same));
+    if (g->select_count && head % group == 0) {
+      NSAI_TRY(compare_lists(k, at, head / group, &same));
+      if (same && chk_cache_has_index_lse(&k->parts))
+        compare_lse(k, at, head / group, CHK_CACHE_INDEX_LSE - CHK_CACHE_LSE);
+    }
     k->result->rows++;
     for (int b = 0; b < NSA_BRANCHES; b++) {
       if (!(k->whole.branches >> b & 1) || (b == NSA_SEL && !same)) continue;
@@ -238,6 +243,7 @@ static nsa_status make_decode(split *k) {
   p.max_tokens = (int64_t)f->seqs * p.max_q_len;
   p.page_size = f->page_size;
   p.window_ring = f->ring;
+  p.index_lse = chk_cache_has_index_lse(&k->parts);
   chk_cache_set_dtypes(f, true, &p);
   NSAI_TRY(nsa_plan_create(k->parts.gpu, &p, NULL, NULL, &k->decode));
   NSAI_TRY(nsa_plan_caps(k->decode, &caps));
