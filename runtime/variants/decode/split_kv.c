@@ -152,7 +152,19 @@ static bool has_group_registers(const nsai_problem *p) {
  * 179. Tried later without gain, where a step of D 128 takes 166: one CTA of three groups with four
  * stages, one fence for two stages and tiles that are not split, 176; all four kernels in one
  * launch, a CTA of three groups for each tile, 185; mma.sync 203. Without the fence between cp.async
- * and wgmma, which would be wrong, a step takes as long: 165.) */
+ * and wgmma, which would be wrong, a step takes as long: 165.
+ *
+ * All four kernels in one launch were tried again, by a cluster for each tile whose CTAs are its
+ * splits. Every other cluster attends to its window before the scan, the others behind their search.
+ * 32 sequences take 138.5 -> 136.5 us with correlated lists, 164.6 -> 164 with random ones; if all
+ * windows follow the search, 147 and 175. Fewer sequences, clusters of up to 8, correlated: 2 take
+ * 38.9 -> 42.3, 4 45.2 -> 51.2, 8 58.2 -> 71.6, 16 83.1 -> 88.8, 24 117.6 -> 118.4. Launches are thus
+ * not what a step waits for. Clocks read in the clusters of the slower order, 4 tokens that select
+ * alike, us: scan 64, which is the rate of memory; its result stored 3; barrier 1; search 10, which
+ * reads 33 MB of pooled values; window 17, of which memory takes 8; barrier and merged list 3;
+ * queries, pages and first keys requested 6; pooled values discarded 3; blocks 17; stored 3; barrier
+ * 1; combine 6. Also without gain: even shares of the blocks behind the window, 139.7 and 166.1, and
+ * a window that all splits share, 142.2 and 169.5.) */
 static nsai_tiles two_groups(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                              shared_fn *shared) {
   if (!nsai_decode_has_panels(p, t, nsai_decode_tile_rows(p, t)) ||
