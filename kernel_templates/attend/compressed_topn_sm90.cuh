@@ -53,7 +53,11 @@
 //     + list and choose (all)      9.5     35.4
 //
 // A scratch buffer that stayed in L2 would save 0.45 and 2.1 ms of that (at 128k 42 GB go to DRAM).
-// At 8k the selectors are busy 85 % of the time, two thirds of it in the choice.
+// At 8k the selectors are busy 85 % of the time, two thirds of it in the choice. A cheaper choice did
+// not shorten the kernel, 131 us at 4k and 318 at 8k (profiler, spread 2 %): two tokens at once with
+// ranks from shared memory 137 and 316; besides, candidates of up to three key tiles in registers
+// instead of lists 137 and 316; besides, gates prefetched and loaded behind the last P V 138 and 318
+// (16k 856 for 826); besides, no fence before the selectors' bulk copies 137 and 317.
 //
 // Tried without gain: two pieces in flight per selector instead of one
 // (0); keys in natural order (0: interleaving is free); 224 registers for the consumers, without
