@@ -76,10 +76,10 @@ static bool fits(const nsai_problem *p, const nsai_target *t, const nsai_tiles *
 /* Four warps and three stages take 96 KB at D 128, which a multiprocessor has beside the CTAs that
  * compute importance of few sequences: the kernel attends to the forced blocks meanwhile. (With
  * a stage more for those CTAs, so that it has not, one sequence of MiniMax-M3 takes 17.4 us for 15.5. H200, 64k.)
- * A CTA that scores, alone on a multiprocessor, has eight warps. (H200, MiniCPM4, 64k tokens, one sequence, us: four
- * that score and then attend 19.7, eight 18.6; of eight four that score while four attend 15.8, six and two 15.6.
- * Three stages in place of two: 16.1 for 16.0. Tried without gain: by cycle stamps, forced blocks prefetched into L2
- * while coarse keys are read, 36,500 for 35,200; lanes that share the sum over received slices, 15.9 for 15.7.) */
+ * A CTA that scores, alone on a multiprocessor, has eight warps, of which six score while two attend: H200, MiniCPM4, 64k
+ * tokens, one sequence 15.3 us. Each in a session of its own: four warps that score and then attend 20.1, four of eight
+ * that score 15.9 (six 15.6), three stages in place of two 16.1 (16.0). Tried without gain: forced blocks prefetched into
+ * L2 while coarse keys are read. */
 static nsai_tiles shape(const nsai_problem *p, const nsai_target *t, int32_t cluster,
                         int32_t ctas) {
   const nsai_tiles eight = tiles_of(cluster, 8, 2);
@@ -128,8 +128,8 @@ static int64_t most_items(const nsai_problem *p) { return nsai_decode_most_items
 /* The largest clusters that all run at once, by two CTAs to a multiprocessor where they fit; the largest of all
  * alone, if they can. False where those of one CTA do not run at once: decode_split_kv takes such steps. Where the
  * cluster scores blocks, CTAs of one take any number. (H200, 64k tokens, us of decode_split_kv, and of this:
- * MiniMax-M3, 1, 2, 4 and 64 sequences 21.6 and 15.5, 27.6 and 22.1, 39.3 and 32.8, 344 and 331; MiniCPM4, 1, 4,
- * 16, 32 and 64 38.2 and 21.5, 46.8 and 27.2, 92.3 and 57.6, 160.5 and 91.3, 353 and 142. With one CTA on a
+ * MiniMax-M3, 1, 2, 4 and 64 sequences 21.6 and 14.1, 27.6 and 20.9, 39.3 and 31.7, 344 and 330; MiniCPM4, 1, 4,
+ * 16, 32 and 64 38.2 and 15.3, 46.8 and 24.5, 92.3 and 55.8, 160.5 and 91.3, 353 and 142. With one CTA on a
  * multiprocessor alone MiniCPM4, 4, 16 and 64: 30.2, 73.4, 151.) */
 static bool tiles_for(const nsai_problem *p, const nsai_target *t, int64_t items, nsai_tiles *out) {
   const int32_t largest = nsai_decode_largest_cluster(t);
