@@ -55,9 +55,9 @@ template <class C> struct KernelTraits {
   static constexpr int kSharingWarps = kSingleHead<C> ? kWarps / kSelectors : kWorkItemWarps;
   // The launch gives 512 threads 128 registers each; the warpgroups redistribute them.
   static constexpr bool kNarrow = C::kHeadDimV <= 64 && !kSplitP<C>; // fewer registers
-  static constexpr int kConsumerRegisters = kNarrow ? 176 : kSingleHead<C> ? 200 : 200;
-  static constexpr int kSelectorRegisters = kNarrow ? 104 : kSingleHead<C> ? 72 : 72;
-  static constexpr int kProducerRegisters = kNarrow ? 56 : kSingleHead<C> ? 40 : 40;
+  static constexpr int kConsumerRegisters = kNarrow ? 176 : 200;
+  static constexpr int kSelectorRegisters = kNarrow ? 104 : 72;
+  static constexpr int kProducerRegisters = kNarrow ? 56 : 40;
   static_assert(2 * kConsumerRegisters + kSelectorRegisters + kProducerRegisters <= 4 * 128,
                 "warpgroups may not take more registers than the launch gives");
 

@@ -15,9 +15,8 @@
 
 // Whether a selector serves its tokens side by side.
 template <class C>
-constexpr bool kManyTokens =
-    KernelTraits<C>::kTokens >= 4 &&
-    Topn<C>::kFree <= kMostRowBlocks &&KernelTraits<C>::kTokens <= 16 && Topn<C>::kFree > 0;
+constexpr bool kManyTokens = (KernelTraits<C>::kTokens >= 4) && (KernelTraits<C>::kTokens <= 16) &&
+                             (Topn<C>::kFree > 0) && (Topn<C>::kFree <= kMostRowBlocks);
 
 // Returns an order that at least n_free candidates have reached, given the greatest order of each
 // lane: the smallest of the groups' maxima. Returns 0 if there are too few groups.
