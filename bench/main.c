@@ -76,6 +76,7 @@ typedef struct arguments {
   const char *files[MAX_FILES]; /* of plot, chart and table */
   int file_count;
   const char *problem, *problems, *filter, *commit;
+  nsai_model model; /* has_model: of the problems, in place of their own */
   const char *csv, *json, *markdown, *svg;
   int64_t from, to; /* 0: the default */
   sizes contexts, batches, chunks;
@@ -83,11 +84,12 @@ typedef struct arguments {
   int64_t rows;               /* below 0: the default */
   int fill;                   /* NSAI_VERIFY_FILLS: the problem's own */
   bench_cached_dtypes dtypes; /* of a cache; 0: not given */
-  int branches, list, check;
+  int branches, list, check, has_model;
 } arguments;
 
 enum {
   OPT_PROBLEMS = 256,
+  OPT_MODEL,
   OPT_CSV,
   OPT_JSON,
   OPT_MD,
@@ -112,6 +114,8 @@ enum {
 static const struct argp_option options[] = {
   { "problems", OPT_PROBLEMS, "FILE", 0, "Problems, one per line (forward; default: built in)", 0 },
   { "problem", 'p', "STR", 0, "This problem instead (forward; decode, prefill: its model and fill)",
+    0 },
+  { "model", OPT_MODEL, "FILE", 0, "The model of a configuration, in place of the problems' own",
     0 },
   { "filter", 'f', "GLOB", 0, "Only problems that match", 0 },
   { "list", 'l', 0, 0, "Print the problems that would be timed", 0 },
@@ -230,6 +234,9 @@ static void check_usage(const arguments *a, struct argp_state *state) {
     argp_error(state, "%s takes no --problem or --problems", name);
   if (a->command != FORWARD && a->branches) argp_error(state, "%s takes no --branches", name);
   check_cached(a, state);
+  if (reads && a->has_model) argp_error(state, "%s takes no --model", name);
+  if (a->problem && a->has_model)
+    argp_error(state, "--problem has a model of its own: leave out --model");
   if (a->problem && a->problems) argp_error(state, "--problem or --problems, not both");
   if (!sweeps && (a->from || a->to)) argp_error(state, "%s takes no --from and --to", name);
   if (sweeps && (a->from ? a->from : 128) > (a->to ? a->to : 65536))
@@ -241,6 +248,10 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   switch (key) {
   case OPT_PROBLEMS: a->problems = value; break;
   case 'p': a->problem = value; break;
+  case OPT_MODEL:
+    a->model = chk_option_model(value, "no configuration", state);
+    a->has_model = 1;
+    break;
   case 'f': a->filter = value; break;
   case 'l': a->list = 1; break;
   case OPT_BRANCHES: a->branches = 1; break;
@@ -302,16 +313,18 @@ static nsa_status check_index(const bench_cases *list) {
 }
 
 static nsa_status make_list(const arguments *a, bench_cases *list) {
+  const char *filter = a->has_model ? NULL : a->filter; /* of the texts with that model */
   if (a->command == WINDOW || a->command == COMPRESSED)
-    NSAI_TRY(bench_cases_sweep(list, a->from ? a->from : 128, a->to ? a->to : 65536, a->filter));
+    NSAI_TRY(bench_cases_sweep(list, a->from ? a->from : 128, a->to ? a->to : 65536, filter));
   else if (a->problem)
-    NSAI_TRY(bench_cases_add(list, a->problem, a->filter));
+    NSAI_TRY(bench_cases_add(list, a->problem, filter));
   else if (a->problems)
-    NSAI_TRY(bench_cases_load(list, a->problems, a->filter));
+    NSAI_TRY(bench_cases_load(list, a->problems, filter));
   else if (a->command == INDEX_KL)
-    NSAI_TRY(bench_cases_parse(list, bench_index_problem_text, "index_problems.txt", a->filter));
+    NSAI_TRY(bench_cases_parse(list, bench_index_problem_text, "index_problems.txt", filter));
   else
-    NSAI_TRY(bench_cases_parse(list, bench_problem_text, "problems.txt", a->filter));
+    NSAI_TRY(bench_cases_parse(list, bench_problem_text, "problems.txt", filter));
+  if (a->has_model) NSAI_TRY(bench_cases_take_model(list, &a->model, a->filter));
   if (a->command == INDEX_KL) NSAI_TRY(check_index(list));
   return list->count ? NSA_OK : nsai_fail(NSA_E_ARG, "no problem is left to be timed");
 }
@@ -495,6 +508,7 @@ static nsa_status take_model(const arguments *a, nsai_verify_case *c) {
   nsa_status status = a->problem
                           ? bench_cases_add(&list, a->problem, NULL)
                           : bench_cases_parse(&list, bench_problem_text, "problems.txt", NULL);
+  if (!status && a->has_model) status = bench_cases_take_model(&list, &a->model, NULL);
   if (!status) *c = list.cases[0];
   bench_cases_free(&list);
   if (!status && a->fill != NSAI_VERIFY_FILLS) {

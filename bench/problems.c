@@ -93,6 +93,32 @@ done:
   return status;
 }
 
+/* Whether the list has a problem of this text. */
+static int has_case(const bench_cases *list, const char *text) {
+  char other[NSAI_VERIFY_CASE_TEXT];
+  for (int64_t i = 0; i < list->count; i++) {
+    nsai_verify_case_print(&list->cases[i], other, sizeof other);
+    if (!strcmp(other, text)) return 1;
+  }
+  return 0;
+}
+
+nsa_status bench_cases_take_model(bench_cases *list, const nsai_model *model, const char *filter) {
+  bench_cases taken = { 0 };
+  nsa_status status = NSA_OK;
+  for (int64_t i = 0; i < list->count; i++) {
+    char text[NSAI_VERIFY_CASE_TEXT];
+    nsai_verify_case c = list->cases[i];
+    c.model = *model;
+    nsai_verify_case_print(&c, text, sizeof text);
+    if (!has_case(&taken, text)) NSAI_TRY_TO(done, add_case(&taken, &c, filter));
+  }
+done:
+  bench_cases_free(list);
+  *list = taken;
+  return status;
+}
+
 void bench_cases_free(bench_cases *list) {
   free(list->cases);
   *list = (bench_cases){ 0 };

@@ -35,6 +35,10 @@ nsa_status bench_cases_load(bench_cases *list, const char *path, const char *fil
 /* Adds the first built-in problem at the lengths from, 2 from, 4 from ... to. */
 nsa_status bench_cases_sweep(bench_cases *list, int64_t from, int64_t to, const char *filter);
 
+/* Gives every problem `model` in place of its own, and leaves out those that are then alike, or whose text does
+ * not match `filter`. */
+nsa_status bench_cases_take_model(bench_cases *list, const nsai_model *model, const char *filter);
+
 void bench_cases_free(bench_cases *list);
 
 #endif /* BENCH_PROBLEMS_H */

@@ -156,20 +156,12 @@ static error_t parse_cache(int key, const char *value, struct argp_state *state)
 /* A number is the seed of a random model. Anything else is a configuration that has one. */
 static void choose_model(chk_arguments *a, const char *value, struct argp_state *state) {
   int64_t seed = 0;
-  nsai_config *config = NULL;
   if (nsai_parse_integer(value, 1, INT64_MAX, &seed)) {
     a->model = (uint64_t)seed;
     return;
   }
-  const nsai_config_request request = {
-    .path = value, .skip_environment = true, .skip_system_file = true, .need_model = true
-  };
-  if (nsai_config_load(&request, &config) != NSA_OK)
-    argp_error(state, "--model: '%s' is neither a number from 1 nor a configuration: %s", value,
-               nsa_last_error());
-  a->given = config->model;
+  a->given = chk_option_model(value, "neither a number from 1 nor a configuration", state);
   a->cache.given = &a->given;
-  nsai_config_destroy(config);
   remember(a, "--model", value);
 }
 

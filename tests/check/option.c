@@ -6,6 +6,7 @@
 #include "option.h"
 
 #include "base/text.h"
+#include "config/config.h"
 #include "config/schema.h"
 #include "verify/device.h"
 
@@ -26,4 +27,18 @@ int32_t chk_option_device(const char *value, struct argp_state *state) {
   nsai_device_suggest(value, &out);
   argp_error(state, "--device: '%s' is neither auto, cpu nor an ordinal%s", value, guess);
   return device;
+}
+
+nsai_model chk_option_model(const char *value, const char *is_not, struct argp_state *state) {
+  nsai_config *config = NULL;
+  nsai_model model = { 0 };
+  const nsai_config_request request = {
+    .path = value, .skip_environment = true, .skip_system_file = true, .need_model = true
+  };
+  if (nsai_config_load(&request, &config) != NSA_OK)
+    argp_error(state, "--model: '%s' is %s: %s", value, is_not, nsa_last_error());
+  else
+    model = config->model;
+  nsai_config_destroy(config);
+  return model;
 }

@@ -6,6 +6,8 @@
 #ifndef CHK_OPTION_H
 #define CHK_OPTION_H
 
+#include "model/model.h"
+
 #include <argp.h>
 #include <stdint.h>
 
@@ -17,5 +19,9 @@ int64_t chk_option_number(const char *option, const char *value, int64_t least, 
 /* The ordinal of a device given as --device, or NSAI_VERIFY_DEVICE_AUTO or _CPU. Another text:
  * argp_error, with a guess at what was meant. */
 int32_t chk_option_device(const char *value, struct argp_state *state);
+
+/* The model of the configuration FILE given as --model. Of another `value`: argp_error, which says that it
+ * `is_not` what the option takes. */
+nsai_model chk_option_model(const char *value, const char *is_not, struct argp_state *state);
 
 #endif /* CHK_OPTION_H */

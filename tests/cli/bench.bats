@@ -29,6 +29,27 @@ measured=$NSA_SOURCE/bench/results/h200-2026-11-20.csv
   [[ $stderr == *"did you mean 'cpu'?"* ]]
 }
 
+@test "--model takes the model of a configuration in place of the problems' own" {
+  tiny_problems
+  echo 'fwd:h4/1:d32/32:l8/4:s8x4+1+1:w16:q=64:nobatch:fill=random' >>tiny.txt # with that model the second
+  cat >model.yaml <<'YAML'
+nsa: 1
+model:
+  {heads: 3, kv_heads: 1, head_dim: 16, compress: none, window: 0, gate: none,
+   select: {by: index, pool: max, block: 8, count: 4, init: 0, local: 1}, index: {heads: 1, dim: 16}}
+YAML
+  run -0 bench --problems tiny.txt --model model.yaml --list
+  [[ ${#lines[@]} == 3 && ${lines[1]} == *:h3/1:d16/16:*:index=16:q=64:*fill=random* ]]
+  run -0 bench --problems tiny.txt --model model.yaml --list --filter '*h3/1*q=32*'
+  [[ ${#lines[@]} == 1 ]]
+  run -0 bench forward --device cpu --threads 1 --problems tiny.txt --model model.yaml --branches
+  [[ $output == *3/1* ]]
+  run -2 --separate-stderr bench --model none.yaml --list
+  [[ $stderr == *"--model: 'none.yaml' is no configuration"* ]]
+  run -2 --separate-stderr bench --model model.yaml --problem fwd:q=64
+  [[ $stderr == *'leave out --model'* ]]
+}
+
 @test "what cannot be written is 1" {
   tiny_problems
   sed -i '/q=64/d' tiny.txt # one problem: each command below times them all before it writes
