@@ -39,8 +39,8 @@
  *                                 partial sums of dK and dV, of x KV heads at a time
  *   4 Dk (Hq T + 64 Hkv max_seqs) dQ of the compressed branch, of the row backward_q_kv_sm90
  * x is as many KV heads as fit into 1 GiB, at least one. c is at most 32 and decreases as S
- * grows. Without a window the term S is missing, without a selection the last term. Of a caller's
- * ranges the last term is r S, with r from 4 to 32.
+ * grows. Of the partial sums, S is missing without a window, and l' (n T / 1024 + B) without a
+ * selection; of a caller's ranges the latter is r S, with r from 4 to 32.
  *
  * phi linear and mlp add, with N = S / d + 2 and H = phi_hidden (0: linear)
  *   4 l (Dk + Dv) x N + 2 max(Dk, Dv) x N + 4 l max(Dk, Dv) max(H, Dk, Dv) x + 8 H x N

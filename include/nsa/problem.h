@@ -35,7 +35,7 @@ enum {
   NSA_SELECT_TOPN = 1,   /* the library: the n blocks of the greatest importance */
   NSA_SELECT_BLOCKS = 2, /* the caller, by block indices in io.block_idx */
   NSA_SELECT_RANGES = 3, /* the caller, by token ranges in io.ranges */
-  NSA_SELECT_ALL = 4     /* nobody: every block up to the token's own; of NSA_OP_INDEX_KL alone */
+  NSA_SELECT_ALL = 4     /* every block up to the token's own; NSA_OP_INDEX_KL only */
 };
 
 /* How much the selected blocks of adjacent tokens have in common: a hint for the choice of

@@ -79,12 +79,12 @@ template <class C, bool = kSingleHead<C>> struct RowLists {};
 
 template <class C> struct RowLists<C, true> {
   RowEntry *next[2]; // where the next entry goes
+  float4 *values;    // the greatest of each group, [2][256]
 
   // The greatest of each group of this lane's candidates of row r.
   NSAI_DEVICE float4 &greatest(int r) const {
     return values[r * 256 + recomputed(threadIdx.x) - 128];
   }
-  float4 *values;
 
   // Waits until the lists of the query tile before the previous one have been read.
   template <class Storage>

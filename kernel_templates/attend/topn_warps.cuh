@@ -8,7 +8,8 @@
 // A candidate goes on the token's list unless n_free earlier candidates are known to beat it. The
 // bound is rough: it comes from each lane's greatest value. core/topn.cuh then chooses from the
 // list, which has about 60 candidates at any length. A candidate that is not listed costs one
-// comparison. Groups of 2 to 8 heads list and choose by attend/topn_tokens.cuh.
+// comparison. Groups of 2 to 8 heads that choose at most 16 blocks list and choose by
+// attend/topn_tokens.cuh.
 #pragma once
 #include "attend/topn_pool.cuh"
 #include "attend/topn_tokens.cuh"

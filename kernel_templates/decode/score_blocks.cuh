@@ -9,9 +9,8 @@
 //   I[j] = the sum of w(i, j) * P[i], or with kMaxPool the greatest P[i], over the compressed keys i that
 //          share a token with block j (select/importance.cuh)
 //
-// Each warp that scores streams coarse keys and then compressed keys of its own through one pipeline of steps of
-// 16 keys.
-// Statistics of the coarse keys pass through distributed shared memory between the two; meanwhile compressed
+// Each warp that scores streams coarse keys and then compressed keys of its own through one pipeline of
+// steps of 16 keys. Statistics of the coarse keys pass through distributed shared memory between the two; meanwhile compressed
 // keys arrive. Each warp sends the importance of its blocks to all CTAs.
 //
 // The order of sums depends on the size of the cluster, as that of decode_split_kv on its splits.
@@ -226,8 +225,8 @@ NSAI_DEVICE void exchange_stats(BlockScoresShared<C> &shared, const SoftmaxRows 
 // ---- all of it
 
 // Computes the importance of a token's blocks, which has arrived in shared.importance once
-// receive_block_scores() returns, and loads `queries` [16, Dk] for warps with keys, which is returned. `stages`: shared memory of the pipeline, of so
-// many bytes for each warp. All threads of the cluster that score take part.
+// receive_block_scores() returns. Loads `queries` [16, Dk] for a warp that has keys, and returns whether it
+// has. `stages`: shared memory of the pipelines. All threads of the cluster that score take part.
 //
 // One loop fills the pipeline and takes coarse and compressed keys in turn, so that each step's code exists
 // once: code that runs a few times is bound by instruction fetch.

@@ -30,7 +30,8 @@ typedef struct NsaiIndexKl {
   const int *entry_indices;
   long long entry_capacity;
   float *entry_lse; /* f32 [heads, entry_capacity]: log2 of the sum over a block of 2^score */
-  float *row_lse;   /* f32 [heads, chunk_tokens]: over all blocks of a row */
+  float *row_lse;   /* f32 [heads, chunk_tokens]: over all blocks of a row; of backward_index_lse
+                        io.index_lse [T, Hi], by the strides of lse */
   float *q_partial; /* f32 [heads, entry_capacity, Di]: sums of UNIT dS ki; NULL: not wanted */
   float *k_partial; /* f32 [heads, item_capacity, l', Di]: sums of UNIT dS qi; NULL: not wanted */
   float *k_sum;     /* f32 [rows, Di]: of the launches before */

@@ -340,7 +340,7 @@ NSAI_SIZE nsai_smem_dkv_tma(int keys, int rows, int stages, int joins, int token
          (joins ? warps * tokens : 0);
 }
 
-/* backward/pipelines/dkv_dq.cuh: nsai_smem_dkv_tma of 128 keys, aligned | dS [128, 64] |
+/* backward/pipelines/dkv_dq.cuh: nsai_smem_dkv_tma of 128 keys and 64 rows, aligned | dS [128, 64] |
  * f32 [64, Dk]: dQ of a stage | 4 barriers | ticket. */
 NSAI_SIZE nsai_smem_dkv_dq(int stages, int tokens, int dk, int dv) {
   return nsai_smem_aligned(nsai_smem_dkv_tma(128, 64, stages, 0, tokens, dk, dv), 1024) +

@@ -129,7 +129,7 @@ static nsa_status check_call(nsai_run *run, check_fn fn) {
   return check_memory_of_call(run);
 }
 
-/* On the CPU device, behind what chooses blocks. */
+/* Of the CPU device; runs after the selection. */
 static nsa_status index_lse(const nsai_run *run, const nsai_reference_cache *cache) {
   if (!nsai_present(&run->io->index_lse)) return NSA_OK;
   return nsai_reference_index_lse(&run->plan->problem.model, cache, run->batch, run->io,

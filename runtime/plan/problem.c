@@ -213,7 +213,7 @@ static nsa_status check_index_kl(const nsai_problem *p) {
   return NSA_OK;
 }
 
-/* What has an LSE of an index: there is one, and calls choose blocks by it. */
+/* index_lse needs a model with an index, and an operation that selects blocks by it. */
 static nsa_status resolve_index_lse(const nsa_problem *problem, nsai_problem *out) {
   NSAI_TRY(check_choice("index_lse", problem->index_lse, 0, 1));
   if (problem->reserved)

@@ -30,9 +30,9 @@
 // within its window is computed here for both branches with the same S and dU, using the statistics
 // of the branches' sum.
 //
-// Config: Element, kHeadDimQk, kHeadDimV, kGroup (1 .. kRows, a power of two; at least 4 for
-// backward_dkv_selected_tma), kRows (32, 64), kKeys (64, 128), kStages, kThreads, kMinBlocks, kSharedBytes, kGate,
-// kEntries, kJoins, kBlock (l), kStride (d), kWindow (w), kSelectBlock (l'), kSelectCount (n).
+// Config: Element, kHeadDimQk, kHeadDimV, kGroup (1 .. kRows, a power of two; at least kRows / 16 for
+// backward_dkv_selected_tma), kRows (32, 64), kKeys (64, 128), kStages, kThreads, kMinBlocks,
+// kSharedBytes, kGate, kEntries, kJoins, kBlock (l), kStride (d), kWindow (w), kSelectBlock (l'), kSelectCount (n).
 #pragma once
 #include "backward/pipelines/dkv_consumer.cuh"
 #include "backward/pipelines/dkv_producer.cuh"

@@ -16,8 +16,8 @@
 //
 // The order of the sums, and thus their bits, is the same in every run: tile j of a sequence's keys
 // adds to a block after tile j - 1; tile 0 stores. A counter for each half of a block says how many
-// tiles have added. All tiles that see a block begin with earlier tickets the smaller they are, so
-// that a CTA waits for running CTAs only. All walk the rows in the same order: tile j stays behind
+// tiles have added. CTAs number themselves by tickets as they start. Of the tiles that see a block, a
+// smaller one has an earlier ticket, so that a CTA waits for running CTAs only. All walk the rows in the same order: tile j stays behind
 // tile j - 1 by about a stage.
 //
 // Products of stage i; those in a line overlap with what stands below them:
@@ -28,8 +28,8 @@
 // Shared memory: backward/pipelines/dkv_stages.cuh, then, aligned to 1024 bytes, dS [128 keys, 64
 // rows] | dQ of a stage f32 [64, Dk] | barriers.
 //
-// Config: as in backward/pipelines/dkv.cuh, with kKeys 128, kEntries and kJoins 0; kHeadDimQk 64
-// or 128.
+// Config: as in backward/pipelines/dkv.cuh, with kRows 64, kKeys 128, kEntries and kJoins 0;
+// kHeadDimQk 64 or 128.
 #pragma once
 #include "backward/pipelines/dkv_consumer.cuh"
 #include "backward/pipelines/dkv_producer.cuh"
@@ -39,8 +39,8 @@
 // The Config of the pipeline that this one extends: the same but for the shared memory.
 template <class Config> struct DkvPart : Config {
   static constexpr int kSharedBytes =
-      nsai_smem_dkv_tma(Config::kKeys, Config::kStages, 0, 64 / Config::kGroup, Config::kHeadDimQk,
-                        Config::kHeadDimV);
+      nsai_smem_dkv_tma(Config::kKeys, Config::kRows, Config::kStages, 0, 64 / Config::kGroup,
+                        Config::kHeadDimQk, Config::kHeadDimV);
 };
 
 template <class Config> struct DkvDqPipeline : DkvPipeline<DkvPart<Config>> {
@@ -57,6 +57,7 @@ template <class Config> struct DkvDqPipeline : DkvPipeline<DkvPart<Config>> {
 
   static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
   static_assert(Config::kKeys == 128, "each warpgroup has 64 keys");
+  static_assert(Config::kRows == 64, "dS and dQ of a stage have 64 rows");
   static_assert(Config::kHeadDimQk == 64 || Config::kHeadDimQk == 128,
                 "dQ of a warpgroup is a product of 32 or 64 columns");
 };

@@ -208,7 +208,8 @@ static nsa_status phi_back(const nsai_dkv_pass *b) {
 }
 
 static nsa_status enqueue_heads(const nsai_dkv_pass *b) {
-  if (b->dq.sums || nsai_dkv_needs(b->run, NSA_CMP)) NSAI_TRY(nsai_dkv_compressed_enqueue(b));
+  const bool makes_dq = b->dq.sums && nsai_present(&b->run->grads->d_q);
+  if (makes_dq || nsai_dkv_needs(b->run, NSA_CMP)) NSAI_TRY(nsai_dkv_compressed_enqueue(b));
   if (nsai_phi_has_weights(&b->run->plan->problem.model)) NSAI_TRY(phi_back(b));
   if (nsai_dkv_needs(b->run, NSA_WIN)) NSAI_TRY(nsai_dkv_window_enqueue(b));
   if (nsai_dkv_needs(b->run, NSA_SEL)) NSAI_TRY(nsai_dkv_selected_enqueue(b));

@@ -24,6 +24,7 @@ enum {
 };
 
 #define ROWS 64 /* of a block */
+#define LEAST_GROUP 4
 #define KEYS 128
 #define LEAST_KV_LEN 32768 /* of the heuristic */
 #define STAGES 3           /* one held, one read, one on its way */
@@ -36,6 +37,8 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   const nsai_model *m = &p->model;
   const int32_t group = m->heads / m->kv_heads;
   nsai_q_tma_legal(p, t, reasons);
+  if (group < LEAST_GROUP)
+    nsai_refuse(reasons, "a KV head has %d query heads: it takes at least %d", group, LEAST_GROUP);
   if (!nsai_compresses(m)) nsai_refuse(reasons, "the model has no compressed branch");
   if (group != nsai_padded_group(m))
     nsai_refuse(reasons, "a KV head has %d query heads: it takes powers of two", group);
@@ -81,6 +84,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   nsai_backward_branches_add(spec, p);
+  nsai_constant_add(spec, "kRows", ROWS);
   nsai_constant_add(spec, "kKeys", KEYS);
   nsai_constant_add(spec, "kStages", STAGES);
   nsai_constant_add(spec, "kEntries", 0);
@@ -131,7 +135,8 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   if (span->gate) return nsai_dkv_enqueue(run, form, span);
   NSAI_TRY(nsai_dkv_enqueue(run, form, &prepare));
   if (run->sizes.tokens) NSAI_TRY(nsai_q_statistics(run, rows));
-  if (run->sizes.tokens && nsai_run_has(run, NSA_CMP)) {
+  if (nsai_run_has(run,
+                   NSA_CMP)) { /* without a token, too: the kernel numbers its CTAs by the order */
     dq.sums = (float *)nsai_buffer_at(run, form->buffer[SUMS]);
     dq.order = (int *)nsai_buffer_at(run, form->buffer[ORDER]);
     dq.blocks = block_count(&run->plan->problem.model, run->sizes.tokens, run->sizes.num_seqs);

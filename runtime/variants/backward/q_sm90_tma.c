@@ -28,9 +28,9 @@ static int32_t choose_stages(const nsai_model *m, const nsai_target *t) {
   return stages;
 }
 
-/* dQ, scores and dU of a row are in registers together. The cursors of several tokens take some of
- * theirs, and at 192 those that spill are what tokens that share a warp, and gates that are weights,
- * take: another row serves without a spill, where a plan would take smaller tiles of all kernels. */
+/* dQ, scores and dU of a row are in registers together, beside the cursors of a lane's tokens. At 192 the
+ * kernel spills where tokens share a warp or gates are weights. Another row then serves without a spill;
+ * a plan that falls back would take smaller tiles of all kernels. */
 static int32_t most_head_dim_qk(const nsai_model *m) {
   const int32_t group = nsai_padded_group(m);
   if (group < LANE_GROUP) return 128;

@@ -258,7 +258,8 @@ static void compare_lse(chk_scenario *sc, int which, int64_t token, int32_t head
   double ratio = fabs(x - want) / (NSAI_VERIFY_LSE_TOLERANCE * fmax(1, fabs(want)));
   if (ratio > sc->result->lse) sc->result->lse = ratio;
   if (!(ratio <= 1))
-    FAIL(sc, "lse %d of token %lld (t %lld), head %d: %g, expected %g", which, (long long)token,
+    FAIL(sc, "lse %d (%d: of an index) of token %lld (t %lld), head %d: %g, expected %g", which,
+         CHK_CACHE_INDEX_LSE - CHK_CACHE_LSE, (long long)token,
          (long long)chk_cache_position_of(sc, token), head, x, want);
 }
 
@@ -267,7 +268,7 @@ static void compare_outputs(chk_scenario *sc) {
   double stage = nsai_verify_tolerance_of(NSAI_VERIFY_STAGE, g->dtype).relative;
   double whole = nsai_verify_tolerance_of(NSAI_VERIFY_WHOLE, g->dtype).relative;
   double plain[NSAI_MAX_HEAD_DIM];
-  const bool indexed = g->by == NSAI_BY_INDEX && sc->options.selection != NSA_SELECT_RANGES;
+  const bool indexed = chk_cache_has_index_lse(sc);
   for (int64_t token = 0; indexed && token < sc->tokens; token++)
     for (int32_t head = 0; head < g->index_heads; head++)
       compare_lse(sc, CHK_CACHE_INDEX_LSE - CHK_CACHE_LSE, token, head);
