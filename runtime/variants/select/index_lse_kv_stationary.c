@@ -20,8 +20,8 @@ enum { ENTRY_LSE = NSAI_INVERT_BUFFERS /* f32 [Hi, chunk tokens * n] */, BUFFERS
 enum { CHUNK_TOKENS, NUMBERS };
 
 #define ITEM_TOKENS 1024
-/* Lists and LSEs of so many tokens take 110 MB with 4 heads and 16 blocks. */
-#define MOST_TOKENS ((int64_t)1 << 17)
+/* Lists and LSEs of so many chosen blocks take 110 MB: of 128k tokens with 4 heads and 16 blocks. */
+#define MOST_ENTRIES ((int64_t)1 << 23)
 /* Of fewer tokens the launches take longer than the other row's reads. (A guess.) */
 #define LEAST_TOKENS 2048
 
@@ -52,11 +52,13 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
 static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
                       nsai_form_sizes *out) {
   const nsai_problem *p = r->problem;
-  const int64_t chunk = nsai_smaller(p->max_tokens, MOST_TOKENS);
+  const nsai_model *m = &p->model;
+  const int64_t most = MOST_ENTRIES / ((int64_t)m->index_heads * m->select_count);
+  const int64_t chunk = nsai_smaller(p->max_tokens, nsai_larger(most, ITEM_TOKENS));
   (void)kernel;
   out->number[CHUNK_TOKENS] = chunk;
   nsai_invert_workspace(p, chunk, ITEM_TOKENS, out->bytes);
-  out->bytes[ENTRY_LSE] = NSAI_PRODUCT(p->model.index_heads, chunk, p->model.select_count, 4);
+  out->bytes[ENTRY_LSE] = NSAI_PRODUCT(m->index_heads, chunk, m->select_count, 4);
 }
 
 /* The tokens [begin, end), whose lists `selected` has. */
