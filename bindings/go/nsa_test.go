@@ -478,7 +478,7 @@ func TestBF16(t *testing.T) {
 	near(t, BF16(0x3fc0).Float32(), 1.5)
 }
 
-// Every field of a C struct has its field in Go.
+// Every field of a C struct that a host sets has its field in Go.
 func TestMirroredFields(t *testing.T) {
 	if len(mirrored) != 10 {
 		t.Error(len(mirrored))
@@ -487,7 +487,7 @@ func TestMirroredFields(t *testing.T) {
 	for c, g := range mirrored {
 		want, have := map[string]bool{}, map[string]bool{}
 		for i := 0; i < c.NumField(); i++ {
-			if name := plain(c.Field(i).Name); name != "structsize" && name != "" {
+			if name := plain(c.Field(i).Name); name != "structsize" && name != "reserved" && name != "" {
 				want[name] = true
 			}
 		}
