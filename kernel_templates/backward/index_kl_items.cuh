@@ -4,6 +4,7 @@
 // What the KV-stationary kernels of nsa_index_kl share: the item of a CTA, a part of one block's list of
 // tokens (data/inverted_lists.cuh).
 #pragma once
+#include "core/softmax.cuh"
 #include "core/types.cuh"
 #include "data/inverted_lists.cuh"
 #include "params/index_kl.h"
@@ -22,6 +23,23 @@ struct IndexItem {
     return min(item.keys, token + item.shift + 1) - first;
   }
 };
+
+// The sum of 2^lse over a row's entries, whose numbers are gIndices [n]; negative: no entry. It is
+// 2^most * sum; 0 without an entry.
+struct EntrySum {
+  float most, sum;
+  NSAI_DEVICE float lse() const { return most + log2_approx(sum); }
+};
+template <class Config> NSAI_DEVICE EntrySum sum_entries(const float *gLse, const int *gIndices) {
+  float most = kNoReference, sum = 0.0f;
+#pragma unroll 4
+  for (int i = 0; i < Config::kSelectCount; ++i)
+    if (gIndices[i] >= 0) most = fmaxf(most, gLse[gIndices[i]]);
+#pragma unroll 4
+  for (int i = 0; i < Config::kSelectCount; ++i)
+    if (gIndices[i] >= 0) sum += exp2_approx(gLse[gIndices[i]] - most);
+  return EntrySum{ most, sum };
+}
 
 // The lists of a head of the launch.
 NSAI_DEVICE int list_of_head(const NsaiIndexKl &p, int head) {

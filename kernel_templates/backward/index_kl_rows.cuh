@@ -11,7 +11,6 @@
 #pragma once
 #include "backward/index_kl_items.cuh"
 #include "core/launch.cuh"
-#include "core/softmax.cuh"
 
 template <class Config> NSAI_DEVICE void sum_blocks(const NsaiIndexKl &p) {
   const long long row = (long long)blockIdx.x * Config::kThreads + threadIdx.x;
@@ -20,14 +19,7 @@ template <class Config> NSAI_DEVICE void sum_blocks(const NsaiIndexKl &p) {
   const int *gIndices = p.entry_indices + list_of_head(p, head) * p.entry_capacity +
                         row % p.chunk_tokens * Config::kSelectCount; // [n]
   const float *gLse = p.entry_lse + head * p.entry_capacity;
-  float most = kNoReference, sum = 0.0f;
-#pragma unroll 4
-  for (int i = 0; i < Config::kSelectCount; ++i)
-    if (gIndices[i] >= 0) most = fmaxf(most, gLse[gIndices[i]]);
-#pragma unroll 4
-  for (int i = 0; i < Config::kSelectCount; ++i)
-    if (gIndices[i] >= 0) sum += exp2_approx(gLse[gIndices[i]] - most);
-  p.row_lse[row] = most + log2_approx(sum);
+  p.row_lse[row] = sum_entries<Config>(gLse, gIndices).lse();
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

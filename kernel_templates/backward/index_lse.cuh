@@ -25,15 +25,9 @@ template <class Config> NSAI_DEVICE void sum_blocks(const NsaiIndexKl &p) {
                         (long long)token * Config::kSelectCount; // [n]
   const float *gLse = p.entry_lse + head * p.entry_capacity;
   if (gIndices[0] == kNoToken) return;
-  float most = kNoReference, sum = 0.0f;
-#pragma unroll 4
-  for (int i = 0; i < Config::kSelectCount; ++i)
-    if (gIndices[i] >= 0) most = fmaxf(most, gLse[gIndices[i]]);
-#pragma unroll 4
-  for (int i = 0; i < Config::kSelectCount; ++i)
-    if (gIndices[i] >= 0) sum += exp2_approx(gLse[gIndices[i]] - most);
+  const EntrySum x = sum_entries<Config>(gLse, gIndices);
   p.row_lse[(p.token_begin + token) * p.lse_token_stride + head * p.lse_head_stride] =
-      sum > 0.0f ? (most + log2_approx(sum)) * kLn2 : kMinusInf;
+      x.sum > 0.0f ? x.lse() * kLn2 : kMinusInf;
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
