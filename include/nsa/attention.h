@@ -50,6 +50,7 @@ typedef struct nsa_exec {
   void *workspace;          /* device memory, aligned to caps.workspace_align; overwritten */
   uint64_t workspace_bytes; /* its size, at least caps.workspace_bytes */
   nsa_stream stream;
+  struct nsa_comm *comm; /* of a plan with problem.ranks, see ranks.h */
 } nsa_exec;
 #define NSA_EXEC_INIT NSA_INIT(nsa_exec)
 
@@ -87,6 +88,10 @@ typedef struct nsa_batch {
   /* i64 [T], of an append: page * P + offset of each new token, as the pages have it, or -1: the
    * token is not written [all are]. */
   nsa_tensor slot_mapping;
+
+  /* Of a plan with problem.ranks, in the place of cu_q and cu_kv, see ranks.h: all other tensors are then
+   * those of this rank's tokens, in the order of its pieces. */
+  const struct nsa_shard *shard;
 } nsa_batch;
 #define NSA_BATCH_INIT NSA_INIT(nsa_batch)
 

@@ -102,6 +102,7 @@ typedef int32_t nsa_status;
   X(NSA_E_NO_CUBLASLT, 16, "cuBLASLt cannot be opened")                                            \
   X(NSA_E_IO, 17, "a file cannot be read or written")                                              \
   X(NSA_E_FORKED, 18, "the context or CUDA is older than this fork()")                             \
+  X(NSA_E_RANKS, 19, "another rank failed, disagrees or does not answer")                          \
   X(NSA_E_INTERNAL, 99, "internal error")
 
 enum {

@@ -15,6 +15,7 @@
 #include <nsa/kv_cache.h>
 #include <nsa/log.h>
 #include <nsa/problem.h>
+#include <nsa/ranks.h>
 #include <nsa/tune.h>
 
 #endif /* NSA_NSA_H */

@@ -86,7 +86,11 @@ typedef struct nsa_problem {
   /* 1: runs may ask for io.index_lse, of NSA_OP_FORWARD, NSA_OP_PREFILL and NSA_OP_DECODE with
    * select.by index [0: they may not, and the plan has no kernel for it] */
   int32_t index_lse;
-  int32_t reserved; /* must be 0 */
+  /* Of a run over ranks (ranks.h), NSA_OP_FORWARD and NSA_OP_BACKWARD: the number of ranks. max_tokens
+   * then counts the tokens of this rank, max_kv_tokens and max_kv_len those of all [0: no ranks] */
+  int32_t ranks;
+  int32_t max_pieces; /* most pieces of a rank (nsa_shard_max_pieces) [2 * max_seqs] */
+  int32_t reserved;   /* must be 0 */
 } nsa_problem;
 #define NSA_PROBLEM_INIT NSA_INIT(nsa_problem)
 

@@ -1,0 +1,244 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * One sequence, or one batch of sequences, over several GPUs: shards, communicators, and runs over
+ * ranks.
+ *
+ *   nsa_shard_options options = NSA_SHARD_OPTIONS_INIT;  // the same on every rank
+ *   options.ranks = R, options.num_seqs = 1, options.lengths = &S;
+ *   nsa_shard_create(ctx, &options, &shard);
+ *   nsa_shard_pieces(shard, rank, &pieces, &count);      // the tokens that this rank holds
+ *   nsa_comm_nccl(ctx, nccl, NULL, &comm);               // the host's ncclComm_t
+ *
+ *   nsa_problem problem = NSA_PROBLEM_INIT;
+ *   problem.ranks = R, problem.max_tokens = local, problem.max_kv_tokens = S;
+ *   nsa_plan_create(ctx, &problem, NULL, NULL, &plan);
+ *   nsa_comm_agree(comm, &plan, 1, shard, 0);            // once, before the first run
+ *   exec.comm = comm, batch.shard = shard;
+ *   nsa_forward(plan, &exec, &batch, &io);               // q, k, v, o: this rank's tokens
+ *
+ * A rank is one GPU with one process or thread. The library shards, orders, computes and merges. It
+ * starts no process, and it moves bytes by the host's transport: NCCL, or a table of functions.
+ *
+ * What travels. Queries and everything that has their shape stay where they are. K and V travel: each
+ * rank gathers those of all tokens, compresses them, and computes its own queries' rows. The
+ * backward pass gathers them again, and sends the partial sums of dK and dV, in fp32, to the ranks
+ * that own their tokens, which add them in the order of ranks: every run gives the same bits.
+ *
+ * Bits. With a shard of the default alignment and the same variants, o, lse, block_idx and d_q are
+ * those of one GPU, bit for bit. Gradients of K, V and weights differ by the order of their sums.
+ *
+ * Gradients of phi and of the gate MLP are partial sums over this rank's tokens. The host adds them
+ * over the ranks together with its other weights' gradients.
+ *
+ * KV heads over ranks need nothing of this: with R <= Hkv each rank makes a context of Hkv / R KV
+ * heads and their query heads, and no byte travels.
+ */
+#ifndef NSA_RANKS_H
+#define NSA_RANKS_H
+
+#include <nsa/attention.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define NSA_MAX_RANKS 64
+
+/* ---- shards: which rank holds which tokens ---- */
+
+/* How the tokens of each sequence are divided. */
+enum {
+  /* 2R equal pieces; rank r has the pieces r and 2R-1-r, so that the work of causal attention is
+   * the same on all ranks. A sequence of fewer than 2R aligned pieces goes whole to one rank. */
+  NSA_SHARD_ZIGZAG = 1,
+  NSA_SHARD_CONTIGUOUS = 2, /* R equal pieces; the last rank has the most work */
+  NSA_SHARD_GIVEN = 3       /* the caller's list of pieces */
+};
+
+/* Successive tokens of one sequence on one rank. */
+typedef struct nsa_piece {
+  int32_t rank;
+  int32_t sequence;
+  int64_t begin;  /* the position of its first token in the sequence */
+  int64_t length; /* tokens */
+} nsa_piece;
+
+/* What a shard is made of. Every rank passes the same. The arrays lie in host memory and are read
+ * during the call only. */
+typedef struct nsa_shard_options {
+  uint32_t struct_size;
+  int32_t layout;         /* NSA_SHARD_* [NSA_SHARD_ZIGZAG] */
+  int32_t ranks;          /* R, 1 to NSA_MAX_RANKS; required */
+  int32_t num_seqs;       /* sequences [1] */
+  const int64_t *lengths; /* [num_seqs]: tokens of each sequence, 0 or more; required */
+  /* Tokens of which begins of pieces are multiples, a multiple of the model's d. [the least common
+   * multiple of l' and of the tokens that any kernel's query tile may hold: bits are then those of one
+   * GPU] */
+  int64_t alignment;
+  /* NSA_SHARD_GIVEN: `given_count` pieces in any order, which cover each token exactly once and begin
+   * at multiples of `alignment` [d] */
+  const nsa_piece *given;
+  int64_t given_count;
+} nsa_shard_options;
+#define NSA_SHARD_OPTIONS_INIT NSA_INIT(nsa_shard_options)
+
+/* A division of sequences among ranks. It never changes, and threads may share it. */
+typedef struct nsa_shard nsa_shard;
+
+/* Makes a shard. Blocking, host only. Thread-safe.
+ *
+ * ctx    of the model whose d and l' the alignment follows; the shard does not keep it.
+ * shard  receives the shard, which the caller owns; NULL on failure.
+ *
+ * Returns NSA_OK, NSA_E_ARG, NSA_E_VERSION, NSA_E_NOMEM or NSA_E_FORKED. */
+NSA_API nsa_status nsa_shard_create(nsa_ctx *ctx, const nsa_shard_options *options,
+                                    nsa_shard **shard);
+
+/* The pieces of a rank, in the order of its local tokens: by sequence, then by position. Row 0 of
+ * its tensors is the first token of the first piece. Thread-safe.
+ *
+ * pieces  receives memory of the shard, valid as long as it.
+ * count   receives their number, which may be 0.
+ *
+ * Returns NSA_OK or NSA_E_ARG. */
+NSA_API nsa_status nsa_shard_pieces(const nsa_shard *shard, int32_t rank, const nsa_piece **pieces,
+                                    int32_t *count);
+
+/* The number of tokens of a rank, or with rank -1 the largest of any rank, which is what
+ * problem.max_tokens must allow; and the most pieces that a rank has, for problem.max_pieces. -1: the
+ * shard is NULL, or it has no such rank. Thread-safe. */
+NSA_API int64_t nsa_shard_tokens(const nsa_shard *shard, int32_t rank);
+NSA_API int32_t nsa_shard_max_pieces(const nsa_shard *shard);
+
+/* Destroys a shard. NULL is fine. Runs that were enqueued with it need it no more. */
+NSA_API void nsa_shard_destroy(nsa_shard *shard);
+
+/* ---- communicators ---- */
+
+/* Bytes that go to, or come from, a rank. `data` is device memory, on the CPU device host memory. */
+typedef struct nsa_part {
+  void *data;
+  uint64_t bytes;
+  int32_t rank;
+} nsa_part;
+
+/* Flags of nsa_comm_ops. */
+enum {
+  NSA_COMM_CAPTURES = 1 /* the transport may be captured into a CUDA graph */
+};
+
+/* A transport, as torch.distributed or MPI can be: grouped sends and receives, no reductions.
+ *
+ * Each function is called on every rank in the same order, and returns at once: what it enqueues is
+ * ordered by the stream. (A transport without streams may synchronise the stream and block.) Between
+ * two ranks parts arrive in the order in which they were sent, and the sizes of both sides agree. A
+ * function returns NSA_OK or any other status, which fails the run. */
+typedef struct nsa_comm_ops {
+  uint32_t struct_size;
+  int32_t rank, size;  /* this rank, and the number of ranks, at most NSA_MAX_RANKS */
+  int32_t host_ranks;  /* successive ranks that share a host [size] */
+  uint32_t flags;      /* NSA_COMM_* */
+  uint32_t reserved;   /* must be 0 */
+  void *user;          /* passed to every function */
+  nsa_status (*exchange)(void *user, const nsa_part *send, int32_t send_count, const nsa_part *recv,
+                         int32_t recv_count, nsa_stream stream);
+  /* `bytes` of every rank, in the order of ranks [by exchange] */
+  nsa_status (*all_gather)(void *user, const void *send, void *recv, uint64_t bytes,
+                           nsa_stream stream);
+  /* Whether the transport is well. Never waits [always] */
+  nsa_status (*poll)(void *user);
+  /* Ends what is enqueued, so that no kernel or call waits for a lost rank. Never waits [nothing] */
+  nsa_status (*abort)(void *user);
+} nsa_comm_ops;
+#define NSA_COMM_OPS_INIT NSA_INIT(nsa_comm_ops)
+
+typedef struct nsa_comm_options {
+  uint32_t struct_size;
+  int32_t timeout_ms; /* after which nsa_comm_check and nsa_comm_wait give up on other ranks [60000] */
+} nsa_comm_options;
+#define NSA_COMM_OPTIONS_INIT NSA_INIT(nsa_comm_options)
+
+/* A communicator: one rank's end. Its runs must be enqueued in the same order on every rank, so one
+ * thread at a time may use it; nsa_comm_check may be called by any. Once a call on it returned
+ * NSA_E_RANKS it is dead, and every further call says so. The context lives on. */
+typedef struct nsa_comm nsa_comm;
+
+/* Makes a communicator of a host's transport. Blocking; other ranks need not take part.
+ *
+ * ops      read during the call; `user` and the functions must outlive the communicator.
+ * options  NULL: the defaults.
+ * comm     receives the communicator, which the caller owns; NULL on failure.
+ *
+ * Returns NSA_OK, NSA_E_ARG, NSA_E_VERSION, NSA_E_NOMEM, NSA_E_CUDA or NSA_E_FORKED. */
+NSA_API nsa_status nsa_comm_create(nsa_ctx *ctx, const nsa_comm_ops *ops,
+                                   const nsa_comm_options *options, nsa_comm **comm);
+
+/* The tag of NCCL's ncclComm_t, so that one can be passed without a cast, and without its header. */
+struct ncclComm;
+
+/* Makes a communicator of the host's ncclComm_t, which stays the host's: the communicator neither
+ * aborts nor destroys it. Uses the NCCL that the process has loaded.
+ *
+ * Returns what nsa_comm_create returns, or NSA_E_UNSUPPORTED where no NCCL can be opened, or the
+ * context is on the CPU device. */
+NSA_API nsa_status nsa_comm_nccl(nsa_ctx *ctx, struct ncclComm *nccl,
+                                 const nsa_comm_options *options, nsa_comm **comm);
+
+/* NCCL's unique id, which one rank makes and the host brings to all others; and a communicator of its
+ * own. nsa_comm_nccl_init waits for all ranks, at most for options.timeout_ms, then NSA_E_RANKS.
+ * libnccl.so.2 is opened here, the process' own copy first. */
+#define NSA_NCCL_ID_BYTES 128
+NSA_API nsa_status nsa_comm_nccl_id(nsa_ctx *ctx, char id[NSA_NCCL_ID_BYTES]);
+NSA_API nsa_status nsa_comm_nccl_init(nsa_ctx *ctx, const char id[NSA_NCCL_ID_BYTES], int32_t rank,
+                                      int32_t size, const nsa_comm_options *options,
+                                      nsa_comm **comm);
+
+/* Makes the `size` communicators of ranks that are threads of this process, on the CPU device, or on
+ * streams of one GPU: to test a host's code without several GPUs. Each thread uses one of them; their
+ * contexts may be one. A rank's call waits on the host until every rank has made the same call, or for
+ * options.timeout_ms, then NSA_E_RANKS.
+ *
+ * comms  an array of `size`, out. Each is destroyed by itself.
+ *
+ * Returns what nsa_comm_create returns. */
+NSA_API nsa_status nsa_comm_loopback(nsa_ctx *ctx, int32_t size, const nsa_comm_options *options,
+                                     nsa_comm **comms);
+
+/* Compares what all ranks are about to run, before the first run of each plan and shard: the version,
+ * the kernel templates, model, problem, variants with their tiles, and the shard. Ranks that chose
+ * differently would wait for each other, or compute other bits. Tune on one rank, import the records on
+ * the others. Blocking; every rank calls it with the same number of plans. What was not agreed upon
+ * does not run.
+ *
+ * shard       NULL: the plans alone.
+ * timeout_ms  [options.timeout_ms]
+ *
+ * Returns NSA_OK; NSA_E_RANKS, and the message names the ranks and what differs, or the ranks that did
+ * not answer; or NSA_E_ARG, NSA_E_CUDA, NSA_E_FORKED. */
+NSA_API nsa_status nsa_comm_agree(nsa_comm *comm, const nsa_plan *const *plans, size_t count,
+                                  const nsa_shard *shard, int32_t timeout_ms);
+
+/* Says whether the communicator is well: asks the transport, and looks at the age of the oldest run
+ * that has not finished. Past options.timeout_ms it aborts a communicator of its own, and reports one
+ * that it borrowed, which the host then aborts. Never waits. Thread-safe.
+ *
+ * Returns NSA_OK, or NSA_E_RANKS with what is known. */
+NSA_API nsa_status nsa_comm_check(nsa_comm *comm);
+
+/* Waits until the stream has passed everything that was enqueued, and calls nsa_comm_check
+ * meanwhile. Use it in the place of a stream synchronisation, which would hang with a lost rank.
+ *
+ * timeout_ms  [options.timeout_ms]
+ *
+ * Returns NSA_OK, NSA_E_RANKS or NSA_E_CUDA. */
+NSA_API nsa_status nsa_comm_wait(nsa_comm *comm, nsa_stream stream, int32_t timeout_ms);
+
+/* Destroys a communicator, and the NCCL communicator that is its own. NULL is fine. No run may be in
+ * flight, unless it is dead. */
+NSA_API void nsa_comm_destroy(nsa_comm *comm);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* NSA_RANKS_H */

@@ -1,0 +1,23 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The division of sequences among ranks (include/nsa/ranks.h).
+ */
+#ifndef NSAI_RANKS_SHARD_H
+#define NSAI_RANKS_SHARD_H
+
+#include "base/digest.h"
+
+#include <nsa/ranks.h>
+
+struct nsa_shard {
+  int32_t ranks, num_seqs, max_pieces; /* max_pieces: the most that a rank has */
+  int64_t total_tokens, max_tokens;    /* of all sequences; of the rank with the most */
+  int64_t alignment;
+  int64_t *seq_begin;   /* [num_seqs + 1]: rows of the sequences in gathered memory */
+  nsa_piece *pieces;    /* by rank, then in the order of the rank's tokens */
+  int32_t *rank_begin;  /* [ranks + 1]: into pieces */
+  int64_t *rank_tokens; /* [ranks] */
+};
+
+#endif /* NSAI_RANKS_SHARD_H */
