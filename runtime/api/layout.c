@@ -17,13 +17,16 @@ GROWS(nsa_model, index_dim);
 GROWS(nsa_options, log_user);
 GROWS(nsa_problem, reserved);
 GROWS(nsa_caps, variants);
-GROWS(nsa_exec, stream);
-GROWS(nsa_batch, slot_mapping);
+GROWS(nsa_exec, comm);
+GROWS(nsa_batch, shard);
 GROWS(nsa_io, index_lse);
 GROWS(nsa_grads, d_gate);
 GROWS(nsa_index_grads, d_k_idx);
 GROWS(nsa_tune_options, user);
 GROWS(nsa_tune_event, note);
+GROWS(nsa_shard_options, given_count);
+GROWS(nsa_comm_ops, abort);
+GROWS(nsa_comm_options, timeout_ms);
 
 /* These lie inside others and never change. */
 _Static_assert(sizeof(nsa_tensor) == 96, "nsa_tensor is frozen");
