@@ -24,6 +24,9 @@ GROWS(nsa_grads, d_gate);
 GROWS(nsa_index_grads, d_k_idx);
 GROWS(nsa_tune_options, user);
 GROWS(nsa_tune_event, note);
+GROWS(nsa_shard_options, given_count);
+GROWS(nsa_comm_ops, abort);
+GROWS(nsa_comm_options, timeout_ms);
 
 /* These lie inside others and never change. */
 _Static_assert(sizeof(nsa_tensor) == 96, "nsa_tensor is frozen");
