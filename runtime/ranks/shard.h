@@ -18,6 +18,8 @@ struct nsa_shard {
   nsa_piece *pieces;    /* by rank, then in the order of the rank's tokens */
   int32_t *rank_begin;  /* [ranks + 1]: into pieces */
   int64_t *rank_tokens; /* [ranks] */
+  unsigned char
+      digest[NSAI_DIGEST_BYTES]; /* of all the above: ranks with equal shards have equal ones */
 };
 
 #endif /* NSAI_RANKS_SHARD_H */
