@@ -28,6 +28,7 @@ LEVELS = {
     "runtime/reference": 3,
     "runtime/config": 4,
     "runtime/compile": 4,
+    "runtime/ranks": 4,
     "runtime/plan": 5,
     "runtime/run": 6,
     "runtime/variants": 7,
