@@ -7,6 +7,7 @@
 #ifndef NSAI_PLAN_PLAN_H
 #define NSAI_PLAN_PLAN_H
 
+#include "base/digest.h"
 #include "driver/gemm.h"
 #include "driver/launch.h"
 #include "plan/problem.h"
@@ -70,6 +71,9 @@ struct nsa_plan {
   nsai_form forms[NSAI_MAX_FORMS];       /* of the choice, complete */
   const nsai_cublaslt *lt;               /* NULL: no product */
   nsai_cublaslt_handle lt_handle;        /* the context's */
+  /* Of the library, the device, problem, variants and tiles: plan/digest.h. Ranks that run the plan
+   * together have the same. */
+  unsigned char digest[NSAI_DIGEST_BYTES];
 };
 
 /* As nsai_choice_form. */

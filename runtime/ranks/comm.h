@@ -3,30 +3,99 @@
  *
  * One rank's end of a communicator, and the exchanges that runs over ranks make
  * (include/nsa/ranks.h).
+ *
+ * A communicator dies of its first failure: it keeps a sentence, aborts its transport, and refuses
+ * every further call. This folder does not know contexts and plans: the api passes their place and
+ * their digests.
  */
 #ifndef NSAI_RANKS_COMM_H
 #define NSAI_RANKS_COMM_H
 
+#include "base/digest.h"
+#include "base/log.h"
+#include "driver/device.h"
+
 #include <nsa/ranks.h>
 #include <stdbool.h>
 
-/* Rank and size of a communicator. */
+/* Where communicators work. Everything is borrowed and outlives them. */
+typedef struct nsai_comm_place {
+  nsa_ctx *ctx; /* of the caller, for nsai_comm_context */
+  nsai_logger *logger;
+  const nsai_device *device; /* NULL: the CPU device */
+} nsai_comm_place;
+
+/* ---- making: `options` NULL or of any version; *out is NULL on failure ---- */
+
+/* A communicator of a host's table of functions, of any version. */
+nsa_status nsai_comm_create(const nsai_comm_place *place, const nsa_comm_ops *ops,
+                            const nsa_comm_options *options, nsa_comm **out);
+
+/* `size` communicators of threads. On failure all of out[] are NULL. */
+nsa_status nsai_comm_loopback(const nsai_comm_place *place, int32_t size,
+                              const nsa_comm_options *options, nsa_comm **out);
+
+/* NULL is fine. */
+void nsai_comm_destroy(nsa_comm *comm);
+
+/* ---- what runs use ---- */
+
 int32_t nsai_comm_rank(const nsa_comm *comm);
 int32_t nsai_comm_size(const nsa_comm *comm);
 
-/* Enqueues sends and receives, ordered by the stream. NSA_E_RANKS, which the communicator does not
- * survive. A part of 0 bytes travels not at all; a rank may send to itself. */
+/* The context that the communicator was made with. */
+nsa_ctx *nsai_comm_context(const nsa_comm *comm);
+
+/* Before a run enqueues anything: NSA_E_RANKS when the communicator is dead, NSA_E_ARG when this plan
+ * or this shard was not agreed upon, NSA_E_UNSUPPORTED when the stream is being captured and the
+ * transport cannot be. None of these ends the communicator.
+ *
+ * plan   the plan's digest (nsa_plan.digest)
+ * shard  NULL: none */
+nsa_status nsai_comm_begin(nsa_comm *comm, const unsigned char plan[NSAI_DIGEST_BYTES],
+                           const nsa_shard *shard, nsa_stream stream);
+
+/* Enqueues sends and receives, ordered by the stream. The device's context is current. Parts of 0
+ * bytes do not travel. A rank may send to itself. Between two ranks parts arrive in the order in which
+ * they were sent. NSA_E_RANKS, which the communicator does not survive. */
 nsa_status nsai_comm_exchange(nsa_comm *comm, const nsa_part *send, int32_t send_count,
                               const nsa_part *recv, int32_t recv_count, nsa_stream stream);
 
-/* Before a run enqueues anything: NSA_E_RANKS when the communicator is dead, NSA_E_ARG when this plan
- * with this shard was not agreed upon. And after: remembers when the run was enqueued, for
- * nsa_comm_check. */
-nsa_status nsai_comm_begin(nsa_comm *comm, const nsa_plan *plan, const nsa_shard *shard);
+/* Enqueues a gather of `bytes` of every rank, in the order of ranks, to recv[size * bytes]. `send` may
+ * be this rank's place in `recv`, and lies nowhere else in it. Otherwise as nsai_comm_exchange. */
+nsa_status nsai_comm_all_gather(nsa_comm *comm, const void *send, void *recv, uint64_t bytes,
+                                nsa_stream stream);
+
+/* After a run has enqueued everything: remembers when, for nsa_comm_check. NSA_E_RANKS. */
 nsa_status nsai_comm_end(nsa_comm *comm, nsa_stream stream);
 
-/* A rank that fails after others may have begun to wait for it: aborts the transport, so that they get
- * an error and no hang. */
+/* A rank that fails after others may have begun to wait for it: ends the communicator and aborts the
+ * transport, so that they get an error and no hang. */
 void nsai_comm_fail(nsa_comm *comm, const char *reason);
+
+/* ---- behind the public functions of the same names ---- */
+
+nsa_status nsai_comm_check(nsa_comm *comm);
+nsa_status nsai_comm_wait(nsa_comm *comm, nsa_stream stream, int32_t timeout_ms);
+
+/* Something that all ranks must have alike. */
+typedef struct nsai_agree_field {
+  const char *name; /* "the model"; static storage */
+  unsigned char digest[NSAI_DIGEST_BYTES];
+} nsai_agree_field;
+
+/* What a rank is about to run. */
+typedef struct nsai_agreement {
+  const nsai_agree_field *common; /* [common_count]: of the library and the device */
+  int32_t common_count;
+  int32_t plan_count;
+  int32_t plan_fields;           /* fields of a plan */
+  const nsai_agree_field *plans; /* [plan_count, plan_fields] */
+  const unsigned char (
+      *digests)[NSAI_DIGEST_BYTES]; /* [plan_count]: what nsai_comm_begin is given */
+  const nsa_shard *shard;           /* NULL: none */
+} nsai_agreement;
+
+nsa_status nsai_comm_agree(nsa_comm *comm, const nsai_agreement *mine, int32_t timeout_ms);
 
 #endif /* NSAI_RANKS_COMM_H */

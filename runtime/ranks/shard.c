@@ -265,6 +265,7 @@ static void sum_up(nsa_shard *s, const nsa_shard_options *o) {
 
 static void digest(nsa_shard *s) {
   nsai_digest_state state;
+  char hex[NSAI_DIGEST_CHARS];
   nsai_digest_begin(&state);
   nsai_digest_field(&state, "ranks", &s->ranks, sizeof s->ranks);
   nsai_digest_field(&state, "alignment", &s->alignment, sizeof s->alignment);
@@ -272,7 +273,8 @@ static void digest(nsa_shard *s) {
                     (size_t)(s->num_seqs + 1) * sizeof *s->seq_begin);
   nsai_digest_field(&state, "pieces", s->pieces,
                     (size_t)s->rank_begin[s->ranks] * sizeof *s->pieces);
-  nsai_digest_end(&state, s->digest);
+  nsai_digest_end(&state, hex);
+  nsai_digest_bytes(hex, sizeof hex, s->digest);
 }
 
 /* Puts the pieces in the order of ranks. One block of memory holds the shard and its arrays. */

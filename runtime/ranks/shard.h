@@ -14,11 +14,12 @@ struct nsa_shard {
   int32_t ranks, num_seqs, max_pieces; /* max_pieces: the most that a rank has */
   int64_t total_tokens, max_tokens;    /* of all sequences; of the rank with the most */
   int64_t alignment;
-  int64_t *seq_begin;             /* [num_seqs + 1]: rows of the sequences in gathered memory */
-  nsa_piece *pieces;              /* by rank, then in the order of the rank's tokens */
-  int32_t *rank_begin;            /* [ranks + 1]: into pieces */
-  int64_t *rank_tokens;           /* [ranks] */
-  char digest[NSAI_DIGEST_CHARS]; /* of ranks, lengths and pieces: equal shards have equal ones */
+  int64_t *seq_begin;   /* [num_seqs + 1]: rows of the sequences in gathered memory */
+  nsa_piece *pieces;    /* by rank, then in the order of the rank's tokens */
+  int32_t *rank_begin;  /* [ranks + 1]: into pieces */
+  int64_t *rank_tokens; /* [ranks] */
+  /* Of ranks, alignment, lengths and pieces: equal shards have equal ones. */
+  unsigned char digest[NSAI_DIGEST_BYTES];
 };
 
 /* Makes a shard. `options` has this library's size.

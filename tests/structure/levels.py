@@ -27,6 +27,7 @@ LEVELS = {
     "runtime/driver": 3,
     "runtime/reference": 3,
     "runtime/config": 4,
+    "runtime/ranks": 4,
     "runtime/compile": 4,
     "runtime/ranks": 4,
     "runtime/plan": 5,
