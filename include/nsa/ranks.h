@@ -136,11 +136,11 @@ enum {
  * function returns NSA_OK or any other status, which fails the run. */
 typedef struct nsa_comm_ops {
   uint32_t struct_size;
-  int32_t rank, size;  /* this rank, and the number of ranks, at most NSA_MAX_RANKS */
-  int32_t host_ranks;  /* successive ranks that share a host [size] */
-  uint32_t flags;      /* NSA_COMM_* */
-  uint32_t reserved;   /* must be 0 */
-  void *user;          /* passed to every function */
+  int32_t rank, size; /* this rank, and the number of ranks, at most NSA_MAX_RANKS */
+  int32_t host_ranks; /* successive ranks that share a host [size] */
+  uint32_t flags;     /* NSA_COMM_* */
+  uint32_t reserved;  /* must be 0 */
+  void *user;         /* passed to every function */
   nsa_status (*exchange)(void *user, const nsa_part *send, int32_t send_count, const nsa_part *recv,
                          int32_t recv_count, nsa_stream stream);
   /* `bytes` of every rank, in the order of ranks [by exchange] */
@@ -155,7 +155,8 @@ typedef struct nsa_comm_ops {
 
 typedef struct nsa_comm_options {
   uint32_t struct_size;
-  int32_t timeout_ms; /* after which nsa_comm_check and nsa_comm_wait give up on other ranks [60000] */
+  int32_t
+      timeout_ms; /* after which nsa_comm_check and nsa_comm_wait give up on other ranks [60000] */
 } nsa_comm_options;
 #define NSA_COMM_OPTIONS_INIT NSA_INIT(nsa_comm_options)
 

@@ -18,8 +18,17 @@ struct nsa_shard {
   nsa_piece *pieces;    /* by rank, then in the order of the rank's tokens */
   int32_t *rank_begin;  /* [ranks + 1]: into pieces */
   int64_t *rank_tokens; /* [ranks] */
-  unsigned char
-      digest[NSAI_DIGEST_BYTES]; /* of all the above: ranks with equal shards have equal ones */
+  /* Of ranks, alignment, lengths and pieces: equal shards have equal ones. */
+  unsigned char digest[NSAI_DIGEST_BYTES];
 };
+
+/* Makes a shard. `options` has this library's size.
+ *
+ * stride     d, of which explicit alignments must be multiples.
+ * alignment  of ZIGZAG and CONTIGUOUS where the options give none.
+ *
+ * NSA_E_ARG, NSA_E_NOMEM; *out is NULL then. */
+nsa_status nsai_shard_create(const nsa_shard_options *options, int64_t stride, int64_t alignment,
+                             nsa_shard **out);
 
 #endif /* NSAI_RANKS_SHARD_H */

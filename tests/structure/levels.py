@@ -29,6 +29,7 @@ LEVELS = {
     "runtime/config": 4,
     "runtime/ranks": 4,
     "runtime/compile": 4,
+    "runtime/ranks": 4,
     "runtime/plan": 5,
     "runtime/run": 6,
     "runtime/variants": 7,
