@@ -1,11 +1,16 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa_comm_create, nsa_comm_loopback, nsa_comm_check, nsa_comm_wait, nsa_comm_destroy.
+ * nsa_comm_create, nsa_comm_loopback, nsa_comm_agree, nsa_comm_check, nsa_comm_wait, nsa_comm_destroy.
  */
 #include "plan/context.h"
+#include "plan/digest.h"
 #include "plan/plan.h"
 #include "ranks/comm.h"
+#include "ranks/shard.h"
+
+#include <stdlib.h>
+#include <string.h>
 
 /* A communicator needs a device that can run; one made for an architecture alone has none. */
 static nsa_status find_place(nsa_ctx *ctx, nsai_comm_place *out) {
@@ -43,6 +48,56 @@ nsa_status nsa_comm_loopback(nsa_ctx *ctx, int32_t size, const nsa_comm_options 
   NSAI_TRY(nsai_comm_loopback(&place, size, options, comms));
   for (int32_t i = 0; i < size; i++) nsai_context_retain(ctx);
   return NSA_OK;
+}
+
+/* The digests of a call's plans, in one piece of memory. */
+typedef struct plan_digests {
+  nsai_agree_field fields[NSAI_PLAN_FIELDS];
+} plan_digests;
+
+static nsa_status check_plans(const nsa_comm *comm, const nsa_plan *const *plans, size_t count) {
+  if (count > NSAI_AGREE_MAX_PLANS)
+    return nsai_fail(NSA_E_ARG, "count is %zu: agree upon at most %d plans at once", count,
+                     NSAI_AGREE_MAX_PLANS);
+  if (count && !plans) return nsai_fail(NSA_E_ARG, "plans is NULL, count is %zu", count);
+  for (size_t i = 0; i < count; i++) {
+    if (!plans[i]) return nsai_fail(NSA_E_ARG, "plans[%zu] is NULL", i);
+    NSAI_TRY(nsai_context_check(plans[i]->ctx));
+    /* Ranks that are threads may have a context each, but their plans run on the same device. */
+    if (plans[i]->ctx->device.context != nsai_comm_context(comm)->device.context)
+      return nsai_fail(NSA_E_ARG,
+                       "plans[%zu] is of a context on another device than the communicator's", i);
+  }
+  return NSA_OK;
+}
+
+nsa_status nsa_comm_agree(nsa_comm *comm, const nsa_plan *const *plans, size_t count,
+                          const nsa_shard *shard, int32_t timeout_ms) {
+  nsai_agree_field common[NSAI_COMMON_FIELDS];
+  NSAI_TRY(check_comm(comm));
+  NSAI_TRY(check_plans(comm, plans, count));
+  if (shard && shard->ranks != nsai_comm_size(comm))
+    return nsai_fail(NSA_E_ARG, "shard is of %d ranks, the communicator of %d", shard->ranks,
+                     nsai_comm_size(comm));
+  const size_t each = sizeof(plan_digests) + NSAI_DIGEST_BYTES;
+  plan_digests *fields = calloc(count + 1, each); /* digests lie behind all fields */
+  if (!fields) return nsai_fail_nomem("the digests of plans", (count + 1) * each);
+  unsigned char(*digests)[NSAI_DIGEST_BYTES] = (void *)(fields + count);
+  nsai_digest_common(nsai_comm_context(comm), common);
+  for (size_t i = 0; i < count; i++) {
+    nsai_digest_plan_fields(plans[i], fields[i].fields);
+    memcpy(digests[i], plans[i]->digest, NSAI_DIGEST_BYTES);
+  }
+  const nsai_agreement mine = { .common = common,
+                                .common_count = NSAI_COMMON_FIELDS,
+                                .plan_count = (int32_t)count,
+                                .plan_fields = NSAI_PLAN_FIELDS,
+                                .plans = fields->fields,
+                                .digests = (const unsigned char(*)[NSAI_DIGEST_BYTES])digests,
+                                .shard = shard };
+  const nsa_status status = nsai_comm_agree(comm, &mine, timeout_ms);
+  free(fields);
+  return status;
 }
 
 nsa_status nsa_comm_check(nsa_comm *comm) {

@@ -7,6 +7,7 @@
 
 #include "base/struct.h"
 #include "driver/arch.h"
+#include "plan/digest.h"
 #include "plan/kernel_set.h"
 #include "plan/parts.h"
 
@@ -226,6 +227,7 @@ nsa_status nsai_plan_create(nsa_ctx *ctx, const nsai_problem *problem, nsa_progr
   NSAI_TRY(allocate_plan(ctx, problem, &plan));
   NSAI_TRY_TO(fail, ctx->cpu ? nsai_workspace_make_cpu(&plan->problem, &plan->workspace)
                              : build_plan(ctx, progress, user, plan));
+  nsai_digest_plan(plan, plan->digest);
   *out = plan;
   return NSA_OK;
 fail:

@@ -104,6 +104,7 @@ void nsai_comm_destroy(nsa_comm *comm) {
   if (!comm) return;
   destroy_events(comm);
   if (comm->transport.destroy) comm->transport.destroy(comm->transport.ops.user);
+  nsai_agree_room_fini(comm);
   pthread_mutex_destroy(&comm->lock);
   free(comm->parts);
   free(comm);

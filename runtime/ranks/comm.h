@@ -80,7 +80,8 @@ nsa_status nsai_comm_wait(nsa_comm *comm, nsa_stream stream, int32_t timeout_ms)
 
 /* Something that all ranks must have alike. */
 typedef struct nsai_agree_field {
-  const char *name; /* "the model"; static storage */
+  const char *name; /* "problem.max_tokens"; static storage */
+  bool is_number;   /* `digest` begins with the value, an int64_t; zeros behind it */
   unsigned char digest[NSAI_DIGEST_BYTES];
 } nsai_agree_field;
 
@@ -89,13 +90,15 @@ typedef struct nsai_agreement {
   const nsai_agree_field *common; /* [common_count]: of the library and the device */
   int32_t common_count;
   int32_t plan_count;
-  int32_t plan_fields;           /* fields of a plan */
-  const nsai_agree_field *plans; /* [plan_count, plan_fields] */
-  const unsigned char (
-      *digests)[NSAI_DIGEST_BYTES]; /* [plan_count]: what nsai_comm_begin is given */
-  const nsa_shard *shard;           /* NULL: none */
+  int32_t plan_fields;                               /* fields of a plan */
+  const nsai_agree_field *plans;                     /* [plan_count, plan_fields] */
+  const unsigned char (*digests)[NSAI_DIGEST_BYTES]; /* [plan_count]: nsai_comm_begin's */
+  const nsa_shard *shard;                            /* NULL: none */
 } nsai_agreement;
 
+#define NSAI_AGREE_MAX_PLANS 4096
+
+/* A disagreement does not end the communicator, since all ranks find the same. */
 nsa_status nsai_comm_agree(nsa_comm *comm, const nsai_agreement *mine, int32_t timeout_ms);
 
 #endif /* NSAI_RANKS_COMM_H */

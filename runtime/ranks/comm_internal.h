@@ -26,6 +26,8 @@ typedef struct nsai_transport {
   bool explains; /* a function that fails leaves a sentence in nsa_last_error */
   /* In the place of ops.abort: other ranks of this process are told the reason. NULL: ops.abort */
   void (*give_up)(void *user, const char *reason);
+  /* How long a function may wait on the host from now on. NULL: it waits as long as it likes */
+  void (*set_timeout)(void *user, int32_t ms);
   void (*destroy)(void *user); /* NULL: `user` is not the library's */
 } nsai_transport;
 
@@ -47,6 +49,16 @@ typedef struct nsai_agreed {
   int32_t count, next;
 } nsai_agreed;
 
+/* What nsa_comm_agree exchanges messages with; made by its first call. */
+typedef struct nsai_agree_room {
+  char *host;            /* [size + 1, slot]: this rank's message, then those of all; pinned */
+  char *data;            /* the same on the device; on the CPU device `host` itself */
+  uint64_t slot;         /* bytes */
+  nsai_cu_stream stream; /* these are NULL on the CPU device */
+  nsai_cu_event event;
+  int32_t calls; /* of nsa_comm_agree so far */
+} nsai_agree_room;
+
 struct nsa_comm {
   nsai_transport transport;
   nsai_comm_place place;
@@ -54,6 +66,7 @@ struct nsa_comm {
   nsa_part *parts; /* room for the parts of one exchange that travel */
   int32_t parts_room;
   nsai_agreed plans, shards;
+  nsai_agree_room agree;
 
   pthread_mutex_t lock;
   bool dead;
@@ -93,6 +106,9 @@ void nsai_comm_leave(const nsai_comm_place *place, const nsai_comm_entered *ente
 /* Sleeps between two looks at something that another rank or the device is to do: short at first.
  * `since` is when the waiting began, in seconds. */
 void nsai_comm_nap(double since);
+
+/* Frees the room. The transport has ended: nothing uses it. */
+void nsai_agree_room_fini(nsa_comm *comm);
 
 bool nsai_agreed_has(const nsai_agreed *agreed, const unsigned char digest[NSAI_DIGEST_BYTES]);
 void nsai_agreed_add(nsai_agreed *agreed, const unsigned char digest[NSAI_DIGEST_BYTES]);

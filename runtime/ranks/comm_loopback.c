@@ -39,7 +39,7 @@ typedef struct room {
   pthread_mutex_t lock;
   pthread_cond_t changed;
   nsai_comm_place place;
-  int32_t size, timeout_ms;
+  int32_t size;
   int32_t users;   /* communicators that exist */
   int32_t arrived; /* at the meeting that comes next */
   uint64_t met;    /* meetings that have taken place */
@@ -52,7 +52,7 @@ typedef struct room {
 /* `user` of a communicator's table. */
 typedef struct member {
   room *room;
-  int32_t rank;
+  int32_t rank, timeout_ms;
 } member;
 
 /* ---- meetings ---- */
@@ -91,7 +91,9 @@ static bool somebody_left(const room *r) {
 }
 
 /* Lock held. The meeting cannot take place any more. */
-static nsa_status fail_meeting(room *r, int32_t rank, double waited, bool timed_out) {
+static nsa_status fail_meeting(const member *m, double waited, bool timed_out) {
+  const room *r = m->room;
+  const int32_t rank = m->rank;
   char text[NSAI_COMM_REASON_CHARS / 2];
   nsai_writer ranks = nsai_writer_open(text, sizeof text);
   if (r->over)
@@ -103,7 +105,7 @@ static nsa_status fail_meeting(room *r, int32_t rank, double waited, bool timed_
         NSA_E_RANKS,
         "rank %d of %d waited %.1f s for %s to make the same call (options.timeout_ms is "
         "%d): look for a thread that failed, or that makes other calls",
-        rank, r->size, waited, text, r->timeout_ms);
+        rank, r->size, waited, text, m->timeout_ms);
   }
   write_ranks(r, has_left, &ranks);
   return nsai_fail(NSA_E_RANKS,
@@ -133,11 +135,12 @@ static bool arrive(room *r) {
 }
 
 /* The first meeting. */
-static nsa_status meet(room *r, int32_t rank, const seat *shown) {
+static nsa_status meet(const member *m, const seat *shown) {
   const double since = nsai_seconds();
-  const struct timespec end = in_ms(r->timeout_ms);
+  const struct timespec end = in_ms(m->timeout_ms);
+  room *r = m->room;
   nsa_status status = NSA_OK;
-  seat *own = &r->seats[rank];
+  seat *own = &r->seats[m->rank];
   pthread_mutex_lock(&r->lock);
   own->send = shown->send;
   own->send_count = shown->send_count;
@@ -150,7 +153,7 @@ static nsa_status meet(room *r, int32_t rank, const seat *shown) {
       timed_out = pthread_cond_timedwait(&r->changed, &r->lock, &end) == ETIMEDOUT;
   }
   if (r->met == met) {
-    status = fail_meeting(r, rank, nsai_seconds() - since, timed_out);
+    status = fail_meeting(m, nsai_seconds() - since, timed_out);
     if (!r->over) end_room(r, nsa_last_error());
     own->inside = false;
   }
@@ -251,7 +254,7 @@ static nsa_status exchange(void *user, const nsa_part *send, int32_t send_count,
   const seat shown = { .send = send, .send_count = send_count, .stream = stream };
   if (r->place.device)
     NSAI_TRY(NSAI_CUDA(r->place.device->driver, cuEventRecord(r->seats[m->rank].ready, stream)));
-  NSAI_TRY(meet(r, m->rank, &shown));
+  NSAI_TRY(meet(m, &shown));
   NSAI_TRY(part(r, m->rank, receive_all(r, m->rank, recv, recv_count)));
   /* A rank records `done` again behind the next first meeting, which needs this rank. */
   return wait_for_receivers(r, m->rank, send, send_count, stream);
@@ -275,6 +278,8 @@ static void give_up(void *user, const char *reason) {
   end_room(m->room, reason);
   pthread_mutex_unlock(&m->room->lock);
 }
+
+static void set_timeout(void *user, int32_t ms) { ((member *)user)->timeout_ms = ms; }
 
 /* ---- making and destroying ---- */
 
@@ -323,15 +328,13 @@ static nsa_status create_events(room *r) {
   return status;
 }
 
-static nsa_status create_room(const nsai_comm_place *place, int32_t size, int32_t timeout_ms,
-                              room **out) {
+static nsa_status create_room(const nsai_comm_place *place, int32_t size, room **out) {
   pthread_condattr_t clock;
   room *r = calloc(1, sizeof *r);
   *out = NULL;
   if (!r) return nsai_fail_nomem("a loopback communicator", sizeof *r);
   r->place = *place;
   r->size = size;
-  r->timeout_ms = timeout_ms;
   pthread_mutex_init(&r->lock, NULL);
   pthread_condattr_init(&clock);
   pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
@@ -345,11 +348,11 @@ static nsa_status create_room(const nsai_comm_place *place, int32_t size, int32_
   return status;
 }
 
-/* Makes one rank's end, which from here on counts as a user of the room. */
+/* Makes one rank's end, which from here on counts as a user of the room. `options` are complete. */
 static nsa_status join(room *r, int32_t rank, const nsa_comm_options *options, nsa_comm **out) {
   member *m = calloc(1, sizeof *m);
   if (!m) return nsai_fail_nomem("a loopback communicator", sizeof *m);
-  *m = (member){ r, rank };
+  *m = (member){ r, rank, options->timeout_ms };
   const nsai_transport transport = { .ops = { .struct_size = sizeof(nsa_comm_ops),
                                               .rank = rank,
                                               .size = r->size,
@@ -360,6 +363,7 @@ static nsa_status join(room *r, int32_t rank, const nsa_comm_options *options, n
                                      .name = "the loopback",
                                      .explains = true,
                                      .give_up = give_up,
+                                     .set_timeout = set_timeout,
                                      .destroy = leave_room };
   r->users++;
   return nsai_comm_make(&r->place, &transport, options, out);
@@ -375,7 +379,7 @@ nsa_status nsai_comm_loopback(const nsai_comm_place *place, int32_t size,
                      NSA_MAX_RANKS);
   memset(out, 0, (size_t)size * sizeof *out);
   NSAI_TRY(nsai_comm_options_read(options, &read));
-  NSAI_TRY(create_room(place, size, read.timeout_ms, &r));
+  NSAI_TRY(create_room(place, size, &r));
   r->users++; /* of this function */
   for (int32_t i = 0; i < size && status == NSA_OK; i++) status = join(r, i, &read, &out[i]);
   if (status != NSA_OK)
