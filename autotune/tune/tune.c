@@ -474,9 +474,9 @@ static nsa_status open_tuner(tuner *t) {
   snprintf(t->device.name, sizeof t->device.name, "%.*s", (int)sizeof t->device.name - 1,
            ctx->device.name);
   if (!measures(t)) return NSA_OK;
-  if (!driver->cuStreamCreate || !driver->cuStreamDestroy || !driver->cuMemsetD8Async)
-    return nsai_fail(NSA_E_NO_DRIVER, "the driver lacks cuStreamCreate or cuMemsetD8Async, which "
-                                      "tuning needs: update it");
+  if (!driver->cuMemsetD8Async)
+    return nsai_fail(NSA_E_NO_DRIVER,
+                     "the driver lacks cuMemsetD8Async, which tuning needs: update it");
   NSAI_TRY(NSAI_CUDA(driver, cuStreamCreate(&t->device.stream, NSAI_CU_STREAM_NON_BLOCKING)));
   NSAI_TRY(nsai_verify_device_alloc(&t->device, NSAI_VERIFY_FLUSH_BYTES, &t->flush));
   t->sensors = nsai_sensors_open(ctx->device.pci_id, &t->ctx->logger);

@@ -60,22 +60,25 @@
     (nsai_cu_ptr dst, const void *src, size_t bytes, nsai_cu_stream))                              \
   X(REQUIRED, cuMemcpyDtoHAsync, 3020,                                                             \
     (void *dst, nsai_cu_ptr src, size_t bytes, nsai_cu_stream))                                    \
-  X(OPTIONAL, cuMemHostAlloc, 2020, (void **, size_t bytes, unsigned flags))                       \
-  X(OPTIONAL, cuMemFreeHost, 2000, (void *))                                                       \
-  X(OPTIONAL, cuMemcpyDtoDAsync, 3020,                                                             \
+  X(REQUIRED, cuMemHostAlloc, 2020, (void **, size_t bytes, unsigned flags))                       \
+  X(REQUIRED, cuMemFreeHost, 2000, (void *))                                                       \
+  X(REQUIRED, cuMemcpyDtoDAsync, 3020,                                                             \
     (nsai_cu_ptr dst, nsai_cu_ptr src, size_t bytes, nsai_cu_stream))                              \
   X(OPTIONAL, cuMemsetD8Async, 3020,                                                               \
     (nsai_cu_ptr, unsigned char value, size_t count, nsai_cu_stream))                              \
   X(REQUIRED, cuPointerGetAttribute, 4000, (void *value, int attribute, nsai_cu_ptr))              \
-  X(OPTIONAL, cuStreamCreate, 2000, (nsai_cu_stream *, unsigned flags))                            \
-  X(OPTIONAL, cuStreamDestroy, 4000, (nsai_cu_stream))                                             \
+  X(REQUIRED, cuStreamCreate, 2000, (nsai_cu_stream *, unsigned flags))                            \
+  X(REQUIRED, cuStreamDestroy, 4000, (nsai_cu_stream))                                             \
   X(REQUIRED, cuStreamSynchronize, 2000, (nsai_cu_stream))                                         \
+  X(REQUIRED, cuStreamWaitEvent, 3020, (nsai_cu_stream, nsai_cu_event, unsigned flags))            \
+  X(REQUIRED, cuStreamQuery, 2000, (nsai_cu_stream))                                               \
   X(REQUIRED, cuStreamIsCapturing, 10000, (nsai_cu_stream, int32_t *status))                       \
   X(OPTIONAL, cuStreamBeginCapture, 10010, (nsai_cu_stream, int32_t mode))                         \
   X(OPTIONAL, cuStreamEndCapture, 10000, (nsai_cu_stream, nsai_cu_graph *))                        \
   X(REQUIRED, cuEventCreate, 2000, (nsai_cu_event *, unsigned flags))                              \
   X(REQUIRED, cuEventDestroy, 4000, (nsai_cu_event))                                               \
   X(REQUIRED, cuEventRecord, 2000, (nsai_cu_event, nsai_cu_stream))                                \
+  X(REQUIRED, cuEventQuery, 2000, (nsai_cu_event))                                                 \
   X(REQUIRED, cuEventSynchronize, 2000, (nsai_cu_event))                                           \
   X(REQUIRED, cuEventElapsedTime, 2000, (float *ms, nsai_cu_event start, nsai_cu_event end))       \
   X(OPTIONAL, cuGraphInstantiateWithFlags, 11040,                                                  \

@@ -175,3 +175,20 @@ void nsai_device_fini(nsai_device *device) {
   if (device->retained) device->driver->cuDevicePrimaryCtxRelease(device->ordinal);
   memset(device, 0, sizeof *device);
 }
+
+/* ---- entering ---- */
+
+nsa_status nsai_device_enter(const nsai_device *device, bool *pushed) {
+  nsai_cu_context current = NULL;
+  *pushed = false;
+  NSAI_TRY(NSAI_CUDA(device->driver, cuCtxGetCurrent(&current)));
+  if (current == device->context) return NSA_OK;
+  NSAI_TRY(NSAI_CUDA(device->driver, cuCtxPushCurrent(device->context)));
+  *pushed = true;
+  return NSA_OK;
+}
+
+void nsai_device_leave(const nsai_device *device, bool pushed) {
+  nsai_cu_context popped = NULL;
+  if (pushed) device->driver->cuCtxPopCurrent(&popped);
+}

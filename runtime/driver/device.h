@@ -50,4 +50,9 @@ void nsai_device_fini(nsai_device *device);
 nsa_status nsai_device_describe(const nsai_driver *driver, nsai_cu_device ordinal,
                                 nsai_device *out);
 
+/* Makes the device's context current on this thread when it is not; `*pushed` says whether leave must
+ * undo it. NSA_E_CUDA. */
+nsa_status nsai_device_enter(const nsai_device *device, bool *pushed);
+void nsai_device_leave(const nsai_device *device, bool pushed);
+
 #endif /* NSAI_DRIVER_DEVICE_H */

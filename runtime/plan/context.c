@@ -190,19 +190,11 @@ nsa_status nsai_context_check(const nsa_ctx *ctx) {
 }
 
 nsa_status nsai_context_enter(const nsa_ctx *ctx, bool *pushed) {
-  nsai_cu_context current = NULL;
-  const nsai_driver *driver = ctx->device.driver;
-  *pushed = false;
-  NSAI_TRY(NSAI_CUDA(driver, cuCtxGetCurrent(&current)));
-  if (current == ctx->device.context) return NSA_OK;
-  NSAI_TRY(NSAI_CUDA(driver, cuCtxPushCurrent(ctx->device.context)));
-  *pushed = true;
-  return NSA_OK;
+  return nsai_device_enter(&ctx->device, pushed);
 }
 
 void nsai_context_leave(const nsa_ctx *ctx, bool pushed) {
-  nsai_cu_context popped = NULL;
-  if (pushed) ctx->device.driver->cuCtxPopCurrent(&popped);
+  nsai_device_leave(&ctx->device, pushed);
 }
 
 /* The lock is held and the device is current. */

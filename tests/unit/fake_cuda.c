@@ -444,6 +444,24 @@ static nsai_cu_result wait_for_event(nsai_cu_event event) {
   return record.broken;
 }
 
+/* What was enqueued has happened, but where `stalls` says that the device hangs. */
+static nsai_cu_result query_event(nsai_cu_event event) {
+  (void)event;
+  if (record.broken) return record.broken;
+  return __atomic_load_n(&record.stalls, __ATOMIC_RELAXED) ? NSAI_CUDA_ERROR_NOT_READY : 0;
+}
+
+static nsai_cu_result query_stream(nsai_cu_stream stream) {
+  (void)stream;
+  return query_event(NULL);
+}
+
+static nsai_cu_result stream_waits(nsai_cu_stream stream, nsai_cu_event event, unsigned flags) {
+  (void)stream, (void)event, (void)flags;
+  COUNT(stream_waits, 1);
+  return record.broken;
+}
+
 static nsai_cu_result elapsed_time(float *ms, nsai_cu_event from, nsai_cu_event to) {
   double begin = *(const double *)(const void *)from, end = *(const double *)(const void *)to;
   if (begin < 0 || end < begin) return INVALID_VALUE;
@@ -623,9 +641,12 @@ nsai_cu_result cuGetProcAddress_v2(const char *name, void **function, int versio
     { "cuEventCreate", (any)create_event },
     { "cuEventDestroy", (any)destroy_event },
     { "cuEventRecord", (any)record_event },
+    { "cuEventQuery", (any)query_event },
     { "cuEventSynchronize", (any)wait_for_event },
     { "cuEventElapsedTime", (any)elapsed_time },
     { "cuStreamIsCapturing", (any)is_capturing },
+    { "cuStreamQuery", (any)query_stream },
+    { "cuStreamWaitEvent", (any)stream_waits },
     { "cuStreamBeginCapture", (any)begin_capture },
     { "cuStreamEndCapture", (any)end_capture },
     { "cuGraphInstantiateWithFlags", (any)instantiate },

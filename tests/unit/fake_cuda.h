@@ -83,6 +83,8 @@ typedef struct fake_cuda_state {
   int graph_launches;
   int blocks;          /* allocations that exist */
   int streams, events; /* streams and events that exist */
+  int stream_waits;    /* waits of a stream for an event */
+  int stalls;          /* events and streams are never seen to finish */
 } fake_cuda_state;
 
 /* Exported by the module. */

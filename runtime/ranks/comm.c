@@ -1,0 +1,529 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What all communicators have in common: life and death, exchanges through the transport's table,
+ * and the age of runs. The transports are comm_loopback.c and comm_nccl.c; nsa_comm_agree is
+ * agree.c.
+ */
+#include "ranks/comm_internal.h"
+
+#include "base/duration.h"
+#include "base/struct.h"
+#include "ranks/shard.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define DEFAULT_TIMEOUT_MS 60000
+
+/* ---- making ---- */
+
+nsa_status nsai_comm_options_read(const nsa_comm_options *options, nsa_comm_options *out) {
+  static const nsai_struct_type type = { "options", "NSA_COMM_OPTIONS_INIT",
+                                         sizeof(nsa_comm_options) };
+  static const nsa_comm_options defaults = NSA_COMM_OPTIONS_INIT;
+  nsa_comm_options room;
+  const void *read;
+  NSAI_TRY(nsai_struct_in(&type, options ? options : &defaults, &room, &read));
+  *out = *(const nsa_comm_options *)read;
+  if (out->timeout_ms < 0)
+    return nsai_fail(NSA_E_ARG, "options.timeout_ms is %d: give milliseconds, or 0 for %d",
+                     out->timeout_ms, DEFAULT_TIMEOUT_MS);
+  if (!out->timeout_ms) out->timeout_ms = DEFAULT_TIMEOUT_MS;
+  return NSA_OK;
+}
+
+nsa_status nsai_comm_make(const nsai_comm_place *place, const nsai_transport *transport,
+                          const nsa_comm_options *options, nsa_comm **out) {
+  nsa_status status = NSA_OK;
+  nsa_comm_options read = NSA_COMM_OPTIONS_INIT;
+  nsa_comm *comm = NULL;
+  *out = NULL;
+  NSAI_TRY_TO(fail, nsai_comm_options_read(options, &read));
+  comm = calloc(1, sizeof *comm);
+  if (!comm) NSAI_TRY_TO(fail, nsai_fail_nomem("a communicator", sizeof *comm));
+  comm->transport = *transport;
+  comm->place = *place;
+  comm->timeout_ms = read.timeout_ms;
+  pthread_mutex_init(&comm->lock, NULL);
+  nsai_log(place->logger, NSA_LOG_DEBUG, "ranks", "rank %d of %d by %s, timeout %d ms",
+           transport->ops.rank, transport->ops.size, transport->name, read.timeout_ms);
+  *out = comm;
+  return NSA_OK;
+fail:
+  if (transport->destroy) transport->destroy(transport->ops.user);
+  return status;
+}
+
+nsa_status nsai_comm_create(const nsai_comm_place *place, const nsa_comm_ops *ops,
+                            const nsa_comm_options *options, nsa_comm **out) {
+  static const nsai_struct_type type = { "ops", "NSA_COMM_OPS_INIT", sizeof(nsa_comm_ops) };
+  nsa_comm_ops room;
+  const void *read;
+  *out = NULL;
+  NSAI_TRY(nsai_struct_in(&type, ops, &room, &read));
+  nsai_transport transport = { .ops = *(const nsa_comm_ops *)read, .name = "the host's transport" };
+  nsa_comm_ops *o = &transport.ops;
+  if (o->size < 1 || o->size > NSA_MAX_RANKS)
+    return nsai_fail(NSA_E_ARG, "ops.size is %d: give the number of ranks, 1 to %d", o->size,
+                     NSA_MAX_RANKS);
+  if (o->rank < 0 || o->rank >= o->size)
+    return nsai_fail(NSA_E_ARG, "ops.rank is %d: give this rank, 0 to ops.size - 1 = %d", o->rank,
+                     o->size - 1);
+  if (!o->host_ranks) o->host_ranks = o->size;
+  if (o->host_ranks < 0 || o->size % o->host_ranks)
+    return nsai_fail(
+        NSA_E_ARG,
+        "ops.host_ranks is %d: give a divisor of ops.size, which is %d, or 0 where all "
+        "ranks share a host",
+        o->host_ranks, o->size);
+  if (o->flags & ~(uint32_t)NSA_COMM_CAPTURES)
+    return nsai_fail(NSA_E_ARG, "ops.flags is 0x%x: this library knows NSA_COMM_CAPTURES alone",
+                     o->flags);
+  if (o->reserved) return nsai_fail(NSA_E_ARG, "ops.reserved is %u: it must be 0", o->reserved);
+  if (!o->exchange)
+    return nsai_fail(NSA_E_ARG,
+                     "ops.exchange is NULL: a transport needs grouped sends and receives");
+  return nsai_comm_make(place, &transport, options, out);
+}
+
+static void destroy_events(nsa_comm *comm) {
+  nsai_comm_entered entered;
+  if (!comm->place.device || (!comm->run_count && !comm->spare_count)) return;
+  if (nsai_comm_enter(&comm->place, &entered) != NSA_OK) return;
+  const nsai_driver *driver = comm->place.device->driver;
+  for (int32_t i = 0; i < comm->run_count; i++)
+    driver->cuEventDestroy(comm->runs[(comm->first_run + i) % NSAI_COMM_RUNS].event);
+  for (int32_t i = 0; i < comm->spare_count; i++) driver->cuEventDestroy(comm->spare[i]);
+  nsai_comm_leave(&comm->place, &entered);
+}
+
+void nsai_comm_destroy(nsa_comm *comm) {
+  if (!comm) return;
+  destroy_events(comm);
+  if (comm->transport.destroy) comm->transport.destroy(comm->transport.ops.user);
+  pthread_mutex_destroy(&comm->lock);
+  free(comm->parts);
+  free(comm);
+}
+
+int32_t nsai_comm_rank(const nsa_comm *comm) { return comm->transport.ops.rank; }
+int32_t nsai_comm_size(const nsa_comm *comm) { return comm->transport.ops.size; }
+nsa_ctx *nsai_comm_context(const nsa_comm *comm) { return comm->place.ctx; }
+
+/* ---- the device ---- */
+
+nsa_status nsai_comm_enter(const nsai_comm_place *place, nsai_comm_entered *entered) {
+  *entered = (nsai_comm_entered){ false, NSAI_CU_CAPTURE_RELAXED };
+  if (!place->device) return NSA_OK;
+  NSAI_TRY(nsai_device_enter(place->device, &entered->pushed));
+  place->device->driver->cuThreadExchangeStreamCaptureMode(&entered->mode);
+  return NSA_OK;
+}
+
+void nsai_comm_leave(const nsai_comm_place *place, const nsai_comm_entered *entered) {
+  int32_t mode = entered->mode;
+  if (!place->device) return;
+  place->device->driver->cuThreadExchangeStreamCaptureMode(&mode);
+  nsai_device_leave(place->device, entered->pushed);
+}
+
+/* An exchange over NVLink takes some 20 us, so the first looks are close; a second later, a
+ * millisecond is nothing. */
+void nsai_comm_nap(double since) {
+  const double waited = nsai_seconds() - since;
+  const struct timespec pause = { 0, waited < 0.001 ? 10000 : waited < 1 ? 100000 : 1000000 };
+  nanosleep(&pause, NULL);
+}
+
+/* ---- death ---- */
+
+static nsa_status fail_dead(const nsa_comm *comm) {
+  return nsai_fail(NSA_E_RANKS, "%s", comm->reason);
+}
+
+nsa_status nsai_comm_check_alive(nsa_comm *comm) {
+  pthread_mutex_lock(&comm->lock);
+  const bool dead = comm->dead;
+  pthread_mutex_unlock(&comm->lock);
+  /* The reason does not change any more. */
+  if (dead)
+    return nsai_fail(NSA_E_RANKS, "the communicator has ended, destroy it and make another: %s",
+                     comm->reason);
+  return NSA_OK;
+}
+
+/* Ends what is enqueued. */
+static void abort_transport(nsa_comm *comm) {
+  const nsai_transport *t = &comm->transport;
+  if (t->give_up) {
+    t->give_up(t->ops.user, comm->reason);
+  } else if (t->ops.abort) {
+    nsa_status status = t->ops.abort(t->ops.user);
+    if (status != NSA_OK)
+      nsai_log(comm->place.logger, NSA_LOG_WARN, "ranks",
+               "rank %d of %d: ops.abort returned %s: what waits for other ranks may go on waiting",
+               t->ops.rank, t->ops.size, nsa_status_name(status));
+  }
+}
+
+nsa_status nsai_comm_die(nsa_comm *comm, const char *format, ...) {
+  const nsai_transport *t = &comm->transport;
+  va_list args;
+  pthread_mutex_lock(&comm->lock);
+  const bool first = !comm->dead;
+  if (first) {
+    nsai_writer text = nsai_writer_open(comm->reason, sizeof comm->reason);
+    va_start(args, format);
+    nsai_write_args(&text, format, args);
+    va_end(args);
+    if (t->host_ends_by)
+      nsai_write(&text, "; the connection is the host's, who ends it by %s", t->host_ends_by);
+    comm->dead = true;
+  }
+  pthread_mutex_unlock(&comm->lock);
+  if (first) {
+    nsai_log(comm->place.logger, NSA_LOG_ERROR, "ranks", "%s", comm->reason);
+    abort_transport(comm);
+  }
+  return fail_dead(comm);
+}
+
+void nsai_comm_fail(nsa_comm *comm, const char *reason) {
+  nsai_comm_die(comm, "rank %d of %d gave up: %s", nsai_comm_rank(comm), nsai_comm_size(comm),
+                reason);
+}
+
+/* ---- calls of the transport ---- */
+
+static void note_call(nsa_comm *comm, const char *name) {
+  pthread_mutex_lock(&comm->lock);
+  comm->calling = name;
+  if (name) comm->called_at = nsai_seconds();
+  pthread_mutex_unlock(&comm->lock);
+}
+
+/* What follows of a function's status. A function that a dying communicator aborts may fail, or not. */
+static nsa_status judge(nsa_comm *comm, const char *name, double since, nsa_status status) {
+  const nsai_transport *t = &comm->transport;
+  NSAI_TRY(nsai_comm_check_alive(comm));
+  if (status == NSA_OK) return NSA_OK;
+  if (t->explains) {
+    char text[NSAI_COMM_REASON_CHARS];
+    snprintf(text, sizeof text, "%s", nsa_last_error());
+    return nsai_comm_die(comm, "%s", text);
+  }
+  return nsai_comm_die(comm, "rank %d of %d: %s of %s returned %s (%s) after %.1f s", t->ops.rank,
+                       t->ops.size, name, t->name, nsa_status_name(status), nsa_status_text(status),
+                       nsai_seconds() - since);
+}
+
+static nsa_status call_exchange(nsa_comm *comm, const nsa_part *send, int32_t send_count,
+                                const nsa_part *recv, int32_t recv_count, nsa_stream stream) {
+  const nsa_comm_ops *ops = &comm->transport.ops;
+  const double since = nsai_seconds();
+  note_call(comm, "exchange");
+  nsa_status status = ops->exchange(ops->user, send, send_count, recv, recv_count, stream);
+  note_call(comm, NULL);
+  return judge(comm, "exchange", since, status);
+}
+
+/* ---- exchanges ---- */
+
+static nsa_status copy_bytes(const nsa_comm *comm, void *to, const void *from, uint64_t bytes,
+                             nsa_stream stream) {
+  if (to == from || !bytes) return NSA_OK;
+  if (!comm->place.device) {
+    memmove(to, from, bytes);
+    return NSA_OK;
+  }
+  return NSAI_CUDA(comm->place.device->driver,
+                   cuMemcpyDtoDAsync((nsai_cu_ptr)(uintptr_t)to, (nsai_cu_ptr)(uintptr_t)from,
+                                     bytes, stream));
+}
+
+/* Copies the parts that a rank sends to itself. */
+static nsa_status copy_own(nsa_comm *comm, const nsa_part *send, int32_t send_count,
+                           const nsa_part *recv, int32_t recv_count, nsa_stream stream) {
+  const int32_t rank = nsai_comm_rank(comm);
+  int32_t r = 0;
+  for (int32_t s = 0; s < send_count; s++) {
+    if (send[s].rank != rank || !send[s].bytes) continue;
+    while (r < recv_count && (recv[r].rank != rank || !recv[r].bytes)) r++;
+    if (r == recv_count || recv[r].bytes != send[s].bytes)
+      return nsai_fail(NSA_E_INTERNAL, "a rank sends itself %llu bytes and expects others",
+                       (unsigned long long)send[s].bytes);
+    NSAI_TRY(copy_bytes(comm, recv[r++].data, send[s].data, send[s].bytes, stream));
+  }
+  return NSA_OK;
+}
+
+/* Appends the parts that travel to another rank; returns how many there are. */
+static int32_t take_travelling(const nsa_comm *comm, const nsa_part *parts, int32_t count,
+                               nsa_part *out) {
+  int32_t taken = 0;
+  for (int32_t i = 0; i < count; i++)
+    if (parts[i].bytes && parts[i].rank != nsai_comm_rank(comm)) out[taken++] = parts[i];
+  return taken;
+}
+
+static nsa_status reserve_parts(nsa_comm *comm, int32_t count) {
+  if (count <= comm->parts_room) return NSA_OK;
+  nsa_part *parts = realloc(comm->parts, (size_t)count * sizeof *parts);
+  if (!parts) return nsai_fail_nomem("the parts of an exchange", (size_t)count * sizeof *parts);
+  comm->parts = parts;
+  comm->parts_room = count;
+  return NSA_OK;
+}
+
+static nsa_status exchange(nsa_comm *comm, const nsa_part *send, int32_t send_count,
+                           const nsa_part *recv, int32_t recv_count, nsa_stream stream) {
+  NSAI_TRY(reserve_parts(comm, send_count + recv_count));
+  NSAI_TRY(copy_own(comm, send, send_count, recv, recv_count, stream));
+  const int32_t sent = take_travelling(comm, send, send_count, comm->parts);
+  const int32_t received = take_travelling(comm, recv, recv_count, comm->parts + sent);
+  /* Also with nothing to move: all ranks make the same calls. */
+  return call_exchange(comm, comm->parts, sent, comm->parts + sent, received, stream);
+}
+
+/* Other ranks are waiting: a failure of this one ends the communicator. */
+static nsa_status end_if_failed(nsa_comm *comm, const char *what, nsa_status status) {
+  if (status == NSA_OK || status == NSA_E_RANKS) return status;
+  char text[NSAI_COMM_REASON_CHARS / 2];
+  snprintf(text, sizeof text, "%s", nsa_last_error());
+  return nsai_comm_die(comm, "rank %d of %d: %s failed: %s", nsai_comm_rank(comm),
+                       nsai_comm_size(comm), what, text);
+}
+
+nsa_status nsai_comm_exchange(nsa_comm *comm, const nsa_part *send, int32_t send_count,
+                              const nsa_part *recv, int32_t recv_count, nsa_stream stream) {
+  NSAI_TRY(nsai_comm_check_alive(comm));
+  return end_if_failed(comm, "an exchange",
+                       exchange(comm, send, send_count, recv, recv_count, stream));
+}
+
+static nsa_status gather_by_exchange(nsa_comm *comm, const void *send, void *recv, uint64_t bytes,
+                                     nsa_stream stream) {
+  nsa_part out[NSA_MAX_RANKS], in[NSA_MAX_RANKS];
+  const int32_t size = nsai_comm_size(comm);
+  for (int32_t r = 0; r < size; r++) {
+    out[r] = (nsa_part){ (void *)(uintptr_t)send, bytes, r };
+    in[r] = (nsa_part){ (char *)recv + (uint64_t)r * bytes, bytes, r };
+  }
+  return exchange(comm, out, size, in, size, stream);
+}
+
+static nsa_status all_gather(nsa_comm *comm, const void *send, void *recv, uint64_t bytes,
+                             nsa_stream stream) {
+  const nsa_comm_ops *ops = &comm->transport.ops;
+  if (!ops->all_gather) return gather_by_exchange(comm, send, recv, bytes, stream);
+  const double since = nsai_seconds();
+  note_call(comm, "all_gather");
+  nsa_status status = ops->all_gather(ops->user, send, recv, bytes, stream);
+  note_call(comm, NULL);
+  return judge(comm, "all_gather", since, status);
+}
+
+nsa_status nsai_comm_all_gather(nsa_comm *comm, const void *send, void *recv, uint64_t bytes,
+                                nsa_stream stream) {
+  NSAI_TRY(nsai_comm_check_alive(comm));
+  if (!bytes) return NSA_OK;
+  return end_if_failed(comm, "a gather", all_gather(comm, send, recv, bytes, stream));
+}
+
+/* ---- what was agreed upon ---- */
+
+bool nsai_agreed_has(const nsai_agreed *agreed, const unsigned char digest[NSAI_DIGEST_BYTES]) {
+  for (int32_t i = 1; i <= agreed->count; i++) { /* the newest first */
+    const int32_t at = (agreed->next + NSAI_COMM_AGREED - i) % NSAI_COMM_AGREED;
+    if (!memcmp(agreed->digest[at], digest, NSAI_DIGEST_BYTES)) return true;
+  }
+  return false;
+}
+
+void nsai_agreed_add(nsai_agreed *agreed, const unsigned char digest[NSAI_DIGEST_BYTES]) {
+  if (nsai_agreed_has(agreed, digest)) return;
+  memcpy(agreed->digest[agreed->next], digest, NSAI_DIGEST_BYTES);
+  agreed->next = (agreed->next + 1) % NSAI_COMM_AGREED;
+  if (agreed->count < NSAI_COMM_AGREED) agreed->count++;
+}
+
+/* ---- runs ---- */
+
+static nsa_status is_capturing(const nsa_comm *comm, nsa_stream stream, bool *capturing) {
+  int32_t state = 0;
+  *capturing = false;
+  if (!comm->place.device) return NSA_OK;
+  NSAI_TRY(NSAI_CUDA(comm->place.device->driver, cuStreamIsCapturing(stream, &state)));
+  *capturing = state != 0;
+  return NSA_OK;
+}
+
+nsa_status nsai_comm_begin(nsa_comm *comm, const unsigned char plan[NSAI_DIGEST_BYTES],
+                           const nsa_shard *shard, nsa_stream stream) {
+  bool capturing;
+  NSAI_TRY(nsai_comm_check_alive(comm));
+  if (!nsai_agreed_has(&comm->plans, plan))
+    return nsai_fail(
+        NSA_E_ARG, "exec.comm: the ranks have not agreed upon this plan: call nsa_comm_agree with "
+                   "it on every rank, after making the plan and before its first run");
+  if (shard && !nsai_agreed_has(&comm->shards, shard->digest))
+    return nsai_fail(NSA_E_ARG,
+                     "batch.shard: the ranks have not agreed upon this shard: call nsa_comm_agree "
+                     "with it on every rank before its first run");
+  NSAI_TRY(is_capturing(comm, stream, &capturing));
+  if (capturing && !(comm->transport.ops.flags & NSA_COMM_CAPTURES))
+    return nsai_fail(NSA_E_UNSUPPORTED,
+                     "exec.stream is being captured into a CUDA graph, which %s does not allow "
+                     "(nsa_comm_ops.flags has no NSA_COMM_CAPTURES): run over ranks outside of the "
+                     "capture",
+                     comm->transport.name);
+  return NSA_OK;
+}
+
+/* Takes the runs that have finished out of the ring. Lock held, device entered. */
+static nsa_status reap(nsa_comm *comm) {
+  const nsai_driver *driver = comm->place.device->driver;
+  while (comm->run_count) {
+    nsai_cu_event event = comm->runs[comm->first_run].event;
+    const nsai_cu_result result = driver->cuEventQuery(event);
+    if (result == NSAI_CUDA_ERROR_NOT_READY) return NSA_OK;
+    NSAI_TRY(nsai_driver_status(driver, result, "cuEventQuery"));
+    comm->spare[comm->spare_count++] = event;
+    comm->first_run = (comm->first_run + 1) % NSAI_COMM_RUNS;
+    if (--comm->run_count) {
+      nsai_enqueued *oldest = &comm->runs[comm->first_run];
+      const double now = nsai_seconds();
+      if (oldest->since < now) oldest->since = now;
+    }
+  }
+  return NSA_OK;
+}
+
+/* Lock held, device entered. */
+static nsa_status watch(nsa_comm *comm, nsa_stream stream) {
+  const nsai_driver *driver = comm->place.device->driver;
+  nsai_cu_event event;
+  NSAI_TRY(reap(comm));
+  if (comm->run_count == NSAI_COMM_RUNS) {
+    event = comm->runs[(comm->first_run + --comm->run_count) % NSAI_COMM_RUNS].event;
+  } else if (comm->spare_count) {
+    event = comm->spare[--comm->spare_count];
+  } else {
+    NSAI_TRY(NSAI_CUDA(driver, cuEventCreate(&event, NSAI_CU_EVENT_NO_TIMING)));
+  }
+  const nsa_status status = NSAI_CUDA(driver, cuEventRecord(event, stream));
+  if (status != NSA_OK) {
+    comm->spare[comm->spare_count++] = event;
+    return status;
+  }
+  comm->runs[(comm->first_run + comm->run_count++) % NSAI_COMM_RUNS] =
+      (nsai_enqueued){ event, nsai_seconds() };
+  return NSA_OK;
+}
+
+nsa_status nsai_comm_end(nsa_comm *comm, nsa_stream stream) {
+  nsai_comm_entered entered;
+  bool capturing;
+  NSAI_TRY(nsai_comm_check_alive(comm));
+  NSAI_TRY(end_if_failed(comm, "a run", is_capturing(comm, stream, &capturing)));
+  if (!comm->place.device || capturing) return NSA_OK;
+  NSAI_TRY(end_if_failed(comm, "a run", nsai_comm_enter(&comm->place, &entered)));
+  pthread_mutex_lock(&comm->lock);
+  const nsa_status status = watch(comm, stream);
+  pthread_mutex_unlock(&comm->lock);
+  nsai_comm_leave(&comm->place, &entered);
+  return end_if_failed(comm, "a run", status);
+}
+
+/* ---- nsa_comm_check, nsa_comm_wait ---- */
+
+/* What a check sees: how old is the oldest thing that has not finished. */
+typedef struct view {
+  const char *calling; /* the transport's function that is running; NULL: none */
+  double age;          /* seconds of that call, or of the oldest run */
+  int32_t runs;        /* that have not finished */
+} view;
+
+static nsa_status look(nsa_comm *comm, view *out) {
+  nsai_comm_entered entered;
+  nsa_status status = NSA_OK;
+  NSAI_TRY(nsai_comm_enter(&comm->place, &entered));
+  pthread_mutex_lock(&comm->lock);
+  if (comm->place.device) status = reap(comm);
+  const double now = nsai_seconds();
+  *out = (view){ comm->calling, 0, comm->run_count };
+  if (comm->run_count) out->age = now - comm->runs[comm->first_run].since;
+  if (comm->calling) out->age = now - comm->called_at;
+  pthread_mutex_unlock(&comm->lock);
+  nsai_comm_leave(&comm->place, &entered);
+  return status;
+}
+
+static nsa_status check(nsa_comm *comm, view *seen) {
+  const nsai_transport *t = &comm->transport;
+  const double since = nsai_seconds();
+  *seen = (view){ 0 };
+  NSAI_TRY(nsai_comm_check_alive(comm));
+  if (t->ops.poll) NSAI_TRY(judge(comm, "poll", since, t->ops.poll(t->ops.user)));
+  NSAI_TRY(end_if_failed(comm, "a run", look(comm, seen)));
+  if (seen->age * 1000 < comm->timeout_ms) return NSA_OK;
+  if (seen->calling)
+    return nsai_comm_die(
+        comm,
+        "rank %d of %d: %s of %s has waited %.1f s for the other ranks "
+        "(options.timeout_ms is %d): look for a rank that failed, or that makes other "
+        "calls",
+        t->ops.rank, t->ops.size, seen->calling, t->name, seen->age, comm->timeout_ms);
+  return nsai_comm_die(comm,
+                       "rank %d of %d: the oldest of %d runs has not finished for %.1f s "
+                       "(options.timeout_ms is %d): look for a rank that failed, or that runs "
+                       "something else",
+                       t->ops.rank, t->ops.size, seen->runs, seen->age, comm->timeout_ms);
+}
+
+nsa_status nsai_comm_check(nsa_comm *comm) {
+  view seen;
+  return check(comm, &seen);
+}
+
+/* NSAI_CUDA_ERROR_NOT_READY is no failure. */
+static nsa_status has_passed(const nsa_comm *comm, nsa_stream stream, bool *passed) {
+  nsai_comm_entered entered;
+  *passed = true;
+  if (!comm->place.device) return NSA_OK;
+  NSAI_TRY(nsai_comm_enter(&comm->place, &entered));
+  const nsai_cu_result result = comm->place.device->driver->cuStreamQuery(stream);
+  nsai_comm_leave(&comm->place, &entered);
+  *passed = result != NSAI_CUDA_ERROR_NOT_READY;
+  return *passed ? nsai_driver_status(comm->place.device->driver, result, "cuStreamQuery") : NSA_OK;
+}
+
+nsa_status nsai_comm_wait(nsa_comm *comm, nsa_stream stream, int32_t timeout_ms) {
+  const double since = nsai_seconds();
+  double progress = since; /* when a run was seen to finish */
+  int32_t runs = -1;
+  bool passed;
+  view seen;
+  if (timeout_ms < 0)
+    return nsai_fail(NSA_E_ARG, "timeout_ms is %d: give milliseconds, or 0 for options.timeout_ms",
+                     timeout_ms);
+  for (;;) {
+    NSAI_TRY(check(comm, &seen));
+    NSAI_TRY(has_passed(comm, stream, &passed));
+    if (passed) return NSA_OK;
+    const double now = nsai_seconds();
+    if (seen.runs != runs) progress = now;
+    runs = seen.runs;
+    const double waited = now - (timeout_ms ? since : progress);
+    if (waited * 1000 >= (timeout_ms ? timeout_ms : comm->timeout_ms))
+      return nsai_comm_die(
+          comm,
+          "rank %d of %d: the stream has not finished after %.1f s of "
+          "nsa_comm_wait: look for a rank that failed, or that runs something else",
+          nsai_comm_rank(comm), nsai_comm_size(comm), waited);
+    nsai_comm_nap(since);
+  }
+}

@@ -1,0 +1,100 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the files of communicators share.
+ *
+ * Lock rule: `lock` guards `dead`, `reason`, `calling` and the runs, because nsa_comm_check may be
+ * called by any thread. It is never held while a function of the transport runs. Everything else
+ * belongs to the one thread that uses the communicator.
+ */
+#ifndef NSAI_RANKS_COMM_INTERNAL_H
+#define NSAI_RANKS_COMM_INTERNAL_H
+
+#include "ranks/comm.h"
+
+#include <pthread.h>
+
+#define NSAI_COMM_REASON_CHARS 1024
+
+/* A table of functions and what the library knows about it. */
+typedef struct nsai_transport {
+  nsa_comm_ops ops; /* of this library's size */
+  const char *name; /* "loopback", "NCCL", "the host's transport" */
+  /* The host made the connection and is the only one who may end it; `how` says by which call. NULL: the
+   * library, or ops.abort, ends it. */
+  const char *host_ends_by;
+  bool explains; /* a function that fails leaves a sentence in nsa_last_error */
+  /* In the place of ops.abort: other ranks of this process are told the reason. NULL: ops.abort */
+  void (*give_up)(void *user, const char *reason);
+  void (*destroy)(void *user); /* NULL: `user` is not the library's */
+} nsai_transport;
+
+/* A run that may not have finished. */
+typedef struct nsai_enqueued {
+  nsai_cu_event event;
+  double
+      since; /* seconds of the clock when it was enqueued, or when the run before was seen to finish */
+} nsai_enqueued;
+
+/* More runs than this are not watched one by one: a new one takes the place of the newest, so that the
+ * oldest keeps its age. CUDA itself holds about 1024 launches of a stream. */
+#define NSAI_COMM_RUNS 256
+
+/* Plans and shards that were agreed upon. The oldest make room for new ones, on all ranks alike. */
+#define NSAI_COMM_AGREED 256
+typedef struct nsai_agreed {
+  unsigned char digest[NSAI_COMM_AGREED][NSAI_DIGEST_BYTES];
+  int32_t count, next;
+} nsai_agreed;
+
+struct nsa_comm {
+  nsai_transport transport;
+  nsai_comm_place place;
+  int32_t timeout_ms;
+  nsa_part *parts; /* room for the parts of one exchange that travel */
+  int32_t parts_room;
+  nsai_agreed plans, shards;
+
+  pthread_mutex_t lock;
+  bool dead;
+  char reason[NSAI_COMM_REASON_CHARS]; /* of its death */
+  const char *calling; /* the function of the transport that is running; NULL: none */
+  double called_at;    /* seconds */
+  nsai_enqueued runs[NSAI_COMM_RUNS]; /* a ring; on the CPU device always empty */
+  int32_t first_run, run_count;
+  nsai_cu_event spare[NSAI_COMM_RUNS]; /* events that are not in use */
+  int32_t spare_count;
+};
+
+/* Makes a communicator that owns the transport's `user` if it has a `destroy`: on failure, too.
+ * `options` as in comm.h. */
+nsa_status nsai_comm_make(const nsai_comm_place *place, const nsai_transport *transport,
+                          const nsa_comm_options *options, nsa_comm **out);
+
+/* Reads options of any version. NSA_E_ARG, NSA_E_VERSION. */
+nsa_status nsai_comm_options_read(const nsa_comm_options *options, nsa_comm_options *out);
+
+/* Ends the communicator with this sentence, unless it has ended: aborts the transport and logs the
+ * reason. Returns NSA_E_RANKS with the reason that the communicator died of first. Thread-safe. */
+nsa_status nsai_comm_die(nsa_comm *comm, const char *format, ...) NSAI_PRINTF(2, 3);
+
+/* NSA_E_RANKS when it has died. Thread-safe. */
+nsa_status nsai_comm_check_alive(nsa_comm *comm);
+
+/* Makes the place's device current and allows calls that a capture on another thread forbids;
+ * nothing on the CPU device. */
+typedef struct nsai_comm_entered {
+  bool pushed;
+  int32_t mode;
+} nsai_comm_entered;
+nsa_status nsai_comm_enter(const nsai_comm_place *place, nsai_comm_entered *entered);
+void nsai_comm_leave(const nsai_comm_place *place, const nsai_comm_entered *entered);
+
+/* Sleeps between two looks at something that another rank or the device is to do: short at first.
+ * `since` is when the waiting began, in seconds. */
+void nsai_comm_nap(double since);
+
+bool nsai_agreed_has(const nsai_agreed *agreed, const unsigned char digest[NSAI_DIGEST_BYTES]);
+void nsai_agreed_add(nsai_agreed *agreed, const unsigned char digest[NSAI_DIGEST_BYTES]);
+
+#endif /* NSAI_RANKS_COMM_INTERNAL_H */
