@@ -49,14 +49,19 @@ extern "C" {
 
 /* How the tokens of each sequence are divided. */
 enum {
-  /* 2R equal pieces; rank r has the pieces r and 2R-1-r, so that the work of causal attention is
-   * the same on all ranks. A sequence of fewer than 2R aligned pieces goes whole to one rank. */
+  /* 2R parts; rank r has the parts r and 2R-1-r, so that the work of causal attention is the same on
+   * all ranks. A sequence of fewer than 2R * alignment tokens goes whole to one rank: the longest
+   * first, to the rank that has the least to compute. */
   NSA_SHARD_ZIGZAG = 1,
-  NSA_SHARD_CONTIGUOUS = 2, /* R equal pieces; the last rank has the most work */
+  NSA_SHARD_CONTIGUOUS = 2, /* R parts; the last rank has the most work */
   NSA_SHARD_GIVEN = 3       /* the caller's list of pieces */
 };
 
-/* Successive tokens of one sequence on one rank. */
+/* Successive tokens of one sequence on one rank.
+ *
+ * Parts begin at multiples of the shard's alignment, and their lengths differ by at most one alignment.
+ * The last part of a sequence may be shorter. Parts of one rank that follow each other are one piece, as
+ * the middle parts of a zigzag are, and parts without tokens are none. */
 typedef struct nsa_piece {
   int32_t rank;
   int32_t sequence;
@@ -72,9 +77,10 @@ typedef struct nsa_shard_options {
   int32_t ranks;          /* R, 1 to NSA_MAX_RANKS; required */
   int32_t num_seqs;       /* sequences [1] */
   const int64_t *lengths; /* [num_seqs]: tokens of each sequence, 0 or more; required */
-  /* Tokens of which begins of pieces are multiples, a multiple of the model's d. [the least common
-   * multiple of l' and of the tokens that any kernel's query tile may hold: bits are then those of one
-   * GPU] */
+  /* Pieces begin at multiples of so many tokens; itself a multiple of the model's d. [the least common
+   * multiple of l' and of the tokens that a query tile of any kernel may hold: results are then those of
+   * one GPU, bit for bit. 192 tokens for groups of 16 query heads, 768 for groups of one. A smaller
+   * alignment balances short sequences better; results are then equal to rounding] */
   int64_t alignment;
   /* NSA_SHARD_GIVEN: `given_count` pieces in any order, which cover each token exactly once and begin
    * at multiples of `alignment` [d] */
