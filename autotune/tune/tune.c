@@ -120,7 +120,7 @@ static void close_task(tune_task *task) {
 /* The problem as it is timed: one sequence of `tokens`, a prefill of its last max_tokens tokens,
  * or a decode step of max_seqs such sequences. */
 static nsai_problem timed_problem(const nsai_problem *problem, int64_t tokens) {
-  nsai_problem p = *problem;
+  nsai_problem p = nsai_problem_without_ranks(problem);
   p.max_probe_rows = 0;
   p.max_kv_len = tokens;
   if (p.op == NSA_OP_DECODE) {

@@ -206,6 +206,15 @@ typedef struct NsaiPresentRows {
   int reserved;
 } NsaiPresentRows;
 
+/* backward_ranks_sum: a gradient from the partial sums of ranks, in their order. */
+#define NSAI_RANKS_SUM_PARTS 64
+typedef struct NsaiRanksSum {
+  const float *part[NSAI_RANKS_SUM_PARTS]; /* f32 [part_rows, heads, columns] contiguous */
+  int part_rows[NSAI_RANKS_SUM_PARTS];     /* the first rows of `out` */
+  NsaiGradient out;                        /* [rows, heads, columns] */
+  int parts, rows, heads, columns;
+} NsaiRanksSum;
+
 NSAI_SIZE_IS(NsaiGradient, 32);
 NSAI_SIZE_IS(NsaiBackwardQ, 376);
 NSAI_SIZE_IS(NsaiBackwardQTma, 1408);
@@ -221,5 +230,6 @@ NSAI_SIZE_IS(NsaiActivationBack, 168);
 NSAI_SIZE_IS(NsaiColumnSums, 72);
 NSAI_SIZE_IS(NsaiStoreGradient, 104);
 NSAI_SIZE_IS(NsaiPresentRows, 80);
+NSAI_SIZE_IS(NsaiRanksSum, 816);
 
 #endif /* NSAI_PARAMS_BACKWARD_H */

@@ -6,9 +6,12 @@
 #include "run/run.h"
 #include "base/struct.h"
 #include "plan/context.h"
+#include "ranks/comm.h"
 #include "reference/reference.h"
 #include "run/check_cache.h"
 #include "run/check_gradients.h"
+#include "run/check_ranks.h"
+#include "run/ranks.h"
 
 #include <nsa/backward.h>
 #include <nsa/index_kl.h>
@@ -67,6 +70,9 @@ static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *gi
   NSAI_TRY(read_struct(&batch_type, true, given_batch, &call->batch, &batch));
   NSAI_TRY(read_struct(&io_type, false, given_io, &call->io, &io));
   const nsa_exec *exec = exec_read;
+  NSAI_TRY(nsai_check_shard(plan, ((const nsa_exec *)exec_read)->comm, batch));
+  const nsa_shard *shard = plan->problem.ranks ? ((const nsa_batch *)batch)->shard : NULL;
+  if (shard) batch = NULL; /* the shard says all that there is to say of sequences */
   if (batch && !((const nsa_batch *)batch)->num_seqs) {
     call->batch = *(const nsa_batch *)batch;
     call->batch.num_seqs = 1;
@@ -94,7 +100,9 @@ static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *gi
                      .workspace_bytes = exec->workspace_bytes,
                      .queue = &call->queue,
                      .tensors = &call->tensors,
-                     .branches = branches };
+                     .branches = branches,
+                     .comm = exec->comm,
+                     .shard = shard };
   call->tensors.count = 0;
   if (run->driver) call->queue = nsai_queue_open(&plan->ctx->device, exec->stream);
   return run->driver ? nsai_context_enter(plan->ctx, &run->pushed) : NSA_OK;
@@ -129,6 +137,25 @@ static nsa_status check_call(nsai_run *run, check_fn fn) {
   return check_memory_of_call(run);
 }
 
+/* A run over ranks, whose arguments have been checked as those of one rank's tokens. */
+static nsa_status over_ranks(const nsai_run *run, nsa_status (*fn)(const nsai_run *)) {
+  const nsa_stream stream = run->driver ? run->queue->stream : NULL;
+  NSAI_TRY(nsai_check_ranks_io(&run->plan->problem, run->shard, nsai_comm_rank(run->comm), run->io,
+                               &run->sizes));
+  NSAI_TRY(nsai_comm_begin(run->comm, run->plan->digest, run->shard, stream));
+  NSAI_TRY(fn(run));
+  return nsai_comm_end(run->comm, stream);
+}
+
+/* A call that has no meaning over ranks. */
+static nsa_status refuse_ranks(const nsai_run *run, const char *call) {
+  if (!run->shard) return NSA_OK;
+  return nsai_fail(NSA_E_ARG,
+                   "%s does not run over ranks: the plan was made for problem.ranks %d; make one "
+                   "without",
+                   call, run->plan->problem.ranks);
+}
+
 /* Of the CPU device; runs after the selection. */
 static nsa_status index_lse(const nsai_run *run, const nsai_reference_cache *cache) {
   if (!nsai_present(&run->io->index_lse)) return NSA_OK;
@@ -138,6 +165,7 @@ static nsa_status index_lse(const nsai_run *run, const nsai_reference_cache *cac
 
 static nsa_status forward(nsai_run *run) {
   NSAI_TRY(check_call(run, nsai_check_run));
+  if (run->shard) return over_ranks(run, nsai_forward_over_ranks);
   if (run->driver) return nsai_enqueue_forward(run);
   const nsai_problem *p = &run->plan->problem;
   NSAI_TRY(nsai_reference_forward(&p->model, p->selection, run->branches, run->batch, run->io,
@@ -204,6 +232,7 @@ static nsa_status backward(nsai_run *run, call_structs *call, const nsa_grads *g
   NSAI_TRY(check_room_of_d_o(run, &grads->d_o));
   NSAI_TRY(check_memory_of_call(run));
   run->grads = grads;
+  if (run->shard) return over_ranks(run, nsai_backward_over_ranks);
   if (run->driver) return nsai_enqueue_backward(run);
   return nsai_reference_backward(&p->model, p->selection, run->branches, run->batch, run->io, grads,
                                  ALL_PROCESSORS);
@@ -224,12 +253,14 @@ static nsa_status index_kl(nsai_run *run, call_structs *call, const nsa_index_gr
 }
 
 static nsa_status compress(nsai_run *run) {
+  NSAI_TRY(refuse_ranks(run, "nsa_compress"));
   NSAI_TRY(check_call(run, nsai_check_compress));
   if (run->driver) return nsai_enqueue_compress(run);
   return nsai_reference_compress(&run->plan->problem.model, run->batch, run->io, ALL_PROCESSORS);
 }
 
 static nsa_status select_blocks(nsai_run *run) {
+  NSAI_TRY(refuse_ranks(run, "nsa_select"));
   if (run->plan->problem.selection != NSA_SELECT_TOPN)
     return nsai_fail(
         NSA_E_ARG,

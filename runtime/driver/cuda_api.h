@@ -64,6 +64,7 @@
   X(REQUIRED, cuMemFreeHost, 2000, (void *))                                                       \
   X(REQUIRED, cuMemcpyDtoDAsync, 3020,                                                             \
     (nsai_cu_ptr dst, nsai_cu_ptr src, size_t bytes, nsai_cu_stream))                              \
+  X(REQUIRED, cuMemcpy2DAsync, 3020, (const nsai_cu_copy_2d *, nsai_cu_stream))                    \
   X(OPTIONAL, cuMemsetD8Async, 3020,                                                               \
     (nsai_cu_ptr, unsigned char value, size_t count, nsai_cu_stream))                              \
   X(REQUIRED, cuPointerGetAttribute, 4000, (void *value, int attribute, nsai_cu_ptr))              \

@@ -55,7 +55,23 @@ enum { NSAI_CU_FUNC_MAX_DYNAMIC_SHARED_BYTES = 8, NSAI_CU_FUNC_NON_PORTABLE_CLUS
 
 /* CUpointer_attribute, CUmemorytype */
 enum { NSAI_CU_POINTER_MEMORY_TYPE = 2 };
-enum { NSAI_CU_MEMORY_HOST = 1 };
+enum { NSAI_CU_MEMORY_HOST = 1, NSAI_CU_MEMORY_DEVICE = 2 };
+
+/* CUDA_MEMCPY2D: one side of the copy, and its extent in bytes and rows */
+typedef struct nsai_cu_copy_side {
+  size_t x, y;
+  int32_t type; /* NSAI_CU_MEMORY_DEVICE */
+  int32_t reserved;
+  void *host;
+  nsai_cu_ptr device;
+  void *array;
+  size_t pitch;
+} nsai_cu_copy_side;
+typedef struct nsai_cu_copy_2d {
+  nsai_cu_copy_side from, to;
+  size_t width, height;
+} nsai_cu_copy_2d;
+_Static_assert(sizeof(nsai_cu_copy_2d) == 128, "CUDA_MEMCPY2D");
 
 enum { NSAI_CU_STREAM_NON_BLOCKING = 1 };
 enum { NSAI_CU_EVENT_DEFAULT = 0, NSAI_CU_EVENT_NO_TIMING = 2 };

@@ -6,6 +6,7 @@
 #include "base/struct.h"
 #include "plan/forms.h"
 
+#include <nsa/ranks.h>
 #include <string.h>
 
 static const nsai_struct_type problem_type = { "problem", "NSA_PROBLEM_INIT", sizeof(nsa_problem) };
@@ -61,9 +62,14 @@ static nsa_status resolve_packed(const nsai_config *config, const nsa_problem *p
     if (cache_only[i].value)
       return nsai_fail(NSA_E_ARG, "problem.%s is %d, but %s has no cache: leave it 0",
                        cache_only[i].name, cache_only[i].value, nsai_op_name(out->op));
-  out->max_kv_tokens =
-      or_serving(problem->max_kv_tokens,
-                 problem->max_tokens ? problem->max_tokens : config->serving.max_kv_tokens);
+  const bool local = problem->max_tokens && !out->ranks;
+  out->max_kv_tokens = or_serving(problem->max_kv_tokens,
+                                  local ? problem->max_tokens : config->serving.max_kv_tokens);
+  if (!out->max_kv_tokens && out->ranks)
+    return nsai_fail(NSA_E_ARG,
+                     "problem.ranks is %d, but problem.max_kv_tokens is 0: give the tokens of all "
+                     "ranks together",
+                     out->ranks);
   if (!out->max_kv_tokens) out->max_kv_tokens = out->max_tokens;
   NSAI_TRY(check_capacity("max_kv_tokens", "max_kv_tokens", out->max_kv_tokens, NSAI_MAX_ROWS));
   if (!out->max_kv_len || out->max_kv_len > out->max_kv_tokens)
@@ -237,6 +243,34 @@ static nsa_status resolve_index_lse(const nsa_problem *problem, nsai_problem *ou
   return NSA_OK;
 }
 
+/* Shards may cut each sequence twice; more pieces than this would not fit a run's lists. */
+#define MOST_PIECES (2 * NSAI_MAX_SEQS)
+
+/* The number of ranks and of pieces; out->max_seqs is known. */
+static nsa_status resolve_ranks(const nsa_problem *problem, nsai_problem *out) {
+  NSAI_TRY(check_choice("ranks", problem->ranks, 0, NSA_MAX_RANKS));
+  if (!problem->ranks && problem->max_pieces)
+    return nsai_fail(NSA_E_ARG,
+                     "problem.max_pieces is %d, but problem.ranks is 0: leave it 0, or give the "
+                     "number of ranks",
+                     problem->max_pieces);
+  if (!problem->ranks) return NSA_OK;
+  if (!nsai_problem_is_packed(out))
+    return nsai_fail(NSA_E_ARG,
+                     "problem.ranks is %d, but %s does not run over ranks: NSA_OP_FORWARD and "
+                     "NSA_OP_BACKWARD do; leave it 0",
+                     problem->ranks, nsai_op_name(out->op));
+  if (problem->max_probe_rows)
+    return nsai_fail(
+        NSA_E_ARG,
+        "problem.max_probe_rows is %lld and problem.ranks is %d, but no run over ranks "
+        "probes: leave one of them 0",
+        (long long)problem->max_probe_rows, problem->ranks);
+  out->ranks = problem->ranks;
+  out->max_pieces = problem->max_pieces ? problem->max_pieces : 2 * out->max_seqs;
+  return check_choice("max_pieces", out->max_pieces, 1, MOST_PIECES);
+}
+
 static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
                           nsai_problem *out) {
   const nsai_model *m = &config->model;
@@ -259,6 +293,7 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
   NSAI_TRY(check_choice("selection", out->selection, NSA_SELECT_TOPN, NSA_SELECT_ALL));
   NSAI_TRY(check_choice("overlap", out->overlap, NSA_OVERLAP_LOW, NSA_OVERLAP_HIGH));
   NSAI_TRY(check_capacity("max_seqs", "max_seqs", out->max_seqs, NSAI_MAX_SEQS));
+  NSAI_TRY(resolve_ranks(problem, out));
   if (nsai_problem_is_cached(out)) {
     NSAI_TRY(resolve_cached(config, problem, out));
   } else {
@@ -359,8 +394,15 @@ void nsai_problem_add_string(nsai_writer *text, const nsai_problem *p) {
   if (p->max_probe_rows) nsai_write(text, ":probe%d", p->max_probe_rows);
   if (p->index_lse) nsai_write(text, ":ilse");
   if (p->count_reads) nsai_write(text, ":reads");
+  if (p->ranks) nsai_write(text, ":cp%dx%d", p->ranks, p->max_pieces);
   if (p->op == NSA_OP_BACKWARD && p->recompute)
     nsai_write(text, ":%s", p->recompute == NSAI_RECOMPUTE_ALWAYS ? "again" : "saved");
+}
+
+nsai_problem nsai_problem_without_ranks(const nsai_problem *problem) {
+  nsai_problem one = *problem;
+  one.ranks = one.max_pieces = 0;
+  return one;
 }
 
 bool nsai_problem_selects_all(const nsai_problem *p) {

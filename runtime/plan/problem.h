@@ -36,6 +36,9 @@ typedef struct nsai_problem {
   int64_t select_dense_below; /* the selected branch is exact dense attention up to this kv_len */
   bool count_reads;           /* of a decode step: its kernels count what they read */
   int32_t recompute;          /* NSAI_RECOMPUTE_*; of NSA_OP_BACKWARD */
+  /* Over ranks: their number, and most pieces of one; 0: no ranks. max_tokens counts the tokens of a
+   * rank, the capacities of K and V count those of all. Kernels are those of one piece. */
+  int32_t ranks, max_pieces;
 } nsai_problem;
 
 /* Checks an array of callers' problems, which may have another size than this library's:
@@ -80,6 +83,10 @@ static inline bool nsai_problem_has_no_importance(const nsai_problem *problem) {
   return problem->op == NSA_OP_DENSE || problem->op == NSA_OP_BACKWARD ||
          problem->op == NSA_OP_INDEX_KL;
 }
+
+/* The problem of one rank by itself, with the K and V of all in its memory: what is timed, and what
+ * records are looked up for. */
+nsai_problem nsai_problem_without_ranks(const nsai_problem *problem);
 
 /* "NSA_OP_DECODE". Static storage. */
 const char *nsai_op_name(int32_t op);

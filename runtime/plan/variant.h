@@ -133,7 +133,7 @@ typedef struct nsai_request {
   bool standalone; /* another row fuses the stage: only what nsa_select and probed rows need */
 } nsai_request;
 
-#define NSAI_MAX_FORM_KERNELS 20
+#define NSAI_MAX_FORM_KERNELS 24
 #define NSAI_MAX_FORM_BUFFERS 24
 #define NSAI_MAX_FORM_NUMBERS 4
 
@@ -165,6 +165,8 @@ typedef struct nsai_span {
   bool ahead, done_ahead;
   bool gate;  /* of backward_kv: the backward pass of the gate MLP, and nothing else */
   bool probe; /* of importance: the rows that io.probe_rows names, and nothing else */
+  /* Of backward_kv over ranks: this sum, and nothing else. NULL: none. */
+  const struct NsaiRanksSum *ranks_sum;
 } nsai_span;
 
 struct nsai_run; /* run/run.h */

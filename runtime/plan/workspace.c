@@ -167,6 +167,19 @@ static void reserve_forms(nsai_workspace *out, const nsai_problem *p, const nsai
   }
 }
 
+/* What a run over ranks holds beside a piece's workspace. */
+static void reserve_ranks(nsai_workspace *out, const nsai_problem *p) {
+  if (!p->ranks) return;
+  nsai_ranks_memory_size(p, &out->ranks);
+  for (int i = 0; i < NSAI_RANKS_TENSORS; i++) {
+    nsai_ranks_tensor *t = &out->ranks.tensor[i];
+    t->whole = take(out, "K and V of all ranks", (int64_t)t->whole.bytes);
+    t->sums = take(out, "sums of dK and dV of all ranks", (int64_t)t->sums.bytes);
+    t->received = take(out, "sums of dK and dV from other ranks", (int64_t)t->received.bytes);
+  }
+  out->ranks.weights = take(out, "sums of gradients of weights", (int64_t)out->ranks.weights.bytes);
+}
+
 static nsa_status check_total(const nsai_problem *p, const nsai_workspace *w) {
   if (!w->too_large) return NSA_OK;
   return nsai_fail(NSA_E_UNSUPPORTED,
@@ -191,11 +204,13 @@ nsa_status nsai_workspace_make(const nsai_problem *p, const nsai_choice *choice,
   else if (p->op != NSA_OP_INDEX_KL && p->op != NSA_OP_DENSE && p->op != NSA_OP_APPEND)
     reserve_branches(out, p, choice);
   reserve_forms(out, p, choice, target);
+  reserve_ranks(out, p);
   return check_total(p, out);
 }
 
 nsa_status nsai_workspace_make_cpu(const nsai_problem *p, nsai_workspace *out) {
   memset(out, 0, sizeof *out);
   out->lse = take(out, "lse", NSAI_PRODUCT(nsai_larger(p->max_tokens, 1), p->model.heads, 4));
+  reserve_ranks(out, p);
   return check_total(p, out);
 }

@@ -44,7 +44,7 @@ static nsa_status check_sizes(const nsai_problem *p, const nsai_run_sizes *s) {
         NSA_E_ARG,
         "io.kv has %lld tokens, the plan was made for at most %lld: raise problem.max_kv_tokens",
         (long long)s->kv_tokens, (long long)p->max_kv_tokens);
-  if (!s->packed && s->kv_tokens > p->max_kv_len)
+  if (!s->packed && !p->ranks && s->kv_tokens > p->max_kv_len)
     return nsai_fail(
         NSA_E_ARG,
         "io.kv has a sequence of %lld tokens, the plan was made for at most %lld: raise "
@@ -208,7 +208,7 @@ static nsa_status check_compressed(const nsai_check *check, const nsa_batch *bat
                      "compression blocks: pass fewer rows, or raise problem.max_kv_tokens",
                      (long long)sizes->cmp_rows, (long long)check->problem->max_kv_tokens,
                      (long long)most);
-  int64_t needed = batch ? 0 : nsai_block_count(m, sizes->kv_tokens);
+  int64_t needed = batch || check->problem->ranks ? 0 : nsai_block_count(m, sizes->kv_tokens);
   if (sizes->cmp_rows < needed)
     return nsai_fail(NSA_E_ARG,
                      "io.kv.k_cmp has %lld rows, %lld tokens have %lld compression blocks",

@@ -112,7 +112,7 @@ nsa_status nsai_enqueue_forward(const nsai_run *run) {
   const nsai_model *m = &run->plan->problem.model;
   bool probes = nsai_present(&run->io->probe_rows), selecting = nsai_run_selects(run);
   bool ranking = selecting || probes, branch = nsai_run_has(run, NSA_CMP);
-  bool made = !nsai_phi_runs(m) || nsai_problem_is_cached(&run->plan->problem);
+  bool made = run->piece || !nsai_phi_runs(m) || nsai_problem_is_cached(&run->plan->problem);
   NSAI_TRY(nsai_enqueue_gates(run));
   if (!made && (branch || ranking || nsai_present(&run->io->kv.k_cmp)))
     NSAI_TRY(whole(run, NSAI_STAGE_COMPRESS));

@@ -13,6 +13,7 @@
 
 #include <nsa/backward.h>
 #include <nsa/index_kl.h>
+#include <nsa/ranks.h>
 
 /* Called before and after what each stage enqueues; several times where it works in chunks. */
 typedef struct nsai_stage_callbacks {
@@ -25,6 +26,13 @@ typedef struct nsai_stage_callbacks {
 nsa_status nsai_run_with_callbacks(const nsa_plan *plan, const nsa_exec *exec,
                                    const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,
                                    const nsai_stage_callbacks *callbacks);
+
+/* One piece of a run over ranks, which is a run of its own over the rank's query rows and all keys up
+ * to their end. Its compressed entries are there: no stage makes them. */
+typedef struct nsai_run_piece {
+  bool adds_kv;      /* gradients of K and V: adds to those of earlier pieces; else overwrites */
+  bool adds_weights; /* likewise, of weights */
+} nsai_run_piece;
 
 /* One run, resolved: where everything lies. */
 typedef struct nsai_run {
@@ -43,6 +51,9 @@ typedef struct nsai_run {
   nsai_run_sizes sizes;
   const nsai_stage_callbacks *callbacks; /* NULL: none */
   bool pushed;                           /* the device was made current by this run */
+  nsa_comm *comm;                        /* of a run over ranks, as the next */
+  const nsa_shard *shard;
+  const nsai_run_piece *piece; /* NULL: the run is no piece */
 } nsai_run;
 
 nsa_status nsai_enqueue_forward(const nsai_run *run);

@@ -76,6 +76,18 @@ NsaiGradient nsai_backward_gradient(const nsai_run *run, const nsa_tensor *out) 
                          .accumulate = (int)run->grads->accumulate };
 }
 
+NsaiGradient nsai_backward_kv_gradient(const nsai_run *run, const nsa_tensor *out) {
+  NsaiGradient gradient = nsai_backward_gradient(run, out);
+  if (run->piece) gradient.accumulate = run->piece->adds_kv;
+  return gradient;
+}
+
+NsaiGradient nsai_backward_weight_gradient(const nsai_run *run, const nsa_tensor *out) {
+  NsaiGradient gradient = nsai_backward_gradient(run, out);
+  if (run->piece) gradient.accumulate = run->piece->adds_weights;
+  return gradient;
+}
+
 bool nsai_wants_gate(const nsa_gate *out) {
   return nsai_present(&out->x) || nsai_present(&out->w1) || nsai_present(&out->b1) ||
          nsai_present(&out->w2) || nsai_present(&out->b2);

@@ -49,7 +49,11 @@ NsaiView nsai_backward_d_o(const nsai_run *run);
 /* The gates of the run; *is_float: f32 values instead of the model's dtype. */
 NsaiView nsai_backward_gate(const nsai_run *run, int *is_float);
 
+/* Of the query rows: d_q and the gates'. Of K and V, and of weights, which a piece of a run over ranks
+ * adds to the pieces before it, whatever grads.accumulate says of the whole. */
 NsaiGradient nsai_backward_gradient(const nsai_run *run, const nsa_tensor *out);
+NsaiGradient nsai_backward_kv_gradient(const nsai_run *run, const nsa_tensor *out);
+NsaiGradient nsai_backward_weight_gradient(const nsai_run *run, const nsa_tensor *out);
 
 /* Whether the caller asks for any gradient of the gate MLP. */
 bool nsai_wants_gate(const nsa_gate *out);

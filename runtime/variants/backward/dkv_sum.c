@@ -52,8 +52,8 @@ static nsa_status sum_pair(const nsai_dkv_pass *b, const nsa_tensor *k, const ns
   const nsa_tensor *given = nsai_present(k) ? k : v;
   if (!nsai_present(given)) return NSA_OK;
   NsaiBackwardSum p = { .seq = nsai_compressed_sequences(run),
-                        .d_k = nsai_backward_gradient(run, k),
-                        .d_v = nsai_backward_gradient(run, v),
+                        .d_k = nsai_backward_kv_gradient(run, k),
+                        .d_v = nsai_backward_kv_gradient(run, v),
                         .item_starts = b->index.item_starts,
                         .item_counts = b->index.item_counts,
                         .compressed_rows = nsai_dkv_block_rows(run),

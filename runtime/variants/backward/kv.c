@@ -70,6 +70,7 @@ void nsai_dkv_specify(const nsai_request *r, bool wgmma,
   if (m->window) specify_branch(r, wgmma, &window[0], &window[1], &kernel[NSAI_DKV_WINDOW]);
   if (m->select_count) specify_selected(r, wgmma, kernel);
   nsai_dkv_sum_specify(r->problem, &kernel[NSAI_DKV_SUM]);
+  nsai_ranks_sum_specify(r->problem, &kernel[NSAI_DKV_RANKS_SUM]);
   nsai_layers_specify(r->problem, &kernel[NSAI_DKV_LAYERS]);
 }
 
@@ -232,6 +233,8 @@ nsa_status nsai_dkv_heads_enqueue(const nsai_run *run, const nsai_form *form,
 
 nsa_status nsai_dkv_enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
   if (span->prepare) return make_lists(run, form);
+  if (span->ranks_sum)
+    return nsai_ranks_sum_enqueue(run, &form->kernel[NSAI_DKV_RANKS_SUM], span->ranks_sum);
   if (span->gate) return gate_back(run, form);
   return nsai_dkv_heads_enqueue(run, form, NULL);
 }

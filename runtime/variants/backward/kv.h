@@ -19,6 +19,7 @@ enum {
   NSAI_DKV_WINDOW,
   NSAI_DKV_SELECTED, /* by inverted lists, or by a caller's ranges */
   NSAI_DKV_SUM,
+  NSAI_DKV_RANKS_SUM,
   NSAI_DKV_LAYERS,
   NSAI_DKV_KERNELS = NSAI_DKV_LAYERS + NSAI_LAYERS_KERNELS
 };
@@ -83,6 +84,11 @@ void nsai_dkv_tma_specify(const nsai_request *request, const nsai_dkv_use *use,
 bool nsai_dkv_may_join(const nsai_model *model);
 
 void nsai_dkv_sum_specify(const nsai_problem *problem, nsai_kernel_spec *spec);
+
+/* Adds up the parts of ranks; specified where the problem has ranks (ranks_sum.c). */
+void nsai_ranks_sum_specify(const nsai_problem *problem, nsai_kernel_spec *spec);
+nsa_status nsai_ranks_sum_enqueue(const nsai_run *run, const nsai_kernel *kernel,
+                                  const NsaiRanksSum *sum);
 
 /* ---- launches ---- */
 

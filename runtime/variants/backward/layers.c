@@ -106,7 +106,8 @@ void nsai_layers_workspace(const nsai_problem *p, int64_t heads, int64_t bytes[N
 nsa_status nsai_store(const nsai_layers_pass *b, const nsai_store_of *s) {
   NsaiStoreGradient p = { .seq = nsai_run_sequences(b->run),
                           .x = s->x,
-                          .out = nsai_backward_gradient(b->run, s->out),
+                          .out = s->first_token < 0 ? nsai_backward_weight_gradient(b->run, s->out)
+                                                    : nsai_backward_gradient(b->run, s->out),
                           .x_batch_stride = s->x_batch,
                           .batch = (int)b->batch,
                           .rows = (int)s->rows,

@@ -132,7 +132,7 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   const nsai_span prepare = { .prepare = true };
   nsai_dkv_dq dq = { 0 };
   if (span->prepare) return nsai_q_prepare(run, rows);
-  if (span->gate) return nsai_dkv_enqueue(run, form, span);
+  if (span->gate || span->ranks_sum) return nsai_dkv_enqueue(run, form, span);
   NSAI_TRY(nsai_dkv_enqueue(run, form, &prepare));
   if (run->sizes.tokens) NSAI_TRY(nsai_q_statistics(run, rows));
   if (nsai_run_has(run,

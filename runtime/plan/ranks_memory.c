@@ -1,0 +1,106 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "plan/ranks_memory.h"
+
+#include "base/math.h"
+
+#include <nsa/backward.h>
+#include <stddef.h>
+
+#define WEIGHT_ALIGN 256
+
+/* Whether a forward may need the keys of the index. All ranks bring them or none, whatever each asks
+ * its run for. */
+static bool needs_index(const nsai_problem *p) {
+  if (p->op != NSA_OP_FORWARD || p->model.by != NSAI_BY_INDEX) return false;
+  return p->selection == NSA_SELECT_TOPN || p->index_lse;
+}
+
+static void size_tensor(const nsai_problem *p, int index, int32_t heads, int32_t dim,
+                        nsai_ranks_memory *out) {
+  const nsai_model *m = &p->model;
+  nsai_ranks_tensor *t = &out->tensor[index];
+  t->exists = true;
+  t->entries = index == NSAI_RANKS_K_CMP || index == NSAI_RANKS_V_CMP;
+  t->heads = heads;
+  t->dim = dim;
+  /* Begins of pieces are multiples of the stride, but for those of sequences. */
+  t->local_rows = t->entries ? p->max_tokens / m->stride + p->max_pieces : p->max_tokens;
+  const int64_t rows = t->entries ? p->max_kv_tokens / m->stride + 1 : p->max_kv_tokens;
+  t->whole.bytes = (uint64_t)NSAI_PRODUCT(rows, heads, dim, m->dtype == NSA_F32 ? 4 : 2);
+  if (p->op != NSA_OP_BACKWARD) return;
+  t->sums.bytes = (uint64_t)NSAI_PRODUCT(rows, heads, dim, 4);
+  t->received.bytes = (uint64_t)NSAI_PRODUCT(p->ranks - 1, t->local_rows, heads, dim, 4);
+}
+
+void nsai_ranks_memory_size(const nsai_problem *p, nsai_ranks_memory *out) {
+  const nsai_model *m = &p->model;
+  nsai_ranks_weight weights[NSAI_RANKS_MOST_WEIGHTS];
+  int64_t bytes = 0;
+  *out = (nsai_ranks_memory){ 0 };
+  for (int pair = 0; pair < NSA_BRANCHES; pair++) {
+    if (!nsai_reads_pair(m, pair)) continue;
+    size_tensor(p, NSAI_RANKS_K + pair, m->kv_heads, m->head_dim_qk, out);
+    size_tensor(p, NSAI_RANKS_V + pair, m->kv_heads, m->head_dim_v, out);
+  }
+  if (m->phi == NSAI_PHI_EXTERNAL) {
+    size_tensor(p, NSAI_RANKS_K_CMP, m->kv_heads, m->head_dim_qk, out);
+    if (!m->keys_only) size_tensor(p, NSAI_RANKS_V_CMP, m->kv_heads, m->head_dim_v, out);
+  }
+  if (needs_index(p)) size_tensor(p, NSAI_RANKS_K_IDX, 1, m->index_dim, out);
+  if (p->op != NSA_OP_BACKWARD) return;
+  nsai_ranks_weights(m, weights, &bytes);
+  out->weights.bytes = (uint64_t)bytes;
+}
+
+/* ---- weights ---- */
+
+typedef struct weight_list {
+  nsai_ranks_weight *out;
+  int count;
+  int64_t bytes;
+} weight_list;
+
+static void add(weight_list *list, size_t tensor, int32_t ndim, int64_t a, int64_t b, int64_t c) {
+  list->out[list->count++] = (nsai_ranks_weight){
+    .tensor = tensor, .shape = { a, b, c }, .ndim = ndim, .offset = (uint64_t)list->bytes
+  };
+  list->bytes = nsai_size_add(list->bytes, nsai_round_up(NSAI_PRODUCT(a, b, c, 4), WEIGHT_ALIGN));
+}
+
+static void add_phi(weight_list *list, const nsai_model *m, size_t side, int64_t dim) {
+  const int64_t g = m->kv_heads, wide = NSAI_PRODUCT(m->block, dim), h = m->phi_hidden;
+  add(list, side + offsetof(nsa_phi_side, pe), 3, g, m->block, dim);
+  if (m->phi == NSAI_PHI_LINEAR) {
+    add(list, side + offsetof(nsa_phi_side, w), 3, g, wide, dim);
+    return;
+  }
+  add(list, side + offsetof(nsa_phi_side, w1), 3, g, wide, h);
+  add(list, side + offsetof(nsa_phi_side, b1), 2, 1, g, h);
+  add(list, side + offsetof(nsa_phi_side, w2), 3, g, h, dim);
+  add(list, side + offsetof(nsa_phi_side, b2), 2, 1, g, dim);
+}
+
+static void add_gate(weight_list *list, const nsai_model *m) {
+  const size_t gate = offsetof(nsa_grads, d_gate);
+  const int64_t c = m->gate_channels, h = m->gate_hidden, out = (int64_t)m->heads * NSA_BRANCHES;
+  if (h) {
+    add(list, gate + offsetof(nsa_gate, w1), 2, 1, c, h);
+    add(list, gate + offsetof(nsa_gate, b1), 1, 1, 1, h);
+  }
+  add(list, gate + offsetof(nsa_gate, w2), 2, 1, h ? h : c, out);
+  add(list, gate + offsetof(nsa_gate, b2), 1, 1, 1, out);
+}
+
+int nsai_ranks_weights(const nsai_model *m, nsai_ranks_weight out[NSAI_RANKS_MOST_WEIGHTS],
+                       int64_t *bytes) {
+  weight_list list = { .out = out };
+  if (nsai_phi_has_weights(m)) {
+    add_phi(&list, m, offsetof(nsa_grads, d_phi.k), m->head_dim_qk);
+    if (!m->keys_only) add_phi(&list, m, offsetof(nsa_grads, d_phi.v), m->head_dim_v);
+  }
+  if (m->gate == NSAI_GATE_MLP) add_gate(&list, m);
+  *bytes = list.bytes;
+  return list.count;
+}

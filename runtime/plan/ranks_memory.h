@@ -1,0 +1,57 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The workspace of a run over ranks beside that of one piece: K and V of all tokens, and in the
+ * backward pass fp32 sums of their gradients. A rank gathers each tensor whole, in the order of
+ * sequences and positions, computes its pieces, and sends the sums to the ranks that own the tokens.
+ */
+#ifndef NSAI_PLAN_RANKS_MEMORY_H
+#define NSAI_PLAN_RANKS_MEMORY_H
+
+#include "plan/problem.h"
+#include "plan/variant.h"
+
+/* The tensors that travel. */
+enum {
+  NSAI_RANKS_K,                        /* K of pair 0, 1, 2 */
+  NSAI_RANKS_V = NSAI_RANKS_K + 3,     /* V of pair 0, 1, 2 */
+  NSAI_RANKS_K_CMP = NSAI_RANKS_V + 3, /* compressed keys and values of phi external */
+  NSAI_RANKS_V_CMP,
+  NSAI_RANKS_K_IDX, /* keys of the index */
+  NSAI_RANKS_TENSORS
+};
+
+typedef struct nsai_ranks_tensor {
+  bool exists;
+  bool entries;       /* a row is a compressed entry; else a token */
+  int32_t heads, dim; /* of a row */
+  nsai_buffer whole;  /* dtype [rows of all ranks, heads, dim] */
+  nsai_buffer sums;   /* f32, likewise: this rank's part of the gradient; bytes 0: none */
+  nsai_buffer
+      received;       /* f32 [ranks - 1, local_rows, heads, dim]: other ranks' parts of own rows */
+  int64_t local_rows; /* most rows of a rank */
+} nsai_ranks_tensor;
+
+typedef struct nsai_ranks_memory {
+  nsai_ranks_tensor tensor[NSAI_RANKS_TENSORS];
+  nsai_buffer weights; /* f32: gradients of weights, by nsai_ranks_weights */
+} nsai_ranks_memory;
+
+/* Fills everything but the buffers' offsets. */
+void nsai_ranks_memory_size(const nsai_problem *problem, nsai_ranks_memory *out);
+
+/* A gradient of weights: a rank's pieces add to it one after the other. */
+typedef struct nsai_ranks_weight {
+  size_t tensor;    /* offset in nsa_grads */
+  int64_t shape[3]; /* of 1 to 3 dimensions, right-aligned: 1 before */
+  int32_t ndim;
+  uint64_t offset; /* in nsai_ranks_memory.weights */
+} nsai_ranks_weight;
+
+#define NSAI_RANKS_MOST_WEIGHTS 16
+
+/* The weights of phi and the gate MLP that the model has. Returns their number; *bytes: of all, f32. */
+int nsai_ranks_weights(const nsai_model *model, nsai_ranks_weight out[NSAI_RANKS_MOST_WEIGHTS],
+                       int64_t *bytes);
+
+#endif /* NSAI_PLAN_RANKS_MEMORY_H */

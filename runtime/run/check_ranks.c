@@ -1,0 +1,133 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "run/check_ranks.h"
+
+#include "plan/context.h"
+#include "ranks/comm.h"
+#include "ranks/shard.h"
+
+/* What a batch says of sequences and caches, which the shard says, or a run over ranks has not. */
+static nsa_status refuse_arrays(const nsa_batch *batch) {
+  const struct {
+    const char *name;
+    const nsa_tensor *tensor;
+  } fields[] = { { "cu_q", &batch->cu_q },
+                 { "cu_kv", &batch->cu_kv },
+                 { "cu_cmp", &batch->cu_cmp },
+                 { "kv_len", &batch->kv_len },
+                 { "block_table", &batch->block_table },
+                 { "page_indptr", &batch->page_indptr },
+                 { "page_indices", &batch->page_indices },
+                 { "slots", &batch->slots },
+                 { "slot_mapping", &batch->slot_mapping } };
+  for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+    if (nsai_present(fields[i].tensor))
+      return nsai_fail(NSA_E_ARG,
+                       "batch.%s is given, but over ranks batch.shard says where sequences lie: "
+                       "leave it out",
+                       fields[i].name);
+  return NSA_OK;
+}
+
+static nsa_status check_capacity(const char *what, int64_t value, const char *name, int64_t most) {
+  if (value <= most) return NSA_OK;
+  return nsai_fail(
+      NSA_E_ARG, "batch.shard has %s of %lld, the plan was made for at most %lld: raise problem.%s",
+      what, (long long)value, (long long)most, name);
+}
+
+static nsa_status check_shard(const nsai_problem *p, const nsa_shard *shard) {
+  int64_t longest = 0;
+  if (shard->ranks != p->ranks)
+    return nsai_fail(NSA_E_ARG, "batch.shard is of %d ranks, the plan of %d: make one of both anew",
+                     shard->ranks, p->ranks);
+  for (int32_t s = 0; s < shard->num_seqs; s++) {
+    const int64_t length = shard->seq_begin[s + 1] - shard->seq_begin[s];
+    if (length > longest) longest = length;
+  }
+  NSAI_TRY(check_capacity("a number of sequences", shard->num_seqs, "max_seqs", p->max_seqs));
+  NSAI_TRY(check_capacity("tokens of a rank", shard->max_tokens, "max_tokens", p->max_tokens));
+  NSAI_TRY(check_capacity("tokens", shard->total_tokens, "max_kv_tokens", p->max_kv_tokens));
+  NSAI_TRY(check_capacity("a sequence", longest, "max_kv_len", p->max_kv_len));
+  NSAI_TRY(check_capacity("a number of pieces", shard->max_pieces, "max_pieces", p->max_pieces));
+  if (nsai_compresses(&p->model) && shard->alignment % p->model.stride)
+    return nsai_fail(NSA_E_ARG,
+                     "batch.shard is aligned to %lld tokens, expected a multiple of "
+                     "model.compress.stride, %d: make it with a context of this model",
+                     (long long)shard->alignment, p->model.stride);
+  return NSA_OK;
+}
+
+nsa_status nsai_check_shard(const nsa_plan *plan, const nsa_comm *comm, const nsa_batch *batch) {
+  const nsai_problem *p = &plan->problem;
+  const nsa_shard *shard = batch ? batch->shard : NULL;
+  if (!p->ranks) {
+    if (comm)
+      return nsai_fail(NSA_E_ARG,
+                       "exec.comm is given, but the plan has no ranks: leave it out, or make the "
+                       "plan with problem.ranks");
+    if (shard)
+      return nsai_fail(NSA_E_ARG,
+                       "batch.shard is given, but the plan has no ranks: leave it out, or make the "
+                       "plan with problem.ranks");
+    return NSA_OK;
+  }
+  if (!comm)
+    return nsai_fail(NSA_E_ARG, "exec.comm is missing: the plan was made for problem.ranks %d",
+                     p->ranks);
+  if (!shard)
+    return nsai_fail(NSA_E_ARG, "batch.shard is missing: the plan was made for problem.ranks %d",
+                     p->ranks);
+  if (nsai_comm_size(comm) != p->ranks)
+    return nsai_fail(NSA_E_ARG, "exec.comm has %d ranks, the plan was made for problem.ranks %d",
+                     nsai_comm_size(comm), p->ranks);
+  const nsa_ctx *other = nsai_comm_context(comm);
+  if (other->cpu != plan->ctx->cpu ||
+      (!other->cpu && other->device.ordinal != plan->ctx->device.ordinal))
+    return nsai_fail(NSA_E_ARG,
+                     "exec.comm was made for another device than the plan: make it with a "
+                     "context of the plan's device");
+  NSAI_TRY(refuse_arrays(batch));
+  if (batch->num_seqs && batch->num_seqs != shard->num_seqs)
+    return nsai_fail(NSA_E_ARG, "batch.num_seqs is %d, batch.shard has %d sequences: leave it 0",
+                     batch->num_seqs, shard->num_seqs);
+  return check_shard(p, shard);
+}
+
+nsa_status nsai_check_ranks_io(const nsai_problem *p, const nsa_shard *shard, int32_t rank,
+                               const nsa_io *io, const nsai_run_sizes *sizes) {
+  const nsai_model *m = &p->model;
+  const int64_t tokens = shard->rank_tokens[rank];
+  int64_t entries = 0;
+  if (sizes->tokens != tokens)
+    return nsai_fail(NSA_E_ARG, "io.q has %lld tokens, batch.shard gives rank %d %lld",
+                     (long long)sizes->tokens, rank, (long long)tokens);
+  if (sizes->kv_tokens != tokens)
+    return nsai_fail(NSA_E_ARG, "io.kv has %lld tokens, batch.shard gives rank %d %lld",
+                     (long long)sizes->kv_tokens, rank, (long long)tokens);
+  if (p->op == NSA_OP_FORWARD && m->by == NSAI_BY_INDEX && !nsai_present(&io->k_idx) && tokens &&
+      (p->selection == NSA_SELECT_TOPN || p->index_lse))
+    return nsai_fail(
+        NSA_E_ARG, "io.k_idx is missing: over ranks every run of the plan gathers the keys of the "
+                   "index, so that ranks need not ask for the same outputs");
+  if (m->phi != NSAI_PHI_EXTERNAL) {
+    if (nsai_present(&io->kv.k_cmp) || nsai_present(&io->kv.v_cmp))
+      return nsai_fail(NSA_E_ARG,
+                       "io.kv.k_cmp is given, but a run over ranks keeps its compressed entries in "
+                       "the workspace: leave it out");
+    return NSA_OK;
+  }
+  for (int32_t i = shard->rank_begin[rank]; i < shard->rank_begin[rank + 1]; i++) {
+    const nsa_piece *piece = &shard->pieces[i];
+    entries +=
+        nsai_block_count(m, piece->begin + piece->length) - nsai_block_count(m, piece->begin);
+  }
+  if (sizes->cmp_rows != entries)
+    return nsai_fail(
+        NSA_E_ARG,
+        "io.kv.k_cmp has %lld rows, the pieces of rank %d hold the last tokens of %lld "
+        "compressed blocks",
+        (long long)sizes->cmp_rows, rank, (long long)entries);
+  return NSA_OK;
+}

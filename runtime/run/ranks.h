@@ -1,0 +1,94 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Runs over ranks: gather, then compute. Each rank receives the K and V that its queries may see, in
+ * the order of sequences and positions, compresses them once, and runs its pieces one after the other,
+ * each as a run of one sequence whose keys end with the piece. The backward pass also sends each rank's
+ * partial sums of dK and dV to the ranks that own the tokens.
+ */
+#ifndef NSAI_RUN_RANKS_H
+#define NSAI_RUN_RANKS_H
+
+#include "ranks/comm.h"
+#include "ranks/shard.h"
+#include "run/run.h"
+
+/* nsa_forward and nsa_backward over ranks, on the GPU and on the CPU device, behind nsai_comm_begin.
+ * Arguments have been checked. A failure ends the communicator once other ranks may wait. */
+nsa_status nsai_forward_over_ranks(const nsai_run *run);
+nsa_status nsai_backward_over_ranks(const nsai_run *run);
+
+/* ---- what both passes share ---- */
+
+/* A list of the parts of one exchange. */
+typedef struct nsai_part_list {
+  nsa_part *part;
+  int32_t count;
+} nsai_part_list;
+
+/* One run over ranks. */
+typedef struct nsai_ranks_pass {
+  const nsai_run *run;
+  const nsa_shard *shard;
+  const nsai_ranks_memory *memory;
+  int32_t rank;
+  const nsa_piece *piece; /* [pieces]: this rank's */
+  int32_t pieces;
+  /* [ranks, num_seqs]: where a rank's last token of a sequence ends; 0: it has none. It needs no later
+   * rows, and its sums have none. */
+  int64_t *end;
+  nsai_part_list send, recv;
+} nsai_ranks_pass;
+
+/* Rows of a tensor: [row, row + count) of the gathered one, and `local` of the rank's own. */
+typedef struct nsai_ranks_rows {
+  int64_t row, count, local;
+} nsai_ranks_rows;
+
+/* Takes the host memory of a pass, NSA_E_NOMEM; and frees it, which zeros allow. */
+nsa_status nsai_ranks_open(const nsai_run *run, nsai_ranks_pass *out);
+void nsai_ranks_close(nsai_ranks_pass *pass);
+
+/* Rows of a piece up to the token `limit` of its sequence; `local` is not set. */
+nsai_ranks_rows nsai_ranks_rows_of(const nsai_ranks_pass *pass, const nsai_ranks_tensor *tensor,
+                                   const nsa_piece *piece, int64_t limit);
+
+/* Where rank r's last token of a sequence ends. */
+static inline int64_t nsai_ranks_end(const nsai_ranks_pass *pass, int32_t rank, int32_t sequence) {
+  return pass->end[(int64_t)rank * pass->shard->num_seqs + sequence];
+}
+
+/* Gathers K and V, the caller's entries, and the keys of the index. */
+nsa_status nsai_ranks_gather(nsai_ranks_pass *pass);
+
+/* Sends this rank's sums to the owners of their rows, and receives those of its own. */
+nsa_status nsai_ranks_send_sums(nsai_ranks_pass *pass);
+
+/* Another rank's part of the sums of this rank's row `local`. */
+float *nsai_ranks_received(const nsai_ranks_pass *pass, const nsai_ranks_tensor *tensor,
+                           int32_t from, int64_t local);
+
+/* Elements of the gathered tensor, or of its sums, before a row. */
+static inline int64_t nsai_ranks_elements(const nsai_ranks_tensor *tensor, int64_t row) {
+  return row * tensor->heads * tensor->dim;
+}
+
+/* Compresses the sequences of which this rank has pieces. On the CPU device each piece does. */
+nsa_status nsai_ranks_compress(const nsai_ranks_pass *pass);
+
+/* The tensors of a piece: its rows, which begin at the local row `local`, and keys up to its end. */
+void nsai_ranks_piece_io(const nsai_ranks_pass *pass, const nsa_piece *piece, int64_t local,
+                         nsa_io *io);
+
+/* The run of a piece over these tensors; `is` stays the caller's. */
+nsai_run nsai_ranks_piece_run(const nsai_ranks_pass *pass, const nsa_piece *piece, const nsa_io *io,
+                              const nsai_run_piece *is);
+
+/* The rows [first, first + count) of a tensor, where it is present. */
+void nsai_ranks_slice(nsa_tensor *tensor, int64_t first, int64_t count);
+
+/* A tensor [rows, heads, dim] without gaps. */
+nsa_tensor nsai_ranks_rows_tensor(const nsai_ranks_tensor *tensor, void *data, int32_t dtype,
+                                  int64_t rows);
+
+#endif /* NSAI_RUN_RANKS_H */
