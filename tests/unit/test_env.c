@@ -34,7 +34,7 @@ static void test_table(void **state) {
     seen[var->key] = true;
     assert_non_null(nsai_keys[var->key].fallback);
   }
-  assert_int_equal(count, 14);
+  assert_int_equal(count, 15);
 }
 
 static void test_all_variables(void **state) {
