@@ -380,6 +380,15 @@ static nsai_cu_result copy(nsai_cu_ptr to, nsai_cu_ptr from, size_t bytes, nsai_
   return upload(to, (const void *)(uintptr_t)from, bytes, stream);
 }
 
+static nsai_cu_result copy_2d(const nsai_cu_copy_2d *c, nsai_cu_stream stream) {
+  nsai_cu_result status = 0;
+  for (size_t row = 0; row < c->height && !status; row++)
+    status =
+        upload(c->to.device + row * c->to.pitch,
+               (const char *)(uintptr_t)c->from.device + row * c->from.pitch, c->width, stream);
+  return status;
+}
+
 static nsai_cu_result allocate_host(void **out, size_t bytes, unsigned flags) {
   (void)flags;
   *out = malloc(bytes);
@@ -633,6 +642,7 @@ nsai_cu_result cuGetProcAddress_v2(const char *name, void **function, int versio
     { "cuMemcpyHtoDAsync", (any)upload },
     { "cuMemcpyDtoHAsync", (any)download },
     { "cuMemcpyDtoDAsync", (any)copy },
+    { "cuMemcpy2DAsync", (any)copy_2d },
     { "cuMemHostAlloc", (any)allocate_host },
     { "cuMemFreeHost", (any)release_host },
     { "cuMemsetD8Async", (any)fill },
