@@ -380,6 +380,17 @@ static nsai_cu_result copy(nsai_cu_ptr to, nsai_cu_ptr from, size_t bytes, nsai_
   return upload(to, (const void *)(uintptr_t)from, bytes, stream);
 }
 
+static nsai_cu_result copy_2d(const nsai_cu_copy_2d *c, nsai_cu_stream stream) {
+  if (c->from.type != NSAI_CU_MEMORY_DEVICE || c->to.type != NSAI_CU_MEMORY_DEVICE) return 1;
+  if (c->from.pitch < c->width || c->to.pitch < c->width) return 1; /* CUDA_ERROR_INVALID_VALUE */
+  for (size_t i = 0; i < c->height; i++) {
+    const nsai_cu_result result = copy(c->to.device + i * c->to.pitch,
+                                       c->from.device + i * c->from.pitch, c->width, stream);
+    if (result) return result;
+  }
+  return NSAI_CUDA_SUCCESS;
+}
+
 static nsai_cu_result allocate_host(void **out, size_t bytes, unsigned flags) {
   (void)flags;
   *out = malloc(bytes);
@@ -633,6 +644,7 @@ nsai_cu_result cuGetProcAddress_v2(const char *name, void **function, int versio
     { "cuMemcpyHtoDAsync", (any)upload },
     { "cuMemcpyDtoHAsync", (any)download },
     { "cuMemcpyDtoDAsync", (any)copy },
+    { "cuMemcpy2DAsync", (any)copy_2d },
     { "cuMemHostAlloc", (any)allocate_host },
     { "cuMemFreeHost", (any)release_host },
     { "cuMemsetD8Async", (any)fill },
