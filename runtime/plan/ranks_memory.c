@@ -49,6 +49,7 @@ void nsai_ranks_memory_size(const nsai_problem *p, nsai_ranks_memory *out) {
     if (!m->keys_only) size_tensor(p, NSAI_RANKS_V_CMP, m->kv_heads, m->head_dim_v, out);
   }
   if (needs_index(p)) size_tensor(p, NSAI_RANKS_K_IDX, 1, m->index_dim, out);
+  out->offsets.bytes = (uint64_t)NSAI_PRODUCT(4, p->max_pieces, sizeof(int32_t));
   if (p->op != NSA_OP_BACKWARD) return;
   nsai_ranks_weights(m, weights, &bytes);
   out->weights.bytes = (uint64_t)bytes;

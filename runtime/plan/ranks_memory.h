@@ -34,6 +34,7 @@ typedef struct nsai_ranks_tensor {
 
 typedef struct nsai_ranks_memory {
   nsai_ranks_tensor tensor[NSAI_RANKS_TENSORS];
+  nsai_buffer offsets; /* i32: of a batch of the rank's pieces, nsai_shard_offsets */
   nsai_buffer weights; /* f32: gradients of weights, by nsai_ranks_weights */
 } nsai_ranks_memory;
 

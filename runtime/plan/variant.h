@@ -189,6 +189,9 @@ typedef struct nsai_variant {
   /* attend_selected, attend_window: has k_raw and v_raw of the workspace, and `space` sees the problem over
    * these, in 16 bits */
   bool expands_tokens;
+  /* Its kernels look up the sequence of a key, so that sequences must not share keys: pieces of a sequence
+   * (ranks/shard.h) run one by one. */
+  bool finds_sequences_of_keys;
   bool stands_alone; /* calls may ask for the stage by itself, even where another row fuses it */
   /* Adds a sentence for everything that forbids it here. No sentence: it is legal. */
   void (*legal)(const nsai_problem *, const nsai_target *, nsai_reasons *);

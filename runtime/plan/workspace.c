@@ -177,6 +177,7 @@ static void reserve_ranks(nsai_workspace *out, const nsai_problem *p) {
     t->sums = take(out, "sums of dK and dV of all ranks", (int64_t)t->sums.bytes);
     t->received = take(out, "sums of dK and dV from other ranks", (int64_t)t->received.bytes);
   }
+  out->ranks.offsets = take(out, "offsets of pieces", (int64_t)out->ranks.offsets.bytes);
   out->ranks.weights = take(out, "sums of gradients of weights", (int64_t)out->ranks.weights.bytes);
 }
 

@@ -263,6 +263,27 @@ static void sum_up(nsa_shard *s, const nsa_shard_options *o) {
   }
 }
 
+nsai_shard_batch nsai_shard_offsets(const nsa_shard *shard, int32_t rank) {
+  const int32_t begin = shard->rank_begin[rank], pieces = shard->rank_begin[rank + 1] - begin;
+  const int32_t *cu_q = shard->offsets + 4 * (int64_t)begin;
+  return (nsai_shard_batch){ .num_seqs = 2 * pieces - 1, .cu_q = cu_q, .cu_kv = cu_q + 2 * pieces };
+}
+
+static void set_offsets(nsa_shard *s, int32_t rank) {
+  const int32_t begin = s->rank_begin[rank], pieces = s->rank_begin[rank + 1] - begin;
+  int32_t *cu_q = s->offsets + 4 * (int64_t)begin, *cu_kv = cu_q + 2 * pieces;
+  int64_t row = 0;
+  for (int32_t i = 0; i < pieces; i++) {
+    const nsa_piece *p = &s->pieces[begin + i];
+    const int64_t first = s->seq_begin[p->sequence];
+    cu_q[2 * i] = (int32_t)row;
+    cu_kv[2 * i] = (int32_t)first;
+    row += p->length;
+    cu_q[2 * i + 1] = (int32_t)row;
+    cu_kv[2 * i + 1] = (int32_t)(first + p->begin + p->length);
+  }
+}
+
 static void digest(nsa_shard *s) {
   nsai_digest_state state;
   char hex[NSAI_DIGEST_CHARS];
@@ -283,8 +304,10 @@ static nsa_status finish(const builder *b, nsa_shard **out) {
   const size_t seq_bytes = (size_t)(o->num_seqs + 1) * sizeof(int64_t),
                tokens_bytes = (size_t)o->ranks * sizeof(int64_t),
                pieces_bytes = (size_t)b->count * sizeof(nsa_piece),
-               begin_bytes = (size_t)(o->ranks + 1) * sizeof(int32_t);
-  const size_t bytes = sizeof(nsa_shard) + seq_bytes + tokens_bytes + pieces_bytes + begin_bytes;
+               begin_bytes = (size_t)(o->ranks + 1) * sizeof(int32_t),
+               offsets_bytes = 4 * (size_t)b->count * sizeof(int32_t);
+  const size_t bytes =
+      sizeof(nsa_shard) + seq_bytes + tokens_bytes + pieces_bytes + begin_bytes + offsets_bytes;
   nsa_shard *s = calloc(1, bytes);
   if (!s) return nsai_fail_nomem("a shard", bytes);
   char *memory = (char *)(s + 1);
@@ -293,6 +316,7 @@ static nsa_status finish(const builder *b, nsa_shard **out) {
   s->rank_tokens = (void *)(memory + seq_bytes);
   s->pieces = (void *)(memory + seq_bytes + tokens_bytes);
   s->rank_begin = (void *)(memory + seq_bytes + tokens_bytes + pieces_bytes);
+  s->offsets = s->rank_begin + o->ranks + 1;
 
   int32_t next[NSA_MAX_RANKS];
   for (int64_t i = 0; i < b->count; i++) s->rank_begin[b->pieces[i].rank + 1]++;
@@ -300,6 +324,7 @@ static nsa_status finish(const builder *b, nsa_shard **out) {
   memcpy(next, s->rank_begin, (size_t)s->ranks * sizeof *next);
   for (int64_t i = 0; i < b->count; i++) s->pieces[next[b->pieces[i].rank]++] = b->pieces[i];
   sum_up(s, o);
+  for (int32_t r = 0; r < s->ranks; r++) set_offsets(s, r);
   digest(s);
   *out = s;
   return NSA_OK;

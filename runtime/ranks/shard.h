@@ -18,6 +18,7 @@ struct nsa_shard {
   nsa_piece *pieces;    /* by rank, then in the order of the rank's tokens */
   int32_t *rank_begin;  /* [ranks + 1]: into pieces */
   int64_t *rank_tokens; /* [ranks] */
+  int32_t *offsets;     /* of nsai_shard_offsets, by rank */
   /* Of ranks, alignment, lengths and pieces: equal shards have equal ones. */
   unsigned char digest[NSAI_DIGEST_BYTES];
 };
@@ -30,5 +31,20 @@ struct nsa_shard {
  * NSA_E_ARG, NSA_E_NOMEM; *out is NULL then. */
 nsa_status nsai_shard_create(const nsa_shard_options *options, int64_t stride, int64_t alignment,
                              nsa_shard **out);
+
+/* A batch whose rows are a rank's local tokens, and whose keys are all tokens in the order of sequences
+ * and positions. The pieces of one sequence share its keys:
+ *
+ *   sequence 2i      piece i: the keys from the begin of its sequence to its own end
+ *   sequence 2i + 1  no rows: it leads from the end of these keys to the begin of the next
+ *
+ * So cu_kv does not ascend. Kernels that look up the sequence of a row of queries never come upon the
+ * sequences without rows; kernels that look up the sequence of a key cannot use it. The arrays are of
+ * the shard and lie one behind the other. */
+typedef struct nsai_shard_batch {
+  int32_t num_seqs;            /* 2 pieces - 1; -1: the rank has no piece */
+  const int32_t *cu_q, *cu_kv; /* [num_seqs + 1] */
+} nsai_shard_batch;
+nsai_shard_batch nsai_shard_offsets(const nsa_shard *shard, int32_t rank);
 
 #endif /* NSAI_RANKS_SHARD_H */

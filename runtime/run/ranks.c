@@ -144,6 +144,69 @@ static nsa_status run_piece(const nsai_ranks_pass *pass, const nsa_piece *piece,
   return nsai_reference_index_lse(&p->model, NULL, NULL, &io, ALL_PROCESSORS);
 }
 
+/* ---- all pieces in one run ---- */
+
+/* Whether no kernel of the plan looks up the sequence of a key. A normaliser's coarse keys are made in
+ * each run, sequence by sequence. */
+static bool takes_pieces(const nsa_plan *plan) {
+  for (int stage = 0; stage < NSAI_STAGE_COUNT; stage++) {
+    const nsai_variant *row = plan->choice.variant[stage];
+    if (row && row->finds_sequences_of_keys) return false;
+  }
+  return !plan->problem.model.norm_block;
+}
+
+/* Writes the offsets of the rank's pieces to the workspace; `room` gets the batch. */
+static nsa_status upload_batch(const nsai_ranks_pass *pass, nsa_batch *room) {
+  const nsai_run *run = pass->run;
+  const nsai_shard_batch b = nsai_shard_offsets(pass->shard, pass->rank);
+  const size_t count = (size_t)b.num_seqs + 1; /* of cu_q, and of cu_kv behind it */
+  int32_t *to = nsai_buffer_at(run, pass->memory->offsets);
+  *room = (nsa_batch)NSA_BATCH_INIT;
+  room->num_seqs = b.num_seqs;
+  room->cu_q.data = to;
+  room->cu_kv.data = to + count;
+  nsai_queue_break(run->queue);
+  return NSAI_CUDA(run->driver, cuMemcpyHtoDAsync((nsai_cu_ptr)(uintptr_t)to, b.cu_q,
+                                                  2 * count * sizeof *to, run->queue->stream));
+}
+
+/* The gathered keys of all sequences, and their entries, where the run did not make them itself. */
+static void set_all_keys(const nsai_ranks_pass *pass, nsa_io *io) {
+  const nsai_model *m = &pass->run->plan->problem.model;
+  const int64_t tokens = pass->shard->total_tokens;
+  for (int pair = 0; pair < NSA_BRANCHES; pair++)
+    if (pass->memory->tensor[NSAI_RANKS_K + pair].exists) {
+      view_whole(pass, NSAI_RANKS_K + pair, 0, tokens, &io->kv.k[pair]);
+      view_whole(pass, NSAI_RANKS_V + pair, 0, tokens, &io->kv.v[pair]);
+    }
+  if (pass->memory->tensor[NSAI_RANKS_K_IDX].exists)
+    view_whole(pass, NSAI_RANKS_K_IDX, 0, tokens, &io->k_idx);
+  io->kv.k_cmp = io->kv.v_cmp = (nsa_tensor){ 0 };
+  if (m->phi != NSAI_PHI_EXTERNAL) return;
+  view_whole(pass, NSAI_RANKS_K_CMP, 0, tokens / m->stride, &io->kv.k_cmp);
+  if (!m->keys_only) view_whole(pass, NSAI_RANKS_V_CMP, 0, tokens / m->stride, &io->kv.v_cmp);
+}
+
+/* Every kernel takes all pieces at once, as a batch of sequences that share their keys. */
+static nsa_status run_at_once(const nsai_ranks_pass *pass) {
+  const nsai_run_piece is = { 0 };
+  nsa_batch batch;
+  nsa_io io = *pass->run->io;
+  nsai_run run = *pass->run;
+  set_all_keys(pass, &io);
+  NSAI_TRY(upload_batch(pass, &batch));
+  run.io = &io;
+  run.batch = &batch;
+  run.piece = &is;
+  run.sizes = (nsai_run_sizes){ .tokens = pass->shard->rank_tokens[pass->rank],
+                                .kv_tokens = pass->shard->total_tokens,
+                                .cmp_rows = io.kv.k_cmp.shape[0],
+                                .num_seqs = batch.num_seqs,
+                                .packed = true };
+  return nsai_enqueue_forward(&run);
+}
+
 /* Whether any piece reads compressed entries. */
 static bool reads_entries(const nsai_run *run) {
   return nsai_run_has(run, NSA_CMP) || nsai_run_selects(run);
@@ -153,6 +216,8 @@ static nsa_status forward(nsai_ranks_pass *pass) {
   int64_t local = 0;
   NSAI_TRY(nsai_ranks_gather(pass));
   if (pass->run->driver && reads_entries(pass->run)) NSAI_TRY(nsai_ranks_compress(pass));
+  if (pass->run->driver && pass->pieces > 1 && takes_pieces(pass->run->plan))
+    return run_at_once(pass);
   for (int32_t i = 0; i < pass->pieces; i++) {
     NSAI_TRY(run_piece(pass, &pass->piece[i], local));
     local += pass->piece[i].length;

@@ -61,6 +61,26 @@ static unsigned char *owner_of(const nsa_shard *shard, const nsa_shard_options *
   return owner;
 }
 
+/* Every row of a rank is of the sequence with the last offset at or before it, and the keys that it sees
+ * begin with its sequence and end with its piece. */
+static void check_batch(const nsa_shard *shard, int32_t rank) {
+  const nsa_piece *p;
+  int32_t count;
+  int64_t row = 0;
+  assert_int_equal(nsa_shard_pieces(shard, rank, &p, &count), NSA_OK);
+  const nsai_shard_batch b = nsai_shard_offsets(shard, rank);
+  assert_int_equal(b.num_seqs, 2 * count - 1);
+  if (count) assert_int_equal(b.cu_q[b.num_seqs], shard->rank_tokens[rank]);
+  for (int32_t i = 0; i < count; i++) {
+    const int64_t first = shard->seq_begin[p[i].sequence];
+    assert_int_equal(b.cu_q[2 * i], row);
+    assert_int_equal(b.cu_kv[2 * i], first);
+    assert_int_equal(b.cu_kv[2 * i + 1], first + p[i].begin + p[i].length);
+    row += p[i].length;
+    assert_int_equal(b.cu_q[2 * i + 1], row);
+  }
+}
+
 /* Each token is on one rank. */
 static void check(const nsa_shard *shard, const nsa_shard_options *o) {
   unsigned char *owner = owner_of(shard, o);
@@ -73,6 +93,7 @@ static void check(const nsa_shard *shard, const nsa_shard_options *o) {
   assert_int_equal(shard->total_tokens, total);
   for (int64_t t = 0; t < total; t++)
     if (!owner[t]) fail_msg("token %lld is on no rank", (long long)t);
+  for (int32_t r = 0; r < o->ranks; r++) check_batch(shard, r);
   free(owner);
 }
 

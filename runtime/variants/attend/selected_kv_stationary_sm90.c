@@ -249,6 +249,7 @@ const nsai_variant nsai_attend_selected_kv_stationary_sm90 = {
   .kernels = KERNELS,
   .buffers = BUFFERS,
   .numbers = NUMBERS,
+  .finds_sequences_of_keys = true,
   .legal = legal,
   .sensible = sensible,
   .space = &space,

@@ -115,6 +115,7 @@ const nsai_variant nsai_index_lse_kv_stationary_sm80 = {
   .kernels = KERNELS,
   .buffers = BUFFERS,
   .numbers = NUMBERS,
+  .finds_sequences_of_keys = true,
   .legal = legal,
   .sensible = sensible,
   .specify = specify,

@@ -1,0 +1,127 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What a forward over ranks launches on the fake GPU: kernels over query rows take all pieces of a rank at
+ * once, as a batch of sequences that share keys; rows that look up the sequence of a key run piece by
+ * piece.
+ */
+#include "support/cmocka_all.h"
+
+#include "machine.h"
+#include "plan/plan.h"
+
+#define SEQS 2
+
+static const int64_t lengths[SEQS] = { 17, 23 }; /* of the machine's toy */
+
+typedef struct one_rank {
+  machine m;
+  nsa_shard *shard;
+  nsa_comm *comm;
+  nsa_plan *plan;
+  nsa_exec exec;
+} one_rank;
+
+static void open_rank(one_rank *r, const machine_request *request) {
+  machine_init(&r->m, request);
+  const nsa_shard_options options =
+      INIT(nsa_shard_options, .ranks = 1, .num_seqs = SEQS, .lengths = lengths);
+  const nsa_problem problem =
+      INIT(nsa_problem, .max_tokens = 40, .max_kv_tokens = 40, .max_seqs = SEQS, .ranks = 1,
+           .max_pieces = SEQS, .selection = request->selection);
+  machine_expect("shard", nsa_shard_create(r->m.ctx, &options, &r->shard), NSA_OK, NULL);
+  r->plan = machine_plan(r->m.ctx, &problem);
+  machine_expect("loopback", nsa_comm_loopback(r->m.ctx, 1, NULL, &r->comm), NSA_OK, NULL);
+  const nsa_plan *plans[] = { r->plan };
+  machine_expect("agree", nsa_comm_agree(r->comm, plans, 1, r->shard, 0), NSA_OK, NULL);
+  r->exec = (nsa_exec)NSA_EXEC_INIT;
+  r->exec.comm = r->comm;
+  machine_add_workspace(r->plan, &r->exec);
+  r->m.toy.io.kv.k_cmp = r->m.toy.io.kv.v_cmp = (nsa_tensor){ 0 };
+}
+
+static void close_rank(one_rank *r) {
+  free(r->exec.workspace);
+  nsa_comm_destroy(r->comm);
+  nsa_plan_destroy(r->plan);
+  nsa_shard_destroy(r->shard);
+  machine_free(&r->m);
+}
+
+static void run(one_rank *r, const char *launches) {
+  const nsa_batch batch = INIT(nsa_batch, .shard = r->shard);
+  fake_cuda_state *record = machine_record();
+  *record = (fake_cuda_state){ .retained = record->retained, .handles = record->handles };
+  machine_expect("run", nsa_forward(r->plan, &r->exec, &batch, &r->m.toy.io), NSA_OK, NULL);
+  machine_expect_launches(launches);
+}
+
+static void test_at_once(void **state) {
+  one_rank r;
+  open_rank(&r, &(machine_request){ .gpu = true, .override = "thresholds.select_dense_below=0" });
+  run(&r, "compress_mean compress_mean attend_window_sm90 attend_compressed_sm90 select_importance "
+          "select_topn attend_selected_sm90_mma");
+  /* The batch that these kernels read: rows, and the keys that they see. */
+  static const int32_t want[] = { 0, 17, 17, 40, 0, 17, 17, 40 };
+  assert_memory_equal((char *)r.exec.workspace + r.plan->workspace.ranks.offsets.offset, want,
+                      sizeof want);
+  close_rank(&r);
+}
+
+/* One piece needs no batch. */
+static void test_one_piece(void **state) {
+  one_rank r;
+  open_rank(&r, &(machine_request){ .gpu = true, .override = "thresholds.select_dense_below=0" });
+  static const int64_t one[SEQS] = { 40, 0 };
+  const nsa_shard_options options =
+      INIT(nsa_shard_options, .ranks = 1, .num_seqs = SEQS, .lengths = one);
+  const nsa_plan *plans[] = { r.plan };
+  nsa_shard_destroy(r.shard);
+  machine_expect("shard", nsa_shard_create(r.m.ctx, &options, &r.shard), NSA_OK, NULL);
+  machine_expect("agree", nsa_comm_agree(r.comm, plans, 1, r.shard, 0), NSA_OK, NULL);
+  int32_t *offsets = (void *)((char *)r.exec.workspace + r.plan->workspace.ranks.offsets.offset);
+  *offsets = -1;
+  run(&r, "compress_mean attend_window_sm90 attend_compressed_sm90 select_importance select_topn "
+          "attend_selected_sm90_mma");
+  assert_int_equal(*offsets, -1);
+  close_rank(&r);
+}
+
+#define INVERT "data_invert_count data_invert_scan data_invert_fill"
+#define PIECE                                                                                      \
+  "attend_window_sm90 attend_compressed_sm90 data_sort_blocks " INVERT                             \
+  " attend_selected_kv_stationary_sm90 attend_selected_combine"
+
+static void test_piece_by_piece(void **state) {
+  one_rank r;
+  open_rank(&r,
+            &(machine_request){
+                .gpu = true,
+                .dtype = NSA_F16,
+                .selection = NSA_SELECT_BLOCKS,
+                .override = "variants.force.attend_selected=attend_selected_kv_stationary_sm90" });
+  run(&r, "compress_mean compress_mean " PIECE " " PIECE);
+  close_rank(&r);
+}
+
+/* A normaliser's coarse keys are made in every run. */
+static void test_normalizer(void **state) {
+  one_rank r;
+  open_rank(&r, &(machine_request){ .gpu = true,
+                                    .pool = NSAI_POOL_MAX,
+                                    .normalized = true,
+                                    .override = "thresholds.select_dense_below=0" });
+#define NORMALIZED                                                                                 \
+  "attend_window_sm90 attend_compressed_sm90 compress_mean select_normalizer select_importance "   \
+  "select_topn attend_selected_sm90_mma"
+  run(&r, "compress_mean compress_mean " NORMALIZED " " NORMALIZED);
+  close_rank(&r);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = { cmocka_unit_test(test_at_once),
+                                      cmocka_unit_test(test_one_piece),
+                                      cmocka_unit_test(test_piece_by_piece),
+                                      cmocka_unit_test(test_normalizer) };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
