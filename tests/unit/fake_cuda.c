@@ -381,12 +381,14 @@ static nsai_cu_result copy(nsai_cu_ptr to, nsai_cu_ptr from, size_t bytes, nsai_
 }
 
 static nsai_cu_result copy_2d(const nsai_cu_copy_2d *c, nsai_cu_stream stream) {
-  nsai_cu_result status = 0;
-  for (size_t row = 0; row < c->height && !status; row++)
-    status =
-        upload(c->to.device + row * c->to.pitch,
-               (const char *)(uintptr_t)c->from.device + row * c->from.pitch, c->width, stream);
-  return status;
+  if (c->from.type != NSAI_CU_MEMORY_DEVICE || c->to.type != NSAI_CU_MEMORY_DEVICE) return 1;
+  if (c->from.pitch < c->width || c->to.pitch < c->width) return 1; /* CUDA_ERROR_INVALID_VALUE */
+  for (size_t i = 0; i < c->height; i++) {
+    const nsai_cu_result result = copy(c->to.device + i * c->to.pitch,
+                                       c->from.device + i * c->from.pitch, c->width, stream);
+    if (result) return result;
+  }
+  return NSAI_CUDA_SUCCESS;
 }
 
 static nsai_cu_result allocate_host(void **out, size_t bytes, unsigned flags) {
