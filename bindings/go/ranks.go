@@ -200,8 +200,9 @@ func (c *Comm) Close() {
 	c.c = nil
 }
 
-// Over gives runs a communicator: those of plans with Problem.Ranks need one.
+// Over gives runs a communicator: those of plans with Problem.Ranks need one. Close it later than the Exec is
+// used.
 func (e *Exec) Over(c *Comm) *Exec {
-	e.comm, e.raw.comm = c, c.c
+	e.raw.comm = c.c
 	return e
 }

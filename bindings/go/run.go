@@ -110,7 +110,6 @@ func (p *Plan) Caps() Caps { return p.caps }
 type Exec struct {
 	raw   C.nsa_exec
 	owned bool
-	comm  *Comm // raw.comm's owner
 }
 
 // HostExec allocates a workspace for the CPU device. Free it.
@@ -282,8 +281,6 @@ func (p *Plan) run(e *Exec, b *Batch, io *IO, f func(*C.nsa_exec, *C.nsa_batch, 
 	batch, tensors := b.c(), io.c()
 	err := call(func() C.nsa_status { return f(&e.raw, batch, tensors) })
 	runtime.KeepAlive(p)
-	runtime.KeepAlive(b)
-	runtime.KeepAlive(e)
 	return err
 }
 
