@@ -275,6 +275,7 @@ static int32_t take_travelling(const nsa_comm *comm, const nsa_part *parts, int3
 }
 
 static nsa_status reserve_parts(nsa_comm *comm, int32_t count) {
+  if (count < 1) count = 1; /* a list without parts has an address, too */
   if (count <= comm->parts_room) return NSA_OK;
   nsa_part *parts = realloc(comm->parts, (size_t)count * sizeof *parts);
   if (!parts) return nsai_fail_nomem("the parts of an exchange", (size_t)count * sizeof *parts);
