@@ -14,6 +14,7 @@
 #include "prefill/prefill.h"
 #include "problems.h"
 #include "program.h"
+#include "ranks.h"
 #include "report.h"
 
 #include <argp.h>
@@ -80,6 +81,9 @@ typedef struct arguments {
   const char *csv, *json, *markdown, *svg;
   int64_t from, to; /* 0: the default */
   sizes contexts, batches, chunks;
+  int64_t tokens[BENCH_SIZES]; /* of --ranks */
+  int token_count;
+  bool with_ranks[NSA_MAX_RANKS + 1], over_ranks;
   int32_t q_len, page_size;   /* 0: the default */
   int64_t rows;               /* below 0: the default */
   int fill;                   /* NSAI_VERIFY_FILLS: the problem's own */
@@ -108,7 +112,9 @@ enum {
   OPT_FILL,
   OPT_KV,
   OPT_CMP,
-  OPT_CHECK
+  OPT_CHECK,
+  OPT_RANKS,
+  OPT_TOKENS
 };
 
 static const struct argp_option options[] = {
@@ -122,6 +128,10 @@ static const struct argp_option options[] = {
   { "branches", OPT_BRANCHES, 0, 0, "Forward, branches and phi alone: no baselines (forward)", 0 },
   { "from", OPT_FROM, "N", 0, "Shortest length in tokens (window, compressed; 128)", 0 },
   { "to", OPT_TO, "N", 0, "Longest length (window, compressed; 65536)", 0 },
+  { "ranks", OPT_RANKS, "LIST", 0,
+    "Over so many GPUs with NCCL, 1,2 or 2..8, beside one (forward, backward)", 0 },
+  { "tokens", OPT_TOKENS, "LIST", 0,
+    "With --ranks: the first problem with 64k,128k,1M tokens, random and correlated", 0 },
   { "contexts", OPT_CONTEXTS, "LIST", 0,
     "Tokens of every sequence (decode: 4096,16384,65536; prefill: 8192,65536)", 0 },
   { "batches", OPT_BATCHES, "LIST", 0, "Sequences (decode; 1,4,16,32,64,256)", 0 },
@@ -219,6 +229,22 @@ static void check_cached(const arguments *a, struct argp_state *state) {
     argp_error(state, "prefill draws nothing: --csv, --json and --md write its times");
 }
 
+/* Checks the options of runs over ranks. */
+static void check_ranks(const arguments *a, struct argp_state *state) {
+  const char *nvls = getenv("NCCL_NVLS_ENABLE");
+  if (!a->over_ranks && a->token_count) argp_error(state, "--tokens needs --ranks");
+  if (!a->over_ranks) return;
+  if (a->command != FORWARD && a->command != BACKWARD)
+    argp_error(state, "%s takes no --ranks", command_names[a->command]);
+  if (a->branches || a->json || a->markdown || a->svg)
+    argp_error(state, "--ranks takes no --branches, --json, --md or --svg: --csv has its times");
+  if (a->token_count && (a->problem || a->problems))
+    argp_error(state, "--tokens, --problem or --problems, not two of them");
+  if (a->plans.device == NSAI_VERIFY_DEVICE_CPU) argp_error(state, "--ranks needs GPUs");
+  if (!a->list && (!nvls || strcmp(nvls, "0") != 0))
+    argp_error(state, "--ranks needs NVLink multicast off: set NCCL_NVLS_ENABLE=0");
+}
+
 /* Checks the options that each command requires and excludes. */
 static void check_usage(const arguments *a, struct argp_state *state) {
   const char *name = command_names[a->command];
@@ -234,6 +260,7 @@ static void check_usage(const arguments *a, struct argp_state *state) {
     argp_error(state, "%s takes no --problem or --problems", name);
   if (a->command != FORWARD && a->branches) argp_error(state, "%s takes no --branches", name);
   check_cached(a, state);
+  check_ranks(a, state);
   if (reads && a->has_model) argp_error(state, "%s takes no --model", name);
   if (a->problem && a->has_model)
     argp_error(state, "--problem has a model of its own: leave out --model");
@@ -287,6 +314,11 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_MD: a->markdown = value; break;
   case OPT_SVG: a->svg = value; break;
   case OPT_CHECK: a->check = 1; break;
+  case OPT_RANKS:
+    chk_option_ranks(value, a->with_ranks, NSA_MAX_RANKS, state);
+    a->over_ranks = true;
+    break;
+  case OPT_TOKENS: chk_option_tokens(value, a->tokens, &a->token_count, BENCH_SIZES, state); break;
   case OPT_COMMIT: a->commit = value; break;
   case ARGP_KEY_ARG: parse_word(a, value, state); break;
   case ARGP_KEY_END: check_usage(a, state); break;
@@ -318,6 +350,8 @@ static nsa_status make_list(const arguments *a, bench_cases *list) {
     NSAI_TRY(bench_cases_sweep(list, a->from ? a->from : 128, a->to ? a->to : 65536, filter));
   else if (a->problem)
     NSAI_TRY(bench_cases_add(list, a->problem, filter));
+  else if (a->token_count)
+    for (int i = 0; i < a->token_count; i++) NSAI_TRY(bench_ranks_add(list, a->tokens[i]));
   else if (a->problems)
     NSAI_TRY(bench_cases_load(list, a->problems, filter));
   else if (a->command == INDEX_KL)
@@ -475,6 +509,25 @@ done:
   return status;
 }
 
+/* forward and backward over ranks. */
+static nsa_status over_ranks(const arguments *a, const bench_cases *list) {
+  bench_ranks_options o = { .plans = a->plans,
+                            .backward = a->command == BACKWARD,
+                            .commit = a->commit };
+  FILE *csv = NULL;
+  int is_new = 0;
+  int64_t failed = 0;
+  memcpy(o.with, a->with_ranks, sizeof o.with);
+  NSAI_TRY(open_csv(a->csv, bench_ranks_csv_header, &csv, &is_new));
+  if (is_new) bench_ranks_csv_header(csv);
+  nsa_status status = bench_ranks(&o, list, stdout, csv, &failed);
+  nsa_status closed = csv ? close_file(csv, a->csv) : NSA_OK;
+  if (!status) status = closed;
+  if (!status && failed)
+    status = nsai_fail(NSA_E_UNSUPPORTED, "%lld runs have no time", (long long)failed);
+  return status;
+}
+
 /* ---- the commands ---------------------------------------------------------------------------- */
 
 static int fail(int exit_code) {
@@ -492,6 +545,10 @@ static int run_bench(const arguments *a) {
     exit_code = fail(status == NSA_E_ARG ? 2 : 1);
   } else if (a->list) {
     print_list(&list);
+  } else if (a->over_ranks) {
+    status = over_ranks(a, &list);
+    if (status)
+      exit_code = fail(status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1);
   } else if ((status = chk_plans_create(&a->plans, &plans)) != NSA_OK) {
     exit_code = fail(status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1);
   } else if (bench(a, plans, &list)) {

@@ -10,6 +10,8 @@
 #include "config/schema.h"
 #include "verify/device.h"
 
+#include <string.h>
+
 int64_t chk_option_number(const char *option, const char *value, int64_t least, int64_t most,
                           struct argp_state *state) {
   int64_t number = least;
@@ -41,4 +43,29 @@ nsai_model chk_option_model(const char *value, const char *is_not, struct argp_s
     model = config->model;
   nsai_config_destroy(config);
   return model;
+}
+
+void chk_option_ranks(const char *value, bool *with, int64_t most, struct argp_state *state) {
+  char copy[256], *save = NULL;
+  snprintf(copy, sizeof copy, "%s", value);
+  for (char *word = strtok_r(copy, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
+    char *dots = strstr(word, "..");
+    if (dots) *dots = '\0';
+    const int64_t first = chk_option_number("ranks", word, 1, most, state);
+    const int64_t last = dots ? chk_option_number("ranks", dots + 2, first, most, state) : first;
+    for (int64_t i = first; i <= last; i++) with[i] = true;
+  }
+}
+
+void chk_option_tokens(const char *value, int64_t *out, int *count, int most,
+                       struct argp_state *state) {
+  char copy[256], *save = NULL;
+  snprintf(copy, sizeof copy, "%s", value);
+  for (char *word = strtok_r(copy, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
+    char *last = word + strlen(word) - 1;
+    const int64_t unit = *last == 'k' ? 1 << 10 : *last == 'M' ? 1 << 20 : 1;
+    if (unit > 1) *last = '\0';
+    if (*count == most) argp_error(state, "too many --tokens");
+    out[(*count)++] = unit * chk_option_number("tokens", word, 0, ((int64_t)1 << 22) / unit, state);
+  }
 }

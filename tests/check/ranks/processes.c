@@ -6,18 +6,10 @@
  * reports.
  */
 #include "base/duration.h"
-#include "base/math.h"
 #include "check.h"
+#include "ranks/fork.h"
 #include "ranks/merge.h"
 #include "ranks/runners.h"
-
-#include <errno.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 /* What a process does, and what it shares. `outcomes` lies in the shared memory behind the shared.
  */
@@ -28,18 +20,6 @@ typedef struct task {
   const chk_fault *fault; /* NULL: checks */
   chk_shared *shared;
 } task;
-
-/* An own NCCL communicator of a context, whose id rank 0 makes. */
-static nsa_status make_comm(const task *t, int32_t rank, nsa_ctx *ctx, int32_t timeout_ms,
-                            nsa_comm **comm) {
-  nsa_comm_options options = NSA_COMM_OPTIONS_INIT;
-  nsa_status status = NSA_OK;
-  options.timeout_ms = timeout_ms;
-  if (!rank) status = nsa_comm_nccl_id(ctx, t->shared->nccl_id);
-  if (!chk_shared_meet(t->shared, rank)) return nsai_fail(NSA_E_INTERNAL, "a rank did not come");
-  if (status) return status;
-  return nsa_comm_nccl_init(ctx, t->shared->nccl_id, rank, t->shared->size, &options, comm);
-}
 
 /* One problem on one rank. */
 static void run_rank(const task *t, int32_t rank, chk_plans *plans, const chk_ranks_problem *p) {
@@ -57,10 +37,10 @@ static void run_rank(const task *t, int32_t rank, chk_plans *plans, const chk_ra
   nsa_status status = chk_whole_create(plans, p, &whole);
   const bool whole_failed = status != NSA_OK;
   if (!whole_failed)
-    status = make_comm(t, rank, whole.trial.plan.ctx,
-                       t->fault ? t->fault->timeout_ms : t->runner->rank.timeout_ms, &r.comm);
+    status = chk_rank_nccl(t->shared, rank, whole.trial.plan.ctx,
+                           t->fault ? t->fault->timeout_ms : t->runner->rank.timeout_ms, &r.comm);
   else
-    (void)chk_shared_meet(t->shared, rank); /* the meeting of make_comm */
+    (void)chk_shared_meet(t->shared, rank); /* the meeting of chk_rank_nccl */
   if (status)
     chk_conclude(status, t->runner->plans.overrides != NULL, result);
   else if (t->fault)
@@ -77,7 +57,8 @@ static void run_rank(const task *t, int32_t rank, chk_plans *plans, const chk_ra
 }
 
 /* The life of a process. */
-static void live(const task *t, int32_t rank) {
+static void live(void *user, int32_t rank) {
+  const task *t = user;
   chk_plans *plans = NULL;
   chk_plans_options options = t->runner->plans;
   chk_shared *shared = t->shared;
@@ -108,61 +89,9 @@ done:
   chk_plans_destroy(plans);
 }
 
-/* Waits for the processes, and ends those that are left when the time is over. */
-static void wait_all(const task *t, pid_t *pids, double seconds) {
-  const double start = nsai_seconds();
-  const struct timespec nap = { 0, 5000000 };
-  int32_t left = t->shared->size;
-  bool ended = false;
-  while (left > 0) {
-    for (int32_t i = 0; i < t->shared->size; i++) {
-      int state = 0;
-      if (!pids[i] || waitpid(pids[i], &state, WNOHANG) != pids[i]) continue;
-      pids[i] = 0;
-      left--;
-      if (WIFEXITED(state) && !WEXITSTATUS(state) && t->shared->passed[i]) continue;
-      if (t->fault && t->fault->kind == CHK_FAULT_KILL && t->fault->bad == i) continue;
-      atomic_store(&t->shared->broken, 1);
-      if (t->shared->status[i]) continue;
-      if (WIFSIGNALED(state) && !ended)
-        nsai_verify_fail(&t->shared->result[i], "rank %d: its process ended by signal %d", i,
-                         WTERMSIG(state));
-    }
-    if (left && !ended && nsai_seconds() - start > seconds) {
-      ended = true;
-      for (int32_t i = 0; i < t->shared->size; i++)
-        if (pids[i]) {
-          nsai_verify_fail(&t->shared->result[i], "rank %d: hung, and was ended after %.0f s", i,
-                           seconds);
-          kill(pids[i], SIGKILL);
-        }
-    }
-    nanosleep(&nap, NULL);
-  }
-}
-
-static nsa_status run_processes(const task *t, double seconds) {
-  pid_t pids[NSA_MAX_RANKS] = { 0 };
-  fflush(NULL);
-  for (int32_t i = 0; i < t->shared->size; i++) {
-    pids[i] = fork();
-    if (pids[i] == 0) {
-      live(t, i);
-      fflush(NULL);
-      _exit(0);
-    }
-    if (pids[i] < 0) {
-      const int error = errno;
-      for (int32_t k = 0; k < i; k++) kill(pids[k], SIGKILL);
-      for (int32_t k = 0; k < i; k++) waitpid(pids[k], NULL, 0);
-      return nsai_fail(NSA_E_INTERNAL, "cannot fork: %s", strerror(error));
-    }
-  }
-  wait_all(t, pids, seconds);
-  for (int32_t i = 0; i < t->shared->size; i++)
-    if (t->shared->status[i])
-      return nsai_fail(t->shared->status[i], "%s", t->shared->result[i].text);
-  return NSA_OK;
+static nsa_status run_processes(task *t, double seconds) {
+  const bool kills = t->fault && t->fault->kind == CHK_FAULT_KILL;
+  return chk_fork_ranks(t->shared, live, t, kills ? t->fault->bad : -1, seconds);
 }
 
 #define LIST_SECONDS 3600.0

@@ -37,7 +37,7 @@ void chk_shared_destroy(chk_shared *shared) {
   munmap(shared, sizeof *shared);
 }
 
-bool chk_shared_meet(chk_shared *shared, int32_t rank) {
+static bool meet(chk_shared *shared, int32_t rank, bool naps) {
   const struct timespec nap = { 0, 100000 };
   const double start = nsai_seconds();
   const long long all = ++shared->meetings[rank] * shared->size;
@@ -48,7 +48,10 @@ bool chk_shared_meet(chk_shared *shared, int32_t rank) {
       atomic_store(&shared->broken, 1);
       return false;
     }
-    nanosleep(&nap, NULL);
+    if (naps) nanosleep(&nap, NULL);
   }
   return true;
 }
+
+bool chk_shared_meet(chk_shared *shared, int32_t rank) { return meet(shared, rank, true); }
+bool chk_shared_meet_now(chk_shared *shared, int32_t rank) { return meet(shared, rank, false); }

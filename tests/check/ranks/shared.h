@@ -41,4 +41,7 @@ void chk_shared_destroy(chk_shared *shared);
 #define CHK_SHARED_PATIENCE 240
 bool chk_shared_meet(chk_shared *shared, int32_t rank);
 
+/* The same without naps, so that the ranks go on at nearly the same time. */
+bool chk_shared_meet_now(chk_shared *shared, int32_t rank);
+
 #endif /* CHK_RANKS_SHARED_H */

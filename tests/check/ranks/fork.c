@@ -1,0 +1,72 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "ranks/fork.h"
+
+#include "base/duration.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* What became of a process that has ended. `ended`: by this program. */
+static void note_end(chk_shared *shared, int32_t rank, int state, bool ended) {
+  if (WIFEXITED(state) && !WEXITSTATUS(state) && shared->passed[rank]) return;
+  atomic_store(&shared->broken, 1);
+  if (!shared->status[rank] && WIFSIGNALED(state) && !ended)
+    nsai_verify_fail(&shared->result[rank], "rank %d: its process ended by signal %d", rank,
+                     WTERMSIG(state));
+}
+
+static void wait_all(chk_shared *shared, pid_t *pids, int32_t killed, double seconds) {
+  const double start = nsai_seconds();
+  const struct timespec nap = { 0, 5000000 };
+  int32_t left = shared->size;
+  bool ended = false;
+  while (left > 0) {
+    for (int32_t i = 0; i < shared->size; i++) {
+      int state = 0;
+      if (!pids[i] || waitpid(pids[i], &state, WNOHANG) != pids[i]) continue;
+      pids[i] = 0;
+      left--;
+      if (i != killed) note_end(shared, i, state, ended);
+    }
+    if (left && !ended && nsai_seconds() - start > seconds) {
+      ended = true;
+      for (int32_t i = 0; i < shared->size; i++) {
+        if (!pids[i]) continue;
+        nsai_verify_fail(&shared->result[i], "rank %d: hung, and was ended after %.0f s", i,
+                         seconds);
+        kill(pids[i], SIGKILL);
+      }
+    }
+    nanosleep(&nap, NULL);
+  }
+}
+
+nsa_status chk_fork_ranks(chk_shared *shared, void (*live)(void *user, int32_t rank), void *user,
+                          int32_t killed, double seconds) {
+  pid_t pids[NSA_MAX_RANKS] = { 0 };
+  fflush(NULL);
+  for (int32_t i = 0; i < shared->size; i++) {
+    pids[i] = fork();
+    if (pids[i] == 0) {
+      live(user, i);
+      fflush(NULL);
+      _exit(0);
+    }
+    if (pids[i] < 0) {
+      const int error = errno;
+      for (int32_t k = 0; k < i; k++) kill(pids[k], SIGKILL);
+      for (int32_t k = 0; k < i; k++) waitpid(pids[k], NULL, 0);
+      return nsai_fail(NSA_E_INTERNAL, "cannot fork: %s", strerror(error));
+    }
+  }
+  wait_all(shared, pids, killed, seconds);
+  for (int32_t i = 0; i < shared->size; i++)
+    if (shared->status[i]) return nsai_fail(shared->status[i], "%s", shared->result[i].text);
+  return NSA_OK;
+}
