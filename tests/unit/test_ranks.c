@@ -494,6 +494,8 @@ static void test_problems(void **state) {
   nsa_problem p = problem_over(&w, NSA_OP_FORWARD);
   nsa_problem_string(w.ctx, &p, text, sizeof text);
   assert_non_null(strstr(text, ":cp2x"));
+  machine_expect_story(w.ctx, &p,
+                       "over 2 ranks, of the workspace: K and V of all ranks 119360 bytes");
   p.ranks = 65;
   refuse_problem(&w, &p, "problem.ranks is 65");
   p.ranks = 2;
