@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa_comm_create, nsa_comm_loopback, nsa_comm_agree, nsa_comm_check, nsa_comm_wait, nsa_comm_destroy.
+ * nsa_comm_create, nsa_comm_nccl, nsa_comm_nccl_id, nsa_comm_nccl_init, nsa_comm_loopback, nsa_comm_agree, nsa_comm_check, nsa_comm_wait, nsa_comm_destroy.
  */
 #include "plan/context.h"
 #include "plan/digest.h"
@@ -36,6 +36,37 @@ nsa_status nsa_comm_create(nsa_ctx *ctx, const nsa_comm_ops *ops, const nsa_comm
   *comm = NULL;
   NSAI_TRY(find_place(ctx, &place));
   NSAI_TRY(nsai_comm_create(&place, ops, options, comm));
+  nsai_context_retain(ctx);
+  return NSA_OK;
+}
+
+nsa_status nsa_comm_nccl(nsa_ctx *ctx, struct ncclComm *nccl, const nsa_comm_options *options,
+                         nsa_comm **comm) {
+  nsai_comm_place place;
+  if (!comm) return nsai_fail(NSA_E_ARG, "comm is NULL");
+  *comm = NULL;
+  NSAI_TRY(find_place(ctx, &place));
+  NSAI_TRY(nsai_comm_nccl(&place, ctx->config->runtime.nccl_path, nccl, options, comm));
+  nsai_context_retain(ctx);
+  return NSA_OK;
+}
+
+nsa_status nsa_comm_nccl_id(nsa_ctx *ctx, char id[NSA_NCCL_ID_BYTES]) {
+  nsai_comm_place place;
+  if (!id) return nsai_fail(NSA_E_ARG, "id is NULL");
+  NSAI_TRY(find_place(ctx, &place));
+  return nsai_comm_nccl_id(&place, ctx->config->runtime.nccl_path, id);
+}
+
+nsa_status nsa_comm_nccl_init(nsa_ctx *ctx, const char id[NSA_NCCL_ID_BYTES], int32_t rank,
+                              int32_t size, const nsa_comm_options *options, nsa_comm **comm) {
+  nsai_comm_place place;
+  if (!comm) return nsai_fail(NSA_E_ARG, "comm is NULL");
+  *comm = NULL;
+  if (!id) return nsai_fail(NSA_E_ARG, "id is NULL: give the bytes of nsa_comm_nccl_id");
+  NSAI_TRY(find_place(ctx, &place));
+  NSAI_TRY(
+      nsai_comm_nccl_init(&place, ctx->config->runtime.nccl_path, id, rank, size, options, comm));
   nsai_context_retain(ctx);
   return NSA_OK;
 }

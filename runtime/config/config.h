@@ -117,6 +117,7 @@ typedef enum nsai_key_id {
   NSAI_KEY_COMPILE_JOBS,
   NSAI_KEY_NVRTC_PATH,
   NSAI_KEY_CUBLASLT_PATH,
+  NSAI_KEY_NCCL_PATH,
   NSAI_KEY_DRIVER_PATH,
   NSAI_KEY_LINE_INFO,
   NSAI_KEY_COUNT_READS,
@@ -205,7 +206,7 @@ typedef struct nsai_config {
     int32_t recompute; /* NSAI_RECOMPUTE_* */
     int32_t check_inputs;
     int32_t compile_jobs;                           /* 0: min(cores, 4) */
-    char *nvrtc_path, *cublaslt_path, *driver_path; /* NULL: search for the library */
+    char *nvrtc_path, *cublaslt_path, *nccl_path, *driver_path; /* NULL: search for the library */
     bool line_info, count_reads;
     char *dump_dir, *templates_dir; /* NULL: none */
   } runtime;

@@ -237,6 +237,8 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
         "file of libnvrtc; null: searched for"),
   PLAIN(CUBLASLT_PATH, "runtime.cublaslt_path", PATH, runtime.cublaslt_path, "null",
         "file of libcublasLt; null: searched for"),
+  PLAIN(NCCL_PATH, "runtime.nccl_path", PATH, runtime.nccl_path, "null",
+        "file of libnccl, for runs over ranks; null: searched for"),
   PLAIN(DRIVER_PATH, "runtime.driver_path", PATH, runtime.driver_path, "null",
         "file of libcuda; null: searched for"),
   PLAIN(LINE_INFO, "runtime.line_info", BOOL, runtime.line_info, "false",

@@ -33,14 +33,14 @@ static const char *const cublaslt_names[] = { "libcublasLt.so.13", "libcublasLt.
 
 /* NVIDIA's Python wheels: nvidia/cuda_nvrtc/lib, nvidia/cublas/lib (CUDA 12), nvidia/cu13/lib.
  * Conda puts libraries directly into lib. */
-static const char *const wheel_folders[] = { "/lib/python3.*/site-packages/nvidia/*/lib", "/lib",
+const char *const nsai_wheel_folders[] = { "/lib/python3.*/site-packages/nvidia/*/lib", "/lib",
+                                           NULL };
+const char *const nsai_toolkit_folders[] = { "/usr/local/cuda/lib64",
+                                             "/usr/local/cuda/targets/*/lib",
+                                             "/usr/local/cuda-1[0-9]*/lib64",
+                                             "/usr/local/lib/python3.*/*-packages/nvidia/*/lib",
+                                             "/usr/lib/python3*/*-packages/nvidia/*/lib",
                                              NULL };
-static const char *const toolkit_folders[] = { "/usr/local/cuda/lib64",
-                                               "/usr/local/cuda/targets/*/lib",
-                                               "/usr/local/cuda-1[0-9]*/lib64",
-                                               "/usr/local/lib/python3.*/*-packages/nvidia/*/lib",
-                                               "/usr/lib/python3*/*-packages/nvidia/*/lib",
-                                               NULL };
 static const char *const no_folders[] = { NULL };
 
 const nsai_library_spec nsai_driver_spec = {
@@ -59,17 +59,17 @@ const nsai_library_spec nsai_nvrtc_spec = {
   nvrtc_names,
   "NSA_NVRTC_PATH",
   "runtime.nvrtc_path",
-  toolkit_folders,
-  wheel_folders,
+  nsai_toolkit_folders,
+  nsai_wheel_folders,
   NSA_E_NO_COMPILER,
   "install the CUDA toolkit's NVRTC package of the driver's major version",
 };
 
 const nsai_library_spec nsai_cublaslt_spec = {
-  "cuBLASLt",          cublaslt_names,
-  "NSA_CUBLASLT_PATH", "runtime.cublaslt_path",
-  toolkit_folders,     wheel_folders,
-  NSA_E_NO_CUBLASLT,   "install the CUDA toolkit's cuBLAS package of the driver's major version",
+  "cuBLASLt",           cublaslt_names,
+  "NSA_CUBLASLT_PATH",  "runtime.cublaslt_path",
+  nsai_toolkit_folders, nsai_wheel_folders,
+  NSA_E_NO_CUBLASLT,    "install the CUDA toolkit's cuBLAS package of the driver's major version",
 };
 
 /* NVML belongs to the driver and is in the same folders. It only supplies figures, so there is
@@ -87,18 +87,10 @@ static const nsai_library_spec nvml_spec = {
 
 /* ---- opened tables ---- */
 
-/* How the libraries differ: where the table keeps its members, and what follows once the file is
- * open. */
-typedef struct library_kind {
-  const nsai_library_spec *spec;
-  size_t size, library_at, tried_at; /* of the table; offsets of members in it */
-  nsa_status (*start)(void *api);    /* resolves the symbols and queries the version */
-} library_kind;
-
 /* One table. There is one per library file that was opened, usually one of each kind. */
 typedef struct node {
   struct node *next;
-  const library_kind *kind;
+  const nsai_library_kind *kind;
   _Alignas(max_align_t) unsigned char api[]; /* nsai_driver, nsai_nvrtc, ... */
 } node;
 
@@ -131,8 +123,8 @@ typedef nsai_cu_result (*get_proc_fn)(const char *, void **, int, uint64_t, int3
 enum { PROC_LEGACY_STREAM = 1 }; /* NULL streams mean the legacy default stream everywhere */
 enum { REQUIRED = 1, OPTIONAL = 0 };
 
-static nsa_status fail_symbol(const nsai_library_spec *spec, const nsai_library *library,
-                              const char *name) {
+nsa_status nsai_library_fail_symbol(const nsai_library_spec *spec, const nsai_library *library,
+                                    const char *name) {
   if (!spec->env)
     return nsai_fail(spec->missing, "%s at %s has no function %s: it is too old or broken.",
                      spec->what, library->path, name);
@@ -160,7 +152,8 @@ static nsa_status resolve_driver(nsai_driver *api) {
     symbol = NULL;                                                                                 \
     if (get_proc(#name, &symbol, version, PROC_LEGACY_STREAM, &found) != 0 || found != 0)          \
       symbol = NULL;                                                                               \
-    if (!symbol && need == REQUIRED) return fail_symbol(&nsai_driver_spec, &api->library, #name);  \
+    if (!symbol && need == REQUIRED)                                                               \
+      return nsai_library_fail_symbol(&nsai_driver_spec, &api->library, #name);                    \
     memcpy(&api->name, &symbol, sizeof api->name);                                                 \
   }
   NSAI_DRIVER_TABLE(RESOLVE)
@@ -171,7 +164,7 @@ static nsa_status resolve_driver(nsai_driver *api) {
 #define RESOLVE(need, result, name, params)                                                        \
   {                                                                                                \
     void *symbol = dlsym(api->library.handle, #name);                                              \
-    if (!symbol && need == REQUIRED) return fail_symbol(spec, &api->library, #name);               \
+    if (!symbol && need == REQUIRED) return nsai_library_fail_symbol(spec, &api->library, #name);  \
     memcpy(&api->name, &symbol, sizeof api->name);                                                 \
   }
 static nsa_status resolve_nvrtc(const nsai_library_spec *spec, nsai_nvrtc *api) {
@@ -326,17 +319,18 @@ static nsa_status start_cublaslt(void *table) {
 
 static nsa_status start_nvml(void *table) { return resolve_nvml(&nvml_spec, table); }
 
-static const library_kind driver_kind = { &nsai_driver_spec, sizeof(nsai_driver),
-                                          offsetof(nsai_driver, library),
-                                          offsetof(nsai_driver, tried), start_driver };
-static const library_kind nvrtc_kind = { &nsai_nvrtc_spec, sizeof(nsai_nvrtc),
-                                         offsetof(nsai_nvrtc, library), offsetof(nsai_nvrtc, tried),
-                                         start_nvrtc };
-static const library_kind cublaslt_kind = { &nsai_cublaslt_spec, sizeof(nsai_cublaslt),
-                                            offsetof(nsai_cublaslt, library),
-                                            offsetof(nsai_cublaslt, tried), start_cublaslt };
-static const library_kind nvml_kind = { &nvml_spec, sizeof(nsai_nvml), offsetof(nsai_nvml, library),
-                                        offsetof(nsai_nvml, tried), start_nvml };
+static const nsai_library_kind driver_kind = { &nsai_driver_spec, sizeof(nsai_driver),
+                                               offsetof(nsai_driver, library),
+                                               offsetof(nsai_driver, tried), start_driver };
+static const nsai_library_kind nvrtc_kind = { &nsai_nvrtc_spec, sizeof(nsai_nvrtc),
+                                              offsetof(nsai_nvrtc, library),
+                                              offsetof(nsai_nvrtc, tried), start_nvrtc };
+static const nsai_library_kind cublaslt_kind = { &nsai_cublaslt_spec, sizeof(nsai_cublaslt),
+                                                 offsetof(nsai_cublaslt, library),
+                                                 offsetof(nsai_cublaslt, tried), start_cublaslt };
+static const nsai_library_kind nvml_kind = { &nvml_spec, sizeof(nsai_nvml),
+                                             offsetof(nsai_nvml, library),
+                                             offsetof(nsai_nvml, tried), start_nvml };
 
 static void *handle_of(node *n) {
   return ((nsai_library *)(void *)(n->api + n->kind->library_at))->handle;
@@ -349,8 +343,8 @@ static node *find_known(node *made) {
   return NULL;
 }
 
-static nsa_status open_kind(const library_kind *kind, const nsai_library_query *query,
-                            nsai_logger *logger, const void **out) {
+nsa_status nsai_library_open_kind(const nsai_library_kind *kind, const nsai_library_query *query,
+                                  nsai_logger *logger, const void **out) {
   nsa_status status = NSA_OK;
   *out = NULL;
   node *made = calloc(1, sizeof *made + kind->size);
@@ -381,7 +375,7 @@ nsa_status nsai_driver_open(const char *path, nsai_logger *logger, const nsai_dr
   const void *table;
   *out = NULL;
   if (opened.forked) return fail_forked();
-  nsa_status status = open_kind(&driver_kind, &query, logger, &table);
+  nsa_status status = nsai_library_open_kind(&driver_kind, &query, logger, &table);
   *out = table;
   return status;
 }
@@ -389,7 +383,7 @@ nsa_status nsai_driver_open(const char *path, nsai_logger *logger, const nsai_dr
 nsa_status nsai_nvrtc_open(const nsai_library_query *query, nsai_logger *logger,
                            const nsai_nvrtc **out) {
   const void *table;
-  nsa_status status = open_kind(&nvrtc_kind, query, logger, &table);
+  nsa_status status = nsai_library_open_kind(&nvrtc_kind, query, logger, &table);
   *out = table;
   return status;
 }
@@ -397,7 +391,7 @@ nsa_status nsai_nvrtc_open(const nsai_library_query *query, nsai_logger *logger,
 nsa_status nsai_cublaslt_open(const nsai_library_query *query, nsai_logger *logger,
                               const nsai_cublaslt **out) {
   const void *table;
-  nsa_status status = open_kind(&cublaslt_kind, query, logger, &table);
+  nsa_status status = nsai_library_open_kind(&cublaslt_kind, query, logger, &table);
   *out = table;
   return status;
 }
@@ -405,7 +399,7 @@ nsa_status nsai_cublaslt_open(const nsai_library_query *query, nsai_logger *logg
 nsa_status nsai_nvml_open(nsai_logger *logger, const nsai_nvml **out) {
   const nsai_library_query query = { 0 };
   const void *table;
-  nsa_status status = open_kind(&nvml_kind, &query, logger, &table);
+  nsa_status status = nsai_library_open_kind(&nvml_kind, &query, logger, &table);
   *out = table;
   return status;
 }

@@ -186,6 +186,26 @@ typedef struct nsai_nvml {
 #undef NSAI_DRIVER_MEMBER
 #undef NSAI_LIBRARY_MEMBER
 
+/* How libraries differ: where the table keeps its members, and what follows once the file is
+ * open. */
+typedef struct nsai_library_kind {
+  const nsai_library_spec *spec;
+  size_t size, library_at, tried_at; /* of the table; offsets of members in it */
+  nsa_status (*start)(void *api);    /* resolves the symbols and queries the version */
+} nsai_library_kind;
+
+/* Opens the table of a library, once for each file: for the functions below, and nccl.c. */
+nsa_status nsai_library_open_kind(const nsai_library_kind *kind, const nsai_library_query *query,
+                                  nsai_logger *logger, const void **out);
+
+/* A library has no function of this name. */
+nsa_status nsai_library_fail_symbol(const nsai_library_spec *spec, const nsai_library *library,
+                                    const char *name);
+
+/* Where Python's wheels and the toolkit have their libraries: members of nsai_library_spec. */
+extern const char *const nsai_wheel_folders[];
+extern const char *const nsai_toolkit_folders[];
+
 extern const nsai_library_spec nsai_driver_spec, nsai_nvrtc_spec, nsai_cublaslt_spec;
 
 /* Opens the driver and initialises it (cuInit, about 130 ms the first time).

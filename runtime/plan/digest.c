@@ -12,6 +12,10 @@
 /* Room for the forms of a stage in words, about 80 characters each. */
 #define FORMS_CHARS 4096
 
+/* A member that NSAI_PROBLEM_FIELDS lacks would not be compared: add new ones there, then correct the
+ * size. */
+_Static_assert(sizeof(nsai_problem) - sizeof(nsai_model) == 108, "NSAI_PROBLEM_FIELDS is complete");
+
 static nsai_agree_field digest_of(const char *name, const void *data, size_t size) {
   nsai_agree_field field = { .name = name };
   nsai_digest_bytes(data, size, field.digest);

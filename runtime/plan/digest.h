@@ -33,7 +33,9 @@
   X(expand_bytes)                                                                                  \
   X(select_dense_below)                                                                            \
   X(count_reads)                                                                                   \
-  X(recompute)
+  X(recompute)                                                                                     \
+  X(ranks)                                                                                         \
+  X(max_pieces)
 #define NSAI_COUNT_ONE(member) +1
 
 /* The model, the problem's members, the variant with its tiles of each stage, cuBLASLt's version. */

@@ -197,7 +197,7 @@ static nsa_status give_up(const talk *t, const char *what) {
   char text[512];
   nsai_writer silent = nsai_writer_open(text, sizeof text);
   write_silent(t, &silent);
-  return nsai_comm_die(t->comm, "rank %d of %d: nsa_comm_agree waited %.1f s for %s%s",
+  return nsai_comm_die(t->comm, "rank %d of %d: nsa_comm_agree waited %.2f s for %s%s",
                        nsai_comm_rank(t->comm), nsai_comm_size(t->comm), nsai_seconds() - t->since,
                        text, what);
 }

@@ -216,7 +216,7 @@ static nsa_status judge(nsa_comm *comm, const char *name, double since, nsa_stat
     snprintf(text, sizeof text, "%s", nsa_last_error());
     return nsai_comm_die(comm, "%s", text);
   }
-  return nsai_comm_die(comm, "rank %d of %d: %s of %s returned %s (%s) after %.1f s", t->ops.rank,
+  return nsai_comm_die(comm, "rank %d of %d: %s of %s returned %s (%s) after %.2f s", t->ops.rank,
                        t->ops.size, name, t->name, nsa_status_name(status), nsa_status_text(status),
                        nsai_seconds() - since);
 }
@@ -474,12 +474,12 @@ static nsa_status check(nsa_comm *comm, view *seen) {
   if (seen->calling)
     return nsai_comm_die(
         comm,
-        "rank %d of %d: %s of %s has waited %.1f s for the other ranks "
+        "rank %d of %d: %s of %s has waited %.2f s for the other ranks "
         "(options.timeout_ms is %d): look for a rank that failed, or that makes other "
         "calls",
         t->ops.rank, t->ops.size, seen->calling, t->name, seen->age, comm->timeout_ms);
   return nsai_comm_die(comm,
-                       "rank %d of %d: the oldest of %d runs has not finished for %.1f s "
+                       "rank %d of %d: the oldest of %d runs has not finished for %.2f s "
                        "(options.timeout_ms is %d): look for a rank that failed, or that runs "
                        "something else",
                        t->ops.rank, t->ops.size, seen->runs, seen->age, comm->timeout_ms);
@@ -522,7 +522,7 @@ nsa_status nsai_comm_wait(nsa_comm *comm, nsa_stream stream, int32_t timeout_ms)
     if (waited * 1000 >= (timeout_ms ? timeout_ms : comm->timeout_ms))
       return nsai_comm_die(
           comm,
-          "rank %d of %d: the stream has not finished after %.1f s of "
+          "rank %d of %d: the stream has not finished after %.2f s of "
           "nsa_comm_wait: look for a rank that failed, or that runs something else",
           nsai_comm_rank(comm), nsai_comm_size(comm), waited);
     nsai_comm_nap(since);

@@ -35,6 +35,16 @@ nsa_status nsai_comm_create(const nsai_comm_place *place, const nsa_comm_ops *op
 nsa_status nsai_comm_loopback(const nsai_comm_place *place, int32_t size,
                               const nsa_comm_options *options, nsa_comm **out);
 
+/* By NCCL: `path` is runtime.nccl_path, or NULL. The first borrows the host's communicator; the last waits
+ * for all ranks. */
+nsa_status nsai_comm_nccl(const nsai_comm_place *place, const char *path, struct ncclComm *comm,
+                          const nsa_comm_options *options, nsa_comm **out);
+nsa_status nsai_comm_nccl_id(const nsai_comm_place *place, const char *path,
+                             char id[NSA_NCCL_ID_BYTES]);
+nsa_status nsai_comm_nccl_init(const nsai_comm_place *place, const char *path,
+                               const char id[NSA_NCCL_ID_BYTES], int32_t rank, int32_t size,
+                               const nsa_comm_options *options, nsa_comm **out);
+
 /* NULL is fine. */
 void nsai_comm_destroy(nsa_comm *comm);
 

@@ -40,11 +40,11 @@ typedef struct room {
   pthread_cond_t changed;
   nsai_comm_place place;
   int32_t size;
-  int32_t users;   /* communicators that exist */
-  int32_t arrived; /* at the meeting that comes next */
-  uint64_t met;    /* meetings that have taken place */
-  uint64_t spoilt; /* the second meeting of the last exchange that failed: `met` behind it */
-  bool over;       /* a rank gave up */
+  int32_t users;      /* communicators that exist */
+  int32_t arrived;    /* at the meeting that comes next */
+  uint64_t met;       /* meetings that have taken place */
+  uint64_t failed_at; /* the second meeting of the last exchange that failed: `met` behind it */
+  bool over;          /* a rank gave up */
   char reason[NSAI_COMM_REASON_CHARS];
   seat seats[NSA_MAX_RANKS];
 } room;
@@ -103,13 +103,13 @@ static nsa_status fail_meeting(const member *m, double waited, bool timed_out) {
     write_ranks(r, is_outside, &ranks);
     return nsai_fail(
         NSA_E_RANKS,
-        "rank %d of %d waited %.1f s for %s to make the same call (options.timeout_ms is "
-        "%d): look for a thread that failed, or that makes other calls",
+        "rank %d of %d waited %.2f s for %s to make the same call (the timeout is %d ms): "
+        "look for a thread that failed, or that makes other calls",
         rank, r->size, waited, text, m->timeout_ms);
   }
   write_ranks(r, has_left, &ranks);
   return nsai_fail(NSA_E_RANKS,
-                   "rank %d of %d waited %.1f s for %s, whose communicator has been destroyed",
+                   "rank %d of %d waited %.2f s for %s, whose communicator has been destroyed",
                    rank, r->size, waited, text);
 }
 
@@ -166,13 +166,13 @@ static nsa_status part(room *r, int32_t rank, nsa_status status) {
   pthread_mutex_lock(&r->lock);
   const uint64_t met = r->met;
   if (status != NSA_OK) {
-    r->spoilt = met + 1;
+    r->failed_at = met + 1;
     end_room(r, nsa_last_error());
   }
   if (!arrive(r))
     while (r->met == met) pthread_cond_wait(&r->changed, &r->lock);
   r->seats[rank].inside = false;
-  if (status == NSA_OK && r->spoilt == met + 1)
+  if (status == NSA_OK && r->failed_at == met + 1)
     status =
         nsai_fail(NSA_E_RANKS, "rank %d of %d: another rank gave up: %s", rank, r->size, r->reason);
   pthread_mutex_unlock(&r->lock);

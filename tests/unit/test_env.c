@@ -34,7 +34,7 @@ static void test_table(void **state) {
     seen[var->key] = true;
     assert_non_null(nsai_keys[var->key].fallback);
   }
-  assert_int_equal(count, 14);
+  assert_int_equal(count, 15);
 }
 
 static void test_all_variables(void **state) {
@@ -49,6 +49,7 @@ static void test_all_variables(void **state) {
   setenv("NSA_DUMP_DIR", "/dump", 1);
   setenv("NSA_JIT", "prepare_only", 1);
   setenv("NSA_LOG_LEVEL", "debug", 1);
+  setenv("NSA_NCCL_PATH", "/nccl", 1);
   setenv("NSA_NVRTC_PATH", "/nvrtc", 1);
   setenv("NSA_RECORDS", "false", 1);
   setenv("NSA_TEMPLATES_DIR", "/templates", 1);
@@ -65,6 +66,7 @@ static void test_all_variables(void **state) {
   assert_string_equal(config->runtime.dump_dir, "/dump");
   assert_int_equal(config->runtime.jit, NSAI_JIT_PREPARE_ONLY);
   assert_int_equal(config->runtime.log_level, NSA_LOG_DEBUG);
+  assert_string_equal(config->runtime.nccl_path, "/nccl");
   assert_string_equal(config->runtime.nvrtc_path, "/nvrtc");
   assert_string_equal(config->runtime.templates_dir, "/templates");
   assert_int_equal(config->tuning.level, NSAI_LEVEL_NORMAL);

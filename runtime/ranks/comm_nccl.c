@@ -1,0 +1,317 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Communicators by NCCL: one that the host made, or one of the library's own.
+ *
+ * The library's own never blocks (ncclConfig_t.blocking 0): each call returns at once, and
+ * ncclCommGetAsyncError says when it has been enqueued. So a rank that waits for a lost one, while
+ * NCCL connects for the first time, keeps its timeout. A communicator of the host that blocks may
+ * wait inside NCCL as long as the host lets it.
+ *
+ * Lock rule: `lock` is held for every call of NCCL on a communicator of the library's own, because
+ * nsa_comm_check may abort it on another thread, which frees it. It is never held while waiting. On a
+ * host's communicator no lock is held: its calls may block.
+ */
+#include "driver/nccl.h"
+
+#include "base/duration.h"
+#include "ranks/comm_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct connection {
+  const nsai_nccl *nccl;
+  nsai_comm_place place;
+  nsai_nccl_comm comm; /* NULL: aborted */
+  bool own;
+  int32_t rank, size, timeout_ms;
+  pthread_mutex_t lock;
+} connection;
+
+static void enter(connection *l) {
+  if (l->own) pthread_mutex_lock(&l->lock);
+}
+
+static void leave(connection *l) {
+  if (l->own) pthread_mutex_unlock(&l->lock);
+}
+
+/* ---- waiting until a call has been done ---- */
+
+static nsa_status fail_aborted(const connection *l) {
+  return nsai_fail(NSA_E_RANKS, "rank %d of %d: the NCCL communicator was aborted", l->rank,
+                   l->size);
+}
+
+/* The state of the communicator: NSAI_NCCL_IN_PROGRESS is NSA_OK with *done false. */
+static nsa_status ask(connection *l, bool *done) {
+  nsai_nccl_result state = NSAI_NCCL_SUCCESS;
+  nsa_status status;
+  enter(l);
+  if (!l->comm) {
+    status = fail_aborted(l);
+  } else {
+    status = NSAI_NCCL(l->nccl, ncclCommGetAsyncError(l->comm, &state));
+    if (status == NSA_OK) status = nsai_nccl_status(l->nccl, state, "ncclCommGetAsyncError");
+  }
+  leave(l);
+  *done = state != NSAI_NCCL_IN_PROGRESS;
+  return status;
+}
+
+/* Puts "rank 1 of 2: " before a failure's text. */
+static nsa_status name_rank(const connection *l, nsa_status status) {
+  char text[NSAI_COMM_REASON_CHARS / 2];
+  if (status == NSA_OK) return NSA_OK;
+  nsai_writer copy = nsai_writer_open(text, sizeof text);
+  nsai_write(&copy, "%s", nsa_last_error());
+  return nsai_fail(NSA_E_RANKS, "rank %d of %d: %s", l->rank, l->size, text);
+}
+
+static nsa_status finish(connection *l, const char *what) {
+  const double since = nsai_seconds();
+  bool done;
+  for (;;) {
+    NSAI_TRY(name_rank(l, ask(l, &done)));
+    if (done) return NSA_OK;
+    const double waited = nsai_seconds() - since;
+    if (waited * 1000 >= l->timeout_ms)
+      return nsai_fail(
+          NSA_E_RANKS,
+          "rank %d of %d: NCCL has waited %.2f s for the other ranks in %s (the timeout is "
+          "%d ms): look for a rank that failed, or that makes other calls",
+          l->rank, l->size, waited, what, l->timeout_ms);
+    nsai_comm_nap(since);
+  }
+}
+
+/* ---- the table ---- */
+
+/* The communicator is held. */
+static nsa_status enqueue_parts(const connection *l, const nsa_part *send, int32_t send_count,
+                                const nsa_part *recv, int32_t recv_count, nsa_stream stream) {
+  const nsai_nccl *nccl = l->nccl;
+  nsa_status status = NSA_OK;
+  if (!l->comm) return fail_aborted(l);
+  NSAI_TRY(NSAI_NCCL(nccl, ncclGroupStart()));
+  for (int32_t i = 0; i < send_count && status == NSA_OK; i++)
+    status = NSAI_NCCL(nccl, ncclSend(send[i].data, send[i].bytes, NSAI_NCCL_UINT8, send[i].rank,
+                                      l->comm, stream));
+  for (int32_t i = 0; i < recv_count && status == NSA_OK; i++)
+    status = NSAI_NCCL(nccl, ncclRecv(recv[i].data, recv[i].bytes, NSAI_NCCL_UINT8, recv[i].rank,
+                                      l->comm, stream));
+  const nsai_nccl_result ended = nccl->ncclGroupEnd();
+  NSAI_TRY(status); /* of the first failure; the end of a broken group fails as well */
+  return nsai_nccl_status(nccl, ended, "ncclGroupEnd");
+}
+
+static nsa_status exchange(void *user, const nsa_part *send, int32_t send_count,
+                           const nsa_part *recv, int32_t recv_count, nsa_stream stream) {
+  connection *l = user;
+  if (!send_count && !recv_count) return NSA_OK;
+  enter(l);
+  const nsa_status status = enqueue_parts(l, send, send_count, recv, recv_count, stream);
+  leave(l);
+  NSAI_TRY(name_rank(l, status));
+  return finish(l, "an exchange");
+}
+
+static nsa_status all_gather(void *user, const void *send, void *recv, uint64_t bytes,
+                             nsa_stream stream) {
+  connection *l = user;
+  enter(l);
+  const nsa_status status =
+      l->comm
+          ? NSAI_NCCL(l->nccl, ncclAllGather(send, recv, bytes, NSAI_NCCL_UINT8, l->comm, stream))
+          : fail_aborted(l);
+  leave(l);
+  NSAI_TRY(name_rank(l, status));
+  return finish(l, "a gather");
+}
+
+static nsa_status poll_link(void *user) {
+  connection *l = user;
+  bool done;
+  return name_rank(l, ask(l, &done));
+}
+
+static void abort_own(connection *l) {
+  nsai_comm_entered entered;
+  const bool inside = nsai_comm_enter(&l->place, &entered) == NSA_OK;
+  pthread_mutex_lock(&l->lock);
+  if (l->comm) l->nccl->ncclCommAbort(l->comm);
+  l->comm = NULL;
+  pthread_mutex_unlock(&l->lock);
+  if (inside) nsai_comm_leave(&l->place, &entered);
+}
+
+static void give_up(void *user, const char *reason) {
+  (void)reason; /* other processes see an aborted connection, or their timeout */
+  abort_own(user);
+}
+
+static void set_timeout(void *user, int32_t ms) { ((connection *)user)->timeout_ms = ms; }
+
+/* ---- making and destroying ---- */
+
+/* Ends the connection in good order, at the latest after the timeout. */
+static void end_own(connection *l) {
+  nsai_comm_entered entered;
+  if (!l->comm || nsai_comm_enter(&l->place, &entered) != NSA_OK) return;
+  if (NSAI_NCCL(l->nccl, ncclCommFinalize(l->comm)) == NSA_OK &&
+      finish(l, "ncclCommFinalize") == NSA_OK) {
+    l->nccl->ncclCommDestroy(l->comm);
+    l->comm = NULL;
+  }
+  nsai_comm_leave(&l->place, &entered);
+  abort_own(l); /* unless it is destroyed */
+}
+
+static void destroy_link(void *user) {
+  connection *l = user;
+  if (l->own) end_own(l);
+  pthread_mutex_destroy(&l->lock);
+  free(l);
+}
+
+static nsa_status make_link(const nsai_comm_place *place, const nsai_nccl *nccl,
+                            const nsa_comm_options *options, connection **out) {
+  connection *l = calloc(1, sizeof *l);
+  *out = l;
+  if (!l) return nsai_fail_nomem("a communicator", sizeof *l);
+  l->nccl = nccl;
+  l->place = *place;
+  l->timeout_ms = options->timeout_ms;
+  pthread_mutex_init(&l->lock, NULL);
+  return NSA_OK;
+}
+
+/* Hands the connection over to a communicator, whatever happens. */
+static nsa_status make_comm(connection *l, const nsa_comm_options *options, nsa_comm **out) {
+  const nsai_transport transport = { .ops = { .struct_size = sizeof(nsa_comm_ops),
+                                              .rank = l->rank,
+                                              .size = l->size,
+                                              .host_ranks = l->size,
+                                              .flags = NSA_COMM_CAPTURES,
+                                              .user = l,
+                                              .exchange = exchange,
+                                              .all_gather = all_gather,
+                                              .poll = poll_link },
+                                     .name = "NCCL",
+                                     .host_ends_by = l->own ? NULL : "ncclCommAbort",
+                                     .explains = true,
+                                     .give_up = l->own ? give_up : NULL,
+                                     .set_timeout = set_timeout,
+                                     .destroy = destroy_link };
+  return nsai_comm_make(&l->place, &transport, options, out);
+}
+
+static nsa_status check_size(int32_t rank, int32_t size) {
+  if (size < 1 || size > NSA_MAX_RANKS)
+    return nsai_fail(NSA_E_ARG, "size is %d: give the number of ranks, 1 to %d", size,
+                     NSA_MAX_RANKS);
+  if (rank < 0 || rank >= size)
+    return nsai_fail(NSA_E_ARG, "rank is %d: give 0 to size - 1, which is %d", rank, size - 1);
+  return NSA_OK;
+}
+
+static nsa_status check_device(const nsai_comm_place *place) {
+  if (!place->device)
+    return nsai_fail(NSA_E_UNSUPPORTED,
+                     "NCCL needs a GPU, and the context is on the CPU device: use "
+                     "nsa_comm_loopback, or nsa_comm_create with a transport");
+  return NSA_OK;
+}
+
+/* What the host's communicator says about itself. */
+static nsa_status ask_host(connection *l) {
+  int device = 0, size = 0, rank = 0;
+  NSAI_TRY(NSAI_NCCL(l->nccl, ncclCommCount(l->comm, &size)));
+  NSAI_TRY(NSAI_NCCL(l->nccl, ncclCommUserRank(l->comm, &rank)));
+  NSAI_TRY(NSAI_NCCL(l->nccl, ncclCommCuDevice(l->comm, &device)));
+  l->rank = rank;
+  l->size = size;
+  NSAI_TRY(check_size(rank, size));
+  if (device != l->place.device->ordinal)
+    return nsai_fail(NSA_E_ARG,
+                     "nccl is a communicator of GPU %d, and the context is on GPU %d: make them on "
+                     "the same device (runtime.device)",
+                     device, (int)l->place.device->ordinal);
+  return NSA_OK;
+}
+
+nsa_status nsai_comm_nccl(const nsai_comm_place *place, const char *path, struct ncclComm *comm,
+                          const nsa_comm_options *options, nsa_comm **out) {
+  nsa_comm_options read;
+  const nsai_nccl *nccl;
+  connection *l;
+  *out = NULL;
+  NSAI_TRY(check_device(place));
+  if (!comm) return nsai_fail(NSA_E_ARG, "nccl is NULL: give the host's ncclComm_t");
+  NSAI_TRY(nsai_comm_options_read(options, &read));
+  NSAI_TRY(nsai_nccl_open(path, place->logger, &nccl));
+  NSAI_TRY(make_link(place, nccl, &read, &l));
+  l->comm = comm;
+  const nsa_status status = ask_host(l);
+  if (status != NSA_OK) {
+    destroy_link(l);
+    return status == NSA_E_RANKS
+               ? nsai_fail(NSA_E_ARG, "nccl is no communicator that works: %s", nsa_last_error())
+               : status;
+  }
+  return make_comm(l, options, out);
+}
+
+nsa_status nsai_comm_nccl_id(const nsai_comm_place *place, const char *path,
+                             char id[NSA_NCCL_ID_BYTES]) {
+  nsai_nccl_id made;
+  const nsai_nccl *nccl;
+  NSAI_TRY(check_device(place));
+  NSAI_TRY(nsai_nccl_open(path, place->logger, &nccl));
+  NSAI_TRY(NSAI_NCCL(nccl, ncclGetUniqueId(&made)));
+  memcpy(id, made.bytes, sizeof made.bytes);
+  return NSA_OK;
+}
+
+/* The device is entered. */
+static nsa_status connect(connection *l, const char id[NSA_NCCL_ID_BYTES]) {
+  nsai_nccl_config config = NSAI_NCCL_CONFIG_INIT;
+  nsai_nccl_id given;
+  memcpy(given.bytes, id, sizeof given.bytes);
+  config.blocking = 0;
+  NSAI_TRY(name_rank(l, NSAI_NCCL(l->nccl, ncclCommInitRankConfig(&l->comm, l->size, given, l->rank,
+                                                                  &config))));
+  return finish(l, "ncclCommInitRankConfig");
+}
+
+nsa_status nsai_comm_nccl_init(const nsai_comm_place *place, const char *path,
+                               const char id[NSA_NCCL_ID_BYTES], int32_t rank, int32_t size,
+                               const nsa_comm_options *options, nsa_comm **out) {
+  nsai_comm_entered entered;
+  nsa_comm_options read;
+  const nsai_nccl *nccl;
+  connection *l;
+  *out = NULL;
+  NSAI_TRY(check_device(place));
+  NSAI_TRY(check_size(rank, size));
+  NSAI_TRY(nsai_comm_options_read(options, &read));
+  NSAI_TRY(nsai_nccl_open(path, place->logger, &nccl));
+  NSAI_TRY(make_link(place, nccl, &read, &l));
+  l->own = true;
+  l->rank = rank;
+  l->size = size;
+  nsa_status status = nsai_comm_enter(place, &entered);
+  if (status == NSA_OK) {
+    status = connect(l, id);
+    nsai_comm_leave(place, &entered);
+  }
+  if (status != NSA_OK) {
+    abort_own(l);
+    destroy_link(l);
+    return status;
+  }
+  nsai_log(place->logger, NSA_LOG_INFO, "ranks", "NCCL %d.%d.%d at %s", nccl->version / 10000,
+           nccl->version / 100 % 100, nccl->version % 100, nccl->library.path);
+  return make_comm(l, options, out);
+}
