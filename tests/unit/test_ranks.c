@@ -139,7 +139,9 @@ static void world_free(world *w) {
 
 /* ---- cutting ---- */
 
+/* Frameworks give no memory to a tensor without elements. */
 static void *own(rank_state *s, size_t bytes) {
+  if (!bytes) return NULL;
   void *memory = aligned_alloc(64, (bytes + 64) / 64 * 64);
   assert_true(memory && s->owned_count < MOST_OWNED);
   memset(memory, 0xff, bytes);
@@ -422,8 +424,9 @@ static void check_ranks(world *w, int32_t ranks, int32_t layout) {
     list_pairs(&w->toy.io, &s[r].grads, a);
     const int count = list_pairs(&w->toy.io, &again[r].grads, b);
     for (int i = 0; i < count; i++)
-      assert_memory_equal(a[i].gradient->data, b[i].gradient->data,
-                          (size_t)toy_count(a[i].gradient) * 4);
+      if (a[i].gradient->data)
+        assert_memory_equal(a[i].gradient->data, b[i].gradient->data,
+                            (size_t)toy_count(a[i].gradient) * 4);
   }
   free_ranks(w, s);
   free_ranks(w, again);
