@@ -156,10 +156,16 @@ enum {
 
 /* A transport, as torch.distributed or MPI can be: grouped sends and receives, no reductions.
  *
- * Each function is called on every rank in the same order, and returns at once: what it enqueues is
- * ordered by the stream. (A transport without streams may synchronise the stream and block.) Between
- * two ranks parts arrive in the order in which they were sent, and the sizes of both sides agree. A
- * function returns NSA_OK or any other status, which fails the run. */
+ * The thread that uses the communicator calls exchange and all_gather, on every rank in the same
+ * order. They return at once: what they enqueue is ordered by the stream. A transport without streams
+ * may synchronise the stream and block. On the CPU device the bytes have moved when they return.
+ * Between two ranks parts arrive in the order in which they were sent, and the sizes of both sides
+ * agree. No part is empty, and none goes to the rank itself. A rank may have nothing to send or to
+ * receive, and its function is called all the same. The context's device is current.
+ *
+ * Any thread may call poll and abort, by nsa_comm_check, while another thread is in exchange.
+ *
+ * A function returns NSA_OK, or any other status, which ends the communicator. */
 typedef struct nsa_comm_ops {
   uint32_t struct_size;
   int32_t rank, size; /* this rank, and the number of ranks, at most NSA_MAX_RANKS */
@@ -169,26 +175,28 @@ typedef struct nsa_comm_ops {
   void *user;         /* passed to every function */
   nsa_status (*exchange)(void *user, const nsa_part *send, int32_t send_count, const nsa_part *recv,
                          int32_t recv_count, nsa_stream stream);
-  /* `bytes` of every rank, in the order of ranks [by exchange] */
+  /* `bytes` of every rank, in the order of ranks, to recv[size * bytes] [by exchange] */
   nsa_status (*all_gather)(void *user, const void *send, void *recv, uint64_t bytes,
                            nsa_stream stream);
   /* Whether the transport is well. Never waits [always] */
   nsa_status (*poll)(void *user);
-  /* Ends what is enqueued, so that no kernel or call waits for a lost rank. Never waits [nothing] */
+  /* Ends what is enqueued, and an exchange that blocks, so that no kernel or call waits for a lost
+   * rank. Never waits. Called once, when the communicator ends by a failure [nothing] */
   nsa_status (*abort)(void *user);
 } nsa_comm_ops;
 #define NSA_COMM_OPS_INIT NSA_INIT(nsa_comm_ops)
 
 typedef struct nsa_comm_options {
   uint32_t struct_size;
-  int32_t
-      timeout_ms; /* after which nsa_comm_check and nsa_comm_wait give up on other ranks [60000] */
+  int32_t timeout_ms; /* after which calls give up on other ranks [60000] */
 } nsa_comm_options;
 #define NSA_COMM_OPTIONS_INIT NSA_INIT(nsa_comm_options)
 
 /* A communicator: one rank's end. Its runs must be enqueued in the same order on every rank, so one
  * thread at a time may use it; nsa_comm_check may be called by any. Once a call on it returned
- * NSA_E_RANKS it is dead, and every further call says so. The context lives on. */
+ * NSA_E_RANKS it is dead, and every further call says so; only a disagreement that nsa_comm_agree
+ * finds leaves it alive. The context lives on: destroy the communicator and make another. It keeps
+ * what it needs of its context. */
 typedef struct nsa_comm nsa_comm;
 
 /* Makes a communicator of a host's transport. Blocking; other ranks need not take part.
@@ -197,7 +205,8 @@ typedef struct nsa_comm nsa_comm;
  * options  NULL: the defaults.
  * comm     receives the communicator, which the caller owns; NULL on failure.
  *
- * Returns NSA_OK, NSA_E_ARG, NSA_E_VERSION, NSA_E_NOMEM, NSA_E_CUDA or NSA_E_FORKED. */
+ * Returns NSA_OK; NSA_E_ARG or NSA_E_VERSION, and the message names the field; NSA_E_NO_DEVICE where
+ * the context was made for an architecture alone; NSA_E_NOMEM, NSA_E_CUDA or NSA_E_FORKED. */
 NSA_API nsa_status nsa_comm_create(nsa_ctx *ctx, const nsa_comm_ops *ops,
                                    const nsa_comm_options *options, nsa_comm **comm);
 
@@ -205,16 +214,30 @@ NSA_API nsa_status nsa_comm_create(nsa_ctx *ctx, const nsa_comm_ops *ops,
 struct ncclComm;
 
 /* Makes a communicator of the host's ncclComm_t, which stays the host's: the communicator neither
- * aborts nor destroys it. Uses the NCCL that the process has loaded.
+ * aborts nor destroys it. Uses the NCCL that the process has loaded. Blocking; other ranks need not
+ * take part.
+ *
+ * nccl  of the context's GPU, with at most NSA_MAX_RANKS ranks. It must outlive the communicator,
+ *       unless that is dead and only nsa_comm_destroy follows. If it blocks (ncclConfig_t.blocking 1,
+ *       NCCL's default), NCCL itself waits when two ranks exchange for the first time: with a lost
+ *       rank until the host calls ncclCommAbort, whatever the timeout is. nsa_comm_check on another
+ *       thread reports that.
  *
  * Returns what nsa_comm_create returns, or NSA_E_UNSUPPORTED where no NCCL can be opened, or the
  * context is on the CPU device. */
 NSA_API nsa_status nsa_comm_nccl(nsa_ctx *ctx, struct ncclComm *nccl,
                                  const nsa_comm_options *options, nsa_comm **comm);
 
-/* NCCL's unique id, which one rank makes and the host brings to all others; and a communicator of its
- * own. nsa_comm_nccl_init waits for all ranks, at most for options.timeout_ms, then NSA_E_RANKS.
- * libnccl.so.2 is opened here, the process' own copy first. */
+/* NCCL's unique id, which one rank makes and the host brings to all others; and a communicator of
+ * its own, on the context's GPU. It does not block inside NCCL, so that it keeps its timeouts.
+ * nsa_comm_nccl_init waits for all ranks, at most for options.timeout_ms. libnccl.so.2 (2.14 or
+ * newer) is opened here, the process' own copy first; `runtime.nccl_path` names another.
+ *
+ * id    host memory of NSA_NCCL_ID_BYTES. An id serves for one communicator.
+ * comm  receives the communicator, which the caller owns; NULL on failure.
+ *
+ * Return what nsa_comm_nccl returns, or NSA_E_RANKS with what NCCL says, or when a rank did not
+ * come. */
 #define NSA_NCCL_ID_BYTES 128
 NSA_API nsa_status nsa_comm_nccl_id(nsa_ctx *ctx, char id[NSA_NCCL_ID_BYTES]);
 NSA_API nsa_status nsa_comm_nccl_init(nsa_ctx *ctx, const char id[NSA_NCCL_ID_BYTES], int32_t rank,
@@ -224,45 +247,56 @@ NSA_API nsa_status nsa_comm_nccl_init(nsa_ctx *ctx, const char id[NSA_NCCL_ID_BY
 /* Makes the `size` communicators of ranks that are threads of this process, on the CPU device, or on
  * streams of one GPU: to test a host's code without several GPUs. Each thread uses one of them; their
  * contexts may be one. A rank's call waits on the host until every rank has made the same call, or for
- * options.timeout_ms, then NSA_E_RANKS.
+ * options.timeout_ms, then NSA_E_RANKS. Cannot be captured into a CUDA graph. Blocking.
  *
- * comms  an array of `size`, out. Each is destroyed by itself.
+ * size   1 to NSA_MAX_RANKS
+ * comms  an array of `size`, out; all NULL on failure. Each is destroyed by itself.
  *
  * Returns what nsa_comm_create returns. */
 NSA_API nsa_status nsa_comm_loopback(nsa_ctx *ctx, int32_t size, const nsa_comm_options *options,
                                      nsa_comm **comms);
 
 /* Compares what all ranks are about to run, before the first run of each plan and shard: the version,
- * the kernel templates, model, problem, variants with their tiles, and the shard. Ranks that chose
- * differently would wait for each other, or compute other bits. Tune on one rank, import the records on
- * the others. Blocking; every rank calls it with the same number of plans. What was not agreed upon
- * does not run.
+ * the kernel templates, the device, model, problem, variants with their tiles, cuBLASLt's version,
+ * and the shard. Ranks that chose differently would wait for each other, or compute other bits. Tune
+ * on one rank, import the records on the others. Blocking; every rank calls it with the same number
+ * of plans. What was not agreed upon does not run; a plan of one call may run with the shard of
+ * another. The communicator remembers the last 256 plans and the last 256 shards, by what they
+ * consist of: a plan that is destroyed and made again need not be agreed upon again. Uses the
+ * transport on a stream of its own, and allocates some KB of device memory at its first call.
  *
+ * plans       [count], at most 4096, of the communicator's device; NULL with count 0
  * shard       NULL: the plans alone.
  * timeout_ms  [options.timeout_ms]
  *
- * Returns NSA_OK; NSA_E_RANKS, and the message names the ranks and what differs, or the ranks that did
- * not answer; or NSA_E_ARG, NSA_E_CUDA, NSA_E_FORKED. */
+ * Returns NSA_OK; NSA_E_RANKS, and the message names the ranks and what differs, on all ranks alike,
+ * or the ranks that did not answer; or NSA_E_ARG, NSA_E_NOMEM, NSA_E_FORKED. */
 NSA_API nsa_status nsa_comm_agree(nsa_comm *comm, const nsa_plan *const *plans, size_t count,
                                   const nsa_shard *shard, int32_t timeout_ms);
 
-/* Says whether the communicator is well: asks the transport, and looks at the age of the oldest run
- * that has not finished. Past options.timeout_ms it aborts a communicator of its own, and reports one
- * that it borrowed, which the host then aborts. Never waits. Thread-safe.
+/* Says whether the communicator is well: asks the transport, and looks at the age of a call of the
+ * transport that has not returned, and of the oldest run that has not finished. A run's age counts
+ * from when it was enqueued, or when the run before it was seen to finish. Past options.timeout_ms it
+ * aborts a communicator of its own, calls nsa_comm_ops.abort, or reports an ncclComm_t, which the
+ * host then aborts. Runs that a CUDA graph replays have no age: nsa_comm_wait watches those. Never
+ * waits. Thread-safe.
  *
- * Returns NSA_OK, or NSA_E_RANKS with what is known. */
+ * Returns NSA_OK, or NSA_E_RANKS with what is known; or NSA_E_ARG, NSA_E_FORKED. */
 NSA_API nsa_status nsa_comm_check(nsa_comm *comm);
 
 /* Waits until the stream has passed everything that was enqueued, and calls nsa_comm_check
  * meanwhile. Use it in the place of a stream synchronisation, which would hang with a lost rank.
  *
- * timeout_ms  [options.timeout_ms]
+ * timeout_ms  of the whole wait [options.timeout_ms, beginning anew whenever a run finishes]. A wait
+ *             that takes longer ends the communicator.
  *
- * Returns NSA_OK, NSA_E_RANKS or NSA_E_CUDA. */
+ * Returns NSA_OK, NSA_E_RANKS, NSA_E_ARG, NSA_E_CUDA or NSA_E_FORKED. */
 NSA_API nsa_status nsa_comm_wait(nsa_comm *comm, nsa_stream stream, int32_t timeout_ms);
 
 /* Destroys a communicator, and the NCCL communicator that is its own. NULL is fine. No run may be in
- * flight, unless it is dead. */
+ * flight, unless it is dead. One of NCCL that is alive ends together with the other ranks' and waits
+ * for them, at most for options.timeout_ms. A dead one that borrowed an ncclComm_t may wait for NCCL's
+ * kernels until the host has aborted that. */
 NSA_API void nsa_comm_destroy(nsa_comm *comm);
 
 #ifdef __cplusplus

@@ -24,11 +24,13 @@ nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx
 
 void nsa_destroy(nsa_ctx *ctx) {
   if (!ctx) return;
-  int32_t plans = __atomic_load_n(&ctx->users, __ATOMIC_RELAXED) - 1;
-  if (plans && ctx->pid == getpid())
-    nsai_log(&ctx->logger, NSA_LOG_WARN, "context",
-             "nsa_destroy: %d plan%s of the context still exist%s; it goes with the last of them",
-             plans, plans > 1 ? "s" : "", plans > 1 ? "" : "s");
+  int32_t users = __atomic_load_n(&ctx->users, __ATOMIC_RELAXED) - 1;
+  if (users && ctx->pid == getpid())
+    nsai_log(
+        &ctx->logger, NSA_LOG_WARN, "context",
+        "nsa_destroy: %d plan%s or communicator%s of the context still exist%s; it goes with the "
+        "last of them",
+        users, users > 1 ? "s" : "", users > 1 ? "s" : "", users > 1 ? "" : "s");
   nsai_context_release(ctx);
 }
 

@@ -26,7 +26,7 @@ struct nsa_ctx {
   bool cpu;        /* runtime.device: cpu */
   bool deviceless; /* options.arch: compiles for an architecture, cannot run */
   pid_t pid;       /* of the process that made it */
-  int32_t users;   /* the host and each plan; changed by retain and release alone */
+  int32_t users;   /* the host, each plan and communicator; changed by retain and release alone */
   nsai_device device;
   nsai_target target;
   nsai_compiler *compiler; /* NULL: CPU device */
