@@ -181,7 +181,8 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
     const nsai_form form = nsai_form_of(&choice, &workspace, NULL, i);
     if (form.variant->describe) form.variant->describe(&form, &text);
   }
-  if (resolved.op == NSA_OP_BACKWARD) write_saved(&resolved, &text);
+  const nsai_problem all_heads = nsai_problem_all_heads(&resolved);
+  if (resolved.op == NSA_OP_BACKWARD) write_saved(&all_heads, &text);
   for (int s = 0; s < NSAI_STAGE_COUNT; s++)
     nsai_forms_write(&choice, (nsai_stage)s, &resolved, &target, &text);
   write_kernels(ctx, &resolved, &choice, &text);
