@@ -49,7 +49,9 @@
  * for each pair of K and V that the model reads:
  *   w (Dk + Dv) Hkv S                K and V of all, w bytes an element; with an index also w Di S
  *   4 (Dk + Dv) Hkv (S + (R - 1) T)  backward: this rank's sums, and those that it receives
- * and 4 for each weight of phi and the gate MLP. nsa_explain prints them.
+ * and 4 for each weight of phi and the gate MLP. nsa_explain prints them. Beyond
+ * thresholds.ranks_buffer_bytes (4 GiB) a plan takes fewer than Hkv heads at a time, and all of the
+ * workspace is that of so many heads.
  *
  * KV heads over ranks need nothing of this: with R <= Hkv each rank makes a context of Hkv / R KV
  * heads and their query heads, and no byte travels.
