@@ -29,59 +29,59 @@ typedef struct connection {
   pthread_mutex_t lock;
 } connection;
 
-static void enter(connection *l) {
-  if (l->own) pthread_mutex_lock(&l->lock);
+static void enter(connection *c) {
+  if (c->own) pthread_mutex_lock(&c->lock);
 }
 
-static void leave(connection *l) {
-  if (l->own) pthread_mutex_unlock(&l->lock);
+static void leave(connection *c) {
+  if (c->own) pthread_mutex_unlock(&c->lock);
 }
 
 /* ---- waiting until a call has been done ---- */
 
-static nsa_status fail_aborted(const connection *l) {
-  return nsai_fail(NSA_E_RANKS, "rank %d of %d: the NCCL communicator was aborted", l->rank,
-                   l->size);
+static nsa_status fail_aborted(const connection *c) {
+  return nsai_fail(NSA_E_RANKS, "rank %d of %d: the NCCL communicator was aborted", c->rank,
+                   c->size);
 }
 
 /* The state of the communicator: NSAI_NCCL_IN_PROGRESS is NSA_OK with *done false. */
-static nsa_status ask(connection *l, bool *done) {
+static nsa_status ask(connection *c, bool *done) {
   nsai_nccl_result state = NSAI_NCCL_SUCCESS;
   nsa_status status;
-  enter(l);
-  if (!l->comm) {
-    status = fail_aborted(l);
+  enter(c);
+  if (!c->comm) {
+    status = fail_aborted(c);
   } else {
-    status = NSAI_NCCL(l->nccl, ncclCommGetAsyncError(l->comm, &state));
-    if (status == NSA_OK) status = nsai_nccl_status(l->nccl, state, "ncclCommGetAsyncError");
+    status = NSAI_NCCL(c->nccl, ncclCommGetAsyncError(c->comm, &state));
+    if (status == NSA_OK) status = nsai_nccl_status(c->nccl, state, "ncclCommGetAsyncError");
   }
-  leave(l);
+  leave(c);
   *done = state != NSAI_NCCL_IN_PROGRESS;
   return status;
 }
 
 /* Puts "rank 1 of 2: " before a failure's text. */
-static nsa_status name_rank(const connection *l, nsa_status status) {
+static nsa_status name_rank(const connection *c, nsa_status status) {
   char text[NSAI_COMM_REASON_CHARS / 2];
   if (status == NSA_OK) return NSA_OK;
   nsai_writer copy = nsai_writer_open(text, sizeof text);
   nsai_write(&copy, "%s", nsa_last_error());
-  return nsai_fail(NSA_E_RANKS, "rank %d of %d: %s", l->rank, l->size, text);
+  return nsai_fail(NSA_E_RANKS, "rank %d of %d: %s", c->rank, c->size, text);
 }
 
-static nsa_status finish(connection *l, const char *what) {
+static nsa_status finish(connection *c, const char *what) {
   const double since = nsai_seconds();
   bool done;
   for (;;) {
-    NSAI_TRY(name_rank(l, ask(l, &done)));
+    NSAI_TRY(name_rank(c, ask(c, &done)));
     if (done) return NSA_OK;
     const double waited = nsai_seconds() - since;
-    if (waited * 1000 >= l->timeout_ms)
+    if (waited * 1000 >= c->timeout_ms)
       return nsai_fail(
           NSA_E_RANKS,
           "rank %d of %d: NCCL has waited %.2f s for the other ranks in %s (the timeout is "
           "%d ms): look for a rank that failed, or that makes other calls",
-          l->rank, l->size, waited, what, l->timeout_ms);
+          c->rank, c->size, waited, what, c->timeout_ms);
     nsai_comm_nap(since);
   }
 }
@@ -89,18 +89,18 @@ static nsa_status finish(connection *l, const char *what) {
 /* ---- the table ---- */
 
 /* The communicator is held. */
-static nsa_status enqueue_parts(const connection *l, const nsa_part *send, int32_t send_count,
+static nsa_status enqueue_parts(const connection *c, const nsa_part *send, int32_t send_count,
                                 const nsa_part *recv, int32_t recv_count, nsa_stream stream) {
-  const nsai_nccl *nccl = l->nccl;
+  const nsai_nccl *nccl = c->nccl;
   nsa_status status = NSA_OK;
-  if (!l->comm) return fail_aborted(l);
+  if (!c->comm) return fail_aborted(c);
   NSAI_TRY(NSAI_NCCL(nccl, ncclGroupStart()));
   for (int32_t i = 0; i < send_count && status == NSA_OK; i++)
     status = NSAI_NCCL(nccl, ncclSend(send[i].data, send[i].bytes, NSAI_NCCL_UINT8, send[i].rank,
-                                      l->comm, stream));
+                                      c->comm, stream));
   for (int32_t i = 0; i < recv_count && status == NSA_OK; i++)
     status = NSAI_NCCL(nccl, ncclRecv(recv[i].data, recv[i].bytes, NSAI_NCCL_UINT8, recv[i].rank,
-                                      l->comm, stream));
+                                      c->comm, stream));
   const nsai_nccl_result ended = nccl->ncclGroupEnd();
   NSAI_TRY(status); /* of the first failure; the end of a broken group fails as well */
   return nsai_nccl_status(nccl, ended, "ncclGroupEnd");
@@ -108,42 +108,42 @@ static nsa_status enqueue_parts(const connection *l, const nsa_part *send, int32
 
 static nsa_status exchange(void *user, const nsa_part *send, int32_t send_count,
                            const nsa_part *recv, int32_t recv_count, nsa_stream stream) {
-  connection *l = user;
+  connection *c = user;
   if (!send_count && !recv_count) return NSA_OK;
-  enter(l);
-  const nsa_status status = enqueue_parts(l, send, send_count, recv, recv_count, stream);
-  leave(l);
-  NSAI_TRY(name_rank(l, status));
-  return finish(l, "an exchange");
+  enter(c);
+  const nsa_status status = enqueue_parts(c, send, send_count, recv, recv_count, stream);
+  leave(c);
+  NSAI_TRY(name_rank(c, status));
+  return finish(c, "an exchange");
 }
 
 static nsa_status all_gather(void *user, const void *send, void *recv, uint64_t bytes,
                              nsa_stream stream) {
-  connection *l = user;
-  enter(l);
+  connection *c = user;
+  enter(c);
   const nsa_status status =
-      l->comm
-          ? NSAI_NCCL(l->nccl, ncclAllGather(send, recv, bytes, NSAI_NCCL_UINT8, l->comm, stream))
-          : fail_aborted(l);
-  leave(l);
-  NSAI_TRY(name_rank(l, status));
-  return finish(l, "a gather");
+      c->comm
+          ? NSAI_NCCL(c->nccl, ncclAllGather(send, recv, bytes, NSAI_NCCL_UINT8, c->comm, stream))
+          : fail_aborted(c);
+  leave(c);
+  NSAI_TRY(name_rank(c, status));
+  return finish(c, "a gather");
 }
 
 static nsa_status poll_link(void *user) {
-  connection *l = user;
+  connection *c = user;
   bool done;
-  return name_rank(l, ask(l, &done));
+  return name_rank(c, ask(c, &done));
 }
 
-static void abort_own(connection *l) {
+static void abort_own(connection *c) {
   nsai_comm_entered entered;
-  const bool inside = nsai_comm_enter(&l->place, &entered) == NSA_OK;
-  pthread_mutex_lock(&l->lock);
-  if (l->comm) l->nccl->ncclCommAbort(l->comm);
-  l->comm = NULL;
-  pthread_mutex_unlock(&l->lock);
-  if (inside) nsai_comm_leave(&l->place, &entered);
+  const bool inside = nsai_comm_enter(&c->place, &entered) == NSA_OK;
+  pthread_mutex_lock(&c->lock);
+  if (c->comm) c->nccl->ncclCommAbort(c->comm);
+  c->comm = NULL;
+  pthread_mutex_unlock(&c->lock);
+  if (inside) nsai_comm_leave(&c->place, &entered);
 }
 
 static void give_up(void *user, const char *reason) {
@@ -156,55 +156,55 @@ static void set_timeout(void *user, int32_t ms) { ((connection *)user)->timeout_
 /* ---- making and destroying ---- */
 
 /* Ends the connection in good order, at the latest after the timeout. */
-static void end_own(connection *l) {
+static void end_own(connection *c) {
   nsai_comm_entered entered;
-  if (!l->comm || nsai_comm_enter(&l->place, &entered) != NSA_OK) return;
-  if (NSAI_NCCL(l->nccl, ncclCommFinalize(l->comm)) == NSA_OK &&
-      finish(l, "ncclCommFinalize") == NSA_OK) {
-    l->nccl->ncclCommDestroy(l->comm);
-    l->comm = NULL;
+  if (!c->comm || nsai_comm_enter(&c->place, &entered) != NSA_OK) return;
+  if (NSAI_NCCL(c->nccl, ncclCommFinalize(c->comm)) == NSA_OK &&
+      finish(c, "ncclCommFinalize") == NSA_OK) {
+    c->nccl->ncclCommDestroy(c->comm);
+    c->comm = NULL;
   }
-  nsai_comm_leave(&l->place, &entered);
-  abort_own(l); /* unless it is destroyed */
+  nsai_comm_leave(&c->place, &entered);
+  abort_own(c); /* unless it is destroyed */
 }
 
 static void destroy_link(void *user) {
-  connection *l = user;
-  if (l->own) end_own(l);
-  pthread_mutex_destroy(&l->lock);
-  free(l);
+  connection *c = user;
+  if (c->own) end_own(c);
+  pthread_mutex_destroy(&c->lock);
+  free(c);
 }
 
 static nsa_status make_link(const nsai_comm_place *place, const nsai_nccl *nccl,
                             const nsa_comm_options *options, connection **out) {
-  connection *l = calloc(1, sizeof *l);
-  *out = l;
-  if (!l) return nsai_fail_nomem("a communicator", sizeof *l);
-  l->nccl = nccl;
-  l->place = *place;
-  l->timeout_ms = options->timeout_ms;
-  pthread_mutex_init(&l->lock, NULL);
+  connection *c = calloc(1, sizeof *c);
+  *out = c;
+  if (!c) return nsai_fail_nomem("a communicator", sizeof *c);
+  c->nccl = nccl;
+  c->place = *place;
+  c->timeout_ms = options->timeout_ms;
+  pthread_mutex_init(&c->lock, NULL);
   return NSA_OK;
 }
 
 /* Hands the connection over to a communicator, whatever happens. */
-static nsa_status make_comm(connection *l, const nsa_comm_options *options, nsa_comm **out) {
+static nsa_status make_comm(connection *c, const nsa_comm_options *options, nsa_comm **out) {
   const nsai_transport transport = { .ops = { .struct_size = sizeof(nsa_comm_ops),
-                                              .rank = l->rank,
-                                              .size = l->size,
-                                              .host_ranks = l->size,
+                                              .rank = c->rank,
+                                              .size = c->size,
+                                              .host_ranks = c->size,
                                               .flags = NSA_COMM_CAPTURES,
-                                              .user = l,
+                                              .user = c,
                                               .exchange = exchange,
                                               .all_gather = all_gather,
                                               .poll = poll_link },
                                      .name = "NCCL",
-                                     .host_ends_by = l->own ? NULL : "ncclCommAbort",
+                                     .host_ends_by = c->own ? NULL : "ncclCommAbort",
                                      .explains = true,
-                                     .give_up = l->own ? give_up : NULL,
+                                     .give_up = c->own ? give_up : NULL,
                                      .set_timeout = set_timeout,
                                      .destroy = destroy_link };
-  return nsai_comm_make(&l->place, &transport, options, out);
+  return nsai_comm_make(&c->place, &transport, options, out);
 }
 
 static nsa_status check_size(int32_t rank, int32_t size) {
@@ -225,19 +225,19 @@ static nsa_status check_device(const nsai_comm_place *place) {
 }
 
 /* What the host's communicator says about itself. */
-static nsa_status ask_host(connection *l) {
+static nsa_status ask_host(connection *c) {
   int device = 0, size = 0, rank = 0;
-  NSAI_TRY(NSAI_NCCL(l->nccl, ncclCommCount(l->comm, &size)));
-  NSAI_TRY(NSAI_NCCL(l->nccl, ncclCommUserRank(l->comm, &rank)));
-  NSAI_TRY(NSAI_NCCL(l->nccl, ncclCommCuDevice(l->comm, &device)));
-  l->rank = rank;
-  l->size = size;
+  NSAI_TRY(NSAI_NCCL(c->nccl, ncclCommCount(c->comm, &size)));
+  NSAI_TRY(NSAI_NCCL(c->nccl, ncclCommUserRank(c->comm, &rank)));
+  NSAI_TRY(NSAI_NCCL(c->nccl, ncclCommCuDevice(c->comm, &device)));
+  c->rank = rank;
+  c->size = size;
   NSAI_TRY(check_size(rank, size));
-  if (device != l->place.device->ordinal)
+  if (device != c->place.device->ordinal)
     return nsai_fail(NSA_E_ARG,
                      "nccl is a communicator of GPU %d, and the context is on GPU %d: make them on "
                      "the same device (runtime.device)",
-                     device, (int)l->place.device->ordinal);
+                     device, (int)c->place.device->ordinal);
   return NSA_OK;
 }
 
@@ -245,22 +245,22 @@ nsa_status nsai_comm_nccl(const nsai_comm_place *place, const char *path, struct
                           const nsa_comm_options *options, nsa_comm **out) {
   nsa_comm_options read;
   const nsai_nccl *nccl;
-  connection *l;
+  connection *c;
   *out = NULL;
   NSAI_TRY(check_device(place));
   if (!comm) return nsai_fail(NSA_E_ARG, "nccl is NULL: give the host's ncclComm_t");
   NSAI_TRY(nsai_comm_options_read(options, &read));
   NSAI_TRY(nsai_nccl_open(path, place->logger, &nccl));
-  NSAI_TRY(make_link(place, nccl, &read, &l));
-  l->comm = comm;
-  const nsa_status status = ask_host(l);
+  NSAI_TRY(make_link(place, nccl, &read, &c));
+  c->comm = comm;
+  const nsa_status status = ask_host(c);
   if (status != NSA_OK) {
-    destroy_link(l);
+    destroy_link(c);
     return status == NSA_E_RANKS
                ? nsai_fail(NSA_E_ARG, "nccl is no communicator that works: %s", nsa_last_error())
                : status;
   }
-  return make_comm(l, options, out);
+  return make_comm(c, options, out);
 }
 
 nsa_status nsai_comm_nccl_id(const nsai_comm_place *place, const char *path,
@@ -275,14 +275,14 @@ nsa_status nsai_comm_nccl_id(const nsai_comm_place *place, const char *path,
 }
 
 /* The device is entered. */
-static nsa_status connect(connection *l, const char id[NSA_NCCL_ID_BYTES]) {
+static nsa_status connect(connection *c, const char id[NSA_NCCL_ID_BYTES]) {
   nsai_nccl_config config = NSAI_NCCL_CONFIG_INIT;
   nsai_nccl_id given;
   memcpy(given.bytes, id, sizeof given.bytes);
   config.blocking = 0;
-  NSAI_TRY(name_rank(l, NSAI_NCCL(l->nccl, ncclCommInitRankConfig(&l->comm, l->size, given, l->rank,
+  NSAI_TRY(name_rank(c, NSAI_NCCL(c->nccl, ncclCommInitRankConfig(&c->comm, c->size, given, c->rank,
                                                                   &config))));
-  return finish(l, "ncclCommInitRankConfig");
+  return finish(c, "ncclCommInitRankConfig");
 }
 
 nsa_status nsai_comm_nccl_init(const nsai_comm_place *place, const char *path,
@@ -291,27 +291,27 @@ nsa_status nsai_comm_nccl_init(const nsai_comm_place *place, const char *path,
   nsai_comm_entered entered;
   nsa_comm_options read;
   const nsai_nccl *nccl;
-  connection *l;
+  connection *c;
   *out = NULL;
   NSAI_TRY(check_device(place));
   NSAI_TRY(check_size(rank, size));
   NSAI_TRY(nsai_comm_options_read(options, &read));
   NSAI_TRY(nsai_nccl_open(path, place->logger, &nccl));
-  NSAI_TRY(make_link(place, nccl, &read, &l));
-  l->own = true;
-  l->rank = rank;
-  l->size = size;
+  NSAI_TRY(make_link(place, nccl, &read, &c));
+  c->own = true;
+  c->rank = rank;
+  c->size = size;
   nsa_status status = nsai_comm_enter(place, &entered);
   if (status == NSA_OK) {
-    status = connect(l, id);
+    status = connect(c, id);
     nsai_comm_leave(place, &entered);
   }
   if (status != NSA_OK) {
-    abort_own(l);
-    destroy_link(l);
+    abort_own(c);
+    destroy_link(c);
     return status;
   }
   nsai_log(place->logger, NSA_LOG_INFO, "ranks", "NCCL %d.%d.%d at %s", nccl->version / 10000,
            nccl->version / 100 % 100, nccl->version % 100, nccl->library.path);
-  return make_comm(l, options, out);
+  return make_comm(c, options, out);
 }

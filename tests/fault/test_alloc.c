@@ -10,6 +10,7 @@
 #include "api/report.h"
 #include "cli/tune_results.h"
 #include "compile/compiler.h"
+#include "ranks/comm.h"
 #include "starve.h"
 
 typedef nsa_status (*scenario)(fixture *f);
@@ -211,6 +212,30 @@ static void test_missing_and_report(void **state) {
   starve(report, f);
 }
 
+/* Ranks in one thread: three that are made alone, and one that agrees with itself and exchanges. A failure
+ * behind the making ends the communicator, and its text keeps the cause. */
+static nsa_status communicate(fixture *f) {
+  const nsai_comm_place place = { 0 };
+  const nsai_agree_field field = { .name = "the library's version" };
+  const nsai_agreement mine = { .common = &field, .common_count = 1 };
+  const int64_t out = 5;
+  int64_t in = 0;
+  const nsa_part send = { (void *)(uintptr_t)&out, sizeof out, 0 }, recv = { &in, sizeof in, 0 };
+  nsa_comm *comms[3];
+  (void)f;
+  NSAI_TRY(nsai_comm_loopback(&place, 3, NULL, comms));
+  for (int i = 0; i < 3; i++) nsai_comm_destroy(comms[i]);
+  NSAI_TRY(nsai_comm_loopback(&place, 1, NULL, comms));
+  nsa_status status = nsai_comm_agree(comms[0], &mine, 0);
+  if (status == NSA_OK) status = nsai_comm_exchange(comms[0], &send, 1, &recv, 1, NULL);
+  if (status == NSA_OK) assert_int_equal(in, out);
+  if (status == NSA_E_RANKS && strstr(nsa_last_error(), "out of host memory")) status = NSA_E_NOMEM;
+  nsai_comm_destroy(comms[0]);
+  return status;
+}
+
+static void test_communicators(void **state) { starve(communicate, *state); }
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     FIXTURE_TEST(test_cache),
@@ -218,6 +243,7 @@ int main(void) {
     FIXTURE_TEST(test_compiler),
     FIXTURE_TEST(test_tune_results),
     FIXTURE_TEST(test_missing_and_report),
+    FIXTURE_TEST(test_communicators),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
