@@ -139,7 +139,8 @@ NSA_API nsa_status nsa_shard_pieces(const nsa_shard *shard, int32_t rank, const 
 NSA_API int64_t nsa_shard_tokens(const nsa_shard *shard, int32_t rank);
 NSA_API int32_t nsa_shard_max_pieces(const nsa_shard *shard);
 
-/* Destroys a shard. NULL is fine. Runs that were enqueued with it need it no more. */
+/* Destroys a shard. NULL is fine. Runs that were enqueued with it need it no more. A captured graph of
+ * such runs reads the shard at every launch, so destroy the graph before. */
 NSA_API void nsa_shard_destroy(nsa_shard *shard);
 
 /* ---- communicators ---- */
