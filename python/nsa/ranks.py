@@ -144,16 +144,12 @@ class _Table:
             return _abi.NSA_E_RANKS
 
     def _move(self, send, recv):
-        own = [part for part in send if part.rank == self.rank], [part for part in recv if part.rank == self.rank]
-        for a, b in zip(*own):
-            C.memmove(b.data, a.data, a.bytes)
         works = []
         for parts, start in ((recv, dist.irecv), (send, dist.isend)):
             counts: Dict[int, int] = {}  # a tag for each part between two ranks: they arrive as they were sent
             for part in parts:
-                if part.rank != self.rank and part.bytes:
-                    tag = counts[part.rank] = counts.get(part.rank, 0) + 1
-                    works.append(start(_view(part), self.peers[part.rank], group=self.group, tag=tag))
+                tag = counts[part.rank] = counts.get(part.rank, 0) + 1
+                works.append(start(_view(part), self.peers[part.rank], group=self.group, tag=tag))
         for work in works:
             work.wait(self.timeout)
 
@@ -165,8 +161,8 @@ class Comm:
     timeout  seconds after which a rank that does not answer is given up
     own      with NCCL: a communicator of libnsa's own, which it can abort; False: the group's
 
-    Runs are enqueued on the current stream, in the same order on every rank. After a RanksError it is of no more use,
-    and so is the group's NCCL communicator with own=False: the host aborts or destroys it.
+    Runs are enqueued on the current stream, in the same order on every rank. After a RanksError it is of no more use, unless
+    ranks disagree; with own=False the host then aborts the group's NCCL communicator.
     """
 
     def __init__(self, group=None, *, timeout: float = 60.0, own: bool = False):

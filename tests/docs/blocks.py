@@ -48,7 +48,7 @@ REASONS = {
     "needs a build with signatures",
 }
 TIMEOUT_S = 120
-HELP = {"nsacheck": "tests/check/nsacheck", "nsa-bench": "bench/nsa-bench"}
+HELP = {"nsacheck": "tests/check/nsacheck", "nsarankcheck": "tests/check/nsarankcheck", "nsa-bench": "bench/nsa-bench"}
 
 
 class Wrong(Exception):

@@ -321,3 +321,10 @@ def test_minicpm4():
         same, new, error = re.fullmatch(r"(\d+) of (\d+) tokens are those of the whole forward, logits off by at most (\S+)\n",
                                         out).groups()
         assert torch.cuda.is_available() or same == new and float(error) < 1e-4, out  # ties of bfloat16 logits
+
+
+def test_ranks_on_two_processes():
+    """Two ranks have one rank's results: the program compares them."""
+    out = run(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, EXAMPLES / "ranks.py", "--cpu", "--check",
+              "--tokens", 1600, "--repeats", 1)
+    assert "1600 tokens on 2 ranks" in out and "have one rank's bits" in out
