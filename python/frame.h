@@ -40,6 +40,9 @@ typedef struct nsapy_run_args {
   const void *exchange;
   const nsa_plan *plan;
   const int32_t *offsets;
+  /* Of a run over ranks; else NULL. */
+  nsa_comm *comm;
+  const nsa_shard *shard;
 } nsapy_run_args;
 
 static inline void nsapy_set_workspace(void *data, uint64_t bytes, uint32_t align, nsa_exec *exec) {

@@ -127,7 +127,9 @@ int32_t nsapy_run(const nsapy_run_args *args, python_object *tensors) {
   }
   f.io.softmax_scale = args->scale;
   f.batch.num_seqs = args->num_seqs;
+  f.batch.shard = args->shard;
   f.exec.branches = args->branches;
+  f.exec.comm = args->comm;
   f.grads.accumulate = args->accumulate;
   f.exec.stream = (nsa_stream)stream;
   if (!gpu) state = PyEval_SaveThread();

@@ -26,6 +26,7 @@ var mirrored = map[reflect.Type]reflect.Type{
 	reflect.TypeOf(C.nsa_io{}):          reflect.TypeOf(IO{}),
 	reflect.TypeOf(C.nsa_grads{}):       reflect.TypeOf(Grads{}),
 	reflect.TypeOf(C.nsa_index_grads{}): reflect.TypeOf(IndexGrads{}),
+	reflect.TypeOf(C.nsa_piece{}):       reflect.TypeOf(Piece{}),
 }
 
 // reportOnce calls a progress as the library does.

@@ -45,6 +45,7 @@ const (
 	ErrNoCuBLASLt  Status = C.NSA_E_NO_CUBLASLT
 	ErrIO          Status = C.NSA_E_IO
 	ErrForked      Status = C.NSA_E_FORKED
+	ErrRanks       Status = C.NSA_E_RANKS
 	ErrInternal    Status = C.NSA_E_INTERNAL
 )
 

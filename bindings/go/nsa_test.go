@@ -480,7 +480,7 @@ func TestBF16(t *testing.T) {
 
 // Every field of a C struct that a host sets has its field in Go.
 func TestMirroredFields(t *testing.T) {
-	if len(mirrored) != 10 {
+	if len(mirrored) != 11 {
 		t.Error(len(mirrored))
 	}
 	plain := func(s string) string { return strings.ToLower(strings.ReplaceAll(s, "_", "")) }
@@ -498,4 +498,90 @@ func TestMirroredFields(t *testing.T) {
 			t.Errorf("%v has %v, %v has %v", c, want, g, have)
 		}
 	}
+}
+
+// Two goroutines are two ranks, and each has half of the rows.
+func TestRanks(t *testing.T) {
+	const ranks = 2
+	ctx := newContext(t, Options{})
+	shard := must(ctx.Shard(ShardOptions{Ranks: ranks, Lengths: []int64{tokens}, Alignment: 8}))(t)
+	defer shard.Close()
+	comms := must(ctx.Loopback(ranks, 0))(t)
+	plan := must(ctx.Plan(Problem{
+		Ranks: ranks, MaxTokens: shard.Tokens(-1), MaxKVTokens: tokens, MaxPieces: shard.MaxPieces(),
+	}))(t)
+	defer plan.Close()
+	whole, want := windowAlone(t)
+	alone, exec := newTestPlan(t, ctx, Problem{MaxTokens: tokens})
+	if err := alone.Forward(exec, nil, &whole); err != nil {
+		t.Fatal(err)
+	}
+	var done sync.WaitGroup
+	var ios [ranks]IO
+	var outputs [ranks]*Buffer[float32]
+	for rank := range comms {
+		ios[rank], outputs[rank] = rowsOf(t, must(shard.Pieces(rank))(t))
+	}
+	for rank := range comms {
+		done.Add(1)
+		go func(rank int) {
+			defer done.Done()
+			defer comms[rank].Close()
+			exec, err := plan.HostExec()
+			if err == nil {
+				defer exec.Free()
+				err = comms[rank].Agree(shard, 0, plan)
+			}
+			if err == nil {
+				err = plan.Forward(exec.Over(comms[rank]), &Batch{NumSeqs: 1, Shard: shard}, &ios[rank])
+			}
+			if err == nil {
+				err = comms[rank].Wait(0, 0)
+			}
+			if err == nil {
+				err = comms[rank].Check()
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}(rank)
+	}
+	done.Wait()
+	for rank := range comms {
+		row := 0
+		for _, p := range must(shard.Pieces(rank))(t) {
+			for i := 0; i < int(p.Length); i, row = i+1, row+1 {
+				const width = heads * dim
+				at := (int(p.Begin) + i) * width
+				if !reflect.DeepEqual(outputs[rank].Data()[row*width:(row+1)*width], want.Data()[at:at+width]) {
+					t.Fatalf("rank %d, row %d", rank, row)
+				}
+			}
+		}
+	}
+}
+
+// rowsOf is windowAlone of the rows of some pieces.
+func rowsOf(t testing.TB, pieces []Piece) (IO, *Buffer[float32]) {
+	t.Helper()
+	var io IO
+	var positions []int
+	for _, p := range pieces {
+		for i := int64(0); i < p.Length; i++ {
+			positions = append(positions, int(p.Begin+i))
+		}
+	}
+	count := len(positions)
+	_, io.Q = filled(t, zero, count, heads, dim)
+	_, io.KV.K[0] = filled(t, zero, count, 1, dim)
+	_, io.KV.V[0] = filled(t, func(i int) float32 { return float32(positions[i/dim]) }, count, 1, dim)
+	_, io.Gate.Value = filled(t, func(i int) float32 {
+		if i%3 == Window {
+			return 1
+		}
+		return 0
+	}, count, heads, 3)
+	o, tensor := filled(t, zero, count, heads, dim)
+	io.O = tensor
+	return io, o
 }

@@ -48,6 +48,7 @@ type Problem struct {
 	MaxProbeRows           int64
 	IndexLSE               int   // 1: runs may ask for IO.IndexLSE
 	KVDType, CmpDType      DType // of a cache: TypeE4M3; 0: what serving says; -1: the model's
+	Ranks, MaxPieces       int32 // of a run over ranks: their number, and the most pieces of one
 }
 
 func (p *Problem) c() C.nsa_problem {
@@ -59,7 +60,7 @@ func (p *Problem) c() C.nsa_problem {
 		selection: C.int32_t(p.Selection), overlap: C.int32_t(p.Overlap),
 		max_probe_rows: C.int64_t(p.MaxProbeRows),
 		kv_dtype:       C.int32_t(p.KVDType), cmp_dtype: C.int32_t(p.CmpDType),
-		index_lse: C.int32_t(p.IndexLSE),
+		index_lse: C.int32_t(p.IndexLSE), ranks: C.int32_t(p.Ranks), max_pieces: C.int32_t(p.MaxPieces),
 	}
 	if p.WindowRing {
 		c.window_ring = 1
@@ -152,6 +153,7 @@ type Batch struct {
 	NumSeqs                                                        int32
 	CuQ, CuKV, CuCmp                                               Tensor
 	KVLen, BlockTable, PageIndptr, PageIndices, Slots, SlotMapping Tensor
+	Shard                                                          *Shard // of a plan with Problem.Ranks
 }
 
 func (b *Batch) c() *C.nsa_batch {
@@ -163,7 +165,7 @@ func (b *Batch) c() *C.nsa_batch {
 		cu_q: b.CuQ.raw, cu_kv: b.CuKV.raw, cu_cmp: b.CuCmp.raw,
 		kv_len: b.KVLen.raw, block_table: b.BlockTable.raw,
 		page_indptr: b.PageIndptr.raw, page_indices: b.PageIndices.raw,
-		slots: b.Slots.raw, slot_mapping: b.SlotMapping.raw,
+		slots: b.Slots.raw, slot_mapping: b.SlotMapping.raw, shard: b.Shard.handle(),
 	}
 }
 

@@ -20,6 +20,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace nsa {
 
@@ -83,6 +84,12 @@ struct destroy_context {
 struct destroy_plan {
   void operator()(nsa_plan *plan) const noexcept { nsa_plan_destroy(plan); }
 };
+struct destroy_shard {
+  void operator()(nsa_shard *shard) const noexcept { nsa_shard_destroy(shard); }
+};
+struct destroy_comm {
+  void operator()(nsa_comm *comm) const noexcept { nsa_comm_destroy(comm); }
+};
 // Calls a function that writes a text as snprintf does.
 template <class Write> std::string text(Write write) {
   std::string out(write(nullptr, 0), '\0');
@@ -144,6 +151,58 @@ public:
 
 private:
   std::unique_ptr<nsa_plan, detail::destroy_plan> plan_;
+};
+
+// Owns an nsa_shard. Runs that were enqueued with it need it no more.
+class shard {
+public:
+  shard(const context &ctx, const nsa_shard_options &options) {
+    nsa_shard *made = nullptr;
+    check(nsa_shard_create(ctx.get(), &options, &made));
+    shard_.reset(made);
+  }
+
+  const nsa_shard *get() const noexcept { return shard_.get(); }
+
+  // The pieces of a rank, in the order of its local tokens.
+  std::vector<nsa_piece> pieces(int32_t rank) const {
+    const nsa_piece *first = nullptr;
+    int32_t count = 0;
+    check(nsa_shard_pieces(get(), rank, &first, &count));
+    return std::vector<nsa_piece>(first, first + count);
+  }
+  // The tokens of a rank; of -1 the largest number of any, for problem.max_tokens.
+  int64_t tokens(int32_t rank = -1) const noexcept { return nsa_shard_tokens(get(), rank); }
+  int32_t max_pieces() const noexcept { return nsa_shard_max_pieces(get()); }
+
+private:
+  std::unique_ptr<nsa_shard, detail::destroy_shard> shard_;
+};
+
+// Owns an nsa_comm, one rank's end.
+class comm {
+public:
+  // Takes over a handle that nsa_comm_nccl, nsa_comm_nccl_init or nsa_comm_loopback made.
+  explicit comm(nsa_comm *made) noexcept : comm_(made) {}
+  comm(const context &ctx, const nsa_comm_ops &ops, const nsa_comm_options *options = nullptr) {
+    nsa_comm *made = nullptr;
+    check(nsa_comm_create(ctx.get(), &ops, options, &made));
+    comm_.reset(made);
+  }
+
+  nsa_comm *get() const noexcept { return comm_.get(); }
+
+  // Compares with the other ranks what is about to run. Every rank calls it.
+  void agree(const plan &plan, const shard &shard, int32_t timeout_ms = 0) const {
+    const nsa_plan *one = plan.get();
+    check(nsa_comm_agree(get(), &one, 1, shard.get(), timeout_ms));
+  }
+  void wait(nsa_stream stream, int32_t timeout_ms = 0) const {
+    check(nsa_comm_wait(get(), stream, timeout_ms));
+  }
+
+private:
+  std::unique_ptr<nsa_comm, detail::destroy_comm> comm_;
 };
 
 } // namespace nsa

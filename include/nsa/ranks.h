@@ -31,6 +31,28 @@
  * Gradients of phi and of the gate MLP are partial sums over this rank's tokens. The host adds them
  * over the ranks together with its other weights' gradients.
  *
+ * What a run takes. nsa_forward and nsa_backward run over ranks; no other call does, and there is no
+ * probe. exec.comm and batch.shard are required, and the batch has nothing else. Tensors of io and grads
+ * with a row for each token have exactly the rows of this rank's pieces, one piece after the other.
+ *   io.kv.k_cmp, v_cmp  With phi external the entries of the blocks whose last token this rank holds,
+ *                       in the order of its pieces: a piece [b, e) has N(e) - N(b) of them, where N(L)
+ *                       counts the blocks of L tokens. With another phi refused: entries stay inside.
+ *   io.k_idx            With select.by index required by every forward with NSA_SELECT_TOPN or
+ *                       problem.index_lse.
+ * Ranks may ask for different outputs and gradients: K, V and their sums travel in any case.
+ *
+ * Failures. A call that is refused has enqueued nothing, and the other ranks wait for it: repeat it with
+ * right arguments, or abort the transport. What fails later ends the communicator (NSA_E_RANKS of the
+ * other ranks).
+ *
+ * Workspace beside that of a run without ranks, in bytes, for S tokens of all ranks and at most T of one,
+ * for each pair of K and V that the model reads:
+ *   w (Dk + Dv) Hkv S                K and V of all, w bytes an element; with an index also w Di S
+ *   4 (Dk + Dv) Hkv (S + (R - 1) T)  backward: this rank's sums, and those that it receives
+ * and 4 for each weight of phi and the gate MLP. nsa_explain prints them. Beyond
+ * thresholds.ranks_buffer_bytes (4 GiB) a plan takes fewer than Hkv heads at a time, and all of the
+ * workspace is that of so many heads.
+ *
  * KV heads over ranks need nothing of this: with R <= Hkv each rank makes a context of Hkv / R KV
  * heads and their query heads, and no byte travels.
  */
@@ -117,7 +139,8 @@ NSA_API nsa_status nsa_shard_pieces(const nsa_shard *shard, int32_t rank, const 
 NSA_API int64_t nsa_shard_tokens(const nsa_shard *shard, int32_t rank);
 NSA_API int32_t nsa_shard_max_pieces(const nsa_shard *shard);
 
-/* Destroys a shard. NULL is fine. Runs that were enqueued with it need it no more. */
+/* Destroys a shard. NULL is fine. Runs that were enqueued with it need it no more. A captured graph of
+ * such runs reads the shard at every launch, so destroy the graph before. */
 NSA_API void nsa_shard_destroy(nsa_shard *shard);
 
 /* ---- communicators ---- */

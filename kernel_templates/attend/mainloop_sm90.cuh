@@ -16,7 +16,8 @@
 // tokens fp16 before (data/expanded_entries.cuh).
 //
 // Grid: persistent. CTA x of any number of CTAs takes tiles x, x + grid, ... of kv_heads * tiles,
-// KV head major, so that L2 holds the K and V of one head at a time. A tile has T = kRows /
+// KV head major, so that L2 holds the K and V of one head at a time (kHeadsAlternate: the heads of a
+// tile are adjacent, attend/mainloop_sm90_tiles.cuh). A tile has T = kRows /
 // kGroupPadded tokens; there are q_tokens / T + num_seqs, or of one packed sequence without cu_q
 // ceil(q_tokens / T).
 //
@@ -58,7 +59,8 @@
 // from bits, and barrier waits with a time limit (0).
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kRows, kKeys, kStages,
-// kQueryStages, kThreads, kMinBlocks, kSharedBytes, kGate; those of data/source.cuh.
+// kQueryStages, kThreads, kMinBlocks, kSharedBytes, kGate; those of data/source.cuh;
+// kHeadsAlternate, which may be missing.
 #pragma once
 #include "attend/mainloop_sm90_producer.cuh"
 #include "attend/mainloop_sm90_tiles.cuh"

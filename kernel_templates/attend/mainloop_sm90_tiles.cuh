@@ -112,6 +112,19 @@ NSAI_DEVICE FlashTile flash_tile(const Sequences &seqs, int group, int number) {
   return t;
 }
 
+// Whether successive tiles are of successive KV heads. Otherwise all tiles of a head come before those of
+// the next, so that CTAs that run at the same time read the keys of one head.
+//
+// In a run over ranks, a head has the tiles of several pieces: long ones, then short ones. When there are
+// few, the fixed order above gives some CTAs the long tiles of every head. Measured on an H200, rank 5 of
+// 64 at 128k (2048 tokens, 64/4 heads, D 128): attend_compressed_topn_sm90 takes 1.02 ms with head after
+// head, 0.74 ms with alternating heads, and its longer piece alone 0.69 ms. A whole sequence gains nothing
+// (128k: 1 to 2 % slower).
+template <class C, class = void> struct AlternationOf { static constexpr bool kValue = false; };
+template <class C> struct AlternationOf<C, decltype((void)C::kHeadsAlternate)> {
+  static constexpr bool kValue = C::kHeadsAlternate;
+};
+
 // Calls take(tile) for every tile of this CTA. Every other round of the grid runs backwards: when
 // tiles get ever shorter, no CTA gets the longer one each time.
 template <class Config, class Keys, class Sequences, class Take>
@@ -123,8 +136,14 @@ NSAI_DEVICE void for_each_tile(const NsaiAttendTma &p, const Sequences &seqs, Ta
     int index = round + output_row;
     output_row = gridDim.x - 1 - output_row;
     if (index >= p.attend.tiles) continue;
-    for (; index - first >= tiles; first += tiles) ++group;
-    int number = index - first;
+    int number;
+    if constexpr (AlternationOf<Config>::kValue) {
+      number = index / p.attend.kv_heads;
+      group = index - number * p.attend.kv_heads;
+    } else {
+      for (; index - first >= tiles; first += tiles) ++group;
+      number = index - first;
+    }
     FlashTile tile =
         flash_tile<Config, Keys>(seqs, group, Keys::kLongestFirst ? tiles - 1 - number : number);
     if (tile.tokens > 0) take(tile);

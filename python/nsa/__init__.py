@@ -8,12 +8,13 @@
     gates = torch.randn(1024, 64, 3, device="cuda", dtype=torch.bfloat16)
     o = nsa.attention(q, k, v, gates, config=config)    # [1024, 64, 128]
 
-`import nsa` imports no framework. attention, NSAttention and KVCache need PyTorch; nsa.jax needs JAX.
+`import nsa` imports no framework. attention, NSAttention, KVCache and nsa.ranks need PyTorch; nsa.jax
+needs JAX.
 """
 import importlib
 
 from ._config import Config
-from ._library import ArgumentError, ConfigError, Error, NotPreparedError, UnsupportedError
+from ._library import ArgumentError, ConfigError, Error, NotPreparedError, RanksError, UnsupportedError
 from ._tools import doctor, explain, export_records, import_records, tune, version
 
 __version__ = version()
@@ -22,7 +23,7 @@ __version__ = version()
 _LATER = {"attention": "_torch", "append": "_torch", "decode": "_torch", "prefill": "_torch",
           "index_kl": "_index_kl", "NSAttention": "modules", "KVCache": "kv_cache", "Batch": "kv_cache"}
 
-__all__ = ["Config", "Error", "ArgumentError", "ConfigError", "NotPreparedError", "UnsupportedError", "doctor", "explain",
+__all__ = ["Config", "Error", "ArgumentError", "ConfigError", "NotPreparedError", "RanksError", "UnsupportedError", "doctor", "explain",
            "export_records", "import_records", "tune", "version", *_LATER]
 
 

@@ -22,6 +22,7 @@ NSA_E_VERSION = 15
 NSA_E_NO_CUBLASLT = 16
 NSA_E_IO = 17
 NSA_E_FORKED = 18
+NSA_E_RANKS = 19
 NSA_E_INTERNAL = 99
 NSA_F16 = 1
 NSA_BF16 = 2
@@ -70,6 +71,10 @@ NSA_CMP = 0
 NSA_SEL = 1
 NSA_WIN = 2
 NSA_BRANCHES = 3
+NSA_SHARD_ZIGZAG = 1
+NSA_SHARD_CONTIGUOUS = 2
+NSA_SHARD_GIVEN = 3
+NSA_COMM_CAPTURES = 1
 NSA_TUNE_HEURISTIC = 1
 NSA_TUNE_QUICK = 2
 NSA_TUNE_NORMAL = 3
@@ -163,6 +168,8 @@ class nsa_problem(C.Structure):
         ("kv_dtype", C.c_int32),
         ("cmp_dtype", C.c_int32),
         ("index_lse", C.c_int32),
+        ("ranks", C.c_int32),
+        ("max_pieces", C.c_int32),
         ("reserved", C.c_int32),
     ]
 
@@ -185,6 +192,7 @@ class nsa_exec(C.Structure):
         ("workspace", C.c_void_p),
         ("workspace_bytes", C.c_uint64),
         ("stream", C.c_void_p),
+        ("comm", C.c_void_p),
     ]
 
 
@@ -201,6 +209,7 @@ class nsa_batch(C.Structure):
         ("page_indices", nsa_tensor),
         ("slots", nsa_tensor),
         ("slot_mapping", nsa_tensor),
+        ("shard", C.c_void_p),
     ]
 
 
@@ -296,6 +305,59 @@ class nsa_index_grads(C.Structure):
     ]
 
 
+class nsa_piece(C.Structure):
+    _fields_ = [
+        ("rank", C.c_int32),
+        ("sequence", C.c_int32),
+        ("begin", C.c_int64),
+        ("length", C.c_int64),
+    ]
+
+
+class nsa_shard_options(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("layout", C.c_int32),
+        ("ranks", C.c_int32),
+        ("num_seqs", C.c_int32),
+        ("lengths", C.POINTER(C.c_int64)),
+        ("alignment", C.c_int64),
+        ("given", C.POINTER(nsa_piece)),
+        ("given_count", C.c_int64),
+    ]
+
+
+class nsa_part(C.Structure):
+    _fields_ = [
+        ("data", C.c_void_p),
+        ("bytes", C.c_uint64),
+        ("rank", C.c_int32),
+    ]
+
+
+class nsa_comm_ops(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("rank", C.c_int32),
+        ("size", C.c_int32),
+        ("host_ranks", C.c_int32),
+        ("flags", C.c_uint32),
+        ("reserved", C.c_uint32),
+        ("user", C.c_void_p),
+        ("exchange", C.CFUNCTYPE(C.c_int32, C.c_void_p, C.POINTER(nsa_part), C.c_int32, C.POINTER(nsa_part), C.c_int32, C.c_void_p)),
+        ("all_gather", C.CFUNCTYPE(C.c_int32, C.c_void_p, C.c_void_p, C.c_void_p, C.c_uint64, C.c_void_p)),
+        ("poll", C.CFUNCTYPE(C.c_int32, C.c_void_p)),
+        ("abort", C.CFUNCTYPE(C.c_int32, C.c_void_p)),
+    ]
+
+
+class nsa_comm_options(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("timeout_ms", C.c_int32),
+    ]
+
+
 class nsa_tune_event(C.Structure):
     _fields_ = [
         ("struct_size", C.c_uint32),
@@ -356,6 +418,20 @@ FUNCTIONS = {
     "nsa_kv_append": (C.c_int32, [C.c_void_p, C.POINTER(nsa_exec), C.POINTER(nsa_batch), C.POINTER(nsa_io)]),
     "nsa_decode": (C.c_int32, [C.c_void_p, C.POINTER(nsa_exec), C.POINTER(nsa_batch), C.POINTER(nsa_io)]),
     "nsa_prefill": (C.c_int32, [C.c_void_p, C.POINTER(nsa_exec), C.POINTER(nsa_batch), C.POINTER(nsa_io)]),
+    "nsa_shard_create": (C.c_int32, [C.c_void_p, C.POINTER(nsa_shard_options), C.POINTER(C.c_void_p)]),
+    "nsa_shard_pieces": (C.c_int32, [C.c_void_p, C.c_int32, C.POINTER(C.POINTER(nsa_piece)), C.POINTER(C.c_int32)]),
+    "nsa_shard_tokens": (C.c_int64, [C.c_void_p, C.c_int32]),
+    "nsa_shard_max_pieces": (C.c_int32, [C.c_void_p]),
+    "nsa_shard_destroy": (None, [C.c_void_p]),
+    "nsa_comm_create": (C.c_int32, [C.c_void_p, C.POINTER(nsa_comm_ops), C.POINTER(nsa_comm_options), C.POINTER(C.c_void_p)]),
+    "nsa_comm_nccl": (C.c_int32, [C.c_void_p, C.c_void_p, C.POINTER(nsa_comm_options), C.POINTER(C.c_void_p)]),
+    "nsa_comm_nccl_id": (C.c_int32, [C.c_void_p, C.POINTER(C.c_char)]),
+    "nsa_comm_nccl_init": (C.c_int32, [C.c_void_p, C.POINTER(C.c_char), C.c_int32, C.c_int32, C.POINTER(nsa_comm_options), C.POINTER(C.c_void_p)]),
+    "nsa_comm_loopback": (C.c_int32, [C.c_void_p, C.c_int32, C.POINTER(nsa_comm_options), C.POINTER(C.c_void_p)]),
+    "nsa_comm_agree": (C.c_int32, [C.c_void_p, C.POINTER(C.c_void_p), C.c_size_t, C.c_void_p, C.c_int32]),
+    "nsa_comm_check": (C.c_int32, [C.c_void_p]),
+    "nsa_comm_wait": (C.c_int32, [C.c_void_p, C.c_void_p, C.c_int32]),
+    "nsa_comm_destroy": (None, [C.c_void_p]),
     "nsa_tune": (C.c_int32, [C.c_void_p, C.POINTER(nsa_problem), C.c_size_t, C.POINTER(nsa_tune_options)]),
     "nsa_records_export": (C.c_size_t, [C.c_void_p, C.c_char_p, C.c_size_t]),
     "nsa_records_import": (C.c_int32, [C.c_void_p, C.c_char_p, C.c_size_t]),

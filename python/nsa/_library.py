@@ -35,12 +35,17 @@ class UnsupportedError(Error, NotImplementedError):
     """NSA_E_UNSUPPORTED: a valid request that no kernel can serve. The message has all reasons."""
 
 
+class RanksError(Error):
+    """NSA_E_RANKS: another rank failed, disagrees or does not answer. The communicator is of no more use."""
+
+
 class NotPreparedError(Error):
     """NSA_E_NOT_PREPARED: a kernel would have to be compiled, and `runtime.jit` forbids it here."""
 
 
 CLASSES = {_abi.NSA_E_ARG: ArgumentError, _abi.NSA_E_CONFIG: ConfigError,
-           _abi.NSA_E_UNSUPPORTED: UnsupportedError, _abi.NSA_E_NOT_PREPARED: NotPreparedError}
+           _abi.NSA_E_UNSUPPORTED: UnsupportedError, _abi.NSA_E_NOT_PREPARED: NotPreparedError,
+           _abi.NSA_E_RANKS: RanksError}
 
 
 class Frame(C.Structure):
@@ -52,7 +57,8 @@ class Frame(C.Structure):
 class RunArgs(C.Structure):
     _fields_ = [("call", C.c_int32), ("num_seqs", C.c_int32), ("branches", C.c_uint32), ("accumulate", C.c_uint32),
                 ("scale", C.c_float), ("workspace_align", C.c_int32),
-                ("tensors", C.c_int32), ("exchange", C.c_void_p), ("plan", C.c_void_p), ("offsets", C.POINTER(C.c_int32))]
+                ("tensors", C.c_int32), ("exchange", C.c_void_p), ("plan", C.c_void_p), ("offsets", C.POINTER(C.c_int32)),
+                ("comm", C.c_void_p), ("shard", C.c_void_p)]
 
 
 FORWARD, DENSE, BACKWARD, APPEND, DECODE, PREFILL, INDEX_KL = range(7)

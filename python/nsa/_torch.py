@@ -50,12 +50,13 @@ class Run:
 
     __slots__ = "plan", "args", "address", "offsets", "room", "outputs", "handle", "inputs", "few"
 
-    def __init__(self, call, plan, names, num_seqs, scale, inputs, branches=0):
+    def __init__(self, call, plan, names, num_seqs, scale, inputs, branches=0, comm=None, shard=None):
         self.plan, self.room, self.handle = plan, plan.room, plan.handle
         self.inputs = inputs  # the first ones, of which copies may be passed
         self.offsets = (C.c_int32 * len(names))(*[OFFSETS[name] for name in names])
         self.args = RunArgs(call=call, num_seqs=num_seqs, scale=scale, workspace_align=plan.align, branches=branches,
-                            tensors=len(names), exchange=EXCHANGE, plan=plan.handle, offsets=self.offsets)
+                            tensors=len(names), exchange=EXCHANGE, plan=plan.handle, offsets=self.offsets,
+                            comm=comm, shard=shard)
         self.address = C.addressof(self.args)
         self.outputs = None
         self.few = False  # of a forward: it has q, k, v, gates, and no output that is saved
@@ -84,6 +85,8 @@ class Run:
         """The same by ctypes, where PyTorch has no table that the shim knows."""
         sized = {name: kind for name, kind in Frame._fields_}
         frame = Frame(**{name: kind(struct_size=C.sizeof(kind)) for name, kind in sized.items()})
+        # Empty tensors have no address. Of a rank without tokens they get one, since its part of a run has all tensors.
+        nowhere = tensors[-1].data_ptr() if self.args.shard else None
         for offset, x in zip(self.offsets, tensors):
             if offset == UNUSED:
                 continue
@@ -93,7 +96,7 @@ class Run:
                 frame.exec.workspace, frame.exec.workspace_bytes = begin + skip, x.numel() - skip
                 continue
             t = _abi.nsa_tensor.from_buffer(frame, offset)
-            t.data, t.ndim, t.dtype = x.data_ptr() or None, x.dim(), NUMBERS.get(x.dtype, 0)
+            t.data, t.ndim, t.dtype = x.data_ptr() or nowhere, x.dim(), NUMBERS.get(x.dtype, 0)
             for i in range(min(x.dim(), 5)):
                 t.shape[i], t.stride[i] = x.shape[i], x.stride(i)
             if x.dim() and x.shape[-1] == 1:
@@ -101,6 +104,7 @@ class Run:
         first = tensors[0]
         frame.io.softmax_scale, frame.batch.num_seqs = self.args.scale, self.args.num_seqs
         frame.exec.branches = self.args.branches
+        frame.exec.comm, frame.batch.shard = self.args.comm, self.args.shard
         frame.exec.stream = torch.cuda.current_stream(first.device).cuda_stream if first.is_cuda else None
         batch = C.byref(frame.batch) if self.args.num_seqs else None
         functions = lib.nsa_forward, lib.nsa_dense, lib.nsa_backward, lib.nsa_kv_append, lib.nsa_decode, lib.nsa_prefill

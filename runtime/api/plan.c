@@ -74,6 +74,23 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
   return NSA_OK;
 }
 
+/* What a run over ranks holds beside the workspace of a piece. */
+static void write_ranks(const nsai_problem *p, const nsai_workspace *workspace, nsai_writer *text) {
+  uint64_t whole = 0, sums = 0, received = 0;
+  if (!p->ranks) return;
+  for (int i = 0; i < NSAI_RANKS_TENSORS; i++) {
+    whole += workspace->ranks.tensor[i].whole.bytes;
+    sums += workspace->ranks.tensor[i].sums.bytes;
+    received += workspace->ranks.tensor[i].received.bytes;
+  }
+  nsai_write(
+      text,
+      "  over %d ranks, of the workspace: K and V of all ranks %llu bytes, fp32 sums of their "
+      "gradients %llu, those from other ranks %llu, sums of gradients of weights %llu\n",
+      p->ranks, (unsigned long long)whole, (unsigned long long)sums, (unsigned long long)received,
+      (unsigned long long)workspace->ranks.weights.bytes);
+}
+
 static void write_kernel(const nsai_kernel_spec *spec, int32_t spills, nsai_writer *text) {
   nsai_write(text, "  kernel %s: %d threads, %u bytes of shared memory", spec->entry, spec->threads,
              spec->shared_bytes);
@@ -145,10 +162,11 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
   nsai_workspace workspace;
   if (ctx->cpu) {
     nsai_write(&text, "  every stage: the float64 reference (runtime.device: cpu)\n");
-    if (nsai_workspace_make_cpu(&resolved, &workspace) == NSA_OK)
-      nsai_write(&text, "  workspace: %llu bytes, which it does not use\n",
-                 (unsigned long long)workspace.total);
-    else
+    if (nsai_workspace_make_cpu(&resolved, &workspace) == NSA_OK) {
+      nsai_write(&text, "  workspace: %llu bytes, %s\n", (unsigned long long)workspace.total,
+                 resolved.ranks ? "which only what travels uses" : "which it does not use");
+      write_ranks(&resolved, &workspace, &text);
+    } else
       nsai_write(&text, "  %s\n", nsa_last_error());
     return text.used;
   }
@@ -158,11 +176,13 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
     return text.used;
   }
   nsai_write(&text, "  workspace: %llu bytes\n", (unsigned long long)workspace.total);
+  write_ranks(&resolved, &workspace, &text);
   for (int i = 0; i < choice.form_count; i++) {
     const nsai_form form = nsai_form_of(&choice, &workspace, NULL, i);
     if (form.variant->describe) form.variant->describe(&form, &text);
   }
-  if (resolved.op == NSA_OP_BACKWARD) write_saved(&resolved, &text);
+  const nsai_problem all_heads = nsai_problem_all_heads(&resolved);
+  if (resolved.op == NSA_OP_BACKWARD) write_saved(&all_heads, &text);
   for (int s = 0; s < NSAI_STAGE_COUNT; s++)
     nsai_forms_write(&choice, (nsai_stage)s, &resolved, &target, &text);
   write_kernels(ctx, &resolved, &choice, &text);

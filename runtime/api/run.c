@@ -29,6 +29,7 @@ typedef struct call_structs {
   nsa_index_grads index_grads;
   nsai_queue queue;
   nsai_call_tensors tensors;
+  nsai_problem all_heads; /* of a plan over ranks, which may be one of some heads */
 } call_structs;
 
 /* One struct of the call; `optional` ones may be NULL. */
@@ -101,8 +102,10 @@ static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *gi
                      .queue = &call->queue,
                      .tensors = &call->tensors,
                      .branches = branches,
+                     .all_heads = &call->all_heads,
                      .comm = exec->comm,
                      .shard = shard };
+  call->all_heads = nsai_problem_all_heads(&plan->problem);
   call->tensors.count = 0;
   if (run->driver) call->queue = nsai_queue_open(&plan->ctx->device, exec->stream);
   return run->driver ? nsai_context_enter(plan->ctx, &run->pushed) : NSA_OK;
@@ -114,7 +117,7 @@ static nsa_status end_run(const nsai_run *run, nsa_status status) {
 }
 
 static nsai_check check_of(const nsai_run *run) {
-  return (nsai_check){ .problem = &run->plan->problem,
+  return (nsai_check){ .problem = run->all_heads,
                        .driver = run->driver,
                        .stream = run->driver ? run->queue->stream : NULL,
                        .level = run->plan->ctx->config->runtime.check_inputs,

@@ -138,6 +138,7 @@ typedef enum nsai_key_id {
   NSAI_KEY_SELECT_DENSE_BELOW,
   NSAI_KEY_PREFILL_SPLIT_FROM,
   NSAI_KEY_PREFILL_EXPAND_BYTES,
+  NSAI_KEY_RANKS_BUFFER_BYTES,
   NSAI_KEY_DEVICE_SMS,
   NSAI_KEY_DEVICE_SMEM,
   NSAI_KEY_DEVICE_L2,
@@ -205,7 +206,7 @@ typedef struct nsai_config {
     int32_t log_level; /* NSA_LOG_* */
     int32_t recompute; /* NSAI_RECOMPUTE_* */
     int32_t check_inputs;
-    int32_t compile_jobs;                           /* 0: min(cores, 4) */
+    int32_t compile_jobs;                                       /* 0: min(cores, 4) */
     char *nvrtc_path, *cublaslt_path, *nccl_path, *driver_path; /* NULL: search for the library */
     bool line_info, count_reads;
     char *dump_dir, *templates_dir; /* NULL: none */
@@ -229,6 +230,7 @@ typedef struct nsai_config {
     int64_t select_dense_below;    /* tokens; -1: auto = count * block */
     int64_t prefill_split_from;    /* tokens; 0: never; -1: auto */
     uint64_t prefill_expand_bytes; /* 0: none */
+    uint64_t ranks_buffer_bytes;   /* 0: one KV head at a time */
   } thresholds;
   struct {
     int32_t sms;                  /* 0: not given; the same holds for all figures here */

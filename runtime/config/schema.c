@@ -319,6 +319,11 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
       "these in "
       "e4m3 expands them to the model's dtype once, on sm_90a; longer contexts, more sequences and "
       "calls of few new tokens expand what each tile reads; 0: all do"),
+  RANGE(RANKS_BUFFER_BYTES, "thresholds.ranks_buffer_bytes", SIZE, thresholds.ranks_buffer_bytes, 0,
+        1024 * GIB, 0, "4Gi",
+        "bytes of workspace, for K and V of all ranks and the sums of their gradients, up to which "
+        "a plan over ranks takes all KV heads at once; beyond, it takes as many at a time as fit, "
+        "at least one. With gate mlp it always takes all"),
 
   RANGE(DEVICE_SMS, "device.sms", INT, device.sms, 0, MAX_SMS, 0, "0",
         "streaming multiprocessors; 0: unknown"),

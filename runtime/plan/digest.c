@@ -14,7 +14,7 @@
 
 /* A member that NSAI_PROBLEM_FIELDS lacks would not be compared: add new ones there, then correct the
  * size. */
-_Static_assert(sizeof(nsai_problem) - sizeof(nsai_model) == 108, "NSAI_PROBLEM_FIELDS is complete");
+_Static_assert(sizeof(nsai_problem) - sizeof(nsai_model) == 116, "NSAI_PROBLEM_FIELDS is complete");
 
 static nsai_agree_field digest_of(const char *name, const void *data, size_t size) {
   nsai_agree_field field = { .name = name };

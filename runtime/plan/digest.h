@@ -35,7 +35,8 @@
   X(count_reads)                                                                                   \
   X(recompute)                                                                                     \
   X(ranks)                                                                                         \
-  X(max_pieces)
+  X(max_pieces)                                                                                    \
+  X(head_groups)
 #define NSAI_COUNT_ONE(member) +1
 
 /* The model, the problem's members, the variant with its tiles of each stage, cuBLASLt's version. */

@@ -5,6 +5,7 @@
 
 #include "base/struct.h"
 #include "plan/forms.h"
+#include "plan/ranks_memory.h"
 
 #include <nsa/ranks.h>
 #include <string.h>
@@ -271,6 +272,28 @@ static nsa_status resolve_ranks(const nsa_problem *problem, nsai_problem *out) {
   return check_choice("max_pieces", out->max_pieces, 1, MOST_PIECES);
 }
 
+/* The heads of 1 / groups of the model. */
+static nsai_problem with_groups(const nsai_problem *p, int32_t groups) {
+  nsai_problem part = *p;
+  part.head_groups = groups;
+  part.model.heads /= groups;
+  part.model.kv_heads /= groups;
+  part.model.index_heads /= groups;
+  return part;
+}
+
+/* Takes as many KV heads at a time as thresholds.ranks_buffer_bytes has room for. A gate MLP makes the
+ * gates of all heads together. */
+static void group_heads(const nsai_config *config, nsai_problem *p) {
+  const nsai_problem all = *p;
+  const int64_t most = (int64_t)config->thresholds.ranks_buffer_bytes;
+  *p = with_groups(&all, 1);
+  if (all.model.gate == NSAI_GATE_MLP) return;
+  for (int32_t groups = 2; groups <= all.model.kv_heads && nsai_ranks_memory_bytes(p) > most;
+       groups++)
+    if (all.model.kv_heads % groups == 0) *p = with_groups(&all, groups);
+}
+
 static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
                           nsai_problem *out) {
   const nsai_model *m = &config->model;
@@ -335,6 +358,7 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
   const bool keys = out->cmp_dtype && m->by == NSAI_BY_INDEX;
   if (out->op == NSA_OP_PREFILL && (out->kv_dtype || keys))
     out->expand_bytes = (int64_t)config->thresholds.prefill_expand_bytes;
+  if (out->ranks) group_heads(config, out);
   return NSA_OK;
 }
 
@@ -383,7 +407,8 @@ void nsai_problem_add_model(nsai_writer *text, const nsai_problem *p) {
 }
 
 void nsai_problem_add_string(nsai_writer *text, const nsai_problem *p) {
-  nsai_problem_add_model(text, p);
+  const nsai_problem all = nsai_problem_all_heads(p);
+  nsai_problem_add_model(text, &all);
   nsai_write(text, ":ov=%s:tok%lld", p->overlap == NSA_OVERLAP_HIGH ? "high" : "low",
              (long long)p->max_tokens);
   if (nsai_problem_is_cached(p))
@@ -395,13 +420,23 @@ void nsai_problem_add_string(nsai_writer *text, const nsai_problem *p) {
   if (p->index_lse) nsai_write(text, ":ilse");
   if (p->count_reads) nsai_write(text, ":reads");
   if (p->ranks) nsai_write(text, ":cp%dx%d", p->ranks, p->max_pieces);
+  if (p->ranks && p->head_groups > 1) nsai_write(text, ":kvh%d", p->model.kv_heads);
   if (p->op == NSA_OP_BACKWARD && p->recompute)
     nsai_write(text, ":%s", p->recompute == NSAI_RECOMPUTE_ALWAYS ? "again" : "saved");
 }
 
+nsai_problem nsai_problem_all_heads(const nsai_problem *problem) {
+  nsai_problem all = *problem;
+  const int32_t groups = problem->ranks ? problem->head_groups : 1;
+  all.model.heads *= groups;
+  all.model.kv_heads *= groups;
+  all.model.index_heads *= groups;
+  return all;
+}
+
 nsai_problem nsai_problem_without_ranks(const nsai_problem *problem) {
   nsai_problem one = *problem;
-  one.ranks = one.max_pieces = 0;
+  one.ranks = one.max_pieces = one.head_groups = 0;
   return one;
 }
 

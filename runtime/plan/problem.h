@@ -39,6 +39,9 @@ typedef struct nsai_problem {
   /* Over ranks: their number, and most pieces of one; 0: no ranks. max_tokens counts the tokens of a
    * rank, the capacities of K and V count those of all. Kernels are those of one piece. */
   int32_t ranks, max_pieces;
+  /* Over ranks: the model has 1 / head_groups of the KV heads, of the index heads and of the query heads,
+   * which a run takes group by group; 0: no ranks */
+  int32_t head_groups;
 } nsai_problem;
 
 /* Checks an array of callers' problems, which may have another size than this library's:
@@ -83,6 +86,9 @@ static inline bool nsai_problem_has_no_importance(const nsai_problem *problem) {
   return problem->op == NSA_OP_DENSE || problem->op == NSA_OP_BACKWARD ||
          problem->op == NSA_OP_INDEX_KL;
 }
+
+/* The problem with all heads, as the caller's tensors have them. */
+nsai_problem nsai_problem_all_heads(const nsai_problem *problem);
 
 /* The problem of one rank by itself, with the K and V of all in its memory: what is timed, and what
  * records are looked up for. */

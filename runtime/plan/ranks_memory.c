@@ -55,6 +55,19 @@ void nsai_ranks_memory_size(const nsai_problem *p, nsai_ranks_memory *out) {
   out->weights.bytes = (uint64_t)bytes;
 }
 
+int64_t nsai_ranks_memory_bytes(const nsai_problem *p) {
+  nsai_ranks_memory memory;
+  int64_t bytes = 0;
+  nsai_ranks_memory_size(p, &memory);
+  for (int i = 0; i < NSAI_RANKS_TENSORS; i++) {
+    const nsai_ranks_tensor *t = &memory.tensor[i];
+    bytes = nsai_size_add(bytes, (int64_t)t->whole.bytes);
+    bytes = nsai_size_add(bytes, (int64_t)t->sums.bytes);
+    bytes = nsai_size_add(bytes, (int64_t)t->received.bytes);
+  }
+  return bytes;
+}
+
 /* ---- weights ---- */
 
 typedef struct weight_list {

@@ -41,6 +41,9 @@ typedef struct nsai_ranks_memory {
 /* Fills everything but the buffers' offsets. */
 void nsai_ranks_memory_size(const nsai_problem *problem, nsai_ranks_memory *out);
 
+/* Bytes of the tensors that travel and of the sums of their gradients. */
+int64_t nsai_ranks_memory_bytes(const nsai_problem *problem);
+
 /* A gradient of weights: a rank's pieces add to it one after the other. */
 typedef struct nsai_ranks_weight {
   size_t tensor;    /* offset in nsa_grads */

@@ -84,6 +84,10 @@ void nsai_ranks_piece_io(const nsai_ranks_pass *pass, const nsa_piece *piece, in
 nsai_run nsai_ranks_piece_run(const nsai_ranks_pass *pass, const nsa_piece *piece, const nsa_io *io,
                               const nsai_run_piece *is);
 
+/* Runs `pass` for each group of KV heads, with their heads of the caller's tensors. A failure ends the
+ * communicator. */
+nsa_status nsai_for_head_groups(const nsai_run *run, nsa_status (*pass)(nsai_ranks_pass *));
+
 /* The rows [first, first + count) of a tensor, where it is present. */
 void nsai_ranks_slice(nsa_tensor *tensor, int64_t first, int64_t count);
 

@@ -275,10 +275,5 @@ static nsa_status backward(nsai_ranks_pass *pass) {
 }
 
 nsa_status nsai_backward_over_ranks(const nsai_run *run) {
-  nsai_ranks_pass pass;
-  NSAI_TRY(nsai_ranks_open(run, &pass));
-  const nsa_status status = backward(&pass);
-  if (status) nsai_comm_fail(run->comm, nsa_last_error());
-  nsai_ranks_close(&pass);
-  return status;
+  return nsai_for_head_groups(run, backward);
 }

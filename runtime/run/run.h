@@ -51,7 +51,8 @@ typedef struct nsai_run {
   nsai_run_sizes sizes;
   const nsai_stage_callbacks *callbacks; /* NULL: none */
   bool pushed;                           /* the device was made current by this run */
-  nsa_comm *comm;                        /* of a run over ranks, as the next */
+  const nsai_problem *all_heads; /* the plan's problem, with all heads of the caller's tensors */
+  nsa_comm *comm;                /* of a run over ranks, as the next */
   const nsa_shard *shard;
   const nsai_run_piece *piece; /* NULL: the run is no piece */
 } nsai_run;

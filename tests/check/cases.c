@@ -309,8 +309,7 @@ static void random_backward(nsai_verify_random *random, nsai_verify_case *c) {
 #define MOST_COST 5e8
 #define LEAST_QUERIES 16 /* of the only sequence of a problem that costs more */
 
-/* The same as nsai_verify_case_cost, with the products of phi and of the gate. */
-static double whole_cost(const nsai_verify_case *c) {
+double chk_case_cost(const nsai_verify_case *c) {
   const nsai_model *g = &c->model;
   double cost = nsai_verify_case_cost(c), block = 0, token = 0;
   if (nsai_phi_has_weights(g))
@@ -356,16 +355,16 @@ static void random_lengths(nsai_verify_random *random, int64_t longest, nsai_ver
     c->q_len[s] = q;
     c->kv_len[s] = kv;
   }
-  while (c->num_seqs > 1 && whole_cost(c) > MOST_COST) c->num_seqs--;
+  while (c->num_seqs > 1 && chk_case_cost(c) > MOST_COST) c->num_seqs--;
   /* Then the last queries of a long sequence, which see all of it. */
-  while (c->q_len[0] > LEAST_QUERIES && whole_cost(c) > MOST_COST) c->q_len[0] /= 2;
+  while (c->q_len[0] > LEAST_QUERIES && chk_case_cost(c) > MOST_COST) c->q_len[0] /= 2;
 }
 
 /* Whether q, k and v can be slices of one buffer, which have the same lengths. */
 static bool can_be_packed(const nsai_verify_case *c) {
   nsai_verify_case packed = *c;
   memcpy(packed.q_len, c->kv_len, sizeof packed.q_len);
-  return !c->model.per_branch && whole_cost(&packed) <= MOST_COST;
+  return !c->model.per_branch && chk_case_cost(&packed) <= MOST_COST;
 }
 
 static void random_layout(nsai_verify_random *random, nsai_verify_case *c) {

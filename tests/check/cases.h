@@ -15,6 +15,9 @@ void chk_case_random(uint64_t seed, int64_t number, nsai_verify_case *c);
 /* The same of the model that chk_model_random draws from `model`. */
 void chk_case_random_of(uint64_t model, uint64_t seed, int64_t number, nsai_verify_case *c);
 
+/* Multiply-adds of one forward: nsai_verify_case_cost, and the products of phi and of the gate. */
+double chk_case_cost(const nsai_verify_case *c);
+
 /* Tokens of sequences in which a model has to choose: twice those of the blocks that it chooses, at most 2^20. */
 int64_t chk_longest_of(const nsai_model *model);
 

@@ -38,7 +38,7 @@ static nsai_verify_outcome run(chk_plans *plans, const chk_arguments *a, const c
   } else if (a->tap) {
     chk_result_tap(stdout, i + 1, text, &result);
   } else {
-    chk_result_print(stdout, text, &result, a->repeat);
+    chk_result_print(stdout, text, &result, "nsacheck", a->repeat);
   }
   fflush(stdout);
   return result.outcome;

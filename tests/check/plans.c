@@ -246,10 +246,15 @@ static nsa_status obtain(chk_plans *plans, const char *yaml, const nsa_problem *
 
 nsa_status chk_plans_get(chk_plans *plans, const nsai_verify_case *c, int32_t op,
                          nsai_trial_plan *out) {
-  nsa_problem problem = chk_case_problem(c, op);
+  const nsa_problem problem = chk_case_problem(c, op);
+  return chk_plans_get_problem(plans, c, &problem, out);
+}
+
+nsa_status chk_plans_get_problem(chk_plans *plans, const nsai_verify_case *c,
+                                 const nsa_problem *problem, nsai_trial_plan *out) {
   char *yaml = chk_plans_yaml(plans, c);
   if (!yaml) return nsai_fail_nomem("a configuration", 1024);
-  nsa_status status = obtain(plans, yaml, &problem, out);
+  nsa_status status = obtain(plans, yaml, problem, out);
   free(yaml);
   return status;
 }

@@ -33,6 +33,10 @@ const chk_plans_options *chk_plans_opts(const chk_plans *plans);
 nsa_status chk_plans_get(chk_plans *plans, const nsai_verify_case *c, int32_t op,
                          nsai_trial_plan *out);
 
+/* The same for a problem that the case alone does not determine. */
+nsa_status chk_plans_get_problem(chk_plans *plans, const nsai_verify_case *c,
+                                 const nsa_problem *problem, nsai_trial_plan *out);
+
 /* Makes the plans of `count` cases in background threads, in order; returns at once. May be
  * called once. Failures are reported when the plan is requested. */
 void chk_plans_prefetch(chk_plans *plans, const nsai_verify_case *cases, int64_t count);

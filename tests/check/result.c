@@ -6,13 +6,13 @@
 static const char *const outcome_names[] = { "passed", "failed", "skipped" };
 
 void chk_result_print(FILE *out, const char *problem, const nsai_verify_result *result,
-                      const char *arguments) {
+                      const char *program, const char *arguments) {
   fprintf(out, "%-7s %6.2f s  %s\n", outcome_names[result->outcome], result->seconds, problem);
   if (result->text[0]) fprintf(out, "        %s\n", result->text);
   if (result->outcome == NSAI_VERIFY_FAILED && result->variants[0])
     fprintf(out, "        variants: %s\n", result->variants);
   if (result->outcome == NSAI_VERIFY_FAILED)
-    fprintf(out, "        repeat: nsacheck%s --problem '%s'\n", arguments, problem);
+    fprintf(out, "        repeat: %s%s --problem '%s'\n", program, arguments, problem);
 }
 
 void chk_result_json(FILE *out, const char *problem, const nsai_verify_result *result) {

@@ -10,10 +10,10 @@
 
 #include <stdbool.h>
 
-/* Prints outcome, seconds, problem, remarks, and for a failure how to repeat it. `arguments`:
- * the options that this needs in addition to the problem. */
+/* Prints outcome, seconds, problem, remarks, and for a failure how to repeat it: `program`, and in
+ * `arguments` the options that this needs in addition to the problem. */
 void chk_result_print(FILE *out, const char *problem, const nsai_verify_result *result,
-                      const char *arguments);
+                      const char *program, const char *arguments);
 
 /* One JSON object. */
 void chk_result_json(FILE *out, const char *problem, const nsai_verify_result *result);

@@ -12,7 +12,7 @@ folder=$(mkdir -p "${1:-$top/build-gpu}" && cd "${1:-$top/build-gpu}" && pwd)
 build=$folder.build
 
 need "$needs_build"
-programs=(tests/check/nsacheck nsa-autotune bench/nsa-bench python/libnsa_python.so)
+programs=(tests/check/nsacheck tests/check/nsarankcheck nsa-autotune bench/nsa-bench python/libnsa_python.so)
 configure_in "$build" -Dbuildtype=release -Dstatic_deps=true -Dpython=true
 ninja -C "$build" "${programs[@]}" >&2
 for program in "${programs[@]}"; do strip -o "$folder/${program##*/}" "$build/$program"; done

@@ -56,6 +56,23 @@ static void run(one_rank *r, const char *launches) {
   machine_expect_launches(launches);
 }
 
+static bool alternates(const nsa_plan *plan) {
+  const nsai_kernel_spec *spec = nsai_choice_kernel(&plan->choice, "attend_compressed_sm90");
+  assert_non_null(spec);
+  for (int i = 0; i < spec->constant_count; i++)
+    if (!strcmp(spec->constants[i].name, "kHeadsAlternate")) return true;
+  return false;
+}
+
+/* Kernels over several pieces have an order of tiles of their own; others stay as they are. */
+static void test_order(void **state) {
+  one_rank r;
+  open_rank(&r, &(machine_request){ .gpu = true });
+  assert_true(alternates(r.plan));
+  assert_false(alternates(r.m.plan));
+  close_rank(&r);
+}
+
 static void test_at_once(void **state) {
   one_rank r;
   open_rank(&r, &(machine_request){ .gpu = true, .override = "thresholds.select_dense_below=0" });
@@ -119,7 +136,7 @@ static void test_normalizer(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = { cmocka_unit_test(test_at_once),
+  const struct CMUnitTest tests[] = { cmocka_unit_test(test_order), cmocka_unit_test(test_at_once),
                                       cmocka_unit_test(test_one_piece),
                                       cmocka_unit_test(test_piece_by_piece),
                                       cmocka_unit_test(test_normalizer) };

@@ -8,6 +8,10 @@ void nsai_compressed_specify(const nsai_problem *p, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kStride", p->model.stride);
 }
 
+void nsai_tile_order_add(const nsai_problem *p, nsai_kernel_spec *spec) {
+  if (p->ranks && p->max_pieces > 1) nsai_constant_add(spec, "kHeadsAlternate", 1);
+}
+
 NsaiAttend nsai_compressed_params(const nsai_run *run, const nsai_kernel *kernel) {
   return (NsaiAttend){ .seq = nsai_compressed_sequences(run),
                        .q = nsai_view(&run->io->q),

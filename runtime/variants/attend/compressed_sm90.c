@@ -13,6 +13,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_source_add(&kernel[COMPRESSED], r->problem, r->problem->model.stride);
   nsai_codes_add(&kernel[COMPRESSED], r->problem->cmp_dtype);
   nsai_compressed_specify(r->problem, &kernel[COMPRESSED]);
+  nsai_tile_order_add(r->problem, &kernel[COMPRESSED]);
 }
 
 /* ---- the row that expands entries first ---- */

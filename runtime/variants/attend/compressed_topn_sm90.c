@@ -175,6 +175,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_blocks_add(spec, m);
   nsai_source_add(spec, p, m->stride);
   nsai_codes_add(spec, p->cmp_dtype);
+  nsai_tile_order_add(p, spec);
 }
 
 static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],

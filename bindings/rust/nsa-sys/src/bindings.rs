@@ -9,6 +9,8 @@ pub const NSA_VERSION_PATCH: i32 = 0;
 pub const NSA_NONE: i32 = -1;
 pub const NSA_MAX_DIMS: i32 = 5;
 pub const NSA_MAX_DECODE_LEN: i32 = 16;
+pub const NSA_MAX_RANKS: i32 = 64;
+pub const NSA_NCCL_ID_BYTES: i32 = 128;
 pub type nsa_status = i32;
 pub const NSA_OK: i32 = 0;
 pub const NSA_E_ARG: i32 = 1;
@@ -29,6 +31,7 @@ pub const NSA_E_VERSION: i32 = 15;
 pub const NSA_E_NO_CUBLASLT: i32 = 16;
 pub const NSA_E_IO: i32 = 17;
 pub const NSA_E_FORKED: i32 = 18;
+pub const NSA_E_RANKS: i32 = 19;
 pub const NSA_E_INTERNAL: i32 = 99;
 extern "C" {
     pub fn nsa_status_name(status: nsa_status) -> *const ::std::os::raw::c_char;
@@ -221,6 +224,8 @@ pub struct nsa_problem {
     pub kv_dtype: i32,
     pub cmp_dtype: i32,
     pub index_lse: i32,
+    pub ranks: i32,
+    pub max_pieces: i32,
     pub reserved: i32,
 }
 #[repr(C)]
@@ -287,12 +292,23 @@ pub const NSA_WIN: i32 = 2;
 pub const NSA_BRANCHES: i32 = 3;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct nsa_comm {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct nsa_exec {
     pub struct_size: u32,
     pub branches: u32,
     pub workspace: *mut ::std::os::raw::c_void,
     pub workspace_bytes: u64,
     pub stream: nsa_stream,
+    pub comm: *mut nsa_comm,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct nsa_shard {
+    _unused: [u8; 0],
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -308,6 +324,7 @@ pub struct nsa_batch {
     pub page_indices: nsa_tensor,
     pub slots: nsa_tensor,
     pub slot_mapping: nsa_tensor,
+    pub shard: *const nsa_shard,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -470,6 +487,163 @@ extern "C" {
         batch: *const nsa_batch,
         io: *const nsa_io,
     ) -> nsa_status;
+}
+pub const NSA_SHARD_ZIGZAG: i32 = 1;
+pub const NSA_SHARD_CONTIGUOUS: i32 = 2;
+pub const NSA_SHARD_GIVEN: i32 = 3;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct nsa_piece {
+    pub rank: i32,
+    pub sequence: i32,
+    pub begin: i64,
+    pub length: i64,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct nsa_shard_options {
+    pub struct_size: u32,
+    pub layout: i32,
+    pub ranks: i32,
+    pub num_seqs: i32,
+    pub lengths: *const i64,
+    pub alignment: i64,
+    pub given: *const nsa_piece,
+    pub given_count: i64,
+}
+extern "C" {
+    pub fn nsa_shard_create(
+        ctx: *mut nsa_ctx,
+        options: *const nsa_shard_options,
+        shard: *mut *mut nsa_shard,
+    ) -> nsa_status;
+}
+extern "C" {
+    pub fn nsa_shard_pieces(
+        shard: *const nsa_shard,
+        rank: i32,
+        pieces: *mut *const nsa_piece,
+        count: *mut i32,
+    ) -> nsa_status;
+}
+extern "C" {
+    pub fn nsa_shard_tokens(shard: *const nsa_shard, rank: i32) -> i64;
+}
+extern "C" {
+    pub fn nsa_shard_max_pieces(shard: *const nsa_shard) -> i32;
+}
+extern "C" {
+    pub fn nsa_shard_destroy(shard: *mut nsa_shard);
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct nsa_part {
+    pub data: *mut ::std::os::raw::c_void,
+    pub bytes: u64,
+    pub rank: i32,
+}
+pub const NSA_COMM_CAPTURES: i32 = 1;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct nsa_comm_ops {
+    pub struct_size: u32,
+    pub rank: i32,
+    pub size: i32,
+    pub host_ranks: i32,
+    pub flags: u32,
+    pub reserved: u32,
+    pub user: *mut ::std::os::raw::c_void,
+    pub exchange: ::std::option::Option<
+        unsafe extern "C" fn(
+            user: *mut ::std::os::raw::c_void,
+            send: *const nsa_part,
+            send_count: i32,
+            recv: *const nsa_part,
+            recv_count: i32,
+            stream: nsa_stream,
+        ) -> nsa_status,
+    >,
+    pub all_gather: ::std::option::Option<
+        unsafe extern "C" fn(
+            user: *mut ::std::os::raw::c_void,
+            send: *const ::std::os::raw::c_void,
+            recv: *mut ::std::os::raw::c_void,
+            bytes: u64,
+            stream: nsa_stream,
+        ) -> nsa_status,
+    >,
+    pub poll: ::std::option::Option<
+        unsafe extern "C" fn(user: *mut ::std::os::raw::c_void) -> nsa_status,
+    >,
+    pub abort: ::std::option::Option<
+        unsafe extern "C" fn(user: *mut ::std::os::raw::c_void) -> nsa_status,
+    >,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct nsa_comm_options {
+    pub struct_size: u32,
+    pub timeout_ms: i32,
+}
+extern "C" {
+    pub fn nsa_comm_create(
+        ctx: *mut nsa_ctx,
+        ops: *const nsa_comm_ops,
+        options: *const nsa_comm_options,
+        comm: *mut *mut nsa_comm,
+    ) -> nsa_status;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ncclComm {
+    _unused: [u8; 0],
+}
+extern "C" {
+    pub fn nsa_comm_nccl(
+        ctx: *mut nsa_ctx,
+        nccl: *mut ncclComm,
+        options: *const nsa_comm_options,
+        comm: *mut *mut nsa_comm,
+    ) -> nsa_status;
+}
+extern "C" {
+    pub fn nsa_comm_nccl_id(ctx: *mut nsa_ctx, id: *mut ::std::os::raw::c_char) -> nsa_status;
+}
+extern "C" {
+    pub fn nsa_comm_nccl_init(
+        ctx: *mut nsa_ctx,
+        id: *const ::std::os::raw::c_char,
+        rank: i32,
+        size: i32,
+        options: *const nsa_comm_options,
+        comm: *mut *mut nsa_comm,
+    ) -> nsa_status;
+}
+extern "C" {
+    pub fn nsa_comm_loopback(
+        ctx: *mut nsa_ctx,
+        size: i32,
+        options: *const nsa_comm_options,
+        comms: *mut *mut nsa_comm,
+    ) -> nsa_status;
+}
+extern "C" {
+    pub fn nsa_comm_agree(
+        comm: *mut nsa_comm,
+        plans: *const *const nsa_plan,
+        count: usize,
+        shard: *const nsa_shard,
+        timeout_ms: i32,
+    ) -> nsa_status;
+}
+extern "C" {
+    pub fn nsa_comm_check(comm: *mut nsa_comm) -> nsa_status;
+}
+extern "C" {
+    pub fn nsa_comm_wait(comm: *mut nsa_comm, stream: nsa_stream, timeout_ms: i32) -> nsa_status;
+}
+extern "C" {
+    pub fn nsa_comm_destroy(comm: *mut nsa_comm);
 }
 pub const NSA_TUNE_HEURISTIC: i32 = 1;
 pub const NSA_TUNE_QUICK: i32 = 2;

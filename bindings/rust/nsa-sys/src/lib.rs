@@ -24,7 +24,8 @@ macro_rules! sized {
         }
     )* };
 }
-sized!(nsa_model nsa_options nsa_problem nsa_caps nsa_exec nsa_batch nsa_io nsa_grads nsa_tune_event nsa_tune_options);
+sized!(nsa_model nsa_options nsa_problem nsa_caps nsa_exec nsa_batch nsa_io nsa_grads nsa_shard_options nsa_comm_ops
+    nsa_comm_options nsa_tune_event nsa_tune_options);
 
 macro_rules! plain {
     ($($name:ident)*) => { $(
@@ -36,4 +37,4 @@ macro_rules! plain {
         }
     )* };
 }
-plain!(nsa_tensor nsa_kv nsa_phi_side nsa_phi nsa_gate);
+plain!(nsa_tensor nsa_kv nsa_phi_side nsa_phi nsa_gate nsa_piece nsa_part);

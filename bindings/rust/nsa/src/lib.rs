@@ -6,7 +6,7 @@
 //!
 //! On the CPU device tensors are slices, and everything is safe. On a GPU they are addresses of device
 //! memory, which the `unsafe` constructors `device` take. Calls that are not here (the backward pass,
-//! tuning, records) are in [`sys`], with [`Context::as_ptr`] and [`Plan::as_ptr`].
+//! runs over ranks, tuning, records) are in [`sys`], with [`Context::as_ptr`] and [`Plan::as_ptr`].
 
 mod context;
 mod error;

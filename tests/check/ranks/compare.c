@@ -1,0 +1,155 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What ranks computed against what one rank computed. Rows of queries have the same bits. Sums over
+ * queries are added in another order, in fp32: they differ by SUM_LIMIT of the greatest element,
+ * and where the result has a smaller type by its roundings.
+ */
+#include "ranks/rank.h"
+
+#include "run/check_tensor.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Of fp32 sums of up to 128k rows in two orders, relative to the greatest element of the tensor:
+ * some roundings of 6e-8. On the CPU device, whose sums are float64, only the one rounding to f32
+ * is left. */
+#define SUM_LIMIT 1e-6
+
+/* The distance of two neighbours, relative to the smaller: two sums that are nearly equal may be
+ * rounded to either. */
+static double unit_of(int32_t dtype) {
+  return dtype == NSA_BF16 ? 0x1p-7 : dtype == NSA_F16 ? 0x1p-10 : 0;
+}
+
+/* The greatest magnitude of a slot's written rows. */
+static double greatest(const nsa_tensor *t, int64_t rows) {
+  double most = 0;
+  for (int64_t row = 0; row < rows; row++)
+    for (int64_t i = 0; i < chk_view_row(t); i++)
+      most = fmax(most, fabs((double)nsai_verify_load(t, chk_view_offset(t, row, i))));
+  return most;
+}
+
+static bool same_bits(const nsa_tensor *a, int64_t a_row, const nsa_tensor *b, int64_t b_row) {
+  const int64_t width = a->shape[a->ndim - 1], count = chk_view_row(a) / width;
+  const size_t size = (size_t)nsai_dtype_bytes(a->dtype);
+  for (int64_t i = 0; i < count; i++)
+    if (memcmp((const char *)a->data + (size_t)chk_view_offset(a, a_row, i * width) * size,
+               (const char *)b->data + (size_t)chk_view_offset(b, b_row, i * width) * size,
+               (size_t)width * size) != 0)
+      return false;
+  return true;
+}
+
+/* The largest difference of a row beyond the roundings of its type. NaN: one is NaN. */
+static double distance(const nsa_tensor *a, int64_t a_row, const nsa_tensor *b, int64_t b_row) {
+  const double unit = unit_of(a->dtype);
+  double most = 0;
+  for (int64_t i = 0; i < chk_view_row(a); i++) {
+    const double x = (double)nsai_verify_load(a, chk_view_offset(a, a_row, i)),
+                 y = (double)nsai_verify_load(b, chk_view_offset(b, b_row, i));
+    const double off = fabs(x - y) - unit * fmin(fabs(x), fabs(y));
+    if (!(off <= most)) most = off;
+  }
+  return most;
+}
+
+static bool is_summed(int slot) { return slot >= NSAI_VERIFY_D_K0 && slot <= NSAI_VERIFY_D_V_CMP; }
+
+/* One output with a row for each token. */
+static void compare_rows(chk_rank *r, int slot) {
+  const nsai_verify_tensors *all = &r->whole->trial.data;
+  const nsa_tensor local = nsai_verify_tensors_view(&r->data, slot, NSAI_VERIFY_HOST),
+                   whole = nsai_verify_tensors_view(all, slot, NSAI_VERIFY_HOST);
+  const nsa_piece *pieces;
+  int32_t count = 0;
+  int64_t row = 0, wrong = 0;
+  double off = 0;
+  if (nsa_shard_pieces(r->shard, r->rank, &pieces, &count)) return;
+  for (int32_t i = 0; i < count; i++) {
+    const chk_rows rows = chk_piece_rows(r->p, slot, &pieces[i]);
+    for (int64_t j = 0; j < rows.count; j++, row++) {
+      if (is_summed(slot)) {
+        const double here = distance(&local, row, &whole, rows.first + j);
+        if (!(here <= off)) off = here;
+      } else if (!same_bits(&local, row, &whole, rows.first + j) && !wrong++) {
+        nsai_verify_fail(r->result, "rank %d: %s: token %lld of sequence %d differs", r->rank,
+                         nsai_verify_slot_name(slot), (long long)(pieces[i].begin + j),
+                         pieces[i].sequence);
+      }
+    }
+  }
+  if (wrong > 1)
+    nsai_verify_note(r->result, "and %lld of %lld rows", (long long)(wrong - 1), (long long)row);
+  if (!is_summed(slot) || !row) return;
+  const double most = greatest(&whole, chk_slot_has_entries(slot) ? all->blocks : all->kv_tokens);
+  nsai_verify_add_figure(r->result, nsai_verify_slot_name(slot), most > 0 ? off / most : off,
+                         SUM_LIMIT);
+}
+
+/* The weights' slots follow each other in shared memory, in their order. */
+static void leave_sums(chk_rank *r) {
+  float *at = r->shared->partials[r->rank], *end = at + CHK_SHARED_PARTIALS;
+  for (int slot = NSAI_VERIFY_FIRST_GRADIENT; slot < NSAI_VERIFY_SLOTS; slot++) {
+    if (!nsai_verify_tensors_has(&r->data, slot) || !chk_slot_is_sum(slot)) continue;
+    const nsa_tensor t = nsai_verify_tensors_view(&r->data, slot, NSAI_VERIFY_HOST);
+    const int64_t row = t.ndim > 1 ? chk_view_row(&t) : 1;
+    if (t.shape[0] * row > end - at) {
+      nsai_verify_fail(r->result, "rank %d: %s is too large to be compared", r->rank,
+                       nsai_verify_slot_name(slot));
+      return;
+    }
+    for (int64_t i = 0; i < t.shape[0]; i++)
+      for (int64_t j = 0; j < row; j++) *at++ = nsai_verify_load(&t, chk_view_offset(&t, i, j));
+  }
+}
+
+void chk_rank_compare(chk_rank *r) {
+  for (int slot = NSAI_VERIFY_FIRST_OUTPUT; slot < NSAI_VERIFY_SLOTS; slot++)
+    if (nsai_verify_tensors_has(&r->data, slot) && chk_slot_has_rows(slot)) compare_rows(r, slot);
+  leave_sums(r);
+}
+
+/* What a gradient's difference is relative to. A shift of all compressed keys changes no softmax,
+ * so that the gradients of phi.k.pe and phi.k.b2 vanish but for rounding: that of the weights
+ * beside them. */
+static double scale_of(const nsai_verify_tensors *d, int slot) {
+  const nsa_tensor t = nsai_verify_tensors_view(d, slot, NSAI_VERIFY_HOST);
+  double most = greatest(&t, t.shape[0]);
+  if (slot != NSAI_VERIFY_D_PHI_K && slot != NSAI_VERIFY_D_PHI_K + 5) return most;
+  for (int i = 1; i <= 4; i++) {
+    const nsa_tensor beside =
+        nsai_verify_tensors_view(d, NSAI_VERIFY_D_PHI_K + i, NSAI_VERIFY_HOST);
+    if (beside.ndim) most = fmax(most, greatest(&beside, beside.shape[0]));
+  }
+  return most;
+}
+
+void chk_rank_compare_sums(const chk_shared *shared, const chk_ranks_problem *p,
+                           const chk_whole *whole, nsai_verify_result *result) {
+  const nsai_verify_tensors *d = &whole->trial.data;
+  size_t at = 0;
+  for (int slot = NSAI_VERIFY_FIRST_GRADIENT; slot < NSAI_VERIFY_SLOTS; slot++) {
+    if (!nsai_verify_tensors_has(d, slot) || !chk_slot_is_sum(slot)) continue;
+    const nsa_tensor t = nsai_verify_tensors_view(d, slot, NSAI_VERIFY_HOST);
+    const int64_t row = t.ndim > 1 ? chk_view_row(&t) : 1;
+    /* A partial sum is rounded on its rank, by half a unit, and the whole once. */
+    const double unit = unit_of(t.dtype) / 2, most = scale_of(d, slot);
+    double off = 0;
+    for (int64_t i = 0; i < t.shape[0]; i++)
+      for (int64_t j = 0; j < row; j++, at++) {
+        const double one = (double)nsai_verify_load(&t, chk_view_offset(&t, i, j));
+        double sum = 0, size = fabs(one);
+        for (int32_t rank = 0; rank < p->ranks && at < CHK_SHARED_PARTIALS; rank++) {
+          sum += (double)shared->partials[rank][at];
+          size += fabs((double)shared->partials[rank][at]);
+        }
+        const double here = fabs(sum - one) - unit * size;
+        if (!(here <= off)) off = here;
+      }
+    nsai_verify_add_figure(result, nsai_verify_slot_name(slot), most > 0 ? off / most : off,
+                           SUM_LIMIT);
+  }
+}

@@ -1,0 +1,139 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "ranks/fault.h"
+
+#include "base/duration.h"
+#include "check.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define GRACE 1.0 /* seconds beyond the timeout */
+
+const char *const chk_fault_names[] = { "none", "kill", "stall", "mismatch", NULL };
+
+void chk_fault_print(const chk_fault *fault, int32_t ranks, char *text, size_t size) {
+  const char *in = fault->in_agree ? "agree" : "run";
+  if (fault->kind == CHK_FAULT_MISMATCH) in = fault->in_agree ? "plan" : "shard";
+  snprintf(text, size, "ranks=%d:fault=%s:in=%s:bad=%d", ranks, chk_fault_names[fault->kind], in,
+           fault->bad);
+}
+
+static bool is_killed(const chk_rank *r, const chk_fault *fault) {
+  if (r->rank != fault->bad || fault->kind != CHK_FAULT_KILL) return false;
+  if (fault->is_process) kill(getpid(), SIGKILL);
+  return true;
+}
+
+/* The stalled rank goes on when the others have given up. */
+static void stall(const chk_rank *r, const chk_fault *fault) {
+  const struct timespec nap = { 0, 1000000 };
+  if (r->rank != fault->bad || fault->kind != CHK_FAULT_STALL) return;
+  const double start = nsai_seconds();
+  while (atomic_load(&r->shared->released) < r->shared->size - 1 &&
+         nsai_seconds() - start < CHK_SHARED_PATIENCE)
+    nanosleep(&nap, NULL);
+}
+
+/* A call that must have failed with NSA_E_RANKS, and when. */
+static void demand(chk_rank *r, const char *call, nsa_status status, double seconds, double most) {
+  if (status != NSA_E_RANKS)
+    nsai_verify_fail(r->result, "rank %d: %s returned %s after %.2f s%s%s", r->rank, call,
+                     nsa_status_name(status), seconds, status ? ": " : "",
+                     status ? nsa_last_error() : "");
+  else if (seconds > most)
+    nsai_verify_fail(r->result, "rank %d: %s returned after %.2f s, not within %.2f s", r->rank,
+                     call, seconds, most);
+  else if (!strstr(nsa_last_error(), "rank"))
+    nsai_verify_fail(r->result, "rank %d: %s does not name a rank: %s", r->rank, call,
+                     nsa_last_error());
+}
+
+/* A dead communicator stays dead, and says so at once. */
+static void demand_dead(chk_rank *r) {
+  const double start = nsai_seconds();
+  const nsa_status status = chk_rank_enqueue(r);
+  demand(r, "the run after it", status, nsai_seconds() - start, GRACE);
+  demand(r, "nsa_comm_check", nsa_comm_check(r->comm), 0, GRACE);
+}
+
+/* What was not agreed upon does not run. */
+static void demand_refusal(chk_rank *r) {
+  const nsa_status status = chk_rank_enqueue(r);
+  if (status != NSA_E_ARG && status != NSA_E_RANKS)
+    nsai_verify_fail(r->result, "rank %d: the run after a failed nsa_comm_agree returned %s",
+                     r->rank, nsa_status_name(status));
+}
+
+static nsa_status agree(chk_rank *r) {
+  const nsa_plan *plan = r->plan.plan;
+  return nsa_comm_agree(r->comm, &plan, 1, r->shard, 0);
+}
+
+/* Gives the bad rank another plan, or another shard. */
+static nsa_status disagree(chk_rank *r, const chk_fault *fault) {
+  if (r->rank != fault->bad) return NSA_OK;
+  chk_ranks_problem other = *r->p;
+  if (!fault->in_agree) {
+    nsa_shard_destroy(r->shard);
+    r->shard = NULL;
+    other.layout = NSA_SHARD_CONTIGUOUS;
+    return chk_ranks_shard(&other, r->plan.ctx, &r->shard);
+  }
+  other.c.slack++;
+  NSAI_TRY(chk_rank_plan(r->plans, &other, r->shard, &r->plan));
+  return nsai_verify_tensors_workspace_anew(&r->data, r->plan.caps.workspace_bytes);
+}
+
+static nsa_status check(chk_rank *r, const chk_fault *fault) {
+  NSAI_TRY(chk_rank_prepare(r));
+  const bool mismatch = fault->kind == CHK_FAULT_MISMATCH, early = fault->in_agree || mismatch;
+  if (mismatch) NSAI_TRY(disagree(r, fault));
+  if (!early) {
+    NSAI_TRY(agree(r));
+    NSAI_TRY(chk_rank_execute(r));
+    chk_rank_compare(r);
+  }
+  if (!chk_shared_meet(r->shared, r->rank)) return nsai_fail(NSA_E_INTERNAL, "a rank did not come");
+  if (is_killed(r, fault)) return NSA_OK;
+  stall(r, fault);
+  double start = nsai_seconds();
+  nsa_status status = early ? agree(r) : chk_rank_execute(r);
+  demand(r, early ? "nsa_comm_agree" : "the run", status, nsai_seconds() - start,
+         fault->timeout_ms / 1e3 + GRACE);
+  if (mismatch)
+    demand_refusal(r);
+  else
+    demand_dead(r);
+  atomic_fetch_add(&r->shared->released, 1);
+  return NSA_OK;
+}
+
+void chk_fault_check(chk_rank *r, const chk_fault *fault) {
+  *r->result = (nsai_verify_result){ .outcome = NSAI_VERIFY_PASSED };
+  nsa_status status = nsai_verify_device_enter(r->device);
+  if (!status) status = check(r, fault);
+  if (status) atomic_fetch_add(&r->shared->released, 1);
+  chk_conclude(status, false, r->result);
+}
+
+void chk_fault_context_lives(chk_whole *whole, nsai_verify_result *result) {
+  const nsai_verify_buffer *o = &whole->trial.data.buffer[NSAI_VERIFY_O];
+  const size_t bytes = o->bytes + 2 * (size_t)NSAI_VERIFY_GUARD;
+  uint8_t *before = malloc(bytes);
+  if (!before || !o->image) {
+    nsai_verify_fail(result, "no memory for o");
+    free(before);
+    return;
+  }
+  memcpy(before, o->image, bytes);
+  nsa_status status = nsai_trial_run_execute(&whole->trial);
+  chk_conclude(status, false, result);
+  if (!status && memcmp(before, o->image, bytes) != 0)
+    nsai_verify_fail(result, "after the fault a run in the same context gives another o");
+  free(before);
+}

@@ -1,0 +1,40 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Ranks that die, stall or disagree: all others must get NSA_E_RANKS within the timeout and a
+ * second, and their contexts must go on.
+ */
+#ifndef CHK_RANKS_FAULT_H
+#define CHK_RANKS_FAULT_H
+
+#include "ranks/rank.h"
+
+typedef enum chk_fault_kind {
+  CHK_FAULT_NONE, /* nothing happens: what the self-test demands to be reported */
+  CHK_FAULT_KILL, /* the process ends by SIGKILL, the thread returns */
+  CHK_FAULT_STALL,
+  CHK_FAULT_MISMATCH,
+  CHK_FAULTS
+} chk_fault_kind;
+
+extern const char *const chk_fault_names[]; /* ends with NULL */
+
+typedef struct chk_fault {
+  chk_fault_kind kind;
+  bool in_agree; /* kill, stall: before nsa_comm_agree; mismatch: the plans differ. Else: before the
+                  * run; the shards differ */
+  bool is_process;
+  int32_t bad; /* the rank */
+  int32_t timeout_ms;
+} chk_fault;
+
+/* "ranks=2:fault=kill:in=agree:bad=0" */
+void chk_fault_print(const chk_fault *fault, int32_t ranks, char *text, size_t size);
+
+/* One rank's part; every rank calls it. A killed process does not return. */
+void chk_fault_check(chk_rank *r, const chk_fault *fault);
+
+/* After a fault: one rank's run in the same context gives what it gave before. */
+void chk_fault_context_lives(chk_whole *whole, nsai_verify_result *result);
+
+#endif /* CHK_RANKS_FAULT_H */

@@ -1,0 +1,258 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "ranks/options.h"
+
+#include "base/text.h"
+#include "option.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { OPT_COMM = 256, OPT_RANDOM, OPT_FAULT, OPT_TIMEOUT, OPT_CACHE_DIR, OPT_SELF_TEST, OPT_TAP };
+
+static const struct argp_option options[] = {
+  { "comm", OPT_COMM, "KIND", 0,
+    "loopback: ranks are threads of one device; nccl: processes, one a GPU (loopback)", 0 },
+  { "ranks", 'r', "LIST", 0, "Numbers of ranks: 2,4 or 2..16 (2)", 0 },
+  { "device", 'd', "DEVICE", 0,
+    "cpu, or the ordinal of a GPU; with nccl that of rank 0 (cpu; nccl: 0)", 0 },
+  { "tokens", 't', "LIST", 0,
+    "One sequence of so many tokens, 4k,64k,128k, of the paper's model with 64 heads", 0 },
+  { "repeat", 'R', "N", 0, "Runs of each problem, which must give the same bits (2)", 0 },
+  { "random", OPT_RANDOM, "COUNT", 0,
+    "Random problems of random models: every phi, gate, dtype, layout, ragged packs", 0 },
+  { "seed", 's', "N", 0, "Their seed (1)", 0 },
+  { "backward", 'b', 0, 0, "Backward passes, too", 0 },
+  { "problem", 'p', "STR", 0, "Only this problem, as printed by a failure", 0 },
+  { "fault", OPT_FAULT, "LIST", 0,
+    "kill,stall,mismatch: a rank dies, stalls or disagrees; the others must say so in time", 0 },
+  { "timeout", OPT_TIMEOUT, "SECONDS", 0, "Of communicators (60; with --fault 5)", 0 },
+  { "threads", 'n', "N", 0, "Threads that make inputs and plans (all processors)", 0 },
+  { "set", 'S', "KEY=VALUE", 0, "Override a key: variants.force.select=NAME", 0 },
+  { "cache-dir", OPT_CACHE_DIR, "DIR", 0, "Keep compiled kernels here (in memory only)", 0 },
+  { "list", 'l', 0, 0, "Print the problems that would be checked", 0 },
+  { "verbose", 'v', 0, 0, "Print the figures of each problem", 0 },
+  { "tap", OPT_TAP, 0, 0, "A result of the Test Anything Protocol for each problem", 0 },
+  { "self-test", OPT_SELF_TEST, 0, OPTION_HIDDEN, "Damage results and demand failures", 0 },
+  { 0 }
+};
+
+static void remember(chk_ranks_options *o, const char *option, const char *value) {
+  const size_t used = strlen(o->again);
+  snprintf(o->again + used, sizeof o->again - used, " %s %s", option, value);
+}
+
+/* "2,4" or "2..16". */
+static void read_ranks(chk_ranks_options *o, const char *value, struct argp_state *state) {
+  char copy[256], *save = NULL;
+  snprintf(copy, sizeof copy, "%s", value);
+  for (char *word = strtok_r(copy, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
+    char *dots = strstr(word, "..");
+    if (dots) *dots = '\0';
+    const int64_t first = chk_option_number("ranks", word, 1, NSA_MAX_RANKS, state);
+    const int64_t last =
+        dots ? chk_option_number("ranks", dots + 2, first, NSA_MAX_RANKS, state) : first;
+    for (int64_t i = first; i <= last; i++) o->with_ranks[i] = true;
+  }
+}
+
+/* "4k,128k,1M": tokens. */
+static void read_tokens(chk_ranks_options *o, const char *value, struct argp_state *state) {
+  char copy[256], *save = NULL;
+  snprintf(copy, sizeof copy, "%s", value);
+  for (char *word = strtok_r(copy, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
+    const size_t length = strlen(word);
+    const int64_t unit = !length                   ? 1
+                         : word[length - 1] == 'k' ? 1 << 10
+                         : word[length - 1] == 'M' ? 1 << 20
+                                                   : 1;
+    if (unit > 1) word[length - 1] = '\0';
+    if (o->token_count == CHK_RANKS_MOST_TOKENS) argp_error(state, "too many --tokens");
+    o->tokens[o->token_count++] =
+        unit * chk_option_number("tokens", word, 0, (int64_t)(1 << 22) / unit, state);
+  }
+}
+
+static void read_faults(chk_ranks_options *o, const char *value, struct argp_state *state) {
+  char copy[256], *save = NULL;
+  snprintf(copy, sizeof copy, "%s", value);
+  for (char *word = strtok_r(copy, ",", &save); word; word = strtok_r(NULL, ",", &save))
+    o->faults |=
+        1u << (CHK_FAULT_KILL +
+               nsai_program_word("--fault", word, chk_fault_names + CHK_FAULT_KILL, state));
+}
+
+/* NVLink multicast is off in these checks: they kill processes, which may leave a multicast object
+ * behind. */
+static bool multicast_is_off(void) {
+  const char *value = getenv("NCCL_NVLS_ENABLE");
+  return value && !strcmp(value, "0");
+}
+
+static void finish(chk_ranks_options *o, struct argp_state *state) {
+  if (o->nccl && !multicast_is_off() && !o->list)
+    argp_error(state, "--comm nccl needs NVLink multicast off: set NCCL_NVLS_ENABLE=0");
+  if (o->nccl && o->plans.device == NSAI_VERIFY_DEVICE_CPU)
+    argp_error(state, "--comm nccl has no CPU device");
+  if (o->plans.device == NSAI_VERIFY_DEVICE_AUTO)
+    o->plans.device = o->nccl ? 0 : NSAI_VERIFY_DEVICE_CPU;
+  if (!o->rank.timeout_ms) o->rank.timeout_ms = o->faults ? 5000 : 60000;
+  bool any = false;
+  for (int i = 0; i <= NSA_MAX_RANKS; i++) any |= o->with_ranks[i];
+  if (!any) o->with_ranks[2] = true;
+}
+
+static error_t parse(int key, char *value, struct argp_state *state) {
+  static const char *const comms[] = { "loopback", "nccl", NULL };
+  chk_ranks_options *o = state->input;
+  double seconds;
+  switch (key) {
+  case OPT_COMM:
+    o->nccl = nsai_program_word("--comm", value, comms, state) == 1;
+    remember(o, "--comm", value);
+    break;
+  case 'r': read_ranks(o, value, state); break;
+  case 'd':
+    o->plans.device = chk_option_device(value, state);
+    remember(o, "--device", value);
+    break;
+  case 't': read_tokens(o, value, state); break;
+  case 'R': o->rank.repeat = (int)chk_option_number("repeat", value, 1, 100000, state); break;
+  case OPT_RANDOM: o->random = chk_option_number("random", value, 1, INT32_MAX, state); break;
+  case 's': o->seed = (uint64_t)chk_option_number("seed", value, 0, INT64_MAX, state); break;
+  case 'b': o->backward = true; break;
+  case 'p': o->problem = value; break;
+  case OPT_FAULT: read_faults(o, value, state); break;
+  case OPT_TIMEOUT:
+    if (nsai_verify_seconds_parse(value, &seconds) || seconds > 1e6)
+      argp_error(state, "--timeout: '%s' is no number of seconds above 0", value);
+    o->rank.timeout_ms = seconds < 1e-3 ? 1 : (int32_t)(1e3 * seconds);
+    break;
+  case 'n':
+    o->plans.threads = (int)chk_option_number("threads", value, 1, CHK_MAX_THREADS, state);
+    break;
+  case 'S':
+    if (o->set_count == CHK_RANKS_MOST_SETS) argp_error(state, "too many --set");
+    o->sets[o->set_count++] = value;
+    o->plans.overrides = o->sets;
+    remember(o, "--set", value);
+    break;
+  case OPT_CACHE_DIR: o->plans.cache_dir = value; break;
+  case 'l': o->list = true; break;
+  case 'v': o->verbose = true; break;
+  case OPT_TAP: o->tap = true; break;
+  case OPT_SELF_TEST: o->self_test = true; break;
+  case ARGP_KEY_ARG: argp_error(state, "unexpected argument '%s'", value); break;
+  case ARGP_KEY_END: finish(o, state); break;
+  default: return ARGP_ERR_UNKNOWN;
+  }
+  return 0;
+}
+
+void chk_ranks_options_read(int argc, char **argv, chk_ranks_options *o) {
+  static const struct argp argp = {
+    options,
+    parse,
+    NULL,
+    "Check runs of libnsa over ranks against the run of one rank on the same device: the bits of "
+    "o, "
+    "lse, block_idx and d_q, and sums of gradients to 1e-6 of the greatest.\v"
+    "Without --tokens, --random, --problem or --fault the fixed list runs. A problem is one line "
+    "of "
+    "text, which tests/check/ranks/problem.h describes. Exit status: 0 all passed, 1 failures, 2 "
+    "usage, "
+    "77 too few GPUs, or nothing but skips (0 with --tap).",
+    NULL,
+    NULL,
+    NULL
+  };
+  *o = (chk_ranks_options){ .seed = 1, .random = -1, .rank = { .repeat = 2 } };
+  o->plans.device = NSAI_VERIFY_DEVICE_AUTO;
+  o->plans.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
+  argp_err_exit_status = 2;
+  argp_program_version = NSAI_PROGRAM_VERSION("nsarankcheck");
+  nsai_program_parse(&argp, argc, argv, o);
+}
+
+/* ---- problems -------------------------------------------------------------------------------- */
+
+static int add(chk_ranks_problem **problems, int64_t *count, const chk_ranks_problem *p) {
+  chk_ranks_problem *grown = realloc(*problems, (size_t)(*count + 1) * sizeof *grown);
+  if (!grown) return -1;
+  *problems = grown;
+  grown[(*count)++] = *p;
+  return 0;
+}
+
+#define GPU_FACTOR 5 /* of the lengths of the fixed list on a GPU */
+
+static int add_text(chk_ranks_list *list, const char *text, int32_t ranks, bool backward) {
+  char error[256];
+  chk_ranks_problem p;
+  if (chk_ranks_parse(text, &p, error, sizeof error)) {
+    fprintf(stderr, "nsarankcheck: %s: %s\n", text, error);
+    return -1;
+  }
+  if (ranks) p.ranks = ranks;
+  if (backward) {
+    p.c.kind = NSAI_VERIFY_BACKWARD;
+    p.c.index_lse = 0;
+    p.c.grads_f32 = 1;
+  }
+  return add(&list->problems, &list->count, &p);
+}
+
+/* A case of the fixed list. The CPU device gives one rank's bits at any begins of pieces, so that
+ * short sequences are divided; on a GPU sequences are longer instead. */
+static int add_fixed(chk_ranks_list *list, const char *text, int32_t ranks, bool backward,
+                     bool cpu) {
+  if (add_text(list, text, ranks, backward)) return -1;
+  chk_ranks_problem *p = &list->problems[list->count - 1];
+  if (cpu) p->alignment = chk_ranks_stride(&p->c);
+  for (int32_t s = 0; !cpu && s < p->c.num_seqs; s++)
+    p->c.q_len[s] = p->c.kv_len[s] = GPU_FACTOR * p->c.q_len[s];
+  return 0;
+}
+
+/* All problems for `ranks` ranks. Random ones are dealt out: number i goes to the next of the list.
+ */
+static int add_all(const chk_ranks_options *o, chk_ranks_list *list, int32_t ranks, int32_t turn,
+                   int32_t turns) {
+  char text[128];
+  const bool cpu = o->plans.device == NSAI_VERIFY_DEVICE_CPU;
+  for (int pass = 0; pass <= o->backward; pass++) {
+    for (int i = 0; i < o->token_count; i++) {
+      snprintf(text, sizeof text, "fwd:h64/4:d128/128:w512:s64x16+1+2:q=%lld",
+               (long long)o->tokens[i]);
+      if (add_text(list, text, ranks, pass)) return -1;
+    }
+    for (int i = 0; !o->token_count && o->random < 0 && !o->faults && chk_ranks_cases[i]; i++)
+      if (add_fixed(list, chk_ranks_cases[i], ranks, pass, cpu)) return -1;
+  }
+  for (int64_t i = turn; i < o->random; i += turns) {
+    chk_ranks_problem p;
+    chk_ranks_random(o->seed, i, ranks, o->backward, cpu, &p);
+    if (add(&list->problems, &list->count, &p)) return -1;
+  }
+  chk_ranks_problem fault;
+  if (!o->faults || ranks < 2) return 0;
+  if (chk_ranks_parse("fwd:q=1600", &fault, text, sizeof text)) return -1;
+  fault.ranks = ranks;
+  return add(&list->faults, &list->fault_count, &fault);
+}
+
+int chk_ranks_list_make(const chk_ranks_options *o, chk_ranks_list *list) {
+  int32_t turns = 0, turn = 0;
+  if (o->problem) return add_text(list, o->problem, 0, false);
+  for (int32_t ranks = 1; ranks <= NSA_MAX_RANKS; ranks++) turns += o->with_ranks[ranks];
+  for (int32_t ranks = 1; ranks <= NSA_MAX_RANKS; ranks++)
+    if (o->with_ranks[ranks] && add_all(o, list, ranks, turn++, turns)) return -1;
+  return 0;
+}
+
+void chk_ranks_list_fini(chk_ranks_list *list) {
+  free(list->problems);
+  free(list->faults);
+}

@@ -1,0 +1,99 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * One rank's part of a problem: its tensors, which are rows of the whole's, its runs, and their
+ * comparison with the run of one rank on the same device.
+ */
+#ifndef CHK_RANKS_RANK_H
+#define CHK_RANKS_RANK_H
+
+#include "plans.h"
+#include "ranks/problem.h"
+#include "ranks/shared.h"
+
+/* The run of one rank over all tokens. Threads share one; each process has its own. */
+typedef struct chk_whole {
+  nsai_verify_case c, forward_case;
+  nsai_trial_run trial, forward; /* forward: of a backward pass, which needs its outputs */
+  /* Of an accumulating backward pass: the images of gradients before it, NULL: none */
+  uint8_t *before[NSAI_VERIFY_SLOTS];
+} chk_whole;
+
+/* Makes and runs it; the outputs' images then hold the results. chk_whole_destroy also
+ * after a failure. */
+nsa_status chk_whole_create(chk_plans *plans, const chk_ranks_problem *p, chk_whole *whole);
+void chk_whole_destroy(chk_whole *whole);
+
+/* Damage to the results of rank 0, which the comparison must find. */
+typedef struct chk_ranks_damage {
+  const char *name;
+  int slot;
+  float add, factor; /* to an element in the middle */
+  int run;           /* in this run, from 0 on */
+} chk_ranks_damage;
+
+typedef struct chk_rank_options {
+  int repeat;                     /* runs, all with the same bits */
+  int32_t timeout_ms;             /* 0: the communicator's default */
+  const chk_ranks_damage *damage; /* NULL: none */
+} chk_rank_options;
+
+typedef struct chk_rank {
+  int32_t rank;
+  const chk_rank_options *options;
+  const chk_ranks_problem *p;
+  chk_shared *shared;
+  chk_plans *plans;
+  const nsai_verify_device *device; /* with a stream of this rank */
+  nsa_comm *comm;
+  const chk_whole *whole;
+  nsai_verify_result *result;
+
+  /* set by chk_rank_prepare */
+  nsai_verify_case c; /* of the rank's tokens */
+  nsa_shard *shard;
+  nsai_trial_plan plan;
+  nsai_verify_tensors data;
+} chk_rank;
+
+/* The plan over ranks of a problem, the same on every rank. */
+nsa_status chk_rank_plan(chk_plans *plans, const chk_ranks_problem *p, const nsa_shard *shard,
+                         nsai_trial_plan *out);
+
+/* Makes the shard, the plan and the tensors. chk_rank_release also after a failure. */
+nsa_status chk_rank_prepare(chk_rank *r);
+void chk_rank_release(chk_rank *r);
+
+/* Enqueues the run, and waits for it. */
+nsa_status chk_rank_enqueue(const chk_rank *r);
+nsa_status chk_rank_execute(chk_rank *r);
+
+/* Everything: prepares, agrees, runs `repeat` times, compares into r->result. Every rank calls it.
+ */
+void chk_rank_check(chk_rank *r);
+
+/* Compares the fetched outputs of the rank's rows with the whole's, and leaves the partial sums of
+ * weights' gradients in shared memory. */
+void chk_rank_compare(chk_rank *r);
+
+/* Compares the sums of the weights' gradients of all ranks with the whole's. */
+void chk_rank_compare_sums(const chk_shared *shared, const chk_ranks_problem *p,
+                           const chk_whole *whole, nsai_verify_result *result);
+
+/* Whether each row of a slot belongs to a token or to a compressed entry, or the slot holds
+ * weights. */
+bool chk_slot_has_rows(int slot);
+bool chk_slot_has_entries(int slot);
+bool chk_slot_is_sum(int slot);
+
+/* Rows of the whole that a piece has: of tokens, or of the entries that end in it. */
+typedef struct chk_rows {
+  int64_t first, count;
+} chk_rows;
+chk_rows chk_piece_rows(const chk_ranks_problem *p, int slot, const nsa_piece *piece);
+
+/* Elements of a view, contiguous or not, by a running number; and of one row. */
+int64_t chk_view_row(const nsa_tensor *t);
+int64_t chk_view_offset(const nsa_tensor *t, int64_t row, int64_t i);
+
+#endif /* CHK_RANKS_RANK_H */

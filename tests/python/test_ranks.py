@@ -1,0 +1,175 @@
+# SPDX-FileCopyrightText: 2026 the libnsa authors
+# SPDX-License-Identifier: MIT
+"""nsa.ranks: two processes, each with its rows of a pack, against nsa.attention over all rows in one process.
+
+On the CPU device the processes use gloo, through libnsa's table of functions; on GPUs NCCL, one GPU each.
+"""
+import datetime
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import nsa
+import nsa.ranks
+
+RANKS = 2
+SHAPE = dict(heads=4, head_dim=32, select=dict(block=16, count=4, init=1, local=2), window=24)
+CONFIGS = {
+    "mean": dict(kv_heads=2, compress=dict(block=16, stride=8)),
+    "linear": dict(kv_heads=1, compress=dict(block=16, stride=8, phi="linear")),
+    "mlp": dict(kv_heads=2, kv_sharing="per_branch", compress=dict(block=16, stride=8, phi="mlp", hidden=24), gate="mlp",
+                gate_mlp=dict(channels=16, hidden=8)),
+}
+
+
+def in_a_process(rank, device, work, meeting, arguments):
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    else:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", init_method=meeting, rank=rank, world_size=RANKS,
+                            timeout=datetime.timedelta(seconds=300))
+    work(rank, torch.device(device, rank) if device == "cuda" else torch.device(device), *arguments)
+    dist.destroy_process_group()
+    os._exit(0)  # as in test_fsdp.py
+
+
+def spawn(work, device, tmp_path, *arguments):
+    if device == "cuda" and torch.cuda.device_count() < RANKS:
+        pytest.skip("needs two GPUs: NCCL takes one for each process")
+    torch.multiprocessing.spawn(in_a_process, (device, work, f"file://{tmp_path}/meeting", arguments), nprocs=RANKS)
+
+
+def inputs_of(config, tokens, where):
+    """q, all k and v, gates, weights: leaves, the same on every rank."""
+    generator = torch.Generator().manual_seed(3)
+    dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
+    make = lambda *shape, std=1.0: (std * torch.randn(*shape, generator=generator)).to(where, dtype).requires_grad_()
+    pairs = 1 if config.kv_sharing == "shared" else 3
+    k = [make(tokens, config.kv_heads, config.head_dim) for _ in range(pairs)]
+    v = [make(tokens, config.kv_heads, config.head_dim_v) for _ in range(pairs)]
+    weights = {}
+    phi, block, hidden = config.compress["phi"], config.compress["block"], config.compress.get("hidden", 0)
+    for side in "kv" if phi != "mean" else "":
+        flat = (config.kv_heads, block * config.head_dim)
+        if phi == "linear":
+            weights[f"phi.{side}.w"] = make(*flat, config.head_dim, std=flat[1] ** -0.5)
+        else:
+            weights[f"phi.{side}.w1"] = make(*flat, hidden, std=flat[1] ** -0.5)
+            weights[f"phi.{side}.w2"] = make(config.kv_heads, hidden, config.head_dim, std=hidden ** -0.5)
+    gates = None
+    if config.gate == "mlp":
+        weights["gate.x"] = make(tokens, 16)
+        weights["gate.w1"], weights["gate.w2"] = make(16, 8, std=0.25), make(8, 3 * config.heads, std=0.4)
+    else:
+        gates = make(tokens, config.heads, 3)
+    return make(tokens, config.heads, config.head_dim), k, v, gates, weights
+
+
+def run(attend, q, k, v, gates, weights, d_o):
+    """The output, the blocks, and gradients by name."""
+    one = len(k) == 1
+    o, idx = attend(q, k[0] if one else k, v[0] if one else v, gates, weights=weights or None, return_indices=True)
+    leaves = {"q": q, **{f"k{i}": x for i, x in enumerate(k)}, **{f"v{i}": x for i, x in enumerate(v)}, **weights}
+    if gates is not None:
+        leaves["gates"] = gates
+    grads = torch.autograd.grad(o, list(leaves.values()), d_o)
+    return o.detach(), idx, dict(zip(leaves, grads))
+
+
+def has_rows(name):
+    return not name.startswith("phi.") and name not in ("gate.w1", "gate.w2")
+
+
+def compare(rank, where, kind, lengths, layout, own):
+    config = nsa.Config(**SHAPE, **CONFIGS[kind])
+    alignment = 16 if where.type == "cpu" else 0
+    shard = nsa.ranks.Shard(config, lengths, RANKS, layout, alignment)
+    comm = nsa.ranks.Comm(timeout=60, own=own)
+    assert (comm.rank, comm.size) == (rank, RANKS)
+    assert sorted(torch.cat([shard.rows(r) for r in range(RANKS)]).tolist()) == list(range(sum(lengths)))
+    q, k, v, gates, weights = inputs_of(config, sum(lengths), where)
+    d_o = torch.randn(q.shape, generator=torch.Generator().manual_seed(5)).to(q)
+    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=where)
+    whole = run(lambda *a, **b: nsa.attention(*a, config=config, cu_seqlens=cu, max_seqlen=max(lengths), **b),
+                q, k, v, gates, weights, d_o)
+
+    take = lambda x: None if x is None else shard.take(x.detach(), rank).requires_grad_()
+    mine = {name: take(x) if has_rows(name) else x.detach().requires_grad_() for name, x in weights.items()}
+    attend = lambda *a, **b: nsa.ranks.attention(*a, config=config, shard=shard, comm=comm, **b)
+    parts = [run(attend, take(q), [take(x) for x in k], [take(x) for x in v], take(gates), mine, shard.take(d_o, rank))
+             for _ in range(2)]
+    comm.wait()
+    comm.check()
+    o, idx, grads = parts[0]
+    assert torch.equal(o, parts[1][0]) and all(torch.equal(a, b) for a, b in zip(grads.values(), parts[1][2].values()))
+    assert torch.equal(o, shard.take(whole[0], rank)), "o has other bits"
+    assert torch.equal(idx, shard.take(whole[1], rank)), "other blocks are selected"
+    assert torch.equal(grads["q"], shard.take(whole[2]["q"], rank)), "d_q has other bits"
+    limit = 2e-6 if where.type == "cpu" else 1e-2  # float32; bfloat16
+    for name, grad in grads.items():
+        want = whole[2][name]
+        if has_rows(name):
+            want = shard.take(want, rank)
+            assert grad.shape == want.shape
+            if not want.numel():
+                continue
+        else:
+            grad = grad.float()
+            dist.all_reduce(grad)  # as a host does with its other weights
+        error = (grad.double() - want.double()).abs().max().item() / want.double().abs().max().item()
+        assert error <= limit, f"gradient of {name}: off by {error:.1e}"
+    comm.close()
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_pack(kind, device, tmp_path):
+    spawn(compare, device, tmp_path, kind, [230, 0, 65, 300], "zigzag", False)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", [(1, 0, 0, 200)]], ids=["contiguous", "a rank without tokens"])
+def test_other_layouts(layout, device, tmp_path):
+    spawn(compare, device, tmp_path, "linear", [200], layout, False)
+
+
+def test_an_own_communicator(device, tmp_path):
+    if device != "cuda":
+        pytest.skip("of NCCL")
+    spawn(compare, device, tmp_path, "mean", [5000], "zigzag", True)
+
+
+def disagree(rank, where):
+    """The second rank divides the tokens otherwise: both learn of it before anything runs."""
+    config = nsa.Config(**SHAPE, **CONFIGS["mean"])
+    shard = nsa.ranks.Shard(config, [400], RANKS, "zigzag" if rank else "contiguous", 16)
+    comm = nsa.ranks.Comm(timeout=20)
+    q, k, v, gates, _ = inputs_of(config, shard.tokens(rank), where)
+    with pytest.raises(nsa.RanksError, match="rank"):
+        nsa.ranks.attention(q, k[0], v[0], gates, config=config, shard=shard, comm=comm)
+    comm.close()
+
+
+def test_ranks_that_disagree(device, tmp_path):
+    spawn(disagree, device, tmp_path)
+
+
+def test_shards_in_one_process():
+    config = nsa.Config(**SHAPE, **CONFIGS["mean"])
+    shard = nsa.ranks.Shard(config, [100, 7], 3, "zigzag", 16)
+    x = torch.arange(107)
+    parts = [shard.take(x, rank) for rank in range(3)]
+    assert torch.equal(shard.put(parts), x)
+    for rank in range(3):
+        assert [p.rank for p in shard.pieces(rank)] == [rank] * len(shard.pieces(rank))
+        assert len(parts[rank]) == shard.tokens(rank) <= shard.tokens(-1)
+        inside = shard.positions(rank)
+        assert torch.equal(inside, torch.where(parts[rank] < 100, parts[rank], parts[rank] - 100))
+    with pytest.raises(ValueError, match="rows"):
+        shard.take(x[1:], 0)
+    with pytest.raises(ValueError, match="layout"):
+        nsa.ranks.Shard(config, [100], 2, "round")
+    with pytest.raises(nsa.ArgumentError):
+        nsa.ranks.Shard(config, [100], 2, [(0, 0, 0, 50)])  # half of it
