@@ -109,7 +109,7 @@ def compare(rank, where, kind, lengths, layout, own):
     assert torch.equal(o, shard.take(whole[0], rank)), "o has other bits"
     assert torch.equal(idx, shard.take(whole[1], rank)), "other blocks are selected"
     assert torch.equal(grads["q"], shard.take(whole[2]["q"], rank)), "d_q has other bits"
-    limit = 2e-6 if where.type == "cpu" else 1e-2  # float32; bfloat16
+    limit = 2e-6 if where.type == "cpu" else 2e-2  # float32; bfloat16, whose partial sums are rounded, too
     for name, grad in grads.items():
         want = whole[2][name]
         if has_rows(name):

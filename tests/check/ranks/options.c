@@ -129,9 +129,9 @@ void chk_ranks_options_read(int argc, char **argv, chk_ranks_options *o) {
     NULL,
     "Check runs of libnsa over ranks against the run of one rank on the same device: the bits of "
     "o, "
-    "lse, block_idx and d_q, and sums of gradients to 1e-6 of the greatest (on a GPU to 2e-6 and "
-    "4e-10 "
-    "a token).\v"
+    "lse, block_idx and d_q, and sums of gradients to 1e-6 of the greatest, on a GPU to what fp32 "
+    "sums "
+    "in another order allow.\v"
     "Without --tokens, --random, --problem or --fault the fixed list runs. A problem is one line "
     "of "
     "text, which tests/check/ranks/problem.h describes. Exit status: 0 all passed, 1 failures, 2 "
