@@ -55,7 +55,9 @@ def definitions(code):
             if match.group(1) not in [anchor for _, anchor in found.values()]:
                 found[match.start(1)] = kind, match.group(1)
     for struct in re.finditer(r"^typedef struct (\w+) \{\n(.*?)^\}", bare, re.S | re.M):
-        for field in re.finditer(r"(\w+)(?:\[\w+\])?(?=[,;])", struct.group(2)):
+        # Of a pointer to a function the name alone: its parameters are no fields.
+        members = re.sub(r"\(\*(\w+)\)(\([^)]*\))", lambda m: f"  {m[1]} " + re.sub(r"\S", " ", m[2]), struct.group(2))
+        for field in re.finditer(r"(\w+)(?:\[\w+\])?(?=\s*[,;])", members):
             found[struct.start(2) + field.start()] = "field", f"{struct.group(1)}.{field.group(1)}"
     undefined = set(re.findall(r"^#undef (\w+)", bare, re.M)) | {ATTRIBUTE}
     return {at: what for at, what in found.items() if what[1] not in undefined}
