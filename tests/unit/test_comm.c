@@ -10,6 +10,7 @@
 #include "base/duration.h"
 #include "comm_fixture.h"
 
+#include <sys/wait.h>
 #include <unistd.h>
 
 static const machine_request quiet_cpu = { .override = QUIET };
@@ -449,6 +450,28 @@ static void test_stalled_agreement(void **state) {
   machine_free(&m);
 }
 
+/* A communicator belongs to the process that made it. */
+static void test_fork(void **state) {
+  machine m;
+  rank ranks[MOST_RANKS];
+  int status = -1;
+  machine_init(&m, &quiet_cpu);
+  ranks_loopback(m.ctx, ranks, 2, 20000, rank_agrees);
+  const pid_t child = fork();
+  if (!child) {
+    const nsa_status checked = nsa_comm_check(ranks[0].comm);
+    nsa_comm_destroy(ranks[0].comm);
+    _exit(checked != NSA_E_FORKED);
+  }
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_int_equal(status, 0);
+  for (int32_t i = 0; i < 2; i++) ranks[i].plan = m.plan;
+  ranks_run(ranks, 2);
+  ranks_expect_ok(ranks, 2);
+  ranks_destroy(ranks, 2);
+  machine_free(&m);
+}
+
 /* A capture that the transport does not allow. */
 static void test_capture(void **state) {
   machine m;
@@ -474,7 +497,8 @@ int main(void) {
     cmocka_unit_test(test_disagree),          cmocka_unit_test(test_lost_thread),
     cmocka_unit_test(test_names_ranks),       cmocka_unit_test(test_hosts),
     cmocka_unit_test(test_bad_tables),        cmocka_unit_test(test_stalled_stream),
-    cmocka_unit_test(test_stalled_agreement), cmocka_unit_test(test_capture),
+    cmocka_unit_test(test_stalled_agreement), cmocka_unit_test(test_fork),
+    cmocka_unit_test(test_capture),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
