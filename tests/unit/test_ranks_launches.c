@@ -3,11 +3,11 @@
  *
  * What a forward over ranks launches on the fake GPU: kernels over query rows take all pieces of a rank at
  * once, as a batch of sequences that share keys; rows that look up the sequence of a key run piece by
- * piece.
+ * piece. And a backward pass: piece by piece, then the ordered sums of K, V and weights.
  */
 #include "support/cmocka_all.h"
 
-#include "machine.h"
+#include "gradients.h"
 #include "plan/plan.h"
 
 #define SEQS 2
@@ -27,8 +27,8 @@ static void open_rank(one_rank *r, const machine_request *request) {
   const nsa_shard_options options =
       INIT(nsa_shard_options, .ranks = 1, .num_seqs = SEQS, .lengths = lengths);
   const nsa_problem problem =
-      INIT(nsa_problem, .max_tokens = 40, .max_kv_tokens = 40, .max_seqs = SEQS, .ranks = 1,
-           .max_pieces = SEQS, .selection = request->selection);
+      INIT(nsa_problem, .op = request->op, .max_tokens = 40, .max_kv_tokens = 40, .max_seqs = SEQS,
+           .ranks = 1, .max_pieces = SEQS, .selection = request->selection);
   machine_expect("shard", nsa_shard_create(r->m.ctx, &options, &r->shard), NSA_OK, NULL);
   r->plan = machine_plan(r->m.ctx, &problem);
   machine_expect("loopback", nsa_comm_loopback(r->m.ctx, 1, NULL, &r->comm), NSA_OK, NULL);
@@ -135,10 +135,41 @@ static void test_normalizer(void **state) {
   close_rank(&r);
 }
 
+/* The last piece comes first: it writes what the others add to. */
+static void test_backward(void **state) {
+  one_rank r;
+  open_rank(&r, &(machine_request){ .gpu = true, .op = NSA_OP_BACKWARD });
+  const nsa_batch batch = INIT(nsa_batch, .shard = r.shard);
+  const nsa_grads grads = make_grads(&r.m.toy, NSA_F32);
+  fake_cuda_state *record = machine_record();
+  *record = (fake_cuda_state){ .retained = record->retained, .handles = record->handles };
+  machine_expect("run", nsa_backward(r.plan, &r.exec, &batch, &r.m.toy.io, &grads), NSA_OK, NULL);
+#define BACKWARD                                                                                   \
+  "data_sort_blocks " INVERT " backward_row_stats_saved backward_dq_tma backward_dkv_compressed "  \
+  "backward_dkv_window backward_dkv_selected backward_dkv_sum"
+  machine_expect_launches("compress_mean compress_mean " BACKWARD " " BACKWARD
+                          " backward_ranks_sum backward_ranks_sum backward_ranks_sum "
+                          "backward_ranks_sum"); /* dK and dV of two pieces */
+  close_rank(&r);
+}
+
+/* The KV heads of the toy one after the other. */
+static void test_head_groups(void **state) {
+  one_rank r;
+  open_rank(&r, &(machine_request){ .gpu = true, .override = "thresholds.ranks_buffer_bytes=0" });
+#define HEAD                                                                                       \
+  "compress_mean compress_mean attend_window_sm90 attend_compressed_sm90 select_topn "             \
+  "attend_dense_sm90"
+  run(&r, HEAD " " HEAD);
+  close_rank(&r);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = { cmocka_unit_test(test_order), cmocka_unit_test(test_at_once),
-                                      cmocka_unit_test(test_one_piece),
-                                      cmocka_unit_test(test_piece_by_piece),
-                                      cmocka_unit_test(test_normalizer) };
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_order),      cmocka_unit_test(test_at_once),
+    cmocka_unit_test(test_one_piece),  cmocka_unit_test(test_piece_by_piece),
+    cmocka_unit_test(test_normalizer), cmocka_unit_test(test_backward),
+    cmocka_unit_test(test_head_groups)
+  };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
