@@ -394,6 +394,11 @@ static void test_bad_tables(void **state) {
 
 /* ---- streams ---- */
 
+static void agrees_patiently(rank *r) {
+  const nsa_plan *plan = r->plan;
+  rank_note(r, nsa_comm_agree(r->comm, &plan, 1, NULL, 20000));
+}
+
 /* Runs that never finish on the device are found by their age, and by a wait. */
 static void test_stalled_stream(void **state) {
   machine m;
@@ -403,7 +408,7 @@ static void test_stalled_stream(void **state) {
   for (int32_t repeat = 0; repeat < 20; repeat++) {
     rank ranks[MOST_RANKS];
     nsa_stream stream = (nsa_stream)&m;
-    ranks_loopback(m.ctx, ranks, 2, 30, rank_agrees);
+    ranks_loopback(m.ctx, ranks, 2, repeat % 2 ? 30 : 20000, agrees_patiently);
     for (int32_t i = 0; i < 2; i++) ranks[i].plan = m.plan;
     ranks_run(ranks, 2);
     ranks_expect_ok(ranks, 2);
@@ -415,7 +420,7 @@ static void test_stalled_stream(void **state) {
     __atomic_store_n(&record->stalls, 1, __ATOMIC_RELAXED);
     for (int32_t i = 0; i < 600; i++)
       machine_expect("end", nsai_comm_end(comm, stream), NSA_OK, NULL);
-    machine_expect("check", nsa_comm_check(comm), NSA_OK, NULL);
+    if (!(repeat % 2)) machine_expect("check", nsa_comm_check(comm), NSA_OK, NULL);
     const double since = nsai_seconds();
     machine_expect("wait", nsa_comm_wait(comm, stream, repeat % 2 ? 0 : 20), NSA_E_RANKS,
                    repeat % 2 ? "rank 0 of 2: the oldest of 256 runs has not finished for"
