@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAGIC UINT64_C(0x4b4e41524153536e) /* "nSSARANK" */
+#define MAGIC UINT64_C(0x534b4e415241534e) /* "NSARANKS" */
 #define PROTOCOL 1
 #define ALIGNMENT 256    /* bytes, of slots */
 #define PEEK_SECONDS 0.2 /* for a copy of some KB while other streams stand still */

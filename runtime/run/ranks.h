@@ -2,9 +2,14 @@
  * SPDX-License-Identifier: MIT
  *
  * Runs over ranks: gather, then compute. Each rank receives the K and V that its queries may see, in
- * the order of sequences and positions, compresses them once, and runs its pieces one after the other,
- * each as a run of one sequence whose keys end with the piece. The backward pass also sends each rank's
- * partial sums of dK and dV to the ranks that own the tokens.
+ * the order of sequences and positions, and compresses them once. Then it runs its pieces one after the
+ * other, each as a run of one sequence whose keys end with the piece. A forward on the GPU takes them all
+ * in one run where it can (nsai_shard_offsets): fewer launches, and fewer that leave SMs idle at their
+ * end. H200, bf16, 64/4 heads, D 128, forward of one rank without the gather, a run a piece and one run:
+ * 16k tokens on 2 ranks 1.89 and 1.85 ms, 64k on 2 12.2 and 11.9, 128k on 8 7.80 and 7.11, 128k on 64 1.44
+ * and 1.37.
+ *
+ * The backward pass also sends each rank's partial sums of dK and dV to the ranks that own the tokens.
  *
  * H200, 64/4 heads, D 128, shared K and V, random inputs, NCCL, ms on one GPU and on two; the backward
  * pass with saved outputs, and without:
