@@ -299,7 +299,8 @@ NSA_API nsa_status nsa_comm_wait(nsa_comm *comm, nsa_stream stream, int32_t time
 
 /* Destroys a communicator, and the NCCL communicator that is its own. NULL is fine. No run may be in
  * flight, unless it is dead. One of NCCL that is alive ends together with the other ranks' and waits
- * for them, at most for options.timeout_ms. A dead one that borrowed an ncclComm_t may wait for NCCL's
+ * for them, at most for options.timeout_ms. In a child of fork() nothing but its hold on the context is
+ * released. A dead one that borrowed an ncclComm_t may wait for NCCL's
  * kernels until the host has aborted that. */
 NSA_API void nsa_comm_destroy(nsa_comm *comm);
 

@@ -22,11 +22,10 @@
 
 template <class Config> NSAI_DEVICE void sum_parts(const NsaiRanksSum &p) {
   const long long at = (long long)blockIdx.x * Config::kThreads + threadIdx.x;
-  const int row_elements = p.heads * p.columns;
-  const int row = (int)(at / row_elements);
+  const long long line = at / p.columns; // row * heads + head
+  const int row = (int)(line / p.heads), head = (int)(line - (long long)row * p.heads),
+            column = (int)(at - line * p.columns);
   if (row >= p.rows) return;
-  const int in_row = (int)(at - (long long)row * row_elements);
-  const int head = in_row / p.columns, column = in_row - head * p.columns;
   float sum = 0.0f;
 #pragma unroll 4
   for (int i = 0; i < p.parts; ++i)

@@ -11,6 +11,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* A communicator needs a device that can run; one made for an architecture alone has none. */
 static nsa_status find_place(nsa_ctx *ctx, nsai_comm_place *out) {
@@ -144,6 +145,7 @@ nsa_status nsa_comm_wait(nsa_comm *comm, nsa_stream stream, int32_t timeout_ms) 
 void nsa_comm_destroy(nsa_comm *comm) {
   if (!comm) return;
   nsa_ctx *ctx = nsai_comm_context(comm);
-  nsai_comm_destroy(comm);
+  /* In a child of fork() connections and locks are the parent's: they stay as they are. */
+  if (ctx->pid == getpid()) nsai_comm_destroy(comm);
   nsai_context_release(ctx);
 }

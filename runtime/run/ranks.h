@@ -10,6 +10,18 @@
  * and 1.37.
  *
  * The backward pass also sends each rank's partial sums of dK and dV to the ranks that own the tokens.
+ *
+ * H200, 64/4 heads, D 128, shared K and V, random inputs, NCCL, ms on one GPU and on two; the backward
+ * pass with saved outputs, and without:
+ *
+ *   tokens   forward                backward, saved         backward
+ *   32k       9.0    4.8 (1.87 x)                           33.8   18.5 (1.83 x)
+ *   64k      25.5   13.0 (1.97 x)   59.9   31.7 (1.89 x)    86.4   45.9 (1.88 x)
+ *   128k     74.7   38.2 (1.96 x)  172.4   87.5 (1.97 x)   244.3  127.7 (1.91 x)
+ *   1M               1487                                            4716
+ *
+ * K and V take 0.3 ms at 64k, 0.5 at 128k and 3.0 at 1M, where the backward pass takes two KV heads at a
+ * time.
  */
 #ifndef NSAI_RUN_RANKS_H
 #define NSAI_RUN_RANKS_H

@@ -6,6 +6,10 @@
  * its tokens in the order of ranks, so that every run gives the same bits. Gradients of weights are
  * added up over this rank's pieces in fp32 and rounded once.
  *
+ * dK and dV differ from those of one GPU as sums in fp32 do that are cut at other rows: on an H200 by
+ * 1e-6 of the greatest at 4k tokens, and 1e-5 at 64k. So do calls piece by piece without ranks. Either
+ * differs from float64 by 7e-4, since products take their operands in 16 bits.
+ *
  * The last piece of a sequence runs first: it writes the sums of all tokens that the others add to.
  */
 #include "base/float16.h"

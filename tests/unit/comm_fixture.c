@@ -23,10 +23,13 @@ static void *run_rank(void *user) {
   return NULL;
 }
 
+void rank_start(rank *r) { assert_int_equal(pthread_create(&r->thread, NULL, run_rank, r), 0); }
+
+void rank_join(rank *r) { pthread_join(r->thread, NULL); }
+
 void ranks_run(rank *ranks, int32_t size) {
-  for (int32_t i = 0; i < size; i++)
-    assert_int_equal(pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]), 0);
-  for (int32_t i = 0; i < size; i++) pthread_join(ranks[i].thread, NULL);
+  for (int32_t i = 0; i < size; i++) rank_start(&ranks[i]);
+  for (int32_t i = 0; i < size; i++) rank_join(&ranks[i]);
 }
 
 void ranks_loopback(nsa_ctx *ctx, rank *ranks, int32_t size, int32_t timeout_ms,

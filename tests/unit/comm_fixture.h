@@ -38,6 +38,10 @@ struct rank {
 /* Keeps the first failure. */
 void rank_note(rank *r, nsa_status status);
 
+/* Begins the rank's work on a thread; waits until it is done. */
+void rank_start(rank *r);
+void rank_join(rank *r);
+
 /* Runs the ranks' work on a thread each, and waits for all. */
 void ranks_run(rank *ranks, int32_t size);
 

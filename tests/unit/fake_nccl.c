@@ -47,6 +47,7 @@ struct ncclComm {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t ended = PTHREAD_COND_INITIALIZER;
 static world *worlds;
 static int ids;
 static fake_nccl_state record;
@@ -153,6 +154,7 @@ static void end_comm(nsai_nccl_comm comm, int *counter) {
   }
   record.comms--;
   ++*counter;
+  pthread_cond_broadcast(&ended);
   pthread_mutex_unlock(&lock);
   free(comm);
 }
@@ -200,6 +202,8 @@ nsai_nccl_result ncclGroupEnd(void) {
   depth--;
   pthread_mutex_lock(&lock);
   const bool fails = record.fail_group && !--record.fail_group;
+  const int aborted = record.aborted;
+  while (record.blocks && record.aborted == aborted) pthread_cond_wait(&ended, &lock);
   pthread_mutex_unlock(&lock);
   return fails ? SYSTEM_ERROR : NSAI_NCCL_IN_PROGRESS;
 }

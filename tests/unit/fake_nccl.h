@@ -13,6 +13,7 @@ typedef struct fake_nccl_state {
   int destroyed;   /* ended by ncclCommDestroy */
   int fail_group;  /* the n-th ncclGroupEnd from now fails; 0: none */
   int async_error; /* what ncclCommGetAsyncError reports; 0: nothing */
+  int blocks;      /* 1: ncclGroupEnd waits until a communicator is aborted */
   int wrong_use;   /* calls on a communicator that has ended, or while another is in progress */
 } fake_nccl_state;
 

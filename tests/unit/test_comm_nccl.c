@@ -6,12 +6,14 @@
  */
 #include "support/cmocka_all.h"
 
+#include "base/duration.h"
 #include "comm_fixture.h"
 #include "driver/nccl.h"
 #include "fake_nccl.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static const machine_request quiet_cpu = { .override = QUIET };
 
@@ -129,23 +131,79 @@ static void test_nccl_faults(void **state) {
   machine_free(&m);
 }
 
+/* What a test needs as a host of NCCL. */
+typedef struct nccl_host {
+  nsai_nccl_result (*init)(nsai_nccl_comm *, int, nsai_nccl_id, int, nsai_nccl_config *);
+  nsai_nccl_result (*error)(nsai_nccl_comm, nsai_nccl_result *);
+  nsai_nccl_result (*end)(nsai_nccl_comm);
+} nccl_host;
+
+/* `end`: ncclCommDestroy or ncclCommAbort */
+static nccl_host find_host(const char *end) {
+  nccl_host h;
+  void *address = nccl_symbol("ncclCommInitRankConfig");
+  memcpy(&h.init, &address, sizeof h.init);
+  address = nccl_symbol("ncclCommGetAsyncError");
+  memcpy(&h.error, &address, sizeof h.error);
+  address = nccl_symbol(end);
+  memcpy(&h.end, &address, sizeof h.end);
+  return h;
+}
+
+static nsai_nccl_comm connect_host(const nccl_host *h, int size, int number) {
+  nsai_nccl_comm comm = NULL;
+  nsai_nccl_config config = NSAI_NCCL_CONFIG_INIT;
+  const nsai_nccl_id id = { "the host's" };
+  config.blocking = 0;
+  assert_int_equal(h->init(&comm, size, id, number, &config), NSAI_NCCL_IN_PROGRESS);
+  return comm;
+}
+
+/* A host's communicator waits inside NCCL for a lost rank: nsa_comm_check on another thread reports it, the
+ * host aborts, which frees it, and the call that waited ends without touching it. */
+static void test_borrowed_blocks(void **state) {
+  machine m;
+  nsa_comm_options options = NSA_COMM_OPTIONS_INIT;
+  init_nccl(&m);
+  fake_nccl_state *record = nccl_record();
+  const nccl_host h = find_host("ncclCommAbort");
+  options.timeout_ms = 30;
+  for (int32_t repeat = 0; repeat < 20; repeat++) {
+    nsai_nccl_comm theirs = connect_host(&h, 2, 0), other = connect_host(&h, 2, 1);
+    nsai_nccl_result state_of = 0;
+    assert_int_equal(h.error(theirs, &state_of), 0);
+    assert_int_equal(state_of, 0);
+    rank r = { .size = 2, .repeats = 1, .timeout_ms = 30, .plan = m.plan, .work = rank_agrees };
+    machine_expect("nccl", nsa_comm_nccl(m.ctx, theirs, &options, &r.comm), NSA_OK, NULL);
+    record->blocks = 1;
+    rank_start(&r);
+    nsa_status status = NSA_OK;
+    const double since = nsai_seconds();
+    while ((status = nsa_comm_check(r.comm)) == NSA_OK && nsai_seconds() - since < 5) usleep(1000);
+    machine_expect("check", status, NSA_E_RANKS, "who ends it by ncclCommAbort");
+    h.end(theirs);
+    rank_join(&r);
+    rank_expect_lost(&r, "rank 0 of 2: exchange of NCCL has waited");
+    record->blocks = 0;
+    nsa_comm_destroy(r.comm);
+    h.end(other);
+    assert_int_equal(record->comms, 0);
+  }
+  assert_int_equal(record->wrong_use, 0);
+  machine_free(&m);
+}
+
 /* A host's communicator is neither aborted nor destroyed. */
 static void test_borrowed(void **state) {
   machine m, cpu;
   nsa_comm *comm;
-  nsai_nccl_comm theirs = NULL;
-  nsai_nccl_config config = NSAI_NCCL_CONFIG_INIT;
-  nsai_nccl_id id = { { 0 } };
-  nsai_nccl_result (*init)(nsai_nccl_comm *, int, nsai_nccl_id, int, nsai_nccl_config *);
-  nsai_nccl_result (*destroy)(nsai_nccl_comm);
   init_nccl(&m);
   fake_nccl_state *record = nccl_record();
-  void *address = nccl_symbol("ncclCommInitRankConfig");
-  memcpy(&init, &address, sizeof init);
-  address = nccl_symbol("ncclCommDestroy");
-  memcpy(&destroy, &address, sizeof destroy);
-  config.blocking = 0;
-  assert_int_equal(init(&theirs, 1, id, 0, &config), NSAI_NCCL_IN_PROGRESS);
+  const nccl_host h = find_host("ncclCommDestroy");
+  nsai_nccl_comm theirs = connect_host(&h, 1, 0);
+  nsai_nccl_result state_of = 1;
+  assert_int_equal(h.error(theirs, &state_of), 0);
+  assert_int_equal(state_of, 0);
   machine_expect("nccl", nsa_comm_nccl(m.ctx, theirs, NULL, &comm), NSA_OK, NULL);
   assert_int_equal(nsai_comm_size(comm), 1);
   machine_expect("agree", nsa_comm_agree(comm, (const nsa_plan *const[]){ m.plan }, 1, NULL, 0),
@@ -161,7 +219,7 @@ static void test_borrowed(void **state) {
   machine_expect("cpu", nsa_comm_nccl(cpu.ctx, theirs, NULL, &comm), NSA_E_UNSUPPORTED,
                  "nsa_comm_loopback");
   machine_free(&cpu);
-  destroy(theirs);
+  h.end(theirs);
   assert_int_equal(record->comms, 0);
   machine_free(&m);
 }
@@ -171,6 +229,7 @@ int main(void) {
     cmocka_unit_test(test_nccl),
     cmocka_unit_test(test_nccl_faults),
     cmocka_unit_test(test_borrowed),
+    cmocka_unit_test(test_borrowed_blocks),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
