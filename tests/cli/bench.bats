@@ -613,6 +613,22 @@ SH
   run -1 bench plot "$measured" --svg "$measured/below"
 }
 
+@test "--ranks: the problems of --tokens; wrong usage is 2; without GPUs 77" {
+  NCCL_NVLS_ENABLE=0 run -0 bench backward --ranks 1,2 --tokens 4k,1M --list
+  [[ ${#lines[@]} == 4 && ${lines[0]} == *:q=4096:*:fill=random:* && ${lines[3]} == *:q=1048576:*:fill=correlated:* ]]
+  NCCL_NVLS_ENABLE=0 run -2 --separate-stderr bench window --ranks 2
+  [[ $stderr == *'window takes no --ranks'* ]]
+  NCCL_NVLS_ENABLE=0 run -2 --separate-stderr bench forward --ranks 65
+  [[ $stderr == *"'65' is no number from 1 to 64"* ]]
+  run -2 --separate-stderr bench forward --tokens 4k
+  [[ $stderr == *'--tokens needs --ranks'* ]]
+  run -2 --separate-stderr env -u NCCL_NVLS_ENABLE "$NSA_BENCH" forward --ranks 2
+  [[ $stderr == *'set NCCL_NVLS_ENABLE=0'* ]]
+  NCCL_NVLS_ENABLE=0 run -2 --separate-stderr bench forward --ranks 2 --device cpu
+  [[ $stderr == *'--ranks needs GPUs'* ]]
+  NSA_DRIVER_PATH=/nowhere NCCL_NVLS_ENABLE=0 run -77 --separate-stderr bench forward --ranks 2 --tokens 4k
+}
+
 @test "no GPU is 77" {
   "$NSA_BENCH" --problem fwd:q=16 --branches >out.txt 2>err.txt || [[ $? == 77 ]]
 }

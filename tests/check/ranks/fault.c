@@ -89,6 +89,20 @@ static nsa_status disagree(chk_rank *r, const chk_fault *fault) {
   return nsai_verify_tensors_workspace_anew(&r->data, r->plan.caps.workspace_bytes);
 }
 
+/* A disagreement leaves the communicator alive: with the right plan and shard on all ranks they
+ * run. The refusal of every rank comes before, or a rank would wait in vain. */
+static nsa_status agree_anew(chk_rank *r) {
+  if (!chk_shared_meet(r->shared, r->rank)) return nsai_fail(NSA_E_INTERNAL, "a rank did not come");
+  nsa_shard_destroy(r->shard);
+  r->shard = NULL;
+  NSAI_TRY(chk_ranks_shard(r->p, r->plan.ctx, &r->shard));
+  NSAI_TRY(chk_rank_plan(r->plans, r->p, r->shard, &r->plan));
+  NSAI_TRY(agree(r));
+  NSAI_TRY(chk_rank_execute(r));
+  chk_rank_compare(r);
+  return NSA_OK;
+}
+
 static nsa_status check(chk_rank *r, const chk_fault *fault) {
   NSAI_TRY(chk_rank_prepare(r));
   const bool mismatch = fault->kind == CHK_FAULT_MISMATCH, early = fault->in_agree || mismatch;
@@ -105,10 +119,12 @@ static nsa_status check(chk_rank *r, const chk_fault *fault) {
   nsa_status status = early ? agree(r) : chk_rank_execute(r);
   demand(r, early ? "nsa_comm_agree" : "the run", status, nsai_seconds() - start,
          fault->timeout_ms / 1e3 + GRACE);
-  if (mismatch)
+  if (mismatch) {
     demand_refusal(r);
-  else
+    NSAI_TRY(agree_anew(r));
+  } else {
     demand_dead(r);
+  }
   atomic_fetch_add(&r->shared->released, 1);
   return NSA_OK;
 }

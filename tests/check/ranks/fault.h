@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Ranks that die, stall or disagree: all others must get NSA_E_RANKS within the timeout and a
- * second, and their contexts must go on.
+ * Ranks that die, stall or disagree: all others must get NSA_E_RANKS within the timeout and a second,
+ * and their contexts must go on. After a disagreement ranks can agree anew.
  */
 #ifndef CHK_RANKS_FAULT_H
 #define CHK_RANKS_FAULT_H
