@@ -70,6 +70,14 @@
 // another wgmma (P times a constant matrix) would use P rounded to bf16: an error of 1e-3 of a
 // block's importance, against 1e-6 here.
 //
+// Tried and left out: pooled values in fp16, which halve the scratch buffer and its stores. With
+// them alone 64k takes 8.75 ms (9.47) and 128k 33.4 ms (36.3); a buffer that stays in L2 brings
+// less (8.92 and 34.1). But their error of 2^-11 exceeds the 1e-4 of docs/numerics.md, so selectors
+// have to recompute the blocks within that error of the cut in fp32. By mma.sync, with Q and K from
+// global memory, correlated inputs take 8.95 ms (9.30) and 34.0 ms (35.6), but random ones 12.2 ms
+// (9.3) and 38.9 ms (35.2), random ones with Q divided by 10 43 ms (9.3), and equal keys 610 ms
+// (9.5): the closer importance is to equal, the more blocks lie near the cut.
+//
 // Config: the main loop's with kRows 128, kKeys 128, kThreads 512; kBlock (l), kStride (d),
 // kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kDepth (pieces in flight per
 // selector).

@@ -16,6 +16,15 @@
 // and the rounding of P to Element is relative, so the results are equal up to rounding. The second
 // rule makes the P of a row's dominating key 1, which is exact: with only one or two keys of
 // significant weight its rounding error (2^-8 in bf16) would not average out.
+//
+// The maximum of each tile of scores takes 5 % of attend_selected_window_sm90 and of
+// attend_compressed_topn_sm90: without it behind the first four tiles they take 7.83 ms (8.28) and
+// 9.03 ms (9.47). H200, 64k tokens, 64/4 heads, D 128, correlated inputs. Tried without gain:
+// exponents in place of scores, whose greatest is found as integers, three in one instruction (8.84
+// and 9.85 ms); limits by the row's sum in place of the lane's (8.30 ms). A lane's sum of
+// probabilities cannot replace the maximum. In tiles of 64 keys behind the first four it exceeds
+// the limit in some lane of the warp in 28 % of the tiles at a logit deviation of 1, and in 77 % at
+// 2 (simulated normal logits), and an infinite one would need the scores again.
 #pragma once
 #include "core/types.cuh"
 
