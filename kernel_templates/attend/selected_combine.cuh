@@ -4,13 +4,9 @@
 // attend_selected_combine: combines the partial results that attend_selected_kv_stationary_sm90
 // wrote for each block of a token into the token's output.
 //
-//   LSE = log2 sum over slots i of 2^lse[i]
-//   O   = sum over slots i of 2^(lse[i] - LSE) partial[i]
-//
 //   partial [heads, chunk_tokens, n, Dv]; lse [heads, entries], indexed by entry_indices
 //
-// A slot whose block the token does not see holds no result and is not read. A row without any
-// result gets O = 0 and LSE = -inf.
+// The sums: attend/combine_slots.cuh. A row without any result gets O = 0 and LSE = -inf.
 //
 // Grid: x = ceil(heads * chunk_tokens / (kThreads / 32)), one warp per row (head, token); each lane
 // owns groups of four columns. Bound by reading `partial`: 16 slots are in flight at once.
@@ -18,6 +14,7 @@
 // Config: Element, kHeadDimV, kGroup, kGate, kSelectCount (n), kThreads, kMinBlocks, kSharedBytes
 // (0).
 #pragma once
+#include "attend/combine_slots.cuh"
 #include "core/copy.cuh"
 #include "core/epilogue.cuh"
 #include "core/launch.cuh"
@@ -25,38 +22,9 @@
 #include "data/inverted_lists.cuh"
 #include "params/attention.h"
 
-// Adds `weight` times one slot's row, in the lane's columns.
-template <class Config, int kJ>
-NSAI_DEVICE void add_slot(float4 (&x)[kJ], const uint2 (&rPartial)[kJ], float weight) {
-  using E = typename Config::Element;
-#pragma unroll
-  for (int j = 0; j < kJ; ++j) {
-    x[j].x = fmaf(weight, E::low(rPartial[j].x), x[j].x);
-    x[j].y = fmaf(weight, E::high(rPartial[j].x), x[j].y);
-    x[j].z = fmaf(weight, E::low(rPartial[j].y), x[j].z);
-    x[j].w = fmaf(weight, E::high(rPartial[j].y), x[j].w);
-  }
-}
-
-// Loads kAhead slots beginning at gPartial [.., Dv]. Slots whose bit in `seen` is 0 become zeros.
-template <class Config, int kAhead, int kJ>
-NSAI_DEVICE void load_slots(uint2 (&rPartial)[kAhead][kJ], const u16 *gPartial, u32 seen) {
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-#pragma unroll
-    for (int j = 0; j < kJ; ++j) {
-      rPartial[i][j] = make_uint2(0, 0);
-      if ((seen >> i & 1) && has_row_column<Config::kHeadDimV>(j))
-        rPartial[i][j] = load_streaming(gPartial + i * Config::kHeadDimV + row_column(j));
-    }
-  }
-}
-
 template <class Config> NSAI_DEVICE void combine(const NsaiCombine &p) {
-  constexpr int kCount = Config::kSelectCount, kDim = Config::kHeadDimV;
-  constexpr int kPerLane = ceil_div(kCount, 32);              // slots of a lane
-  constexpr int kJ = ceil_div(kDim, 128);                     // groups of four columns of a lane
-  constexpr int kAhead = 16 / kJ < kCount ? 16 / kJ : kCount; // slots in flight
+  using S = Slots<Config>;
+  constexpr int kCount = S::kCount, kDim = Config::kHeadDimV, kAhead = S::kAhead;
   const int lane = threadIdx.x & 31;
   const long long row = (long long)blockIdx.x * (Config::kThreads / 32) + threadIdx.x / 32;
   if (row >= (long long)p.heads * p.chunk_tokens) return;
@@ -65,54 +33,41 @@ template <class Config> NSAI_DEVICE void combine(const NsaiCombine &p) {
 
   // Bit i of seen[j] says whether slot 32 j + i holds a visible block.
   const int list_head = p.shared_lists ? 0 : head / Config::kGroup;
-  const int *gEntryIndices = p.entry_indices + list_head * p.entry_capacity +
-                             (long long)(row % p.chunk_tokens) * kCount; // [n]
-  int rEntryIndex[kPerLane];                                             // of slots 32 j + lane
-  u32 seen[kPerLane];
+  int rEntryIndex[S::kPerLane];
+  u32 seen[S::kPerLane];
+  load_entry_indices<Config>(rEntryIndex, p.entry_indices + list_head * p.entry_capacity +
+                                              (long long)(row % p.chunk_tokens) * kCount);
 #pragma unroll
-  for (int j = 0; j < kPerLane; ++j) {
-    rEntryIndex[j] = 32 * j + lane < kCount ? gEntryIndices[32 * j + lane] : kNoEntryIndex;
-    seen[j] = __ballot_sync(~0u, rEntryIndex[j] >= 0);
-  }
+  for (int j = 0; j < S::kPerLane; ++j) seen[j] = __ballot_sync(~0u, rEntryIndex[j] >= 0);
   if (__any_sync(~0u, rEntryIndex[0] == kNoToken)) return;
 
-  const u16 *gPartial = (const u16 *)p.partial + row * (kCount * kDim);        // [n, Dv]
-  const float *gLse = p.partial_lse + row / p.chunk_tokens * p.entry_capacity; // [entry_capacity]
-  float rLse[kPerLane]; // of slots 32 j + lane
-#pragma unroll
-  for (int j = 0; j < kPerLane; ++j)
-    rLse[j] = rEntryIndex[j] >= 0 ? gLse[rEntryIndex[j]] : kMinusInf;
-  uint2 rPartial[kAhead][kJ]; // the lane's columns
-  load_slots<Config>(rPartial, gPartial, seen[0]);
+  const u16 *gPartial = (const u16 *)p.partial + row * (kCount * kDim); // [n, Dv]
+  auto load = [&](int slot, int j) {
+    return load_streaming(gPartial + slot * kDim + row_column(j));
+  };
+  float rWeight[S::kPerLane]; // of slots 32 j + lane
+  load_slot_lses<Config>(rWeight, rEntryIndex,
+                         p.partial_lse + row / p.chunk_tokens * p.entry_capacity);
+  uint2 rPartial[kAhead][S::kJ]; // the lane's columns
+  load_slots<Config>(rPartial, 0, seen[0], load);
+  const RowTotal total = weigh_slots(rWeight);
 
-  float highest = kNoReference, total = 0.0f;
+  float4 x[S::kJ]; // O: the lane's columns
 #pragma unroll
-  for (int j = 0; j < kPerLane; ++j) highest = fmaxf(highest, rLse[j]);
-  highest = warp_max(highest);
+  for (int j = 0; j < S::kJ; ++j) x[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-  for (int j = 0; j < kPerLane; ++j) {
-    rLse[j] = exp2_approx(rLse[j] - highest);
-    total += rLse[j];
-  }
-  total = warp_sum(total);
-  const float inverse = total > 0.0f ? __fdividef(1.0f, total) : 0.0f;
-
-  float4 x[kJ]; // O: the lane's columns
-#pragma unroll
-  for (int j = 0; j < kJ; ++j) x[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-  for (int j = 0; j < kPerLane; ++j) {
+  for (int j = 0; j < S::kPerLane; ++j) {
 #pragma unroll 1
     for (int first = 0; first < kCount - 32 * j && first < 32; first += kAhead) {
-      if (j || first)
-        load_slots<Config>(rPartial, gPartial + (32 * j + first) * kDim, seen[j] >> first);
+      if (j || first) load_slots<Config>(rPartial, 32 * j + first, seen[j] >> first, load);
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) // slots from kCount on have weight 0
-        add_slot<Config>(x, rPartial[i], __shfl_sync(~0u, rLse[j], first + i) * inverse);
+        add_slot<Config>(x, rPartial[i], __shfl_sync(~0u, rWeight[j], first + i));
     }
   }
 
-  store_row_output<Config>(p.out, p.kv_heads, OutputRow{ token, head, true }, highest, total, x);
+  store_row_output<Config>(p.out, p.kv_heads, OutputRow{ token, head, true }, total.reference,
+                           total.sum, x);
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

@@ -41,7 +41,7 @@
 // 8k, 16k and 32k tokens, whose partial results come closer to fitting into L2, 11.2, 9.6 and
 // 8.8 ms. L2 policies (Q evict_last, the rest evict_first): equal. Forced blocks computed in the
 // combining kernel for 64 tokens at once: 6.5 ms here, but 6.6 ms there instead of 5.1, because it
-// lacks warps that read while others compute.
+// lacks warps that read while others compute. Local blocks in attend_window_combine_sm90: see there.
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kSelectBlock (l', a multiple of 16 up to 128),
 // kSelectCount (n), kRows (a multiple of 64), kWarps (4, 8, 12), kThreads = 32 * kWarps,

@@ -255,24 +255,43 @@ NSAI_DEVICE void store_row_elements(const NsaiView &view, const OutputRow &row,
       store_four<Config>(to + row_column<kLanes>(j), x[j]);
 }
 
+// What the epilogue reads of a row: its gate, and the sum of the earlier branches.
+template <int kJ> struct RowSum {
+  uint2 before[kJ];
+  float unit;
+  u32 gate;
+};
+
+template <class Config, int kJ>
+NSAI_DEVICE void load_row_sum(RowSum<kJ> &sum, const NsaiEpilogue &out, int kv_heads,
+                              const OutputRow &row) {
+  const long long at = (long long)row.token * (Config::kGroup * kv_heads) + row.head;
+  const u16 *partial = (const u16 *)out.partial + at * Config::kHeadDimV;
+  sum.gate = load_gate<Config>(out, row);
+  sum.unit = out.add_partial ? out.partial_units[at] : 0.0f;
+#pragma unroll
+  for (int j = 0; j < kJ; ++j) {
+    sum.before[j] = make_uint2(0, 0);
+    if (out.add_partial && has_row_column<Config::kHeadDimV>(j))
+      sum.before[j] = *(const uint2 *)(partial + row_column(j));
+  }
+}
+
 // Stores a row: x = O_b, normalised; zeros if `total`, the sum of its probabilities relative to
 // 2^reference, is 0. All 32 lanes take part.
 template <class Config, int kJ>
 NSAI_DEVICE void store_row_output(const NsaiEpilogue &out, int kv_heads, const OutputRow &row,
-                                  float reference, float total, float4 (&x)[kJ]) {
+                                  float reference, float total, float4 (&x)[kJ],
+                                  const RowSum<kJ> &sum) {
   if (out.lse && (threadIdx.x & 31) == 0) store_lse(out, row, reference, total);
   if (out.o_branch.data) store_row_elements<Config>(out.o_branch, row, x);
-  const float gate = total == 0.0f ? 0.0f : gate_value<Config>(out, load_gate<Config>(out, row));
+  const float gate = total == 0.0f ? 0.0f : gate_value<Config>(out, sum.gate);
   const long long at = (long long)row.token * (Config::kGroup * kv_heads) + row.head;
   u16 *partial = (u16 *)out.partial + at * Config::kHeadDimV;
-  const float unit = out.add_partial ? out.partial_units[at] : 0.0f;
   float highest = 0.0f;
 #pragma unroll
   for (int j = 0; j < kJ; ++j) {
-    uint2 before = make_uint2(0, 0);
-    if (out.add_partial && has_row_column<Config::kHeadDimV>(j))
-      before = *(const uint2 *)(partial + row_column(j));
-    x[j] = add_partial(before, unit, gate, x[j]);
+    x[j] = add_partial(sum.before[j], sum.unit, gate, x[j]);
     if (has_row_column<Config::kHeadDimV>(j)) highest = greatest_of(highest, x[j]);
   }
   if (out.o.data) {
@@ -285,4 +304,12 @@ NSAI_DEVICE void store_row_output(const NsaiEpilogue &out, int kv_heads, const O
         *(uint2 *)(partial + row_column(j)) = pack_partial(x[j], mine.inverse);
     if ((threadIdx.x & 31) == 0) out.partial_units[at] = mine.unit;
   }
+}
+
+template <class Config, int kJ>
+NSAI_DEVICE void store_row_output(const NsaiEpilogue &out, int kv_heads, const OutputRow &row,
+                                  float reference, float total, float4 (&x)[kJ]) {
+  RowSum<kJ> sum;
+  load_row_sum<Config>(sum, out, kv_heads, row);
+  store_row_output<Config>(out, kv_heads, row, reference, total, x, sum);
 }

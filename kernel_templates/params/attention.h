@@ -206,6 +206,14 @@ typedef struct NsaiCombine {
   int kv_heads;
 } NsaiCombine;
 
+/* attend_window_combine_sm90: attend_selected_combine for the query heads [head_begin, head_begin +
+ * heads), whole groups, and the window branch for the same heads. */
+typedef struct NsaiWindowCombine {
+  NsaiAttendTma window; /* kv_heads and tiles: of these heads */
+  NsaiCombine combine;
+  int runs_window, runs_selected; /* the branches that run; the fields of the other are unused */
+} NsaiWindowCombine;
+
 /* select_importance: I[t, g, j] of the tokens [token_begin, token_end), or of the tokens in
  * `rows`. select_normalizer: the LSE over the keys k, coarse ones among them. select_index_scores: I of
  * index queries q and index keys k. */
@@ -351,6 +359,7 @@ NSAI_SIZE_IS(NsaiKvItem, 32);
 NSAI_SIZE_IS(NsaiInvert, 168);
 NSAI_SIZE_IS(NsaiAttendKv, 152);
 NSAI_SIZE_IS(NsaiCombine, 184);
+NSAI_SIZE_IS(NsaiWindowCombine, 832);
 NSAI_SIZE_IS(NsaiImportance, 168);
 NSAI_SIZE_IS(NsaiIndexScoresTma, 448);
 NSAI_SIZE_IS(NsaiIndexLse, 144);

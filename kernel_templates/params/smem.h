@@ -126,6 +126,13 @@ NSAI_SIZE nsai_smem_kv_stationary(int keys, int rows, int warps, int dk, int dv)
   return nsai_panel_pair(keys, dk, dv) + nsai_tile_pair(16 * warps, dk, dv) + 4 * rows;
 }
 
+/* attend/window_combine_sm90.cuh: as attend/mainloop_sm90.cuh | [ring, n, Dv] | barriers [ring], two
+ * stages of them between combiners and consumers. `count`: n. */
+NSAI_SIZE nsai_smem_window_combine(int keys, int queries, int ring, int count, int dk, int dv) {
+  return nsai_smem_flash_sm90(128, keys, queries, 2, dk, dv, 0) +
+         nsai_smem_aligned(ring * count * dv * 2 + nsai_barrier_bytes(ring + 2), 16);
+}
+
 /* data/invert_fill.cuh: int [counters] | u16 [warps, counters]. */
 NSAI_SIZE nsai_smem_invert_fill(int warps, int counters) { return (4 + 2 * warps) * counters; }
 

@@ -25,6 +25,7 @@
   row(select_topn) \
   row(attend_selected_dense_sm90) \
   row(attend_selected_dense_sm80) \
+  row(attend_selected_window_kv_stationary_sm90) \
   row(attend_selected_kv_stationary_sm90) \
   row(attend_selected_window_expanded_sm90) \
   row(attend_selected_window_sm90) \

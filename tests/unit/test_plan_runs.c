@@ -153,6 +153,42 @@ static void test_selected_kv(void **state) {
   machine_free(&m);
 }
 
+#define WINDOW_KV_STATIONARY                                                                       \
+  "variants.force.attend_selected=attend_selected_window_kv_stationary_sm90"
+
+/* The same with the window in the kernel that combines: all heads at once, or whole groups one after
+ * the other; and without one of the two branches. */
+static void test_selected_window_kv(void **state) {
+  machine m;
+  machine_request request = {
+    .gpu = true, .dtype = NSA_F16, .selection = NSA_SELECT_BLOCKS, .override = WINDOW_KV_STATIONARY
+  };
+  begin(&m, &request);
+  expect_launches(&m, machine_forward(&m),
+                  "compress_mean attend_compressed_sm90 data_sort_blocks " INVERT
+                  " attend_selected_kv_stationary_sm90 attend_window_combine_sm90");
+  const fake_cuda_launch *l = machine_record()->launch;
+  assert_int_equal(l[7].grid_x, 6); /* 2 KV heads * (40 / 32 + 2 tiles of 32 tokens) */
+  const nsai_form *form = nsai_plan_form(m.plan, NSAI_STAGE_ATTEND_SELECTED);
+  int64_t *number = m.plan->workspace.numbers + (form->number - m.plan->workspace.numbers);
+  number[1] = 5 * 40 * 4; /* of five heads: a whole group is three */
+  expect_launches(&m, RUN(&m, machine_forward(&m)),
+                  "compress_mean attend_compressed_sm90 data_sort_blocks " INVERT
+                  " attend_selected_kv_stationary_sm90 attend_window_combine_sm90 "
+                  "attend_selected_kv_stationary_sm90 attend_window_combine_sm90");
+  assert_int_equal(machine_record()->launch[7].grid_x, 3);
+  for (int b = 0; b < NSA_BRANCHES; b++) m.toy.io.o_branch[b] = m.toy.io.lse[b] = (nsa_tensor){ 0 };
+  m.exec.branches = 1u << NSA_SEL;
+  expect_launches(&m, RUN(&m, machine_forward(&m)),
+                  "data_sort_blocks " INVERT
+                  " attend_selected_kv_stationary_sm90 attend_window_combine_sm90 "
+                  "attend_selected_kv_stationary_sm90 attend_window_combine_sm90");
+  m.exec.branches = 1u << NSA_WIN;
+  expect_launches(&m, RUN(&m, machine_forward(&m)), "attend_window_combine_sm90");
+  assert_int_equal(machine_record()->launch[0].grid_x, 6);
+  machine_free(&m);
+}
+
 /* The compressed keys, or values. */
 #define PHI_MLP                                                                                    \
   "compress_gather_rows matmul compress_bias_activation matmul matmul compress_bias_activation"
@@ -290,10 +326,11 @@ static void test_contexts(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_launch_lists), cmocka_unit_test(test_given_selection),
-    cmocka_unit_test(test_selected_kv),  cmocka_unit_test(test_rankings),
-    cmocka_unit_test(test_index),        cmocka_unit_test(test_refused_rankings),
-    cmocka_unit_test(test_products),     cmocka_unit_test(test_contexts),
+    cmocka_unit_test(test_launch_lists),     cmocka_unit_test(test_given_selection),
+    cmocka_unit_test(test_selected_kv),      cmocka_unit_test(test_selected_window_kv),
+    cmocka_unit_test(test_rankings),         cmocka_unit_test(test_index),
+    cmocka_unit_test(test_refused_rankings), cmocka_unit_test(test_products),
+    cmocka_unit_test(test_contexts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

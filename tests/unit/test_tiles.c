@@ -54,6 +54,20 @@ static bool flash_sm90_allows(const nsai_kernel_spec *s) {
   return (rows == 128 || rows == 192) && group <= 64 && keys % 16 == 0 && queries >= 1;
 }
 
+/* Those of attend/window_combine_sm90.cuh: the ring of partial results comes behind what the main
+ * loop has. */
+static bool window_combine_allows(const nsai_kernel_spec *s, uint32_t shared_bytes) {
+  nsai_kernel_spec window = *s;
+  int64_t row = 2 * constant(s, "kSelectCount") * constant(s, "kHeadDimV");
+  int64_t ring = constant(s, "kRing");
+  assert_int_equal(s->threads, 640);
+  assert_int_equal(constant(s, "kRows"), 128);
+  window.threads = 384;
+  window.shared_bytes -= (uint32_t)(ring * (row + 16) + 32);
+  return flash_sm90_allows(&window) && row % 16 == 0 && ring >= 8 &&
+         s->shared_bytes <= shared_bytes;
+}
+
 /* Those of attend/selected_pipeline.cuh, attend/selected_mma.cuh, attend/selected_wgmma.cuh. */
 static bool ring_allows(const nsai_kernel_spec *s) {
   int64_t warps = constant(s, "kWarps"), stages = constant(s, "kStages");
@@ -113,7 +127,8 @@ static bool scores_sm90_allows(const nsai_kernel_spec *s, const nsai_target *t) 
 /* Kernels beside the one that has the tiles. */
 static bool has_no_tiles(const nsai_variant *v, const nsai_kernel_spec *s) {
   if (!strcmp(v->name, "importance_sm90")) return !is(s, "select_importance_sm90");
-  return !strncmp(s->entry, "data_", 5) || is(s, "attend_selected_combine");
+  return !strncmp(s->entry, "data_", 5) || is(s, "attend_selected_combine") ||
+         is(s, "attend_window_combine_sm90");
 }
 
 static bool kernel_allows(const nsai_kernel_spec *s, const nsai_target *t) {
@@ -185,7 +200,10 @@ static void check_tiles(const nsai_variant *v, const nsai_problem *p, const nsai
   v->specify(&request, specs);
   bool allowed = true, any = false;
   for (int i = 0; i < v->kernels; i++) {
-    if (!specs[i].entry || has_no_tiles(v, &specs[i])) continue;
+    if (!specs[i].entry) continue;
+    if (is(&specs[i], "attend_window_combine_sm90"))
+      assert_true(window_combine_allows(&specs[i], t->shared_bytes));
+    if (has_no_tiles(v, &specs[i])) continue;
     allowed &= kernel_allows(&specs[i], t);
     any = true;
     if (!reasons.count) check_constants(v, tiles, &specs[i]);
