@@ -133,9 +133,9 @@ typedef struct nsai_request {
   bool standalone; /* another row fuses the stage: only what nsa_select and probed rows need */
 } nsai_request;
 
-#define NSAI_MAX_FORM_KERNELS 20
+#define NSAI_MAX_FORM_KERNELS 22
 #define NSAI_MAX_FORM_BUFFERS 24
-#define NSAI_MAX_FORM_NUMBERS 4
+#define NSAI_MAX_FORM_NUMBERS 5
 
 /* The workspace of a form, and the sizes that its launches share with it. */
 typedef struct nsai_form_sizes {
