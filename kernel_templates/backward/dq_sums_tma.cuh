@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: MIT
 //
 // backward_dq_sums_tma: dQ as in backward_dq_tma, with that of the compressed branch from
-// backward_dkv_dq_compressed_tma (backward/pipelines/dq_sums.cuh). That of the other branches
-// is added.
+// backward_dkv_dq_compressed_tma, or of the selected branch, too, from backward_dq_slots
+// (backward/pipelines/dq_sums.cuh). That of the other branches is added.
 //
 // Grid, tensors and Config: backward_dq_tma; kGroupPadded is kGroup.
 #pragma once
@@ -11,14 +11,14 @@
 #include "backward/pipelines/dq_consumer.cuh"
 #include "backward/pipelines/dq_sums.cuh"
 
-// Adds the sums of the warpgroup's rows, unless none of them sees a compressed key.
+// Adds the sums of the warpgroup's rows, if there are any.
 template <class Config, int kO>
 NSAI_DEVICE void add_sums(float (&dq)[kO][4], const NsaiBackwardDqSums &p, const DqTile &at) {
   using R = DqPipeline<Config>;
   const int first = at.first_query + warp_uniform(threadIdx.x / 128) * R::kBoxTokens,
             last = min(first + R::kBoxTokens, at.seq.q_len) - 1;
-  if (!p.sums || first > last || CompressedKeys<Config>::visible(at.seq.position(last)).end <= 0)
-    return;
+  if (!p.sums || first > last) return;
+  if (!p.all && CompressedKeys<Config>::visible(at.seq.position(last)).end <= 0) return;
   const long long block =
       at.group * p.blocks + first_dq_block<R::kBoxTokens>(at.seq, at.s) + first / R::kBoxTokens;
   const float4 *from = (const float4 *)p.sums + block * kO * 128 + threadIdx.x % 128;

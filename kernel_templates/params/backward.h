@@ -112,11 +112,36 @@ typedef struct NsaiBackwardDkvDq {
   long long blocks; /* of 64 rows per KV head */
 } NsaiBackwardDkvDq;
 
+/* backward_dkv_dq_selected: backward_dkv_selected with dQ of each entry of the inverted lists,
+ * backward/pipelines/dq_slots.cuh. */
+typedef struct NsaiBackwardDkvSlots {
+  NsaiBackwardKv keys;
+  void *slots;       /* fp16 [heads, entry_capacity, G, Dk]; NULL: not wanted */
+  float *slot_steps; /* f32 [heads, entry_capacity, G] */
+} NsaiBackwardDkvSlots;
+
+/* backward_dq_slots: adds those of the KV heads [head_begin, ..) up, row by row. */
+typedef struct NsaiBackwardDqSlots {
+  NsaiSequences seq;
+  const int *entry_indices; /* as in NsaiInvert */
+  const void *slots;        /* as in NsaiBackwardDkvSlots */
+  const float *slot_steps;
+  float *sums; /* as in NsaiBackwardDkvDq */
+  long long entry_capacity;
+  long long blocks;
+  int shared_lists;
+  int head_begin;
+  int tiles; /* of 64 rows per KV head */
+  int adds;  /* 1: the compressed branch has written the blocks that see its keys */
+} NsaiBackwardDqSlots;
+
 /* backward_dq_sums_tma: backward_dq_tma over the other branches, beginning with those sums. */
 typedef struct NsaiBackwardDqSums {
   NsaiBackwardQTma q;
-  const float *sums; /* NULL: the compressed branch does not run */
+  const float *sums; /* NULL: no other kernel makes dQ of a branch */
   long long blocks;
+  int all; /* 1: of every block, 0: of those that see keys of the compressed branch */
+  int reserved;
 } NsaiBackwardDqSums;
 
 /* backward_clear: sets words to 0. */
@@ -222,6 +247,8 @@ NSAI_SIZE_IS(NsaiBackwardSaved, 288);
 NSAI_SIZE_IS(NsaiBackwardKv, 256);
 NSAI_SIZE_IS(NsaiBackwardKvTma, 768);
 NSAI_SIZE_IS(NsaiBackwardDkvDq, 832);
+NSAI_SIZE_IS(NsaiBackwardDkvSlots, 272);
+NSAI_SIZE_IS(NsaiBackwardDqSlots, 104);
 NSAI_SIZE_IS(NsaiBackwardDqSums, 1472);
 NSAI_SIZE_IS(NsaiBackwardClear, 16);
 NSAI_SIZE_IS(NsaiBackwardSum, 216);

@@ -327,6 +327,12 @@ NSAI_SIZE nsai_smem_dkv(int panels, int keys, int rows, int stages, int entries,
          stages * nsai_smem_aligned(stage, panels ? 1024 : 128) + 4 * entries;
 }
 
+/* backward/dkv_dq_selected.cuh: the above of 64 keys and 64 rows, aligned | dS [64, 64]. */
+NSAI_SIZE nsai_smem_dkv_slots(int stages, int entries, int dk, int dv) {
+  return nsai_smem_aligned(nsai_smem_dkv(1, 64, 64, stages, entries, dk, dv), 1024) +
+         64 * NSAI_PANEL_PITCH;
+}
+
 /* backward/pipelines/dq.cuh: Q [128, Dk] | dO [128, Dv] | K [64, Dk] and V [64, Dv] [stages] |
  * RowStatistics [3, 128] of 16 bytes | u64 [2, stages, tokens]: keys that each token sees, and
  * those of lists | u32 [3, stages]: flags | barriers | barriers of the rows. */

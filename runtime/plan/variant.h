@@ -135,7 +135,7 @@ typedef struct nsai_request {
 
 #define NSAI_MAX_FORM_KERNELS 24
 #define NSAI_MAX_FORM_BUFFERS 24
-#define NSAI_MAX_FORM_NUMBERS 4
+#define NSAI_MAX_FORM_NUMBERS 5
 
 /* The workspace of a form, and the sizes that its launches share with it. */
 typedef struct nsai_form_sizes {

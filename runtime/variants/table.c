@@ -47,6 +47,7 @@
   row(decode_single_cta) \
   row(decode_select_attend) \
   row(decode_split_kv) \
+  row(backward_q_kv_slots_sm90) \
   row(backward_q_kv_sm90) \
   row(backward_q_sm90_tma) \
   row(backward_q_sm90) \

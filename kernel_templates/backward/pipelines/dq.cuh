@@ -36,7 +36,7 @@
 // Rows of K and V behind a sequence's end may hold anything if another sequence follows; such key
 // tiles are copied row by row, with zeros behind the end.
 //
-// Config: kHeadDimQk, kHeadDimV, kGroup, kGroupPadded (2 .. 64), kKeys (64), kStages, kThreads,
+// Config: kHeadDimQk, kHeadDimV, kGroup, kGroupPadded (2 .. 64; 1 without lists), kKeys (64), kStages, kThreads,
 // kMinBlocks, kSharedBytes, kBlock (l), kStride (d), kWindow (w; 0: no such branch), kSelectBlock
 // (l'), kSelectCount (n; 0: no such branch), kRanges.
 #pragma once

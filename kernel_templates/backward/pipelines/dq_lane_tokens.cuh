@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The producer of keys of backward/pipelines/dq.cuh for groups of two heads, where a tile has more tokens
-// than a warp has lanes: each lane has kLaneTokens adjacent tokens. It does what DqKeyWalk and
+// The producer of keys of backward/pipelines/dq.cuh for groups of one or two heads, where a tile has more
+// tokens than a warp has lanes: each lane has kLaneTokens adjacent tokens. It does what DqKeyWalk and
 // produce_keys of backward/pipelines/dq_producer.cuh do for one token a lane, whose machine code with an
 // array of one cursor is another (NVRTC 13.0).
 #pragma once

@@ -46,8 +46,8 @@ template <class Config> struct DqPipeline {
   static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
   static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
                 "tensor maps need strides of whole 16 bytes");
-  static_assert(kLaneTokens <= 2 && Config::kGroupPadded <= 64,
-                "a producer's lane has one or two tokens, and a warpgroup holds whole tokens");
+  static_assert(kLaneTokens <= (Config::kSelectCount > 0 ? 2 : 4) && Config::kGroupPadded <= 64,
+                "a producer's lane has cursors of two tokens, and a warpgroup holds whole tokens");
   static_assert(kKeys == 64, "the keys of a stage are the bits of a word");
   static_assert(kStages >= 3, "one stage is held, one is read and one is filled");
   static_assert(Config::kThreads == 384, "two consumer warpgroups and one producer warpgroup");

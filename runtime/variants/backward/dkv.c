@@ -66,10 +66,11 @@ static nsa_status launch(const nsai_run *run, const nsai_kernel *kernel, int64_t
 nsa_status nsai_dkv_compressed_enqueue(const nsai_dkv_pass *b) {
   const nsai_kernel *kernel = &b->form->kernel[NSAI_DKV_COMPRESSED];
   NsaiBackwardKv p = keys_params(b, NSA_CMP, NSAI_DKV_COMPRESSED_SUMS);
+  p.heads = (int)nsai_smaller(b->form->number[NSAI_DKV_COMPRESSED_HEADS], p.kv_heads - b->head);
   p.rows = nsai_dkv_block_rows(b->run);
   p.tiles = (int)key_tiles(b->run, kernel, p.rows);
   p.splits = (int)b->form->number[NSAI_DKV_SPLITS];
-  const int64_t grid = (int64_t)b->heads * p.splits * p.tiles, keys = nsai_present_blocks(b->run);
+  const int64_t grid = (int64_t)p.heads * p.splits * p.tiles, keys = nsai_present_blocks(b->run);
   if (!b->dq.sums) return launch(b->run, kernel, grid, keys, &p);
   NsaiBackwardDkvDq all = { .sums = b->dq.sums, .order = b->dq.order, .blocks = b->dq.blocks };
   NSAI_TRY(set_maps(b->run, kernel, keys, &p, &all.keys));
@@ -108,6 +109,26 @@ nsa_status nsai_dkv_selected_enqueue(const nsai_dkv_pass *b) {
   p.item_capacity = b->index.item_capacity;
   p.shared_lists = !b->index.list_head_stride;
   p.tiles = (int)nsai_ceil_div(problem->model.select_block, tile_keys(kernel));
-  return launch(b->run, kernel, (int64_t)b->heads * p.item_capacity * p.tiles,
-                b->run->sizes.kv_tokens, &p);
+  const int64_t grid = (int64_t)b->heads * p.item_capacity * p.tiles;
+  if (!b->dq.add_slots) return launch(b->run, kernel, grid, b->run->sizes.kv_tokens, &p);
+  const NsaiBackwardDkvSlots all = { .keys = p,
+                                     .slots = b->dq.slots,
+                                     .slot_steps = b->dq.slot_steps };
+  return nsai_launch(b->run->queue, kernel, (uint64_t)grid, 1, &all);
+}
+
+nsa_status nsai_dkv_slots_enqueue(const nsai_dkv_pass *b) {
+  const NsaiBackwardDqSlots p = { .seq = nsai_compressed_sequences(b->run),
+                                  .entry_indices = b->index.entry_indices,
+                                  .slots = b->dq.slots,
+                                  .slot_steps = b->dq.slot_steps,
+                                  .sums = b->dq.sums,
+                                  .entry_capacity = b->index.entry_capacity,
+                                  .blocks = b->dq.blocks,
+                                  .shared_lists = !b->index.list_head_stride,
+                                  .head_begin = b->head,
+                                  .tiles =
+                                      (int)nsai_tile_count(b->run, b->dq.add_slots->tile_tokens),
+                                  .adds = nsai_run_has(b->run, NSA_CMP) };
+  return nsai_launch(b->run->queue, b->dq.add_slots, (uint64_t)b->heads * (uint64_t)p.tiles, 1, &p);
 }

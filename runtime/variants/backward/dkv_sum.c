@@ -36,7 +36,7 @@ static void set_partials(const nsai_dkv_pass *b, uint32_t branches, bool k, bool
     if (k) p->k_rows = nsai_buffer_at(run, layers[NSAI_LAYERS_K_ROWS]);
     if (v) p->v_rows = nsai_buffer_at(run, layers[NSAI_LAYERS_V_ROWS]);
   } else if (branches >> NSA_CMP & 1) {
-    p->compressed = nsai_buffer_at(run, buffer[NSAI_DKV_COMPRESSED_SUMS]);
+    p->compressed = nsai_buffer_at(run, nsai_dkv_compressed_sums(b));
     p->splits = (int)b->form->number[NSAI_DKV_SPLITS];
   }
   if (branches >> NSA_SEL & 1) p->selected = nsai_buffer_at(run, buffer[NSAI_DKV_SELECTED_SUMS]);

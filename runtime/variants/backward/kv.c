@@ -113,8 +113,8 @@ static int64_t size_selected(const nsai_problem *p, int64_t item_rows, nsai_form
 }
 
 /* As many KV heads at a time as the budget has room for, at least one. */
-void nsai_dkv_workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
-                        nsai_form_sizes *out) {
+static void size_heads(const nsai_request *r, const nsai_kernel_spec kernel[], int64_t most,
+                       nsai_form_sizes *out) {
   const nsai_problem *p = r->problem;
   const nsai_model *m = &p->model;
   int64_t row = (int64_t)(m->head_dim_qk + m->head_dim_v) * 4;
@@ -125,15 +125,44 @@ void nsai_dkv_workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
   int64_t layers = nsai_phi_has_weights(m) ? NSAI_PRODUCT(cmp_rows + 1, m->block, row) : 0;
   int64_t head = nsai_size_add(nsai_size_add(window, selected), nsai_size_add(compressed, layers));
   int64_t fit = GRADIENT_CHUNK_BYTES / head;
-  int64_t heads = nsai_smaller(nsai_larger(fit, 1), m->kv_heads);
+  int64_t heads = nsai_smaller(nsai_larger(fit, 1), most);
   int64_t splits = choose_splits((cmp_rows / COMPRESSED_KEYS + p->max_seqs) * heads, 1);
-  out->number[NSAI_DKV_HEADS] = heads;
+  out->number[NSAI_DKV_HEADS] = out->number[NSAI_DKV_COMPRESSED_HEADS] = heads;
   out->number[NSAI_DKV_SPLITS] = splits;
   out->bytes[NSAI_DKV_COMPRESSED_SUMS] = NSAI_PRODUCT(heads, splits, compressed);
   out->bytes[NSAI_DKV_SELECTED_SUMS] = NSAI_PRODUCT(heads, selected);
   out->bytes[NSAI_DKV_WINDOW_SUMS] = NSAI_PRODUCT(heads, window);
   nsai_layers_workspace(p, heads, &out->bytes[NSAI_DKV_LAYERS_BUFFERS],
                         &out->number[NSAI_DKV_GATE_TOKENS]);
+}
+
+void nsai_dkv_workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
+                        nsai_form_sizes *out) {
+  size_heads(r, kernel, r->problem->model.kv_heads, out);
+}
+
+/* Tiles of keys that add to the same rows follow each other at the distance of a stage. Of so many
+ * stages of 64 rows the waits at the beginning, and the loads and stores of a CTA, are few. */
+#define ORDERED_STAGES 256
+
+/* With few runs, many heads make enough CTAs of them: in equal groups that have so many bytes of
+ * sums at most. */
+void nsai_dkv_workspace_ordered(const nsai_request *r, const nsai_kernel_spec kernel[],
+                                int64_t most, nsai_form_sizes *out) {
+  const nsai_problem *p = r->problem;
+  const nsai_model *m = &p->model;
+  size_heads(r, kernel, most, out);
+  const int64_t heads = out->number[NSAI_DKV_HEADS], groups = nsai_ceil_div(m->kv_heads, heads);
+  const int64_t rows = NSAI_PRODUCT(p->max_tokens, m->heads / m->kv_heads);
+  const int64_t runs = nsai_larger(rows / ((int64_t)ORDERED_STAGES * 64), 1);
+  const int64_t splits = nsai_smaller(runs, out->number[NSAI_DKV_SPLITS]);
+  const int64_t group = NSAI_PRODUCT(heads, splits, p->max_kv_tokens / m->stride + 1,
+                                     (m->head_dim_qk + m->head_dim_v) * 4);
+  const int64_t fit = nsai_larger(GRADIENT_CHUNK_BYTES / group, 1);
+  const int64_t together = nsai_ceil_div(groups, nsai_ceil_div(groups, fit));
+  out->number[NSAI_DKV_COMPRESSED_HEADS] = together * heads;
+  out->number[NSAI_DKV_SPLITS] = splits;
+  out->bytes[NSAI_DKV_COMPRESSED_SUMS] = NSAI_PRODUCT(together, group);
 }
 
 /* ---- launches ---- */
@@ -163,12 +192,14 @@ static bool joins(const nsai_run *run, const nsai_form *form) {
          nsai_dkv_may_join(&run->plan->problem.model) && nsai_backward_joined(run);
 }
 
-nsai_dkv_pass nsai_dkv_open(const nsai_run *run, const nsai_form *form) {
+/* The pass over all heads. `makes_dq`: of the selected branch, too. */
+static nsai_dkv_pass open_pass(const nsai_run *run, const nsai_form *form, bool makes_dq) {
   const nsai_problem *p = &run->plan->problem;
   nsai_dkv_pass pass = {
     .run = run, .form = form, .selected = nsai_backward_lists(run), .heads = p->model.kv_heads
   };
-  if (!nsai_dkv_needs(run, NSA_SEL) || p->selection == NSA_SELECT_RANGES) return pass;
+  if (!nsai_run_has(run, NSA_SEL) || p->selection == NSA_SELECT_RANGES) return pass;
+  if (!makes_dq && !nsai_dkv_needs(run, NSA_SEL)) return pass;
   pass.index = nsai_invert_params(run, &pass.selected, 0, run->sizes.tokens,
                                   form->kernel[NSAI_DKV_SELECTED].tile_tokens, form->buffer);
   pass.index.item_starts = nsai_buffer_at(run, form->buffer[NSAI_DKV_ITEM_STARTS]);
@@ -176,8 +207,8 @@ nsai_dkv_pass nsai_dkv_open(const nsai_run *run, const nsai_form *form) {
   return pass;
 }
 
-static nsa_status make_lists(const nsai_run *run, const nsai_form *form) {
-  nsai_dkv_pass pass = nsai_dkv_open(run, form);
+nsa_status nsai_dkv_lists_enqueue(const nsai_run *run, const nsai_form *form, bool makes_dq) {
+  nsai_dkv_pass pass = open_pass(run, form, makes_dq);
   if (!nsai_run_has(run, NSA_SEL)) return NSA_OK;
   NSAI_TRY(nsai_sort_enqueue(run, &form->kernel[NSAI_DKV_SORT], &pass.selected));
   if (!pass.index.items) return NSA_OK;
@@ -203,28 +234,44 @@ static nsa_status phi_back(const nsai_dkv_pass *b) {
   phi.batch = b->heads;
   phi.first_head = b->head;
   phi.rows = nsai_dkv_block_rows(b->run);
-  phi.compressed = b->form->buffer[NSAI_DKV_COMPRESSED_SUMS];
+  phi.compressed = nsai_dkv_compressed_sums(b);
   phi.splits = b->form->number[NSAI_DKV_SPLITS];
   return nsai_phi_back_enqueue(&phi);
 }
 
 static nsa_status enqueue_heads(const nsai_dkv_pass *b) {
-  const bool makes_dq = b->dq.sums && nsai_present(&b->run->grads->d_q);
-  if (makes_dq || nsai_dkv_needs(b->run, NSA_CMP)) NSAI_TRY(nsai_dkv_compressed_enqueue(b));
+  const bool wants_dq = nsai_present(&b->run->grads->d_q);
+  const bool compressed = wants_dq && b->dq.sums && nsai_run_has(b->run, NSA_CMP);
+  const bool selected = wants_dq && b->dq.slots;
+  const bool first = b->head == b->compressed_head; /* of those that the branch has at a time */
+  if (first && (compressed || nsai_dkv_needs(b->run, NSA_CMP)))
+    NSAI_TRY(nsai_dkv_compressed_enqueue(b));
   if (nsai_phi_has_weights(&b->run->plan->problem.model)) NSAI_TRY(phi_back(b));
   if (nsai_dkv_needs(b->run, NSA_WIN)) NSAI_TRY(nsai_dkv_window_enqueue(b));
-  if (nsai_dkv_needs(b->run, NSA_SEL)) NSAI_TRY(nsai_dkv_selected_enqueue(b));
+  if (selected || nsai_dkv_needs(b->run, NSA_SEL)) NSAI_TRY(nsai_dkv_selected_enqueue(b));
+  if (selected) NSAI_TRY(nsai_dkv_slots_enqueue(b));
   return nsai_dkv_sum_enqueue(b);
+}
+
+nsai_buffer nsai_dkv_compressed_sums(const nsai_dkv_pass *b) {
+  const nsai_model *m = &b->run->plan->problem.model;
+  nsai_buffer sums = b->form->buffer[NSAI_DKV_COMPRESSED_SUMS];
+  const int64_t before = b->head - b->compressed_head;
+  sums.offset +=
+      (uint64_t)NSAI_PRODUCT(before, b->form->number[NSAI_DKV_SPLITS], nsai_dkv_block_rows(b->run),
+                             (m->head_dim_qk + m->head_dim_v) * 4);
+  return sums;
 }
 
 nsa_status nsai_dkv_heads_enqueue(const nsai_run *run, const nsai_form *form,
                                   const nsai_dkv_dq *dq) {
   const int heads = run->plan->problem.model.kv_heads;
   const int most = (int)form->number[NSAI_DKV_HEADS];
-  nsai_dkv_pass pass = nsai_dkv_open(run, form);
+  nsai_dkv_pass pass = open_pass(run, form, dq && dq->slots);
   if (dq) pass.dq = *dq;
   for (int head = 0; head < heads; head += most) {
     pass.head = head;
+    pass.compressed_head = head - head % (int)form->number[NSAI_DKV_COMPRESSED_HEADS];
     pass.heads = (int)nsai_smaller(most, heads - head);
     NSAI_TRY(enqueue_heads(&pass));
   }
@@ -232,7 +279,7 @@ nsa_status nsai_dkv_heads_enqueue(const nsai_run *run, const nsai_form *form,
 }
 
 nsa_status nsai_dkv_enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
-  if (span->prepare) return make_lists(run, form);
+  if (span->prepare) return nsai_dkv_lists_enqueue(run, form, false);
   if (span->ranks_sum)
     return nsai_ranks_sum_enqueue(run, &form->kernel[NSAI_DKV_RANKS_SUM], span->ranks_sum);
   if (span->gate) return gate_back(run, form);

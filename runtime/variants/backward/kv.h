@@ -27,7 +27,7 @@ enum {
 /* The inverted lists lie first. Partial sums have dK and dV side by side. B: nsai_kv_blocks. */
 enum {
   NSAI_DKV_ITEM_STARTS = NSAI_INVERT_BUFFERS, /* i32 [Hkv, B]: each block's first item */
-  NSAI_DKV_COMPRESSED_SUMS,                   /* f32 [heads, splits, R, Dk + Dv] */
+  NSAI_DKV_COMPRESSED_SUMS,                   /* f32 [its heads, splits, R, Dk + Dv] */
   NSAI_DKV_SELECTED_SUMS, /* f32 [heads, items of a head, l', Dk + Dv]; of ranges
                              [heads, range splits, KV tokens, Dk + Dv] */
   NSAI_DKV_WINDOW_SUMS,   /* f32 [heads, KV tokens, Dk + Dv] */
@@ -36,10 +36,11 @@ enum {
 };
 
 enum {
-  NSAI_DKV_HEADS,        /* KV heads at a time */
-  NSAI_DKV_SPLITS,       /* runs that the query rows of compressed blocks are cut into */
-  NSAI_DKV_RANGE_SPLITS, /* those of a caller's ranges */
-  NSAI_DKV_GATE_TOKENS,  /* tokens through the gate's first layer at once */
+  NSAI_DKV_HEADS,            /* KV heads at a time */
+  NSAI_DKV_COMPRESSED_HEADS, /* those of the compressed branch, a multiple */
+  NSAI_DKV_SPLITS,           /* runs that the query rows of compressed blocks are cut into */
+  NSAI_DKV_RANGE_SPLITS,     /* those of a caller's ranges */
+  NSAI_DKV_GATE_TOKENS,      /* tokens through the gate's first layer at once */
   NSAI_DKV_NUMBERS
 };
 
@@ -49,6 +50,9 @@ void nsai_dkv_specify(const nsai_request *request, bool wgmma,
                       nsai_kernel_spec kernel[NSAI_DKV_KERNELS]);
 void nsai_dkv_workspace(const nsai_request *request, const nsai_kernel_spec kernel[],
                         nsai_form_sizes *out);
+/* The same for at most `most` KV heads at a time, and a compressed branch that adds up dQ in order. */
+void nsai_dkv_workspace_ordered(const nsai_request *request, const nsai_kernel_spec kernel[],
+                                int64_t most, nsai_form_sizes *out);
 nsa_status nsai_dkv_enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span);
 
 /* ---- kernels of the branches ---- */
@@ -92,11 +96,15 @@ nsa_status nsai_ranks_sum_enqueue(const nsai_run *run, const nsai_kernel *kernel
 
 /* ---- launches ---- */
 
-/* Where the compressed branch's kernel leaves dQ as well: NsaiBackwardDkvDq, of all KV heads. */
+/* Where the kernels over keys leave dQ as well. */
 typedef struct nsai_dkv_dq {
-  float *sums; /* NULL: it does not */
+  float *sums; /* of all KV heads: NsaiBackwardDkvDq; NULL: the compressed branch's leaves none */
   int *order;
   int64_t blocks;
+  void *slots; /* of one group of KV heads: NsaiBackwardDkvSlots; NULL: the selected branch's leaves
+                  none */
+  float *slot_steps;
+  const nsai_kernel *add_slots; /* backward_dq_slots */
 } nsai_dkv_dq;
 
 /* One group of KV heads. */
@@ -106,11 +114,13 @@ typedef struct nsai_dkv_pass {
   NsaiAttendSelected selected; /* seq and lists */
   NsaiInvert index;            /* inverted lists of the selected branch; zero: it needs none */
   nsai_dkv_dq dq;
-  int head, heads; /* KV heads [head, head + heads) */
+  int head, heads;     /* KV heads [head, head + heads) */
+  int compressed_head; /* the first KV head of the compressed branch's sums */
 } nsai_dkv_pass;
 
-/* The pass over all heads. */
-nsai_dkv_pass nsai_dkv_open(const nsai_run *run, const nsai_form *form);
+/* The caller's lists, sorted, and the inverted lists, if a gradient needs them. `makes_dq`: dQ of
+ * the selected branch does. */
+nsa_status nsai_dkv_lists_enqueue(const nsai_run *run, const nsai_form *form, bool makes_dq);
 
 /* Partial sums and sums of all heads; dq NULL: no dQ. */
 nsa_status nsai_dkv_heads_enqueue(const nsai_run *run, const nsai_form *form,
@@ -119,6 +129,9 @@ nsa_status nsai_dkv_heads_enqueue(const nsai_run *run, const nsai_form *form,
 /* Whether an output depends on the branch's dK and dV. */
 bool nsai_dkv_needs(const nsai_run *run, int branch);
 
+/* Adds up dQ that the selected branch's kernel has left. */
+nsa_status nsai_dkv_slots_enqueue(const nsai_dkv_pass *pass);
+
 /* Partial sums of a branch. */
 nsa_status nsai_dkv_compressed_enqueue(const nsai_dkv_pass *pass);
 nsa_status nsai_dkv_window_enqueue(const nsai_dkv_pass *pass);
@@ -126,6 +139,9 @@ nsa_status nsai_dkv_selected_enqueue(const nsai_dkv_pass *pass);
 
 /* The gradients of every pair of K and V, and of the caller's compressed blocks. */
 nsa_status nsai_dkv_sum_enqueue(const nsai_dkv_pass *pass);
+
+/* Where the compressed branch's sums of the pass begin. */
+nsai_buffer nsai_dkv_compressed_sums(const nsai_dkv_pass *pass);
 
 /* Rows that compressed blocks of this run's sequences take: packed_block_row of
  * data/sequence.cuh. */

@@ -160,6 +160,7 @@ nsa_status nsai_q_dq(const nsai_run *run, const nsai_kernel *kernel,
   if (!from) return launch_rows(run, kernel, &rows);
   NsaiBackwardDqSums p = *from;
   rows.branches &= ~(1u << NSA_CMP);
+  if (from->all) rows.branches &= ~(1u << NSA_SEL);
   NSAI_TRY(set_maps(run, kernel, &rows, &p.q));
   return nsai_launch_tiles(run, kernel, &p);
 }

@@ -32,6 +32,9 @@ void nsai_q_mainloop_specify(const nsai_request *request, bool wgmma,
 /* A kernel of backward/pipelines/dq.cuh, and what forbids it. */
 void nsai_q_tma_legal(const nsai_problem *problem, const nsai_target *target,
                       nsai_reasons *reasons);
+/* The same of a kernel that walks no lists. */
+void nsai_q_tma_legal_ranges(const nsai_problem *problem, const nsai_target *target,
+                             nsai_reasons *reasons);
 void nsai_q_tma_specify(const nsai_request *request, const char *entry, int32_t cost,
                         nsai_kernel_spec *spec);
 

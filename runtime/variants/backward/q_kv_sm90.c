@@ -2,43 +2,29 @@
  * SPDX-License-Identifier: MIT
  *
  * backward_q_kv_sm90: backward_q_sm90_tma and backward_kv_sm90 with the compressed branch's dK, dV and dQ
- * in one kernel (backward/pipelines/dkv_dq.cuh). dQ of the other branches is added to its dQ, which waits
- * in the workspace for all KV heads: T * Hq * Dk * 4 bytes, 2.1 GB of 64k tokens, 64 heads and D 128.
+ * in one kernel (backward/pipelines/dkv_dq.cuh). dQ of the other branches is added to its dQ.
  */
+#include "variants/backward/q_kv.h"
+
 #include "base/math.h"
 #include "params/smem.h"
 #include "variants/backward/backward.h"
-#include "variants/backward/kv.h"
-#include "variants/backward/q.h"
 
-enum {
-  Q = NSAI_DKV_KERNELS, /* NSAI_Q_KERNELS */
-  CLEAR = Q + NSAI_Q_KERNELS,
-  KERNELS
-};
-
-enum {
-  SUMS = NSAI_DKV_BUFFERS, /* f32: NsaiBackwardDkvDq */
-  ORDER,                   /* i32: likewise */
-  BUFFERS
-};
-
-#define ROWS 64 /* of a block */
+#define ROWS NSAI_Q_KV_BLOCK_ROWS
 #define LEAST_GROUP 4
 #define KEYS 128
 #define LEAST_KV_LEN 32768 /* of the heuristic */
 #define STAGES 3           /* one held, one read, one on its way */
 
+/* ---- the compressed branch's kernel ---- */
+
 static uint32_t shared_bytes(const nsai_model *m) {
   return nsai_smem_dkv_dq(STAGES, ROWS * m->kv_heads / m->heads, m->head_dim_qk, m->head_dim_v);
 }
 
-static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+void nsai_q_kv_legal(const nsai_problem *p, nsai_reasons *reasons) {
   const nsai_model *m = &p->model;
   const int32_t group = m->heads / m->kv_heads;
-  nsai_q_tma_legal(p, t, reasons);
-  if (group < LEAST_GROUP)
-    nsai_refuse(reasons, "a KV head has %d query heads: it takes at least %d", group, LEAST_GROUP);
   if (!nsai_compresses(m)) nsai_refuse(reasons, "the model has no compressed branch");
   if (group != nsai_padded_group(m))
     nsai_refuse(reasons, "a KV head has %d query heads: it takes powers of two", group);
@@ -49,25 +35,8 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
                 m->head_dim_qk);
 }
 
-/* The compressed branch's share grows with the sequences: H200, 64/4 heads, D 128, saved outputs, burst and
- * sustained ms of the whole backward pass, beside the two rows by themselves:
- *
- *   tokens         this row          two rows
- *   16k            8.13 / 7.75       8.06 / 7.76
- *   32k           17.7 / 18.1       18.3 / 18.9
- *   64k           45.2 / 47.8       47.9 / 51.4
- *   64k, G 4      68.0 / 68.2       68.9 / 70.2
- *   128k         136.6 / 141.3     152.9 / 156.1
- *
- * At 64k the five products take 20.3 ms, 20.0 in no order, 18.95 if dQ is not added anywhere; the four
- * products without dQ take 14.5, and what is left of dQ 10.2 of 19.0. No gain: dK issued before the wait
- * for the other warpgroup's dS (20.5), dQ brought to L2 at a tile's beginning (10.2). Shorter sequences
- * would pay the workspace for nothing. */
-static bool sensible(const nsai_problem *p, const nsai_target *t) {
-  return nsai_backward_sensible_sm90(p, t) && p->max_kv_len >= LEAST_KV_LEN;
-}
-
-static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
+void nsai_q_kv_specify(const nsai_request *r, bool later_first,
+                       nsai_kernel_spec kernel[NSAI_Q_KV_KERNELS]) {
   const nsai_problem *p = r->problem;
   const nsai_model *m = &p->model;
   const int32_t group = m->heads / m->kv_heads;
@@ -89,17 +58,13 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_constant_add(spec, "kStages", STAGES);
   nsai_constant_add(spec, "kEntries", 0);
   nsai_constant_add(spec, "kJoins", 0);
+  nsai_constant_add(spec, "kLaterFirst", later_first);
   nsai_constant_add(spec, "kMinBlocks", 1);
-  nsai_q_specify(p, &kernel[Q]);
-  if (p->recompute != NSAI_RECOMPUTE_NEVER)
-    nsai_q_tma_specify(r, "backward_row_stats_tma", NSAI_Q_STATISTICS_COST,
-                       &kernel[Q + NSAI_Q_STATISTICS]);
-  nsai_q_tma_specify(r, "backward_dq_sums_tma", NSAI_Q_COST, &kernel[Q + NSAI_Q_DQ]);
-  kernel[CLEAR] = (nsai_kernel_spec){ .entry = "backward_clear",
-                                      .dtype = m->dtype,
-                                      .threads = NSAI_BACKWARD_ELEMENT_THREADS,
-                                      .compile_cost = 100 };
-  nsai_constant_add(&kernel[CLEAR], "kMinBlocks", 4);
+  kernel[NSAI_Q_KV_CLEAR] = (nsai_kernel_spec){ .entry = "backward_clear",
+                                                .dtype = m->dtype,
+                                                .threads = NSAI_BACKWARD_ELEMENT_THREADS,
+                                                .compile_cost = 100 };
+  nsai_constant_add(&kernel[NSAI_Q_KV_CLEAR], "kMinBlocks", 4);
 }
 
 /* Blocks of a KV head: backward/pipelines/dq_sums.cuh. */
@@ -111,37 +76,77 @@ static int64_t order_words(const nsai_model *m, int64_t blocks) {
   return m->kv_heads * (1 + 2 * blocks);
 }
 
-static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
-                      nsai_form_sizes *out) {
-  const nsai_problem *p = r->problem;
+void nsai_q_kv_workspace(const nsai_problem *p, nsai_form_sizes *out) {
   const nsai_model *m = &p->model;
   const int64_t blocks = block_count(m, p->max_tokens, p->max_seqs);
-  nsai_dkv_workspace(r, kernel, out);
-  out->bytes[SUMS] = NSAI_PRODUCT(m->kv_heads, blocks, ROWS * 4, m->head_dim_qk);
-  out->bytes[ORDER] = NSAI_PRODUCT(order_words(m, blocks), 4);
+  out->bytes[NSAI_Q_KV_SUMS] = NSAI_PRODUCT(m->kv_heads, blocks, ROWS * 4, m->head_dim_qk);
+  out->bytes[NSAI_Q_KV_ORDER] = NSAI_PRODUCT(order_words(m, blocks), 4);
 }
 
-static nsa_status clear(const nsai_run *run, const nsai_form *form, const nsai_dkv_dq *dq) {
-  const NsaiBackwardClear p = { .words = dq->order,
-                                .count = order_words(&run->plan->problem.model, dq->blocks) };
-  return nsai_launch_elements(run, &form->kernel[CLEAR], nsai_ceil_div(p.count, 4), &p);
+nsa_status nsai_q_kv_open(const nsai_run *run, const nsai_form *form, nsai_dkv_dq *dq) {
+  const nsai_model *m = &run->plan->problem.model;
+  *dq = (nsai_dkv_dq){ .sums = (float *)nsai_buffer_at(run, form->buffer[NSAI_Q_KV_SUMS]),
+                       .order = (int *)nsai_buffer_at(run, form->buffer[NSAI_Q_KV_ORDER]),
+                       .blocks = block_count(m, run->sizes.tokens, run->sizes.num_seqs) };
+  const NsaiBackwardClear p = { .words = dq->order, .count = order_words(m, dq->blocks) };
+  if (!nsai_run_has(run, NSA_CMP)) return NSA_OK;
+  /* Without a token, too: the kernel numbers its CTAs by the order. */
+  return nsai_launch_elements(run, &form->kernel[NSAI_Q_KV_CLEAR], nsai_ceil_div(p.count, 4), &p);
+}
+
+/* ---- the row ---- */
+
+static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  const int32_t group = p->model.heads / p->model.kv_heads;
+  nsai_q_tma_legal(p, t, reasons);
+  if (group < LEAST_GROUP)
+    nsai_refuse(reasons, "a KV head has %d query heads: it takes at least %d", group, LEAST_GROUP);
+  nsai_q_kv_legal(p, reasons);
+}
+
+/* The compressed branch's share grows with the sequences: H200, 64/4 heads, D 128, saved outputs, burst and
+ * sustained ms of the whole backward pass, beside the two rows by themselves:
+ *
+ *   tokens         this row          two rows
+ *   16k            8.13 / 7.75       8.06 / 7.76
+ *   32k           17.7 / 18.1       18.3 / 18.9
+ *   64k           45.2 / 47.8       47.9 / 51.4
+ *   64k, G 4      68.0 / 68.2       68.9 / 70.2
+ *   128k         136.6 / 141.3     152.9 / 156.1
+ *
+ * At 64k the five products take 20.3 ms, 20.0 in no order, 18.95 if dQ is not added anywhere; the four
+ * products without dQ take 14.5, and what is left of dQ 10.2 of 19.0. No gain: dK issued before the wait
+ * for the other warpgroup's dS (20.5), dQ brought to L2 at a tile's beginning (10.2). Shorter sequences
+ * would pay the workspace for nothing. */
+static bool sensible(const nsai_problem *p, const nsai_target *t) {
+  return nsai_backward_sensible_sm90(p, t) && p->max_kv_len >= LEAST_KV_LEN;
+}
+
+static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
+  nsai_kernel_spec *rows = &kernel[NSAI_Q_KV_ROWS];
+  nsai_q_kv_specify(r, false, kernel);
+  nsai_q_specify(r->problem, rows);
+  if (r->problem->recompute != NSAI_RECOMPUTE_NEVER)
+    nsai_q_tma_specify(r, "backward_row_stats_tma", NSAI_Q_STATISTICS_COST,
+                       &rows[NSAI_Q_STATISTICS]);
+  nsai_q_tma_specify(r, "backward_dq_sums_tma", NSAI_Q_COST, &rows[NSAI_Q_DQ]);
+}
+
+static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
+                      nsai_form_sizes *out) {
+  nsai_dkv_workspace(r, kernel, out);
+  nsai_q_kv_workspace(r->problem, out);
 }
 
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
-  const nsai_kernel *rows = &form->kernel[Q];
+  const nsai_kernel *rows = &form->kernel[NSAI_Q_KV_ROWS];
   const nsai_span prepare = { .prepare = true };
   nsai_dkv_dq dq = { 0 };
   if (span->prepare) return nsai_q_prepare(run, rows);
   if (span->gate || span->ranks_sum) return nsai_dkv_enqueue(run, form, span);
   NSAI_TRY(nsai_dkv_enqueue(run, form, &prepare));
   if (run->sizes.tokens) NSAI_TRY(nsai_q_statistics(run, rows));
-  if (nsai_run_has(run,
-                   NSA_CMP)) { /* without a token, too: the kernel numbers its CTAs by the order */
-    dq.sums = (float *)nsai_buffer_at(run, form->buffer[SUMS]);
-    dq.order = (int *)nsai_buffer_at(run, form->buffer[ORDER]);
-    dq.blocks = block_count(&run->plan->problem.model, run->sizes.tokens, run->sizes.num_seqs);
-    NSAI_TRY(clear(run, form, &dq));
-  }
+  if (nsai_run_has(run, NSA_CMP)) NSAI_TRY(nsai_q_kv_open(run, form, &dq));
   NSAI_TRY(nsai_dkv_heads_enqueue(run, form, &dq));
   const NsaiBackwardDqSums from = { .sums = dq.sums, .blocks = dq.blocks };
   return run->sizes.tokens ? nsai_q_dq(run, &rows[NSAI_Q_DQ], &from) : NSA_OK;
@@ -152,8 +157,8 @@ const nsai_variant nsai_backward_q_kv_sm90 = {
   .stage = NSAI_STAGE_BACKWARD_Q,
   .why = "compressed dQ, dK, dV in one kernel, wgmma",
   .fuses = 1u << NSAI_STAGE_BACKWARD_KV,
-  .kernels = KERNELS,
-  .buffers = BUFFERS,
+  .kernels = NSAI_Q_KV_KERNELS,
+  .buffers = NSAI_Q_KV_BUFFERS,
   .numbers = NSAI_DKV_NUMBERS,
   .legal = legal,
   .sensible = sensible,

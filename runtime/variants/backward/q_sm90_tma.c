@@ -39,14 +39,19 @@ static int32_t most_head_dim_qk(const nsai_model *m) {
 
 void nsai_q_tma_legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   const nsai_model *m = &p->model;
-  const int32_t most = most_head_dim_qk(m);
-  nsai_backward_legal_sm90(p, t, reasons);
+  nsai_q_tma_legal_ranges(p, t, reasons);
   if (nsai_padded_group(m) < LEAST_GROUP)
     nsai_refuse(reasons, "a KV head has %d query heads: it takes at least %d",
                 m->heads / m->kv_heads, LEAST_GROUP);
   if (p->selection == NSA_SELECT_RANGES && nsai_padded_group(m) < LANE_GROUP)
     nsai_refuse(reasons, "a KV head has %d query heads: with ranges it takes at least %d",
                 m->heads / m->kv_heads, LANE_GROUP / 2 + 1);
+}
+
+void nsai_q_tma_legal_ranges(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  const nsai_model *m = &p->model;
+  const int32_t most = most_head_dim_qk(m);
+  nsai_backward_legal_sm90(p, t, reasons);
   if (m->head_dim_qk > most)
     nsai_refuse(reasons, "model.head_dim_qk is %d: of this group and gate it takes at most %d",
                 m->head_dim_qk, most);
