@@ -457,6 +457,7 @@ const nsai_variant nsai_attend_selected_window_kv_stationary_sm90 = {
   .kernels = KERNELS,
   .buffers = BUFFERS,
   .numbers = NUMBERS,
+  .finds_sequences_of_keys = true,
   .legal = legal_window,
   .sensible = sensible_window,
   .space = &space,

@@ -33,6 +33,10 @@ void nsai_q_kv_legal(const nsai_problem *p, nsai_reasons *reasons) {
   if (m->head_dim_v > m->head_dim_qk) /* Dk 64 and Dv 128 would serialise (C7511) */
     nsai_refuse(reasons, "model.head_dim_v is %d: it takes at most head_dim_qk, %d", m->head_dim_v,
                 m->head_dim_qk);
+  if (group == ROWS && m->head_dim_qk == 64) /* likewise */
+    nsai_refuse(reasons,
+                "a KV head has %d query heads of %d numbers: it takes at most %d such heads", group,
+                m->head_dim_qk, ROWS / 2);
 }
 
 void nsai_q_kv_specify(const nsai_request *r, bool later_first,
