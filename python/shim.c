@@ -5,8 +5,9 @@
  * calls the library. ctypes alone needs 40 us for the seven tensors of a forward, this 2 us.
  *
  * Python.h is not needed, so that one build serves every CPython from 3.9 on: objects are opaque, and
- * the few functions below belong to the stable ABI. Called with the GIL (ctypes.PyDLL). On the CPU
- * device, which computes before it returns, the GIL is released meanwhile.
+ * the few functions below belong to the stable ABI. Called with the GIL (ctypes.PyDLL). The GIL is
+ * released during a run that may take long before it returns: on the CPU device, which computes, and
+ * over ranks, where the transport may wait for a lost one while other threads ask what is wrong.
  */
 #include "frame.h"
 
@@ -132,8 +133,9 @@ int32_t nsapy_run(const nsapy_run_args *args, python_object *tensors) {
   f.exec.comm = args->comm;
   f.grads.accumulate = args->accumulate;
   f.exec.stream = (nsa_stream)stream;
-  if (!gpu) state = PyEval_SaveThread();
+  const bool waits = !gpu || args->comm;
+  if (waits) state = PyEval_SaveThread();
   int32_t status = nsapy_call(args, args->plan, &f);
-  if (!gpu) PyEval_RestoreThread(state);
+  if (waits) PyEval_RestoreThread(state);
   return status;
 }
