@@ -51,6 +51,8 @@ typedef struct dl_exchange {
 
 NSA_API int32_t nsapy_run(const nsapy_run_args *args, python_object *tensors);
 NSA_API size_t nsapy_frame_size(void);
+NSA_API nsa_status nsapy_exchange(void *user, const nsa_part *send, int32_t sends,
+                                  const nsa_part *recv, int32_t recvs, nsa_stream stream);
 NSA_API int nsapy_program(int argc, char **argv);
 
 /* main() of nsa-autotune, which is built into this library under another name. */
@@ -59,6 +61,16 @@ int nsapy_program(int argc, char **argv) { return nsapy_main(argc, argv); }
 
 /* The size of both structs that Python lays out, by which it knows a library of another version. */
 size_t nsapy_frame_size(void) { return sizeof(nsapy_frame) + sizeof(nsapy_run_args); }
+
+/* nsa_comm_ops.exchange of a function of Python, which `user` points at. ctypes returns 0 for a function
+ * that an exception ended, as Ctrl-C does before its first statement: here success is NSAPY_DONE. */
+typedef int32_t (*python_exchange)(void *user, const nsa_part *send, int32_t sends,
+                                   const nsa_part *recv, int32_t recvs, nsa_stream stream);
+nsa_status nsapy_exchange(void *user, const nsa_part *send, int32_t sends, const nsa_part *recv,
+                          int32_t recvs, nsa_stream stream) {
+  const python_exchange *function = user;
+  return (*function)(NULL, send, sends, recv, recvs, stream) == NSAPY_DONE ? NSA_OK : NSA_E_RANKS;
+}
 
 static int32_t dtype_of(const dl_tensor *t) {
   switch (t->lanes == 1 ? t->code << 8 | t->bits : 0) {

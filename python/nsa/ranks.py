@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import _abi
 from ._config import Config
-from ._library import BACKWARD, FORWARD, RanksError, check, last_error, lib, round_up, round_up_few
+from ._library import BACKWARD, DONE, FORWARD, RanksError, check, lib, round_up, round_up_few
 from ._places import INDEX
 from ._torch import (KV, Run, _branch_bits, _context_of, _int32, _kv_names, _listed, _named, _need, _nothing, _outputs_of,
                      _pairs, _requires_grad, _selection_of, _split, _with_index)
@@ -131,17 +131,18 @@ class _Table:
     def __init__(self, group, rank, size, timeout):
         self.group, self.rank, self.timeout, self.error = group, rank, timeout, None
         self.peers = [dist.get_global_rank(group, r) for r in range(size)]
-        kinds = {name: kind for name, kind in _abi.nsa_comm_ops._fields_}
-        self.exchange = kinds["exchange"](self._exchange)  # which must outlive the communicator
-        self.ops = _abi.nsa_comm_ops(struct_size=C.sizeof(_abi.nsa_comm_ops), rank=rank, size=size, exchange=self.exchange)
+        kind = dict(_abi.nsa_comm_ops._fields_)["exchange"]
+        self.function = kind(self._exchange)  # which must outlive the communicator
+        self.ops = _abi.nsa_comm_ops(struct_size=C.sizeof(_abi.nsa_comm_ops), rank=rank, size=size,
+                                     user=C.addressof(self.function), exchange=C.cast(lib.nsapy_exchange, kind))
 
     def _exchange(self, _user, send, sends, recv, recvs, _stream):
         try:
             self._move([send[i] for i in range(sends)], [recv[i] for i in range(recvs)])
-            return _abi.NSA_OK
-        except Exception as error:  # it must not pass through C
+            return DONE
+        except BaseException as error:  # it must not pass through C; Comm._failed raises it
             self.error = error
-            return _abi.NSA_E_RANKS
+            return 0
 
     def _move(self, send, recv):
         works = []
@@ -222,11 +223,18 @@ class Comm:
         self._agreed[key] = plan, shard  # which keeps both, so that nothing else gets their addresses
 
     def _check(self, status):
-        """What a function of the table raised is the cause of the error."""
         try:
             check(status)
         except RanksError as error:
-            raise error from (self.table.error if self.table else None)
+            self._failed(error)
+
+    def _failed(self, error: RanksError):
+        """Raises it. What a function of the table raised is its cause; Ctrl-C and the like are raised themselves."""
+        cause = self.table.error if self.table else None
+        if cause is not None and not isinstance(cause, Exception):
+            self.table.error = None
+            raise cause
+        raise error from cause
 
     def check(self) -> None:
         """Raises RanksError if a rank is lost. Never waits."""
@@ -279,13 +287,14 @@ def _run_of(comm, key, shard, q, text, op, call, order, inputs, scale, branches,
     return run
 
 
-def _call(run: Run, tensors: Tuple[Tensor, ...]) -> None:
-    if tensors[0].shape[0]:
-        run(tensors)
-        return
-    status = run.without_exchange(tensors)  # a rank without tokens takes part like any other
-    if status:
-        raise last_error(status)
+def _call(comm: Comm, run: Run, tensors: Tuple[Tensor, ...]) -> None:
+    try:
+        if tensors[0].shape[0]:
+            run(tensors)
+        else:
+            check(run.without_exchange(tensors))  # a rank without tokens takes part like any other
+    except RanksError as error:
+        comm._failed(error)
 
 
 class _Attention(torch.autograd.Function):
@@ -335,7 +344,7 @@ def _forward(q, kv, gates, extra, names, block_idx, scale, config, branches, sha
     run = _run_of(comm, key, shard, q, text, _abi.NSA_OP_FORWARD, FORWARD, order, inputs, scale, branches,
                   _selection_of(block_idx))
     room = torch.empty(run.room, dtype=torch.uint8, device=q.device)
-    _call(run, (*tensors, o, idx, room))
+    _call(comm, run, (*tensors, o, idx, room))
     return o, idx
 
 
@@ -353,7 +362,7 @@ def _backward(d_o, tensors, count, gated, names, block_idx, idx, scale, config, 
     run = _run_of(comm, key, shard, tensors[0], text, _abi.NSA_OP_BACKWARD, BACKWARD, order, inputs, scale, branches,
                   _selection_of(block_idx))
     room = torch.empty(run.room, dtype=torch.uint8, device=d_o.device)
-    _call(run, (*tensors, chosen, d_o, *[g for g in grads if g is not None], room))
+    _call(comm, run, (*tensors, chosen, d_o, *[g for g in grads if g is not None], room))
     return grads
 
 

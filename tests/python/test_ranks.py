@@ -4,6 +4,7 @@
 
 On the CPU device the processes use gloo, through libnsa's table of functions; on GPUs NCCL, one GPU each.
 """
+import ctypes
 import datetime
 import os
 
@@ -154,6 +155,37 @@ def disagree(rank, where):
 
 def test_ranks_that_disagree(device, tmp_path):
     spawn(disagree, device, tmp_path)
+
+
+def interrupted(rank, where):
+    """Ctrl-C while bytes move: it ends the call, which returns nothing; and so it does before a function can catch it."""
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    config = nsa.Config(**SHAPE, **CONFIGS["mean"])
+    shard = nsa.ranks.Shard(config, [200], RANKS, "zigzag", 16)
+    q, k, v, gates, _ = inputs_of(config, shard.tokens(rank), where)
+    comm = nsa.ranks.Comm(timeout=20)
+    attend = lambda: nsa.ranks.attention(q, k[0], v[0], gates, config=config, shard=shard, comm=comm)
+    attend()
+    comm.table._move = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        attend()
+    comm.close()
+
+    comm = nsa.ranks.Comm(timeout=20)
+    comm.table = nsa.ranks._Table(comm.group, rank, RANKS, datetime.timedelta(seconds=20))
+    raising = type(comm.table.function)(interrupt)  # which catches nothing
+    comm.table.ops.user = ctypes.addressof(raising)
+    with pytest.raises(nsa.RanksError):
+        attend()
+    comm.close()
+
+
+def test_an_interrupted_exchange(device, tmp_path):
+    if device == "cuda":
+        pytest.skip("of the table of functions")
+    spawn(interrupted, device, tmp_path)
 
 
 def test_shards_in_one_process():
