@@ -26,6 +26,7 @@ from ._torch import (KV, Run, _branch_bits, _context_of, _int32, _kv_names, _lis
                      _pairs, _requires_grad, _selection_of, _split, _with_index)
 
 LAYOUTS = {"zigzag": _abi.NSA_SHARD_ZIGZAG, "contiguous": _abi.NSA_SHARD_CONTIGUOUS}
+MOST_AGREED = 128  # pairs of plan and shard; an nsa_comm remembers 256 of each
 AGREE_MS = 600_000  # kernels are compiled before ranks compare what they run, and ranks need not be equally fast
 
 
@@ -214,10 +215,14 @@ class Comm:
         return backend._comm_ptr() or None
 
     def agree(self, context, plan, shard: Shard) -> None:
-        """Compares with the other ranks what is about to run, once for each plan and shard. Blocking."""
+        """Compares with the other ranks what is about to run. Blocking. A pair of plan and shard that is known is not compared
+        again, until all are forgotten: on every rank at the same call, and before the nsa_comm forgets its oldest."""
         key = plan.handle.value, shard.handle.value
         if key in self._agreed:
             return
+        if len(self._agreed) >= MOST_AGREED:
+            self._runs.clear()
+            self._agreed.clear()
         plans = (C.c_void_p * 1)(plan.handle)
         self._check(lib.nsa_comm_agree(self.handle(context), plans, 1, shard.handle, AGREE_MS))
         self._agreed[key] = plan, shard  # which keeps both, so that nothing else gets their addresses

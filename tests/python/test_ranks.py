@@ -157,6 +157,26 @@ def test_ranks_that_disagree(device, tmp_path):
     spawn(disagree, device, tmp_path)
 
 
+def forget(rank, where):
+    """More pairs of plan and shard than a communicator keeps: the oldest are forgotten, and agreed upon again."""
+    nsa.ranks.MOST_AGREED = 2
+    config = nsa.Config(**SHAPE, **CONFIGS["mean"])
+    shards = [nsa.ranks.Shard(config, [length], RANKS, "zigzag", 16) for length in (64, 80, 96)]
+    comm = nsa.ranks.Comm(timeout=20)
+    first = []
+    for i in (0, 1, 2, 0, 1, 2):
+        q, k, v, gates, _ = inputs_of(config, shards[i].tokens(rank), where)
+        o = nsa.ranks.attention(q, k[0], v[0], gates, config=config, shard=shards[i], comm=comm)
+        first.append(o.detach())
+        assert len(comm._agreed) <= 2 and len(comm._runs) <= 2
+    assert all(torch.equal(first[i], first[i + 3]) for i in range(3))
+    comm.close()
+
+
+def test_many_shards(device, tmp_path):
+    spawn(forget, device, tmp_path)
+
+
 def interrupted(rank, where):
     """Ctrl-C while bytes move: it ends the call, which returns nothing; and so it does before a function can catch it."""
     def interrupt(*_):
