@@ -9,6 +9,7 @@
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes as C
 import datetime
 import os
@@ -137,6 +138,15 @@ class _Table:
         self.ops = _abi.nsa_comm_ops(struct_size=C.sizeof(_abi.nsa_comm_ops), rank=rank, size=size,
                                      user=C.addressof(self.function), exchange=C.cast(lib.nsapy_exchange, kind))
 
+    @contextlib.contextmanager
+    def patient(self, milliseconds):
+        """Within it exchanges wait so long."""
+        usual, self.timeout = self.timeout, datetime.timedelta(milliseconds=milliseconds)
+        try:
+            yield
+        finally:
+            self.timeout = usual
+
     def _exchange(self, _user, send, sends, recv, recvs, _stream):
         try:
             self._move([send[i] for i in range(sends)], [recv[i] for i in range(recvs)])
@@ -223,8 +233,10 @@ class Comm:
         if len(self._agreed) >= MOST_AGREED:
             self._runs.clear()
             self._agreed.clear()
-        plans = (C.c_void_p * 1)(plan.handle)
-        self._check(lib.nsa_comm_agree(self.handle(context), plans, 1, shard.handle, AGREE_MS))
+        plans, handle = (C.c_void_p * 1)(plan.handle), self.handle(context)
+        patience = max(AGREE_MS, self.options.timeout_ms)
+        with self.table.patient(patience) if self.table else _nothing:
+            self._check(lib.nsa_comm_agree(handle, plans, 1, shard.handle, patience))
         self._agreed[key] = plan, shard  # which keeps both, so that nothing else gets their addresses
 
     def _check(self, status):

@@ -7,6 +7,7 @@ On the CPU device the processes use gloo, through libnsa's table of functions; o
 import ctypes
 import datetime
 import os
+import time
 
 import pytest
 import torch
@@ -155,6 +156,24 @@ def disagree(rank, where):
 
 def test_ranks_that_disagree(device, tmp_path):
     spawn(disagree, device, tmp_path)
+
+
+def late(rank, where):
+    """A rank that compiles for longer than the timeout: the others wait for it before the first run."""
+    config = nsa.Config(**SHAPE, **CONFIGS["mean"])
+    shard = nsa.ranks.Shard(config, [200], RANKS, "zigzag", 16)
+    comm = nsa.ranks.Comm(timeout=3)
+    q, k, v, gates, _ = inputs_of(config, shard.tokens(rank), where)
+    time.sleep(5 * rank)
+    nsa.ranks.attention(q, k[0], v[0], gates, config=config, shard=shard, comm=comm)
+    comm.wait()
+    comm.close()
+
+
+def test_a_late_rank(device, tmp_path):
+    if device == "cuda":
+        pytest.skip("NCCL's communicator is made at the first call, when all are there")
+    spawn(late, device, tmp_path)
 
 
 def forget(rank, where):
