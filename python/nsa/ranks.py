@@ -21,7 +21,7 @@ from torch import Tensor
 
 from . import _abi
 from ._config import Config
-from ._library import BACKWARD, DONE, FORWARD, RanksError, check, lib, round_up, round_up_few
+from ._library import BACKWARD, DONE, FORWARD, RanksError, check, last_error, lib, round_up, round_up_few
 from ._places import INDEX
 from ._torch import (KV, Run, _branch_bits, _context_of, _int32, _kv_names, _listed, _named, _need, _nothing, _outputs_of,
                      _pairs, _requires_grad, _selection_of, _split, _with_index)
@@ -183,6 +183,7 @@ class Comm:
         self.device_type = "cuda" if "nccl" in dist.get_backend(self.group) else "cpu"
         self.options = _abi.nsa_comm_options(struct_size=C.sizeof(_abi.nsa_comm_options), timeout_ms=max(1, int(1000 * timeout)))
         self.table: Optional[_Table] = None
+        self._process = os.getpid()  # a child of fork() inherits no communicator
         self._handles: Dict[object, C.c_void_p] = {}
         self._agreed: Dict[tuple, object] = {}
         self._runs: Dict[tuple, tuple] = {}
@@ -254,15 +255,27 @@ class Comm:
         raise error from cause
 
     def check(self) -> None:
-        """Raises RanksError if a rank is lost. Never waits."""
-        for handle in self._handles.values():
-            self._check(lib.nsa_comm_check(handle))
+        """Raises RanksError if a rank is lost. Never waits. Any thread may call it."""
+        self._check_all(lib.nsa_comm_check)
 
     def wait(self, timeout: Optional[float] = None) -> None:
         """Waits for the current stream as torch.cuda.synchronize does, but raises RanksError when a rank is lost."""
         stream = torch.cuda.current_stream().cuda_stream if self.device_type == "cuda" else None
-        for handle in self._handles.values():
-            self._check(lib.nsa_comm_wait(handle, stream, 0 if timeout is None else max(1, int(1000 * timeout))))
+        milliseconds = 0 if timeout is None else max(1, int(1000 * timeout))
+        self._check_all(lambda handle: lib.nsa_comm_wait(handle, stream, milliseconds))
+
+    def _check_all(self, function):
+        """Calls it with the communicator of each context. After the first error the rest are checked, without a wait: each is
+        aborted on its own."""
+        first = None
+        for handle in list(self._handles.values()):
+            status = (lib.nsa_comm_check if first else function)(handle)
+            if status and first is None:
+                first = last_error(status)
+        if isinstance(first, RanksError):
+            self._failed(first)
+        if first is not None:
+            raise first
 
     def close(self) -> None:
         """Destroys the communicator: before the group goes, and when its runs have finished."""
@@ -272,13 +285,8 @@ class Comm:
                 lib.nsa_comm_destroy(handle)
         self._runs, self._agreed = {}, {}
 
-    _process = os.getpid()  # a child of fork() inherits no communicator
-
     def __del__(self):
         self.close()
-
-
-os.register_at_fork(after_in_child=lambda: setattr(Comm, "_process", None))
 
 
 # ---- attention

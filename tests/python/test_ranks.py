@@ -8,6 +8,7 @@ import ctypes
 import datetime
 import os
 import time
+import types
 
 import pytest
 import torch
@@ -225,6 +226,40 @@ def test_an_interrupted_exchange(device, tmp_path):
     if device == "cuda":
         pytest.skip("of the table of functions")
     spawn(interrupted, device, tmp_path)
+
+
+@pytest.fixture
+def alone():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("method", ["check", "wait"])
+def test_each_context_of_a_lost_rank_is_checked(method, alone, monkeypatch):
+    asked = []
+    ask = lambda handle, *_: asked.append(handle) or (nsa._abi.NSA_E_RANKS if handle in "bd" else 0)
+    monkeypatch.setattr(nsa.ranks, "lib", types.SimpleNamespace(nsa_comm_check=ask, nsa_comm_wait=ask,
+                                                                nsa_comm_destroy=lambda handle: None))
+    comm = nsa.ranks.Comm()
+    comm._handles = dict(enumerate("abcd"))
+    with pytest.raises(nsa.RanksError):
+        getattr(comm, method)()
+    assert "".join(asked) == "abcd"
+    comm.close()
+
+
+def test_a_child_destroys_its_own_communicators(alone, monkeypatch):
+    destroyed = []
+    monkeypatch.setattr(nsa.ranks, "lib", types.SimpleNamespace(nsa_comm_destroy=destroyed.append))
+    inherited = nsa.ranks.Comm()
+    inherited._handles = {0: "inherited"}
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a child of fork()
+    own = nsa.ranks.Comm()
+    own._handles = {0: "own"}
+    own.close()
+    inherited.close()
+    assert destroyed == ["own"]
 
 
 def test_shards_in_one_process():
