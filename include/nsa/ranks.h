@@ -105,13 +105,14 @@ typedef struct nsa_shard_options {
   int32_t ranks;          /* R, 1 to NSA_MAX_RANKS; required */
   int32_t num_seqs;       /* sequences [1] */
   const int64_t *lengths; /* [num_seqs]: tokens of each sequence, 0 or more; required */
-  /* Pieces begin at multiples of so many tokens; itself a multiple of the model's d. [the least common
+  /* Pieces begin at multiples of so many tokens; itself a multiple of the model's d, unless phi is none
+   * and there are no compressed entries. [the least common
    * multiple of l' and of the tokens that a query tile of any kernel may hold: results are then those of
    * one GPU, bit for bit. 192 tokens for groups of 16 query heads, 768 for groups of one. A smaller
    * alignment balances short sequences better; results are then equal to rounding] */
   int64_t alignment;
   /* NSA_SHARD_GIVEN: `given_count` pieces in any order, which cover each token exactly once and begin
-   * at multiples of `alignment` [d] */
+   * at multiples of `alignment` [d; 1 where phi is none] */
   const nsa_piece *given;
   int64_t given_count;
 } nsa_shard_options;

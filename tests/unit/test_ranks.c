@@ -29,7 +29,7 @@ typedef struct world {
   toy toy; /* all tokens in one place */
   nsa_grads grads;
   nsa_shard *shard;
-  int32_t ranks, layout;
+  int32_t ranks, layout, alignment;
   nsa_plan *forward, *backward;
   nsa_comm *comms[MOST_RANKS];
   bool accumulate;
@@ -109,6 +109,7 @@ static void world_init(world *w, const machine_request *request) {
   pair pairs[MAX_PAIRS];
   nsai_model g = toy_model(request->phi);
   memset(w, 0, sizeof *w);
+  w->alignment = ALIGNMENT;
   w->request = *request;
   machine_yaml(request, yaml, sizeof yaml);
   w->ctx = machine_context(yaml, overrides, false);
@@ -369,7 +370,7 @@ static void open_ranks(world *w) {
   const int64_t long_lengths[SEQS] = { lengths[0], lengths[1], lengths[2], lengths[3], lengths[4] };
   const nsa_shard_options options =
       INIT(nsa_shard_options, .layout = w->layout, .ranks = w->ranks, .num_seqs = SEQS,
-           .lengths = long_lengths, .alignment = ALIGNMENT);
+           .lengths = long_lengths, .alignment = w->alignment);
   const nsa_comm_options brief = INIT(nsa_comm_options, .timeout_ms = 20000);
   machine_expect("nsa_shard_create", nsa_shard_create(w->ctx, &options, &w->shard), NSA_OK, NULL);
   const nsa_problem forward = problem_over(w, NSA_OP_FORWARD),
@@ -477,6 +478,17 @@ static void test_selections(void **state) {
   check_model(&(machine_request){ .keys_only = true }, 2, NSA_SHARD_ZIGZAG);
   check_model(&(machine_request){ .normalized = true }, 2, NSA_SHARD_ZIGZAG);
   check_model(&(machine_request){ .dtype = NSA_BF16 }, 2, NSA_SHARD_ZIGZAG);
+}
+
+/* Without compressed entries pieces may begin anywhere. */
+static void test_any_alignment(void **state) {
+  world w;
+  (void)state;
+  world_init(&w,
+             &(machine_request){ .phi = NSAI_PHI_NONE, .pool = NSAI_POOL_MAX, .indexed = true });
+  w.alignment = 5;
+  check_ranks(&w, 3, NSA_SHARD_ZIGZAG);
+  world_free(&w);
 }
 
 /* One KV head after the other. */
@@ -606,7 +618,8 @@ int main(void) {
     cmocka_unit_test(test_ranks),       cmocka_unit_test(test_phi),
     cmocka_unit_test(test_gates),       cmocka_unit_test(test_selections),
     cmocka_unit_test(test_head_groups), cmocka_unit_test(test_problems),
-    cmocka_unit_test(test_runs),
+    cmocka_unit_test(test_runs),        cmocka_unit_test(test_any_alignment),
+
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
