@@ -613,12 +613,44 @@ static void test_runs(void **state) {
   world_free(&w);
 }
 
+/* Other ranks need this rank's keys of the index, also where it computes the window alone. */
+static void test_index_keys(void **state) {
+  world w;
+  rank_state s = { .w = &w };
+  (void)state;
+  world_init(&w,
+             &(machine_request){ .phi = NSAI_PHI_NONE, .pool = NSAI_POOL_MAX, .indexed = true });
+  w.ranks = 2;
+  w.layout = NSA_SHARD_ZIGZAG;
+  open_ranks(&w);
+  cut_io(&s);
+  nsa_exec exec = INIT(nsa_exec, .comm = w.comms[0], .branches = 1u << NSA_WIN);
+  const nsa_batch batch = INIT(nsa_batch, .shard = w.shard);
+  machine_add_workspace(w.forward, &exec);
+  nsa_io io = s.io;
+  io.o_branch[NSA_SEL] = io.lse[NSA_SEL] = io.block_idx = io.index_lse = (nsa_tensor){ 0 };
+  io.o_branch[NSA_CMP] = io.lse[NSA_CMP] = (nsa_tensor){ 0 };
+  refuse_run(&w, &exec, &batch, &io, "nsa_comm_agree"); /* nothing else is wrong */
+  io.k_idx.shape[0]--;
+  refuse_run(&w, &exec, &batch, &io, "io.k_idx has shape[0]");
+  io.k_idx = s.io.k_idx;
+  io.k_idx.data = s.io.o.data; /* which the run writes */
+  refuse_run(&w, &exec, &batch, &io, "io.k_idx");
+  io.k_idx = (nsa_tensor){ 0 };
+  refuse_run(&w, &exec, &batch, &io, "io.k_idx is missing: over ranks");
+  free(exec.workspace);
+  while (s.owned_count) free(s.owned[--s.owned_count]);
+  close_ranks(&w);
+  world_free(&w);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_ranks),       cmocka_unit_test(test_phi),
     cmocka_unit_test(test_gates),       cmocka_unit_test(test_selections),
     cmocka_unit_test(test_head_groups), cmocka_unit_test(test_problems),
     cmocka_unit_test(test_runs),        cmocka_unit_test(test_any_alignment),
+    cmocka_unit_test(test_index_keys),
 
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
