@@ -3,6 +3,7 @@
  */
 #include "run/check_ranks.h"
 
+#include "base/math.h"
 #include "plan/context.h"
 #include "ranks/comm.h"
 #include "ranks/shard.h"
@@ -37,6 +38,24 @@ static nsa_status check_capacity(const char *what, int64_t value, const char *na
       what, (long long)value, (long long)most, name);
 }
 
+/* A rank sends a part of each of its pieces to each other rank, or receives one of each of theirs, for
+ * every tensor that travels; lists of parts are counted in 32 bits. The ranks compare the largest
+ * list of any of them, so that all refuse alike. */
+static nsa_status check_parts(const nsa_shard *shard) {
+  const int64_t most = INT32_MAX / 2 / NSAI_RANKS_TENSORS, all = shard->rank_begin[shard->ranks];
+  int64_t parts = 0;
+  for (int32_t r = 0; r < shard->ranks; r++) {
+    const int64_t own = shard->rank_begin[r + 1] - shard->rank_begin[r];
+    parts = nsai_larger(parts, nsai_larger(all - own, own * (shard->ranks - 1)));
+  }
+  if (parts <= most) return NSA_OK;
+  return nsai_fail(
+      NSA_E_ARG,
+      "batch.shard has %lld pieces, of which %d ranks exchange %lld parts of a tensor, "
+      "and a run at most %lld: make it of fewer and longer pieces",
+      (long long)all, shard->ranks, (long long)parts, (long long)most);
+}
+
 static nsa_status check_shard(const nsai_problem *p, const nsa_shard *shard) {
   int64_t longest = 0;
   if (shard->ranks != p->ranks)
@@ -51,6 +70,7 @@ static nsa_status check_shard(const nsai_problem *p, const nsa_shard *shard) {
   NSAI_TRY(check_capacity("tokens", shard->total_tokens, "max_kv_tokens", p->max_kv_tokens));
   NSAI_TRY(check_capacity("a sequence", longest, "max_kv_len", p->max_kv_len));
   NSAI_TRY(check_capacity("a number of pieces", shard->max_pieces, "max_pieces", p->max_pieces));
+  NSAI_TRY(check_parts(shard));
   if (nsai_compresses(&p->model) && shard->alignment % p->model.stride)
     return nsai_fail(NSA_E_ARG,
                      "batch.shard is aligned to %lld tokens, expected a multiple of "

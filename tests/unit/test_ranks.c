@@ -8,6 +8,9 @@
 #include "support/cmocka_all.h"
 
 #include "gradients.h"
+#include "plan/plan.h"
+#include "ranks/shard.h"
+#include "run/check_ranks.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -613,6 +616,40 @@ static void test_runs(void **state) {
   world_free(&w);
 }
 
+/* A shard of more parts than a list counts is refused by every rank, though only one has many pieces. */
+static void test_parts(void **state) {
+  world w;
+  int32_t begin[NSA_MAX_RANKS + 1] = { 0 };
+  nsa_comm *comms[NSA_MAX_RANKS];
+  const int32_t most = INT32_MAX / 2 / NSAI_RANKS_TENSORS / (NSA_MAX_RANKS - 1);
+  (void)state;
+  world_init(&w, &(machine_request){ 0 });
+  w.ranks = NSA_MAX_RANKS;
+  w.layout = NSA_SHARD_ZIGZAG;
+  nsa_problem problem = problem_of(&w, NSA_OP_FORWARD);
+  problem.ranks = w.ranks;
+  problem.max_kv_tokens = TOKENS;
+  problem.max_pieces = most + 1;
+  nsa_plan *plan = machine_plan(w.ctx, &problem);
+  const int64_t length = TOKENS;
+  const nsa_shard_options options = INIT(nsa_shard_options, .ranks = w.ranks, .lengths = &length);
+  machine_expect("shard", nsa_shard_create(w.ctx, &options, &w.shard), NSA_OK, NULL);
+  machine_expect("loopback", nsa_comm_loopback(w.ctx, w.ranks, NULL, comms), NSA_OK, NULL);
+  nsa_shard many = *w.shard;
+  many.rank_begin = begin;
+  const nsa_batch batch = INIT(nsa_batch, .shard = &many);
+  for (int over = 0; over < 2; over++) {
+    many.max_pieces = most + over;
+    for (int32_t r = 0; r < w.ranks; r++) begin[r + 1] = most + over;
+    machine_expect("parts", nsai_check_shard(plan, comms[1], &batch), over ? NSA_E_ARG : NSA_OK,
+                   over ? "parts of a tensor, and a run at most" : NULL);
+  }
+  for (int32_t r = 0; r < w.ranks; r++) nsa_comm_destroy(comms[r]);
+  nsa_plan_destroy(plan);
+  nsa_shard_destroy(w.shard);
+  world_free(&w);
+}
+
 /* Other ranks need this rank's keys of the index, also where it computes the window alone. */
 static void test_index_keys(void **state) {
   world w;
@@ -650,7 +687,7 @@ int main(void) {
     cmocka_unit_test(test_gates),       cmocka_unit_test(test_selections),
     cmocka_unit_test(test_head_groups), cmocka_unit_test(test_problems),
     cmocka_unit_test(test_runs),        cmocka_unit_test(test_any_alignment),
-    cmocka_unit_test(test_index_keys),
+    cmocka_unit_test(test_parts),       cmocka_unit_test(test_index_keys),
 
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
