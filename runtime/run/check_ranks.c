@@ -59,8 +59,11 @@ static nsa_status check_parts(const nsa_shard *shard) {
 static nsa_status check_shard(const nsai_problem *p, const nsa_shard *shard) {
   int64_t longest = 0;
   if (shard->ranks != p->ranks)
-    return nsai_fail(NSA_E_ARG, "batch.shard is of %d ranks, the plan of %d: make one of both anew",
-                     shard->ranks, p->ranks);
+    return nsai_fail(
+        NSA_E_ARG,
+        "batch.shard is of %d ranks, the plan of %d: make the shard with options.ranks "
+        "%d, or the plan with problem.ranks %d",
+        shard->ranks, p->ranks, p->ranks, shard->ranks);
   for (int32_t s = 0; s < shard->num_seqs; s++) {
     const int64_t length = shard->seq_begin[s + 1] - shard->seq_begin[s];
     if (length > longest) longest = length;
@@ -94,14 +97,21 @@ nsa_status nsai_check_shard(const nsa_plan *plan, const nsa_comm *comm, const ns
     return NSA_OK;
   }
   if (!comm)
-    return nsai_fail(NSA_E_ARG, "exec.comm is missing: the plan was made for problem.ranks %d",
+    return nsai_fail(NSA_E_ARG,
+                     "exec.comm is missing: the plan was made for problem.ranks %d; give this "
+                     "rank's communicator, or make a plan with problem.ranks 0",
                      p->ranks);
   if (!shard)
-    return nsai_fail(NSA_E_ARG, "batch.shard is missing: the plan was made for problem.ranks %d",
+    return nsai_fail(NSA_E_ARG,
+                     "batch.shard is missing: the plan was made for problem.ranks %d; give the "
+                     "shard of nsa_shard_create, or make a plan with problem.ranks 0",
                      p->ranks);
   if (nsai_comm_size(comm) != p->ranks)
-    return nsai_fail(NSA_E_ARG, "exec.comm has %d ranks, the plan was made for problem.ranks %d",
-                     nsai_comm_size(comm), p->ranks);
+    return nsai_fail(
+        NSA_E_ARG,
+        "exec.comm has %d ranks, the plan was made for problem.ranks %d: make the plan "
+        "for as many ranks as the communicator has",
+        nsai_comm_size(comm), p->ranks);
   const nsa_ctx *other = nsai_comm_context(comm);
   if (other->cpu != plan->ctx->cpu ||
       (!other->cpu && other->device.ordinal != plan->ctx->device.ordinal))
@@ -121,11 +131,16 @@ nsa_status nsai_check_ranks_io(const nsai_problem *p, const nsa_shard *shard, in
   const int64_t tokens = shard->rank_tokens[rank];
   int64_t entries = 0;
   if (sizes->tokens != tokens)
-    return nsai_fail(NSA_E_ARG, "io.q has %lld tokens, batch.shard gives rank %d %lld",
-                     (long long)sizes->tokens, rank, (long long)tokens);
+    return nsai_fail(NSA_E_ARG,
+                     "io.q has %lld tokens, batch.shard gives rank %d %lld: pass the rows of "
+                     "nsa_shard_pieces(shard, %d), one piece after the other",
+                     (long long)sizes->tokens, rank, (long long)tokens, rank);
   if (sizes->kv_tokens != tokens)
-    return nsai_fail(NSA_E_ARG, "io.kv has %lld tokens, batch.shard gives rank %d %lld",
-                     (long long)sizes->kv_tokens, rank, (long long)tokens);
+    return nsai_fail(NSA_E_ARG,
+                     "io.kv has %lld tokens, batch.shard gives rank %d %lld: pass the rows of "
+                     "nsa_shard_pieces(shard, %d), one piece after the other; the run brings those "
+                     "of other ranks",
+                     (long long)sizes->kv_tokens, rank, (long long)tokens, rank);
   if (p->op == NSA_OP_FORWARD && m->by == NSAI_BY_INDEX && !nsai_present(&io->k_idx) && tokens &&
       (p->selection == NSA_SELECT_TOPN || p->index_lse))
     return nsai_fail(
@@ -147,7 +162,7 @@ nsa_status nsai_check_ranks_io(const nsai_problem *p, const nsa_shard *shard, in
     return nsai_fail(
         NSA_E_ARG,
         "io.kv.k_cmp has %lld rows, the pieces of rank %d hold the last tokens of %lld "
-        "compressed blocks",
-        (long long)sizes->cmp_rows, rank, (long long)entries);
+        "compressed blocks: pass these blocks' entries in the order of nsa_shard_pieces(shard, %d)",
+        (long long)sizes->cmp_rows, rank, (long long)entries, rank);
   return NSA_OK;
 }

@@ -681,6 +681,32 @@ static void test_index_keys(void **state) {
   world_free(&w);
 }
 
+/* What a d_o in f32 takes is counted in the heads that the plan has at a time. */
+static void test_room_of_d_o(void **state) {
+  world w;
+  rank_state s = { .w = &w };
+  (void)state;
+  world_init(&w, &(machine_request){ .dtype = NSA_BF16,
+                                     .override = "thresholds.ranks_buffer_bytes=0" });
+  w.ranks = 2;
+  w.layout = NSA_SHARD_ZIGZAG;
+  open_ranks(&w);
+  cut_io(&s);
+  s.grads = (nsa_grads)NSA_GRADS_INIT;
+  s.grads.d_o = s.io.o;
+  s.grads.d_o.dtype = NSA_F32;
+  s.grads.d_o.data = own(&s, (size_t)(s.io.o.shape[0] * s.io.o.stride[0] * 4));
+  nsa_exec exec = INIT(nsa_exec, .comm = w.comms[0]);
+  const nsa_batch batch = INIT(nsa_batch, .shard = w.shard);
+  machine_add_workspace(w.backward, &exec);
+  machine_expect("d_o", nsa_backward(w.backward, &exec, &batch, &s.io, &s.grads), NSA_E_WORKSPACE,
+                 "2 for each element of d_o of the 3 heads that are computed at a time");
+  free(exec.workspace);
+  while (s.owned_count) free(s.owned[--s.owned_count]);
+  close_ranks(&w);
+  world_free(&w);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_ranks),       cmocka_unit_test(test_phi),
@@ -688,7 +714,7 @@ int main(void) {
     cmocka_unit_test(test_head_groups), cmocka_unit_test(test_problems),
     cmocka_unit_test(test_runs),        cmocka_unit_test(test_any_alignment),
     cmocka_unit_test(test_parts),       cmocka_unit_test(test_index_keys),
-
+    cmocka_unit_test(test_room_of_d_o),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
