@@ -126,6 +126,7 @@ static nsa_status agree_anew(chk_rank *r) {
   r->shard = NULL;
   NSAI_TRY(chk_ranks_shard(r->p, r->plan.ctx, &r->shard));
   NSAI_TRY(chk_rank_plan(r->plans, r->p, r->shard, &r->plan));
+  NSAI_TRY(meet_others(r));
   NSAI_TRY(agree(r));
   NSAI_TRY(chk_rank_execute(r));
   chk_rank_compare(r);
@@ -136,6 +137,8 @@ static nsa_status check(chk_rank *r, const chk_fault *fault) {
   NSAI_TRY(chk_rank_prepare(r));
   const bool mismatch = fault->kind == CHK_FAULT_MISMATCH, early = fault->in_agree || mismatch;
   if (mismatch) NSAI_TRY(disagree(r, fault));
+  /* A timeout begins at the first call of a rank: plans and tensors take the others longer. */
+  NSAI_TRY(meet_others(r));
   if (!early) {
     NSAI_TRY(agree(r));
     NSAI_TRY(chk_rank_execute(r));
