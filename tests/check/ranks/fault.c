@@ -56,8 +56,8 @@ static bool names_rank(const char *text, int32_t rank) {
   return false;
 }
 
-/* NCCL does not say which peer it lost, and where it connects ranks it waits for all others at once:
- * over it only a disagreement names ranks for certain. */
+/* NCCL does not say which peer it lost, and where it connects ranks it waits for all others at
+ * once: over it only a disagreement names ranks for certain. */
 static bool must_name(const chk_fault *fault) {
   return !fault->is_process || fault->kind == CHK_FAULT_MISMATCH;
 }

@@ -48,8 +48,8 @@ static void wait_all(chk_shared *shared, pid_t *pids, int32_t killed, double sec
   }
 }
 
-/* A rank that waits for others may wait long: it ends with the program that would end it. The parent
- * may be gone before the signal is asked for. */
+/* A rank that waits for others may wait long: it ends with the program that would end it. The
+ * parent may be gone before the signal is asked for. */
 static void end_with(pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);

@@ -3,13 +3,14 @@
  */
 #include "ranks/self_test.h"
 
+#include <math.h>
 #include <string.h>
 
 #define MODEL                                                                                      \
   "bwd:h4/2:d16/16:l32/16:s64x4+1+2:w64:phi=linear:gate=mlp.16.8.silu:f32grads:q=300:seed=2"
 
-/* With a GPU's bounds, which allow for roundings of bf16. Only the compressed branch joins ranks that
- * are far from each other. */
+/* With a GPU's bounds, which allow for roundings of bf16. Only the compressed branch joins ranks
+ * that are far from each other. */
 #define FAR                                                                                        \
   "ranks=16:align=16:bwd:bf16:h4/2:d16/16:l32/16:s64x0+0+0:w64:phi=linear:f32grads:q=1024:seed=2"
 
@@ -23,6 +24,8 @@ static const struct {
   { "ranks=2:align=16:fwd:q=300", { "o of the second run", NSAI_VERIFY_O, 0, 1.01f, 1 } },
   { "ranks=2:align=16:" MODEL, { "d_q", NSAI_VERIFY_D_Q, 0, 1.000001f, 0 } },
   { "ranks=2:align=16:" MODEL, { "dK", NSAI_VERIFY_D_K0, 1e-4f, 1, 0 } },
+  { "ranks=2:align=16:" MODEL, { "NaN in dV", NSAI_VERIFY_D_V0, 0, NAN, 0 } },
+  { "ranks=2:align=16:" MODEL, { "NaN in a weight", NSAI_VERIFY_D_PHI_K + 1, 0, NAN, 0 } },
   { "ranks=4:align=16:" MODEL, { "dV", NSAI_VERIFY_D_V0, 1e-4f, 1, 0 } },
   { FAR, { "what the last of 16 ranks adds to dK", NSAI_VERIFY_D_K0, 0, 1, 0, true } },
   { FAR, { "what the last of 16 ranks adds to dV", NSAI_VERIFY_D_V0, 0, 1, 0, true } },
