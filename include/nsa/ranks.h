@@ -264,12 +264,13 @@ NSA_API nsa_status nsa_comm_loopback(nsa_ctx *ctx, int32_t size, const nsa_comm_
  * and the shard. Ranks that chose differently would wait for each other, or compute other bits. Tune
  * on one rank, import the records on the others. Blocking; every rank calls it with the same number
  * of plans. What was not agreed upon does not run; a plan of one call may run with the shard of
- * another. The communicator remembers the last 256 plans and the last 256 shards, by what they
- * consist of: a plan that is destroyed and made again need not be agreed upon again. Uses the
+ * another. The communicator remembers the 256 plans and the 256 shards of the latest agreements, by
+ * what they consist of: a plan that is destroyed and made again need not be agreed upon again, and one
+ * that is agreed upon again counts as new. Uses the
  * transport on a stream of its own, where NCCL may let it wait for runs in flight, and allocates some
  * KB of device memory at its first call.
  *
- * plans       [count], at most 4096, of the communicator's device; NULL with count 0
+ * plans       [count], at most 256, of the communicator's device; NULL with count 0
  * shard       NULL: the plans alone.
  * timeout_ms  [options.timeout_ms]
  *

@@ -88,9 +88,11 @@ typedef struct plan_digests {
 } plan_digests;
 
 static nsa_status check_plans(const nsa_comm *comm, const nsa_plan *const *plans, size_t count) {
-  if (count > NSAI_AGREE_MAX_PLANS)
-    return nsai_fail(NSA_E_ARG, "count is %zu: agree upon at most %d plans at once", count,
-                     NSAI_AGREE_MAX_PLANS);
+  if (count > NSAI_COMM_AGREED)
+    return nsai_fail(NSA_E_ARG,
+                     "count is %zu: agree upon at most %d plans at once, as many as a communicator "
+                     "remembers",
+                     count, NSAI_COMM_AGREED);
   if (count && !plans) return nsai_fail(NSA_E_ARG, "plans is NULL, count is %zu", count);
   for (size_t i = 0; i < count; i++) {
     if (!plans[i]) return nsai_fail(NSA_E_ARG, "plans[%zu] is NULL", i);

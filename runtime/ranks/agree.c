@@ -430,9 +430,11 @@ nsa_status nsai_comm_agree(nsa_comm *comm, const nsai_agreement *mine, int32_t t
   if (timeout_ms < 0)
     return nsai_fail(NSA_E_ARG, "timeout_ms is %d: give milliseconds, or 0 for options.timeout_ms",
                      timeout_ms);
-  if (mine->plan_count > NSAI_AGREE_MAX_PLANS)
-    return nsai_fail(NSA_E_ARG, "count is %d: agree upon at most %d plans at once",
-                     mine->plan_count, NSAI_AGREE_MAX_PLANS);
+  if (mine->plan_count > NSAI_COMM_AGREED)
+    return nsai_fail(NSA_E_ARG,
+                     "count is %d: agree upon at most %d plans at once, as many as a communicator "
+                     "remembers",
+                     mine->plan_count, NSAI_COMM_AGREED);
   NSAI_TRY(nsai_comm_check_alive(comm));
   comm->agree.calls++;
   if (transport->set_timeout) transport->set_timeout(transport->ops.user, t.timeout_ms);

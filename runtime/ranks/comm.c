@@ -341,19 +341,27 @@ nsa_status nsai_comm_all_gather(nsa_comm *comm, const void *send, void *recv, ui
 
 /* ---- what was agreed upon ---- */
 
+/* -1: it was not agreed upon, or too many others were since. */
+static int32_t find_agreed(const nsai_agreed *agreed,
+                           const unsigned char digest[NSAI_DIGEST_BYTES]) {
+  int32_t at = agreed->count - 1; /* the newest first */
+  while (at >= 0 && memcmp(agreed->digest[at], digest, NSAI_DIGEST_BYTES)) at--;
+  return at;
+}
+
 bool nsai_agreed_has(const nsai_agreed *agreed, const unsigned char digest[NSAI_DIGEST_BYTES]) {
-  for (int32_t i = 1; i <= agreed->count; i++) { /* the newest first */
-    const int32_t at = (agreed->next + NSAI_COMM_AGREED - i) % NSAI_COMM_AGREED;
-    if (!memcmp(agreed->digest[at], digest, NSAI_DIGEST_BYTES)) return true;
-  }
-  return false;
+  return find_agreed(agreed, digest) >= 0;
 }
 
 void nsai_agreed_add(nsai_agreed *agreed, const unsigned char digest[NSAI_DIGEST_BYTES]) {
-  if (nsai_agreed_has(agreed, digest)) return;
-  memcpy(agreed->digest[agreed->next], digest, NSAI_DIGEST_BYTES);
-  agreed->next = (agreed->next + 1) % NSAI_COMM_AGREED;
-  if (agreed->count < NSAI_COMM_AGREED) agreed->count++;
+  int32_t at = find_agreed(agreed, digest);
+  if (at < 0 && agreed->count == NSAI_COMM_AGREED) at = 0; /* the oldest makes room */
+  if (at >= 0) {
+    agreed->count--;
+    memmove(agreed->digest[at], agreed->digest[at + 1],
+            (size_t)(agreed->count - at) * NSAI_DIGEST_BYTES);
+  }
+  memcpy(agreed->digest[agreed->count++], digest, NSAI_DIGEST_BYTES);
 }
 
 /* ---- runs ---- */

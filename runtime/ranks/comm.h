@@ -106,7 +106,9 @@ typedef struct nsai_agreement {
   const nsa_shard *shard;                            /* NULL: none */
 } nsai_agreement;
 
-#define NSAI_AGREE_MAX_PLANS 4096
+/* A communicator remembers so many plans and so many shards; more plans in one call would push each other
+ * out. */
+#define NSAI_COMM_AGREED 256
 
 /* A disagreement does not end the communicator, since all ranks find the same. */
 nsa_status nsai_comm_agree(nsa_comm *comm, const nsai_agreement *mine, int32_t timeout_ms);

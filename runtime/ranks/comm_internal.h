@@ -42,11 +42,11 @@ typedef struct nsai_enqueued {
  * oldest keeps its age. CUDA itself holds about 1024 launches of a stream. */
 #define NSAI_COMM_RUNS 256
 
-/* Plans and shards that were agreed upon. The oldest make room for new ones, on all ranks alike. */
-#define NSAI_COMM_AGREED 256
+/* Plans or shards that were agreed upon, that of the last agreement last. The oldest make room for new
+ * ones, on all ranks alike. */
 typedef struct nsai_agreed {
   unsigned char digest[NSAI_COMM_AGREED][NSAI_DIGEST_BYTES];
-  int32_t count, next;
+  int32_t count;
 } nsai_agreed;
 
 /* What nsa_comm_agree exchanges messages with; made by its first call. */
@@ -111,6 +111,7 @@ void nsai_comm_nap(double since);
 void nsai_agree_room_fini(nsa_comm *comm);
 
 bool nsai_agreed_has(const nsai_agreed *agreed, const unsigned char digest[NSAI_DIGEST_BYTES]);
+/* Makes it the newest, also if it was agreed upon before. */
 void nsai_agreed_add(nsai_agreed *agreed, const unsigned char digest[NSAI_DIGEST_BYTES]);
 
 #endif /* NSAI_RANKS_COMM_INTERNAL_H */

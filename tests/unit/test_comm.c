@@ -9,6 +9,7 @@
 
 #include "base/duration.h"
 #include "comm_fixture.h"
+#include "ranks/comm_internal.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -130,6 +131,34 @@ static void test_disagree(void **state) {
   nsa_shard_destroy(shards[0]);
   nsa_shard_destroy(shards[1]);
   machine_free(&other);
+  machine_free(&m);
+}
+
+/* 256 digests are remembered; agreeing upon one again makes it the newest. */
+static void test_remembers(void **state) {
+  static nsai_agreed agreed;
+  unsigned char digest[NSAI_COMM_AGREED + 2][NSAI_DIGEST_BYTES] = { 0 };
+  machine m;
+  rank ranks[MOST_RANKS];
+  const nsa_plan *plans[NSAI_COMM_AGREED + 1];
+  for (int32_t i = 0; i < NSAI_COMM_AGREED + 2; i++) memcpy(digest[i], &i, sizeof i);
+  for (int32_t i = 0; i < NSAI_COMM_AGREED; i++) nsai_agreed_add(&agreed, digest[i]);
+  nsai_agreed_add(&agreed, digest[0]);
+  nsai_agreed_add(&agreed, digest[7]);
+  nsai_agreed_add(&agreed, digest[7]);
+  nsai_agreed_add(&agreed, digest[NSAI_COMM_AGREED]);
+  nsai_agreed_add(&agreed, digest[NSAI_COMM_AGREED + 1]);
+  for (int32_t i = 0; i < NSAI_COMM_AGREED + 2; i++)
+    assert_int_equal(nsai_agreed_has(&agreed, digest[i]), i != 1 && i != 2);
+
+  machine_init(&m, &quiet_cpu);
+  ranks_loopback(m.ctx, ranks, 1, 20000, NULL);
+  for (int32_t i = 0; i < NSAI_COMM_AGREED + 1; i++) plans[i] = m.plan;
+  machine_expect("most", nsa_comm_agree(ranks[0].comm, plans, NSAI_COMM_AGREED, NULL, 0), NSA_OK,
+                 NULL);
+  machine_expect("more", nsa_comm_agree(ranks[0].comm, plans, NSAI_COMM_AGREED + 1, NULL, 0),
+                 NSA_E_ARG, "count is 257: agree upon at most 256 plans at once");
+  ranks_destroy(ranks, 1);
   machine_free(&m);
 }
 
@@ -498,12 +527,12 @@ static void test_capture(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_loopback),          cmocka_unit_test(test_agree),
-    cmocka_unit_test(test_disagree),          cmocka_unit_test(test_lost_thread),
-    cmocka_unit_test(test_names_ranks),       cmocka_unit_test(test_hosts),
-    cmocka_unit_test(test_bad_tables),        cmocka_unit_test(test_stalled_stream),
-    cmocka_unit_test(test_stalled_agreement), cmocka_unit_test(test_fork),
-    cmocka_unit_test(test_capture),
+    cmocka_unit_test(test_loopback),       cmocka_unit_test(test_agree),
+    cmocka_unit_test(test_disagree),       cmocka_unit_test(test_remembers),
+    cmocka_unit_test(test_lost_thread),    cmocka_unit_test(test_names_ranks),
+    cmocka_unit_test(test_hosts),          cmocka_unit_test(test_bad_tables),
+    cmocka_unit_test(test_stalled_stream), cmocka_unit_test(test_stalled_agreement),
+    cmocka_unit_test(test_fork),           cmocka_unit_test(test_capture),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
