@@ -76,6 +76,7 @@ nsa_status nsa_comm_loopback(nsa_ctx *ctx, int32_t size, const nsa_comm_options 
                              nsa_comm **comms) {
   nsai_comm_place place;
   if (!comms) return nsai_fail(NSA_E_ARG, "comms is NULL: give an array of `size`");
+  if (size > 0) memset(comms, 0, (size_t)size * sizeof *comms);
   NSAI_TRY(find_place(ctx, &place));
   NSAI_TRY(nsai_comm_loopback(&place, size, options, comms));
   for (int32_t i = 0; i < size; i++) nsai_context_retain(ctx);

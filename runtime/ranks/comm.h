@@ -31,7 +31,7 @@ typedef struct nsai_comm_place {
 nsa_status nsai_comm_create(const nsai_comm_place *place, const nsa_comm_ops *ops,
                             const nsa_comm_options *options, nsa_comm **out);
 
-/* `size` communicators of threads. On failure all of out[] are NULL. */
+/* `size` communicators of threads. All of out[] are NULL before the call, and after one that failed. */
 nsa_status nsai_comm_loopback(const nsai_comm_place *place, int32_t size,
                               const nsa_comm_options *options, nsa_comm **out);
 

@@ -416,6 +416,15 @@ static void test_bad_tables(void **state) {
                  "options.timeout_ms is -1");
   machine_expect("ops", nsa_comm_create(m.ctx, NULL, NULL, &comm), NSA_E_ARG, "ops is NULL");
   machine_expect("size", nsa_comm_loopback(m.ctx, 0, NULL, &comm), NSA_E_ARG, "size is 0");
+  nsa_comm *comms[NSA_MAX_RANKS + 1];
+  memset(comms, 1, sizeof comms);
+  machine_expect("size", nsa_comm_loopback(m.ctx, NSA_MAX_RANKS + 1, NULL, comms), NSA_E_ARG,
+                 "size is 65");
+  for (int32_t i = 0; i < NSA_MAX_RANKS + 1; i++) assert_null(comms[i]);
+  memset(comms, 1, sizeof comms);
+  machine_expect("context", nsa_comm_loopback(NULL, 2, NULL, comms), NSA_E_ARG, NULL);
+  assert_null(comms[0]);
+  assert_null(comms[1]);
   machine_expect("comm", nsa_comm_check(NULL), NSA_E_ARG, "comm is NULL");
   nsa_comm_destroy(NULL);
   machine_free(&m);
