@@ -527,7 +527,8 @@ nsa_status nsai_comm_wait(nsa_comm *comm, nsa_stream stream, int32_t timeout_ms)
   for (;;) {
     NSAI_TRY(check(comm, &seen));
     NSAI_TRY(has_passed(comm, stream, &passed));
-    if (passed) return NSA_OK;
+    if (passed)
+      return nsai_comm_check_alive(comm); /* another thread's check may have ended the runs */
     const double now = nsai_seconds();
     if (seen.runs != runs) progress = now;
     runs = seen.runs;
