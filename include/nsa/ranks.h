@@ -280,11 +280,11 @@ NSA_API nsa_status nsa_comm_agree(nsa_comm *comm, const nsa_plan *const *plans, 
                                   const nsa_shard *shard, int32_t timeout_ms);
 
 /* Says whether the communicator is well: asks the transport, and looks at the age of a call of the
- * transport that has not returned, and of the oldest run that has not finished. A run's age counts
- * from when it was enqueued, or when the run before it was seen to finish. Past options.timeout_ms it
- * aborts a communicator of its own, calls nsa_comm_ops.abort, or reports an ncclComm_t, which the
- * host then aborts. Runs that a CUDA graph replays have no age: nsa_comm_wait watches those. Never
- * waits. Thread-safe.
+ * transport that has not returned, of the oldest run that has not finished, and of a run whose launches
+ * a full queue of the device holds up. A run's age counts from when it was enqueued, or when the run
+ * before it was seen to finish. Past options.timeout_ms it aborts a communicator of its own, calls
+ * nsa_comm_ops.abort, or reports an ncclComm_t, which the host then aborts. Runs that a CUDA graph
+ * replays have no age: nsa_comm_wait watches those. Never waits for another rank. Thread-safe.
  *
  * Returns NSA_OK, or NSA_E_RANKS with what is known; or NSA_E_ARG, NSA_E_FORKED. */
 NSA_API nsa_status nsa_comm_check(nsa_comm *comm);

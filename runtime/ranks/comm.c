@@ -205,8 +205,10 @@ void nsai_comm_fail(nsa_comm *comm, const char *reason) {
 
 static void note_call(nsa_comm *comm, const char *name) {
   pthread_mutex_lock(&comm->lock);
+  const double now = nsai_seconds();
   comm->calling = name;
-  if (name) comm->called_at = nsai_seconds();
+  comm->called_at = now;
+  if (comm->run_began_at > 0) comm->run_began_at = now; /* the run has come further */
   pthread_mutex_unlock(&comm->lock);
 }
 
@@ -394,10 +396,17 @@ nsa_status nsai_comm_begin(nsa_comm *comm, const unsigned char plan[NSAI_DIGEST_
                      "(nsa_comm_ops.flags has no NSA_COMM_CAPTURES): run over ranks outside of the "
                      "capture",
                      comm->transport.name);
+  /* On the CPU device a run waits for others in functions of the transport alone, and may compute long. */
+  if (comm->place.device && !capturing) {
+    pthread_mutex_lock(&comm->lock);
+    comm->run_began_at = nsai_seconds();
+    pthread_mutex_unlock(&comm->lock);
+  }
   return NSA_OK;
 }
 
-/* Takes the runs that have finished out of the ring. Lock held, device entered. */
+/* Takes the runs that have finished out of the ring: what comes next begins to be waited for. Lock held,
+ * device entered. */
 static nsa_status reap(nsa_comm *comm) {
   const nsai_driver *driver = comm->place.device->driver;
   while (comm->run_count) {
@@ -407,35 +416,46 @@ static nsa_status reap(nsa_comm *comm) {
     NSAI_TRY(nsai_driver_status(driver, result, "cuEventQuery"));
     comm->spare[comm->spare_count++] = event;
     comm->first_run = (comm->first_run + 1) % NSAI_COMM_RUNS;
-    if (--comm->run_count) {
-      nsai_enqueued *oldest = &comm->runs[comm->first_run];
-      const double now = nsai_seconds();
-      if (oldest->since < now) oldest->since = now;
-    }
+    comm->run_count--;
+    const double now = nsai_seconds();
+    if (comm->run_count) comm->runs[comm->first_run].since = now;
+    if (comm->run_began_at > 0) comm->run_began_at = now;
   }
   return NSA_OK;
 }
 
-/* Lock held, device entered. */
+/* An event for a new run: NULL in *event, where one must be made. Device entered. */
+static nsa_status take_event(nsa_comm *comm, nsai_cu_event *event) {
+  *event = NULL;
+  pthread_mutex_lock(&comm->lock);
+  const nsa_status status = reap(comm);
+  if (status == NSA_OK) {
+    if (comm->run_count == NSAI_COMM_RUNS)
+      *event = comm->runs[(comm->first_run + --comm->run_count) % NSAI_COMM_RUNS].event;
+    else if (comm->spare_count)
+      *event = comm->spare[--comm->spare_count];
+  }
+  pthread_mutex_unlock(&comm->lock);
+  return status;
+}
+
+/* Recording waits while the launch queue is full, for ever with a lost rank: without the lock, which
+ * nsa_comm_check takes. */
 static nsa_status watch(nsa_comm *comm, nsa_stream stream) {
   const nsai_driver *driver = comm->place.device->driver;
   nsai_cu_event event;
-  NSAI_TRY(reap(comm));
-  if (comm->run_count == NSAI_COMM_RUNS) {
-    event = comm->runs[(comm->first_run + --comm->run_count) % NSAI_COMM_RUNS].event;
-  } else if (comm->spare_count) {
-    event = comm->spare[--comm->spare_count];
-  } else {
-    NSAI_TRY(NSAI_CUDA(driver, cuEventCreate(&event, NSAI_CU_EVENT_NO_TIMING)));
-  }
+  NSAI_TRY(take_event(comm, &event));
+  if (!event) NSAI_TRY(NSAI_CUDA(driver, cuEventCreate(&event, NSAI_CU_EVENT_NO_TIMING)));
   const nsa_status status = NSAI_CUDA(driver, cuEventRecord(event, stream));
-  if (status != NSA_OK) {
+  pthread_mutex_lock(&comm->lock);
+  if (status != NSA_OK)
     comm->spare[comm->spare_count++] = event;
-    return status;
-  }
-  comm->runs[(comm->first_run + comm->run_count++) % NSAI_COMM_RUNS] =
-      (nsai_enqueued){ event, nsai_seconds() };
-  return NSA_OK;
+  else
+    comm->runs[(comm->first_run + comm->run_count++) % NSAI_COMM_RUNS] =
+        (nsai_enqueued){ event, nsai_seconds() };
+  comm->run_began_at = 0;
+  pthread_mutex_unlock(&comm->lock);
+  return status;
 }
 
 nsa_status nsai_comm_end(nsa_comm *comm, nsa_stream stream) {
@@ -445,20 +465,21 @@ nsa_status nsai_comm_end(nsa_comm *comm, nsa_stream stream) {
   NSAI_TRY(end_if_failed(comm, "a run", is_capturing(comm, stream, &capturing)));
   if (!comm->place.device || capturing) return NSA_OK;
   NSAI_TRY(end_if_failed(comm, "a run", nsai_comm_enter(&comm->place, &entered)));
-  pthread_mutex_lock(&comm->lock);
   const nsa_status status = watch(comm, stream);
-  pthread_mutex_unlock(&comm->lock);
   nsai_comm_leave(&comm->place, &entered);
-  return end_if_failed(comm, "a run", status);
+  NSAI_TRY(end_if_failed(comm, "a run", status));
+  return nsai_comm_check_alive(comm); /* recording may have waited for the abort */
 }
 
 /* ---- nsa_comm_check, nsa_comm_wait ---- */
 
-/* What a check sees: how old is the oldest thing that has not finished. */
+/* What a check sees: how old is what has not finished, in seconds. */
 typedef struct view {
   const char *calling; /* the transport's function that is running; NULL: none */
-  double age;          /* seconds of that call, or of the oldest run */
-  int32_t runs;        /* that have not finished */
+  double call_age;
+  double begun_age; /* of the run that is being enqueued; 0: none is */
+  double run_age;   /* of the oldest run that has been enqueued; 0: there is none */
+  int32_t runs;     /* of these */
 } view;
 
 static nsa_status look(nsa_comm *comm, view *out) {
@@ -468,9 +489,12 @@ static nsa_status look(nsa_comm *comm, view *out) {
   pthread_mutex_lock(&comm->lock);
   if (comm->place.device) status = reap(comm);
   const double now = nsai_seconds();
-  *out = (view){ comm->calling, 0, comm->run_count };
-  if (comm->run_count) out->age = now - comm->runs[comm->first_run].since;
-  if (comm->calling) out->age = now - comm->called_at;
+  *out = (view){ .calling = comm->calling, .runs = comm->run_count };
+  if (comm->calling)
+    out->call_age = now - comm->called_at;
+  else if (comm->run_began_at > 0)
+    out->begun_age = now - comm->run_began_at;
+  if (comm->run_count) out->run_age = now - comm->runs[comm->first_run].since;
   pthread_mutex_unlock(&comm->lock);
   nsai_comm_leave(&comm->place, &entered);
   return status;
@@ -483,19 +507,27 @@ static nsa_status check(nsa_comm *comm, view *seen) {
   NSAI_TRY(nsai_comm_check_alive(comm));
   if (t->ops.poll) NSAI_TRY(judge(comm, "poll", since, t->ops.poll(t->ops.user)));
   NSAI_TRY(end_if_failed(comm, "a run", look(comm, seen)));
-  if (seen->age * 1000 < comm->timeout_ms) return NSA_OK;
-  if (seen->calling)
+  if (seen->call_age * 1000 >= comm->timeout_ms)
     return nsai_comm_die(
         comm,
         "rank %d of %d: %s of %s has waited %.2f s for the other ranks "
         "(options.timeout_ms is %d): look for a rank that failed, or that makes other "
         "calls",
-        t->ops.rank, t->ops.size, seen->calling, t->name, seen->age, comm->timeout_ms);
+        t->ops.rank, t->ops.size, seen->calling, t->name, seen->call_age, comm->timeout_ms);
+  if (seen->run_age * 1000 < comm->timeout_ms && seen->begun_age * 1000 < comm->timeout_ms)
+    return NSA_OK;
+  if (!seen->runs)
+    return nsai_comm_die(
+        comm,
+        "rank %d of %d: a run has been waiting for %.2f s to be enqueued, behind its "
+        "own launches (options.timeout_ms is %d): look for a rank that failed, or "
+        "that runs something else",
+        t->ops.rank, t->ops.size, seen->begun_age, comm->timeout_ms);
   return nsai_comm_die(comm,
                        "rank %d of %d: the oldest of %d runs has not finished for %.2f s "
                        "(options.timeout_ms is %d): look for a rank that failed, or that runs "
                        "something else",
-                       t->ops.rank, t->ops.size, seen->runs, seen->age, comm->timeout_ms);
+                       t->ops.rank, t->ops.size, seen->runs, seen->run_age, comm->timeout_ms);
 }
 
 nsa_status nsai_comm_check(nsa_comm *comm) {

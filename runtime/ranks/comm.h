@@ -58,7 +58,8 @@ nsa_ctx *nsai_comm_context(const nsa_comm *comm);
 
 /* Before a run enqueues anything: NSA_E_RANKS when the communicator is dead, NSA_E_ARG when this plan
  * or this shard was not agreed upon, NSA_E_UNSUPPORTED when the stream is being captured and the
- * transport cannot be. None of these ends the communicator.
+ * transport cannot be. None of these ends the communicator. From here on the run has an age, for
+ * nsa_comm_check: call nsai_comm_end, or nsai_comm_fail.
  *
  * plan   the plan's digest (nsa_plan.digest)
  * shard  NULL: none */

@@ -75,6 +75,7 @@ struct nsa_comm {
   double called_at;    /* seconds */
   nsai_enqueued runs[NSAI_COMM_RUNS]; /* a ring; on the CPU device always empty */
   int32_t first_run, run_count;
+  double run_began_at; /* seconds, when the run that is being enqueued came further; 0: none is */
   nsai_cu_event spare[NSAI_COMM_RUNS]; /* events that are not in use */
   int32_t spare_count;
 };

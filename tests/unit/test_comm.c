@@ -493,6 +493,48 @@ static void test_stalled_agreement(void **state) {
   machine_free(&m);
 }
 
+static void runs(rank *r) {
+  rank_note(r, nsai_comm_begin(r->comm, r->plan->digest, NULL, NULL));
+  rank_note(r, nsai_comm_end(r->comm, NULL));
+}
+
+/* A run whose launches, or whose last event, wait in a full queue is found by its age. */
+static void test_full_queue(void **state) {
+  machine m;
+  rank ranks[MOST_RANKS];
+  machine_init(&m, &quiet_gpu);
+  fake_cuda_state *record = machine_record();
+  for (int32_t last = 0; last < 2; last++) {
+    nsa_status status = NSA_OK;
+    ranks_loopback(m.ctx, ranks, 1, 50, agrees_patiently);
+    ranks[0].plan = m.plan;
+    ranks_run(ranks, 1);
+    ranks_expect_ok(ranks, 1);
+    ranks[0].work = runs;
+    ranks_run(ranks, 1); /* one that finishes */
+    ranks_expect_ok(ranks, 1);
+    usleep(60000);
+    machine_expect("between", nsa_comm_check(ranks[0].comm), NSA_OK, NULL);
+    __atomic_store_n(&record->full, last, __ATOMIC_RELEASE);
+    if (last)
+      rank_start(&ranks[0]);
+    else
+      machine_expect("begin", nsai_comm_begin(ranks[0].comm, m.plan->digest, NULL, NULL), NSA_OK,
+                     NULL);
+    const double since = nsai_seconds();
+    while ((status = nsa_comm_check(ranks[0].comm)) == NSA_OK && nsai_seconds() - since < 10)
+      usleep(1000);
+    machine_expect("check", status, NSA_E_RANKS, "rank 0 of 1: a run has been waiting for");
+    __atomic_store_n(&record->full, 0, __ATOMIC_RELEASE);
+    if (last) {
+      rank_join(&ranks[0]);
+      rank_expect_lost(&ranks[0], "a run has been waiting for");
+    }
+    ranks_destroy(ranks, 1);
+  }
+  machine_free(&m);
+}
+
 /* A communicator belongs to the process that made it. */
 static void test_fork(void **state) {
   machine m;
@@ -541,7 +583,8 @@ int main(void) {
     cmocka_unit_test(test_lost_thread),    cmocka_unit_test(test_names_ranks),
     cmocka_unit_test(test_hosts),          cmocka_unit_test(test_bad_tables),
     cmocka_unit_test(test_stalled_stream), cmocka_unit_test(test_stalled_agreement),
-    cmocka_unit_test(test_fork),           cmocka_unit_test(test_capture),
+    cmocka_unit_test(test_full_queue),     cmocka_unit_test(test_fork),
+    cmocka_unit_test(test_capture),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
