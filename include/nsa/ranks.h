@@ -272,7 +272,7 @@ NSA_API nsa_status nsa_comm_loopback(nsa_ctx *ctx, int32_t size, const nsa_comm_
  *
  * plans       [count], at most 256, of the communicator's device; NULL with count 0
  * shard       NULL: the plans alone.
- * timeout_ms  [options.timeout_ms]
+ * timeout_ms  of the whole call, also where nsa_comm_check looks meanwhile [options.timeout_ms]
  *
  * Returns NSA_OK; NSA_E_RANKS, and the message names the ranks and what differs, on all ranks alike,
  * or the ranks that did not answer; or NSA_E_ARG, NSA_E_NOMEM, NSA_E_FORKED. */

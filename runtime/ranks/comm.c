@@ -47,7 +47,7 @@ nsa_status nsai_comm_make(const nsai_comm_place *place, const nsai_transport *tr
   if (!comm) NSAI_TRY_TO(fail, nsai_fail_nomem("a communicator", sizeof *comm));
   comm->transport = *transport;
   comm->place = *place;
-  comm->timeout_ms = read.timeout_ms;
+  comm->timeout_ms = comm->call_ms = read.timeout_ms;
   pthread_mutex_init(&comm->lock, NULL);
   nsai_log(place->logger, NSA_LOG_DEBUG, "ranks", "rank %d of %d by %s, timeout %d ms",
            transport->ops.rank, transport->ops.size, transport->name, read.timeout_ms);
@@ -202,6 +202,14 @@ void nsai_comm_fail(nsa_comm *comm, const char *reason) {
 }
 
 /* ---- calls of the transport ---- */
+
+void nsai_comm_limit_calls(nsa_comm *comm, int32_t ms) {
+  const nsai_transport *t = &comm->transport;
+  pthread_mutex_lock(&comm->lock);
+  comm->call_ms = ms;
+  pthread_mutex_unlock(&comm->lock);
+  if (t->set_timeout) t->set_timeout(t->ops.user, ms);
+}
 
 static void note_call(nsa_comm *comm, const char *name) {
   pthread_mutex_lock(&comm->lock);
@@ -477,6 +485,7 @@ nsa_status nsai_comm_end(nsa_comm *comm, nsa_stream stream) {
 typedef struct view {
   const char *calling; /* the transport's function that is running; NULL: none */
   double call_age;
+  int32_t call_ms;  /* that it may take */
   double begun_age; /* of the run that is being enqueued; 0: none is */
   double run_age;   /* of the oldest run that has been enqueued; 0: there is none */
   int32_t runs;     /* of these */
@@ -489,7 +498,7 @@ static nsa_status look(nsa_comm *comm, view *out) {
   pthread_mutex_lock(&comm->lock);
   if (comm->place.device) status = reap(comm);
   const double now = nsai_seconds();
-  *out = (view){ .calling = comm->calling, .runs = comm->run_count };
+  *out = (view){ .calling = comm->calling, .call_ms = comm->call_ms, .runs = comm->run_count };
   if (comm->calling)
     out->call_age = now - comm->called_at;
   else if (comm->run_began_at > 0)
@@ -507,13 +516,12 @@ static nsa_status check(nsa_comm *comm, view *seen) {
   NSAI_TRY(nsai_comm_check_alive(comm));
   if (t->ops.poll) NSAI_TRY(judge(comm, "poll", since, t->ops.poll(t->ops.user)));
   NSAI_TRY(end_if_failed(comm, "a run", look(comm, seen)));
-  if (seen->call_age * 1000 >= comm->timeout_ms)
+  if (seen->calling && seen->call_age * 1000 >= seen->call_ms)
     return nsai_comm_die(
         comm,
         "rank %d of %d: %s of %s has waited %.2f s for the other ranks "
-        "(options.timeout_ms is %d): look for a rank that failed, or that makes other "
-        "calls",
-        t->ops.rank, t->ops.size, seen->calling, t->name, seen->call_age, comm->timeout_ms);
+        "(the timeout is %d ms): look for a rank that failed, or that makes other calls",
+        t->ops.rank, t->ops.size, seen->calling, t->name, seen->call_age, seen->call_ms);
   if (seen->run_age * 1000 < comm->timeout_ms && seen->begun_age * 1000 < comm->timeout_ms)
     return NSA_OK;
   if (!seen->runs)

@@ -3,7 +3,7 @@
  *
  * What the files of communicators share.
  *
- * Lock rule: `lock` guards `dead`, `reason`, `calling` and the runs, because nsa_comm_check may be
+ * Lock rule: `lock` guards everything behind it in nsa_comm, because nsa_comm_check may be
  * called by any thread. It is never held while a function of the transport runs. Everything else
  * belongs to the one thread that uses the communicator.
  */
@@ -73,6 +73,7 @@ struct nsa_comm {
   char reason[NSAI_COMM_REASON_CHARS]; /* of its death */
   const char *calling; /* the function of the transport that is running; NULL: none */
   double called_at;    /* seconds */
+  int32_t call_ms;     /* that a function of the transport may take */
   nsai_enqueued runs[NSAI_COMM_RUNS]; /* a ring; on the CPU device always empty */
   int32_t first_run, run_count;
   double run_began_at; /* seconds, when the run that is being enqueued came further; 0: none is */
@@ -94,6 +95,10 @@ nsa_status nsai_comm_die(nsa_comm *comm, const char *format, ...) NSAI_PRINTF(2,
 
 /* NSA_E_RANKS when it has died. Thread-safe. */
 nsa_status nsai_comm_check_alive(nsa_comm *comm);
+
+/* How long a function of the transport may take from now on: options.timeout_ms, or what is left of
+ * another timeout. */
+void nsai_comm_limit_calls(nsa_comm *comm, int32_t ms);
 
 /* Makes the place's device current and allows calls that a capture on another thread forbids;
  * nothing on the CPU device. */

@@ -535,6 +535,31 @@ static void test_full_queue(void **state) {
   machine_free(&m);
 }
 
+/* An agreement has a timeout of its own, which a thread that checks meanwhile keeps. */
+static void test_patient_agreement(void **state) {
+  machine m;
+  rank ranks[MOST_RANKS];
+  host hosts[MOST_RANKS];
+  pthread_t thread;
+  machine_init(&m, &quiet_cpu);
+  make_hosts(m.ctx, ranks, hosts, 2, GOOD); /* options.timeout_ms is 60 */
+  watcher w = { ranks, 2, 0 };
+  for (int32_t i = 0; i < 2; i++) {
+    ranks[i].plan = m.plan;
+    ranks[i].work = agrees_patiently;
+  }
+  assert_int_equal(pthread_create(&thread, NULL, watch, &w), 0);
+  rank_start(&ranks[0]);
+  usleep(150000);
+  rank_start(&ranks[1]);
+  for (int32_t i = 0; i < 2; i++) rank_join(&ranks[i]);
+  __atomic_store_n(&w.stop, 1, __ATOMIC_RELEASE);
+  pthread_join(thread, NULL);
+  ranks_expect_ok(ranks, 2);
+  destroy_hosts(ranks, hosts, 2);
+  machine_free(&m);
+}
+
 /* A communicator belongs to the process that made it. */
 static void test_fork(void **state) {
   machine m;
@@ -583,8 +608,8 @@ int main(void) {
     cmocka_unit_test(test_lost_thread),    cmocka_unit_test(test_names_ranks),
     cmocka_unit_test(test_hosts),          cmocka_unit_test(test_bad_tables),
     cmocka_unit_test(test_stalled_stream), cmocka_unit_test(test_stalled_agreement),
-    cmocka_unit_test(test_full_queue),     cmocka_unit_test(test_fork),
-    cmocka_unit_test(test_capture),
+    cmocka_unit_test(test_full_queue),     cmocka_unit_test(test_patient_agreement),
+    cmocka_unit_test(test_fork),           cmocka_unit_test(test_capture),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
