@@ -235,6 +235,7 @@ NSA_API nsa_status nsa_comm_nccl(nsa_ctx *ctx, struct ncclComm *nccl,
  * its own, on the context's GPU. It does not block inside NCCL, so that it keeps its timeouts.
  * nsa_comm_nccl_init waits for all ranks, at most for options.timeout_ms. libnccl.so.2 (2.14 or
  * newer) is opened here, the process' own copy first; `runtime.nccl_path` names another.
+ * NCCL_COMM_BLOCKING=1 in the environment, which NCCL would follow, is refused (NSA_E_UNSUPPORTED).
  *
  * id    host memory of NSA_NCCL_ID_BYTES. An id serves for one communicator.
  * comm  receives the communicator, which the caller owns; NULL on failure.

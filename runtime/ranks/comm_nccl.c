@@ -287,6 +287,18 @@ nsa_status nsai_comm_nccl_id(const nsai_comm_place *place, const char *path,
   return NSA_OK;
 }
 
+/* NCCL takes the environment before the configuration. */
+static nsa_status check_environment(void) {
+  const char *blocking = secure_getenv("NCCL_COMM_BLOCKING");
+  if (blocking && strtoll(blocking, NULL, 0) == 1)
+    return nsai_fail(NSA_E_UNSUPPORTED,
+                     "NCCL_COMM_BLOCKING is %s in the environment, by which NCCL waits for a lost "
+                     "rank whatever the timeout is: unset it, or pass a communicator of the host's "
+                     "to nsa_comm_nccl",
+                     blocking);
+  return NSA_OK;
+}
+
 /* The device is entered. */
 static nsa_status connect(connection *c, const char id[NSA_NCCL_ID_BYTES]) {
   nsai_nccl_config config = NSAI_NCCL_CONFIG_INIT;
@@ -308,6 +320,7 @@ nsa_status nsai_comm_nccl_init(const nsai_comm_place *place, const char *path,
   *out = NULL;
   NSAI_TRY(check_device(place));
   NSAI_TRY(check_size(rank, size));
+  NSAI_TRY(check_environment());
   NSAI_TRY(nsai_comm_options_read(options, &read));
   NSAI_TRY(nsai_nccl_open(path, place->logger, &nccl));
   NSAI_TRY(make_link(place, nccl, &read, &c));

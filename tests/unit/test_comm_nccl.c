@@ -131,6 +131,23 @@ static void test_nccl_faults(void **state) {
   machine_free(&m);
 }
 
+/* The environment would make the library's own communicators block. */
+static void test_blocking_environment(void **state) {
+  machine m;
+  nsa_comm *comm = (nsa_comm *)1;
+  init_nccl(&m);
+  machine_expect("id", nsa_comm_nccl_id(m.ctx, nccl_id), NSA_OK, NULL);
+  setenv("NCCL_COMM_BLOCKING", "1", 1);
+  machine_expect("blocks", nsa_comm_nccl_init(m.ctx, nccl_id, 0, 1, NULL, &comm), NSA_E_UNSUPPORTED,
+                 "NCCL_COMM_BLOCKING is 1");
+  assert_null(comm);
+  setenv("NCCL_COMM_BLOCKING", "0", 1);
+  machine_expect("does not", nsa_comm_nccl_init(m.ctx, nccl_id, 0, 1, NULL, &comm), NSA_OK, NULL);
+  unsetenv("NCCL_COMM_BLOCKING");
+  nsa_comm_destroy(comm);
+  machine_free(&m);
+}
+
 /* What a test needs as a host of NCCL. */
 typedef struct nccl_host {
   nsai_nccl_result (*init)(nsai_nccl_comm *, int, nsai_nccl_id, int, nsai_nccl_config *);
@@ -228,6 +245,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_nccl),
     cmocka_unit_test(test_nccl_faults),
+    cmocka_unit_test(test_blocking_environment),
     cmocka_unit_test(test_borrowed),
     cmocka_unit_test(test_borrowed_blocks),
   };
