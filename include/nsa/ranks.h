@@ -184,7 +184,8 @@ typedef struct nsa_comm_ops {
   /* Whether the transport is well. Never waits [always] */
   nsa_status (*poll)(void *user);
   /* Ends what is enqueued, and an exchange that blocks, so that no kernel or call waits for a lost
-   * rank. Never waits. Called once, when the communicator ends by a failure [nothing] */
+   * rank. Never waits. Called once, when the communicator ends by a failure; NSA_E_RANKS is returned, on
+   * any thread, after that [nothing] */
   nsa_status (*abort)(void *user);
 } nsa_comm_ops;
 #define NSA_COMM_OPS_INIT NSA_INIT(nsa_comm_ops)
@@ -224,7 +225,9 @@ struct ncclComm;
  *       unless that is dead and only nsa_comm_destroy follows. If it blocks (ncclConfig_t.blocking 1,
  *       NCCL's default), NCCL itself waits when two ranks exchange for the first time: with a lost
  *       rank until the host calls ncclCommAbort, whatever the timeout is. nsa_comm_check on another
- *       thread reports that.
+ *       thread reports that. Call ncclCommAbort only after a call on the communicator returned
+ *       NSA_E_RANKS: no call touches `nccl` from then on, but for one that is just entering
+ *       ncclGroupEnd on the thread that uses the communicator.
  *
  * Returns what nsa_comm_create returns, or NSA_E_UNSUPPORTED where no NCCL can be opened, or the
  * context is on the CPU device. */

@@ -49,6 +49,7 @@ nsa_status nsai_comm_make(const nsai_comm_place *place, const nsai_transport *tr
   comm->place = *place;
   comm->timeout_ms = comm->call_ms = read.timeout_ms;
   pthread_mutex_init(&comm->lock, NULL);
+  pthread_cond_init(&comm->end, NULL);
   nsai_log(place->logger, NSA_LOG_DEBUG, "ranks", "rank %d of %d by %s, timeout %d ms",
            transport->ops.rank, transport->ops.size, transport->name, read.timeout_ms);
   *out = comm;
@@ -106,6 +107,7 @@ void nsai_comm_destroy(nsa_comm *comm) {
   destroy_events(comm);
   if (comm->transport.destroy) comm->transport.destroy(comm->transport.ops.user);
   nsai_agree_room_fini(comm);
+  pthread_cond_destroy(&comm->end);
   pthread_mutex_destroy(&comm->lock);
   free(comm->parts);
   free(comm);
@@ -149,9 +151,17 @@ static nsa_status fail_dead(const nsa_comm *comm) {
   return nsai_fail(NSA_E_RANKS, "%s", comm->reason);
 }
 
+/* Lock held. Until the thread that found the failure has ended the transport: whoever hears of it may end, or
+ * free, what the transport uses. That thread itself does not wait, if ops.abort comes back here. */
+static void wait_for_end(nsa_comm *comm) {
+  while (!comm->ended && !pthread_equal(comm->ender, pthread_self()))
+    pthread_cond_wait(&comm->end, &comm->lock);
+}
+
 nsa_status nsai_comm_check_alive(nsa_comm *comm) {
   pthread_mutex_lock(&comm->lock);
   const bool dead = comm->dead;
+  if (dead) wait_for_end(comm);
   pthread_mutex_unlock(&comm->lock);
   /* The reason does not change any more. */
   if (dead)
@@ -187,11 +197,18 @@ nsa_status nsai_comm_die(nsa_comm *comm, const char *format, ...) {
     if (t->host_ends_by)
       nsai_write(&text, "; the connection is the host's, who ends it by %s", t->host_ends_by);
     comm->dead = true;
+    comm->ender = pthread_self();
+  } else {
+    wait_for_end(comm);
   }
   pthread_mutex_unlock(&comm->lock);
   if (first) {
     nsai_log(comm->place.logger, NSA_LOG_ERROR, "ranks", "%s", comm->reason);
     abort_transport(comm);
+    pthread_mutex_lock(&comm->lock);
+    comm->ended = true;
+    pthread_cond_broadcast(&comm->end);
+    pthread_mutex_unlock(&comm->lock);
   }
   return fail_dead(comm);
 }

@@ -70,6 +70,9 @@ struct nsa_comm {
 
   pthread_mutex_t lock;
   bool dead;
+  pthread_t ender;                     /* of a dead one: the thread that ends the transport */
+  bool ended;                          /* it has done so */
+  pthread_cond_t end;                  /* `ended` has become true */
   char reason[NSAI_COMM_REASON_CHARS]; /* of its death */
   const char *calling; /* the function of the transport that is running; NULL: none */
   double called_at;    /* seconds */
@@ -90,10 +93,10 @@ nsa_status nsai_comm_make(const nsai_comm_place *place, const nsai_transport *tr
 nsa_status nsai_comm_options_read(const nsa_comm_options *options, nsa_comm_options *out);
 
 /* Ends the communicator with this sentence, unless it has ended: aborts the transport and logs the
- * reason. Returns NSA_E_RANKS with the reason that the communicator died of first. Thread-safe. */
+ * reason. If another thread is doing that, waits until the transport has been aborted. Returns NSA_E_RANKS with the reason that the communicator died of first. Thread-safe. */
 nsa_status nsai_comm_die(nsa_comm *comm, const char *format, ...) NSAI_PRINTF(2, 3);
 
-/* NSA_E_RANKS when it has died. Thread-safe. */
+/* NSA_E_RANKS when it has died, and its transport has been aborted. Thread-safe. */
 nsa_status nsai_comm_check_alive(nsa_comm *comm);
 
 /* How long a function of the transport may take from now on: options.timeout_ms, or what is left of

@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, MOST = 64, SLOTS = 256 };
 
@@ -249,6 +250,8 @@ static bool join_group(nsai_nccl_comm comm, int32_t type) {
 nsai_nccl_result ncclSend(const void *data, size_t bytes, int32_t type, int peer,
                           nsai_nccl_comm comm, nsai_cu_stream stream) {
   (void)stream;
+  __atomic_fetch_add(&record.sends, 1, __ATOMIC_ACQ_REL);
+  usleep(1000 * (useconds_t)__atomic_load_n(&record.send_ms, __ATOMIC_ACQUIRE));
   pthread_mutex_lock(&lock);
   if (!join_group(comm, type)) {
     pthread_mutex_unlock(&lock);

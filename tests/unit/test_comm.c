@@ -256,7 +256,7 @@ typedef enum behaviour {
 typedef struct host {
   nsa_comm *inner;
   behaviour behaviour;
-  int aborts;
+  int aborting, aborts; /* calls of abort: begun; done */
 } host;
 
 static nsa_status host_exchange(void *user, const nsa_part *send, int32_t send_count,
@@ -275,6 +275,8 @@ static nsa_status host_poll(void *user) {
 
 static nsa_status host_abort(void *user) {
   host *h = user;
+  __atomic_fetch_add(&h->aborting, 1, __ATOMIC_RELEASE);
+  if (h->behaviour == UNWELL) usleep(2000);
   __atomic_fetch_add(&h->aborts, 1, __ATOMIC_RELAXED);
   nsai_comm_fail(h->inner, "the host aborts");
   return NSA_OK;
@@ -290,7 +292,7 @@ static void make_hosts(nsa_ctx *ctx, rank *ranks, host *hosts, int32_t size, beh
   memset(ranks, 0, MOST_RANKS * sizeof *ranks);
   for (int32_t i = 0; i < size; i++) {
     nsa_comm_ops ops = NSA_COMM_OPS_INIT;
-    hosts[i] = (host){ inner[i], i == 1 ? kind : GOOD, 0 };
+    hosts[i] = (host){ inner[i], i == 1 ? kind : GOOD, 0, 0 };
     ops.rank = i;
     ops.size = size;
     ops.user = &hosts[i];
@@ -560,6 +562,27 @@ static void test_patient_agreement(void **state) {
   machine_free(&m);
 }
 
+static void checks(rank *r) { rank_note(r, nsa_comm_check(r->comm)); }
+
+/* Who hears that a communicator is dead may free what its transport uses: it has been aborted. */
+static void test_dead_is_aborted(void **state) {
+  machine m;
+  machine_init(&m, &quiet_cpu);
+  for (int32_t repeat = 0; repeat < 20; repeat++) {
+    rank ranks[MOST_RANKS];
+    host hosts[MOST_RANKS];
+    make_hosts(m.ctx, ranks, hosts, 2, UNWELL);
+    ranks[1].work = checks;
+    rank_start(&ranks[1]);
+    while (!__atomic_load_n(&hosts[1].aborting, __ATOMIC_ACQUIRE)) usleep(100);
+    machine_expect("second", nsa_comm_check(ranks[1].comm), NSA_E_RANKS, "returned NSA_E_IO");
+    assert_int_equal(__atomic_load_n(&hosts[1].aborts, __ATOMIC_RELAXED), 1);
+    rank_join(&ranks[1]);
+    destroy_hosts(ranks, hosts, 2);
+  }
+  machine_free(&m);
+}
+
 /* A communicator belongs to the process that made it. */
 static void test_fork(void **state) {
   machine m;
@@ -603,13 +626,14 @@ static void test_capture(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_loopback),       cmocka_unit_test(test_agree),
-    cmocka_unit_test(test_disagree),       cmocka_unit_test(test_remembers),
-    cmocka_unit_test(test_lost_thread),    cmocka_unit_test(test_names_ranks),
-    cmocka_unit_test(test_hosts),          cmocka_unit_test(test_bad_tables),
-    cmocka_unit_test(test_stalled_stream), cmocka_unit_test(test_stalled_agreement),
-    cmocka_unit_test(test_full_queue),     cmocka_unit_test(test_patient_agreement),
-    cmocka_unit_test(test_fork),           cmocka_unit_test(test_capture),
+    cmocka_unit_test(test_loopback),        cmocka_unit_test(test_agree),
+    cmocka_unit_test(test_disagree),        cmocka_unit_test(test_remembers),
+    cmocka_unit_test(test_lost_thread),     cmocka_unit_test(test_names_ranks),
+    cmocka_unit_test(test_hosts),           cmocka_unit_test(test_bad_tables),
+    cmocka_unit_test(test_stalled_stream),  cmocka_unit_test(test_stalled_agreement),
+    cmocka_unit_test(test_full_queue),      cmocka_unit_test(test_patient_agreement),
+    cmocka_unit_test(test_dead_is_aborted), cmocka_unit_test(test_fork),
+    cmocka_unit_test(test_capture),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

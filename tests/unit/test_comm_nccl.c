@@ -219,6 +219,35 @@ static void test_borrowed_blocks(void **state) {
   machine_free(&m);
 }
 
+/* The host's communicator ends while a rank is still queuing what it sends. */
+static void test_borrowed_queues(void **state) {
+  machine m;
+  init_nccl(&m);
+  fake_nccl_state *record = nccl_record();
+  const nccl_host h = find_host("ncclCommAbort");
+  nsai_nccl_comm theirs = connect_host(&h, 2, 0), other = connect_host(&h, 2, 1);
+  nsai_nccl_result state_of = 0;
+  assert_int_equal(h.error(theirs, &state_of), 0);
+  rank r = { .size = 2, .repeats = 1, .timeout_ms = 20000, .plan = m.plan, .work = rank_agrees };
+  machine_expect("nccl", nsa_comm_nccl(m.ctx, theirs, NULL, &r.comm), NSA_OK, NULL);
+  const int sends = record->sends;
+  record->send_ms = 50;
+  record->async_error = 6;
+  rank_start(&r);
+  while (__atomic_load_n(&record->sends, __ATOMIC_ACQUIRE) == sends) usleep(100);
+  machine_expect("check", nsa_comm_check(r.comm), NSA_E_RANKS, "a fake cable was pulled");
+  h.end(theirs);
+  rank_join(&r);
+  rank_expect_lost(&r, "a fake cable was pulled");
+  record->send_ms = 0;
+  record->async_error = 0;
+  nsa_comm_destroy(r.comm);
+  h.end(other);
+  assert_int_equal(record->comms, 0);
+  assert_int_equal(record->wrong_use, 0);
+  machine_free(&m);
+}
+
 /* A host's communicator is neither aborted nor destroyed. */
 static void test_borrowed(void **state) {
   machine m, cpu;
@@ -257,6 +286,7 @@ int main(void) {
     cmocka_unit_test(test_nccl_faults),
     cmocka_unit_test(test_blocking_environment),
     cmocka_unit_test(test_borrowed),
+    cmocka_unit_test(test_borrowed_queues),
     cmocka_unit_test(test_borrowed_blocks),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
