@@ -183,9 +183,9 @@ typedef struct nsa_comm_ops {
                            nsa_stream stream);
   /* Whether the transport is well. Never waits [always] */
   nsa_status (*poll)(void *user);
-  /* Ends what is enqueued, and an exchange that blocks, so that no kernel or call waits for a lost
-   * rank. Never waits. Called once, when the communicator ends by a failure; NSA_E_RANKS is returned, on
-   * any thread, after that [nothing] */
+  /* Ends what is enqueued, and an exchange that blocks, so that no kernel or call waits for a
+   * lost rank. Never waits. Called once, when the communicator ends by a failure; NSA_E_RANKS is
+   * returned, on any thread, after that [nothing] */
   nsa_status (*abort)(void *user);
 } nsa_comm_ops;
 #define NSA_COMM_OPS_INIT NSA_INIT(nsa_comm_ops)
@@ -269,8 +269,8 @@ NSA_API nsa_status nsa_comm_loopback(nsa_ctx *ctx, int32_t size, const nsa_comm_
  * on one rank, import the records on the others. Blocking; every rank calls it with the same number
  * of plans. What was not agreed upon does not run; a plan of one call may run with the shard of
  * another. The communicator remembers the 256 plans and the 256 shards of the latest agreements, by
- * what they consist of: a plan that is destroyed and made again need not be agreed upon again, and one
- * that is agreed upon again counts as new. Uses the
+ * what they consist of: a plan that is destroyed and made again need not be agreed upon again, and
+ * one that is agreed upon again counts as new. Uses the
  * transport on a stream of its own, where NCCL may let it wait for runs in flight, and allocates some
  * KB of device memory at its first call.
  *
@@ -284,8 +284,8 @@ NSA_API nsa_status nsa_comm_agree(nsa_comm *comm, const nsa_plan *const *plans, 
                                   const nsa_shard *shard, int32_t timeout_ms);
 
 /* Says whether the communicator is well: asks the transport, and looks at the age of a call of the
- * transport that has not returned, of the oldest run that has not finished, and of a run whose launches
- * a full queue of the device holds up. A run's age counts from when it was enqueued, or when the run
+ * transport that has not returned, of the oldest run that has not finished, and of a run whose
+ * launches a full queue of the device holds up. A run's age counts from when it was enqueued, or when the run
  * before it was seen to finish. Past options.timeout_ms it aborts a communicator of its own, calls
  * nsa_comm_ops.abort, or reports an ncclComm_t, which the host then aborts. Runs that a CUDA graph
  * replays have no age: nsa_comm_wait watches those. Never waits for another rank. Thread-safe.

@@ -151,8 +151,9 @@ static nsa_status fail_dead(const nsa_comm *comm) {
   return nsai_fail(NSA_E_RANKS, "%s", comm->reason);
 }
 
-/* Lock held. Until the thread that found the failure has ended the transport: whoever hears of it may end, or
- * free, what the transport uses. That thread itself does not wait, if ops.abort comes back here. */
+/* Lock held. Until the thread that found the failure has ended the transport: whoever hears of
+ * it may end, or free, what the transport uses. That thread itself does not wait, if ops.abort
+ * comes back here. */
 static void wait_for_end(nsa_comm *comm) {
   while (!comm->ended && !pthread_equal(comm->ender, pthread_self()))
     pthread_cond_wait(&comm->end, &comm->lock);
@@ -421,7 +422,8 @@ nsa_status nsai_comm_begin(nsa_comm *comm, const unsigned char plan[NSAI_DIGEST_
                      "(nsa_comm_ops.flags has no NSA_COMM_CAPTURES): run over ranks outside of the "
                      "capture",
                      comm->transport.name);
-  /* On the CPU device a run waits for others in functions of the transport alone, and may compute long. */
+  /* On the CPU device a run waits for others in functions of the transport alone, and may
+   * compute long. */
   if (comm->place.device && !capturing) {
     pthread_mutex_lock(&comm->lock);
     comm->run_began_at = nsai_seconds();
@@ -430,8 +432,8 @@ nsa_status nsai_comm_begin(nsa_comm *comm, const unsigned char plan[NSAI_DIGEST_
   return NSA_OK;
 }
 
-/* Takes the runs that have finished out of the ring: what comes next begins to be waited for. Lock held,
- * device entered. */
+/* Takes the runs that have finished out of the ring: what comes next begins to be waited for.
+ * Lock held, device entered. */
 static nsa_status reap(nsa_comm *comm) {
   const nsai_driver *driver = comm->place.device->driver;
   while (comm->run_count) {
@@ -464,8 +466,8 @@ static nsa_status take_event(nsa_comm *comm, nsai_cu_event *event) {
   return status;
 }
 
-/* Recording waits while the launch queue is full, for ever with a lost rank: without the lock, which
- * nsa_comm_check takes. */
+/* Recording waits while the launch queue is full, for ever with a lost rank: without the lock,
+ * which nsa_comm_check takes. */
 static nsa_status watch(nsa_comm *comm, nsa_stream stream) {
   const nsai_driver *driver = comm->place.device->driver;
   nsai_cu_event event;

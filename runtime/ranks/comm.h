@@ -31,7 +31,8 @@ typedef struct nsai_comm_place {
 nsa_status nsai_comm_create(const nsai_comm_place *place, const nsa_comm_ops *ops,
                             const nsa_comm_options *options, nsa_comm **out);
 
-/* `size` communicators of threads. All of out[] are NULL before the call, and after one that failed. */
+/* `size` communicators of threads. All of out[] are NULL before the call, and after one that
+ * failed. */
 nsa_status nsai_comm_loopback(const nsai_comm_place *place, int32_t size,
                               const nsa_comm_options *options, nsa_comm **out);
 
@@ -107,8 +108,8 @@ typedef struct nsai_agreement {
   const nsa_shard *shard;                            /* NULL: none */
 } nsai_agreement;
 
-/* A communicator remembers so many plans and so many shards; more plans in one call would push each other
- * out. */
+/* A communicator remembers so many plans and so many shards; more plans in one call would push
+ * each other out. */
 #define NSAI_COMM_AGREED 256
 
 /* A disagreement does not end the communicator, since all ranks find the same. */

@@ -42,8 +42,8 @@ typedef struct nsai_enqueued {
  * oldest keeps its age. CUDA itself holds about 1024 launches of a stream. */
 #define NSAI_COMM_RUNS 256
 
-/* Plans or shards that were agreed upon, that of the last agreement last. The oldest make room for new
- * ones, on all ranks alike. */
+/* Plans or shards that were agreed upon, that of the last agreement last. The oldest make room
+ * for new ones, on all ranks alike. */
 typedef struct nsai_agreed {
   unsigned char digest[NSAI_COMM_AGREED][NSAI_DIGEST_BYTES];
   int32_t count;
@@ -92,8 +92,9 @@ nsa_status nsai_comm_make(const nsai_comm_place *place, const nsai_transport *tr
 /* Reads options of any version. NSA_E_ARG, NSA_E_VERSION. */
 nsa_status nsai_comm_options_read(const nsa_comm_options *options, nsa_comm_options *out);
 
-/* Ends the communicator with this sentence, unless it has ended: aborts the transport and logs the
- * reason. If another thread is doing that, waits until the transport has been aborted. Returns NSA_E_RANKS with the reason that the communicator died of first. Thread-safe. */
+/* Ends the communicator with this sentence, unless it has ended: aborts the transport and logs
+ * the reason. If another thread is doing that, waits until the transport has been aborted.
+ * Returns NSA_E_RANKS with the reason that the communicator died of first. Thread-safe. */
 nsa_status nsai_comm_die(nsa_comm *comm, const char *format, ...) NSAI_PRINTF(2, 3);
 
 /* NSA_E_RANKS when it has died, and its transport has been aborted. Thread-safe. */

@@ -15,8 +15,8 @@
  * abort frees it. Sends and receives within a group only queue. It is never held while waiting:
  * ncclGroupEnd on a host's communicator may block, and goes without. The host, which is told by
  * nsa_comm_check, aborts it then, and NCCL returns. What no lock can close: a check that ends the
- * communicator after the lock is released and before NCCL has entered ncclGroupEnd. The call has an age
- * of options.timeout_ms by then, or NCCL has reported an error.
+ * communicator after the lock is released and before NCCL has entered ncclGroupEnd. The call has an
+ * age of options.timeout_ms by then, or NCCL has reported an error.
  */
 #include "driver/nccl.h"
 

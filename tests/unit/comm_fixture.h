@@ -17,8 +17,9 @@
 #define MOST_RANKS 16
 #define QUIET "runtime.log_level=off"
 
-/* Seconds that a fault may take beyond the timeout. Most are noticed within 10 ms; this is for machines that
- * run other things as well. Whatever must not be waited for in a test has a timeout of 20 s or more. */
+/* Seconds that a fault may take beyond the timeout. Most are noticed within 10 ms; this is for
+ * machines that run other things as well. Whatever must not be waited for in a test has a
+ * timeout of 20 s or more. */
 #define GRACE 5.0
 
 typedef struct rank rank;

@@ -16,8 +16,9 @@ typedef struct fake_nccl_state {
   int blocks;      /* 1: ncclGroupEnd waits until its communicator has ended */
   int send_ms;     /* that ncclSend takes */
   int sends;       /* calls of ncclSend that have begun */
-  /* calls on a communicator that has ended (ncclGroupEnd is of none); parts of a group while another is
-   * in progress, without a group, or before the ranks are connected; an end in good order meanwhile */
+  /* calls on a communicator that has ended (ncclGroupEnd is of none); parts of a group while
+   * another is in progress, without a group, or before the ranks are connected; an end in good
+   * order meanwhile */
   int wrong_use;
 } fake_nccl_state;
 
