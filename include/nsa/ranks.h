@@ -190,8 +190,9 @@ typedef struct nsa_comm_ops {
                            nsa_stream stream);
   /* Whether the transport is well. Never waits [always] */
   nsa_status (*poll)(void *user);
-  /* Ends what is enqueued, and an exchange that blocks, so that no kernel or call waits for a lost
-   * rank. Never waits. Called once, when the communicator ends by a failure [nothing] */
+  /* Ends what is enqueued, and an exchange that blocks, so that no kernel or call waits for a
+   * lost rank. Never waits. Called once, when the communicator ends by a failure; NSA_E_RANKS is
+   * returned, on any thread, after that [nothing] */
   nsa_status (*abort)(void *user);
 } nsa_comm_ops;
 #define NSA_COMM_OPS_INIT NSA_INIT(nsa_comm_ops)
@@ -231,7 +232,9 @@ struct ncclComm;
  *       unless that is dead and only nsa_comm_destroy follows. If it blocks (ncclConfig_t.blocking 1,
  *       NCCL's default), NCCL itself waits when two ranks exchange for the first time: with a lost
  *       rank until the host calls ncclCommAbort, whatever the timeout is. nsa_comm_check on another
- *       thread reports that.
+ *       thread reports that. Call ncclCommAbort only after a call on the communicator returned
+ *       NSA_E_RANKS: no call touches `nccl` from then on, but for one that is just entering
+ *       ncclGroupEnd on the thread that uses the communicator.
  *
  * Returns what nsa_comm_create returns, or NSA_E_UNSUPPORTED where no NCCL can be opened, or the
  * context is on the CPU device. */
@@ -242,6 +245,7 @@ NSA_API nsa_status nsa_comm_nccl(nsa_ctx *ctx, struct ncclComm *nccl,
  * its own, on the context's GPU. It does not block inside NCCL, so that it keeps its timeouts.
  * nsa_comm_nccl_init waits for all ranks, at most for options.timeout_ms. libnccl.so.2 (2.14 or
  * newer) is opened here, the process' own copy first; `runtime.nccl_path` names another.
+ * NCCL_COMM_BLOCKING=1 in the environment, which NCCL would follow, is refused (NSA_E_UNSUPPORTED).
  *
  * id    host memory of NSA_NCCL_ID_BYTES. An id serves for one communicator.
  * comm  receives the communicator, which the caller owns; NULL on failure.
@@ -271,14 +275,15 @@ NSA_API nsa_status nsa_comm_loopback(nsa_ctx *ctx, int32_t size, const nsa_comm_
  * and the shard. Ranks that chose differently would wait for each other, or compute other bits. Tune
  * on one rank, import the records on the others. Blocking; every rank calls it with the same number
  * of plans. What was not agreed upon does not run; a plan of one call may run with the shard of
- * another. The communicator remembers the last 256 plans and the last 256 shards, by what they
- * consist of: a plan that is destroyed and made again need not be agreed upon again. Uses the
+ * another. The communicator remembers the 256 plans and the 256 shards of the latest agreements, by
+ * what they consist of: a plan that is destroyed and made again need not be agreed upon again, and
+ * one that is agreed upon again counts as new. Uses the
  * transport on a stream of its own, where NCCL may let it wait for runs in flight, and allocates some
  * KB of device memory at its first call.
  *
- * plans       [count], at most 4096, of the communicator's device; NULL with count 0
+ * plans       [count], at most 256, of the communicator's device; NULL with count 0
  * shard       NULL: the plans alone.
- * timeout_ms  [options.timeout_ms]
+ * timeout_ms  of the whole call, also where nsa_comm_check looks meanwhile [options.timeout_ms]
  *
  * Returns NSA_OK; NSA_E_RANKS, and the message names the ranks and what differs, on all ranks alike,
  * or the ranks that did not answer; or NSA_E_ARG, NSA_E_NOMEM, NSA_E_FORKED. */
@@ -286,11 +291,11 @@ NSA_API nsa_status nsa_comm_agree(nsa_comm *comm, const nsa_plan *const *plans, 
                                   const nsa_shard *shard, int32_t timeout_ms);
 
 /* Says whether the communicator is well: asks the transport, and looks at the age of a call of the
- * transport that has not returned, and of the oldest run that has not finished. A run's age counts
- * from when it was enqueued, or when the run before it was seen to finish. Past options.timeout_ms it
- * aborts a communicator of its own, calls nsa_comm_ops.abort, or reports an ncclComm_t, which the
- * host then aborts. Runs that a CUDA graph replays have no age: nsa_comm_wait watches those. Never
- * waits. Thread-safe.
+ * transport that has not returned, of the oldest run that has not finished, and of a run whose
+ * launches a full queue of the device holds up. A run's age counts from when it was enqueued, or when the run
+ * before it was seen to finish. Past options.timeout_ms it aborts a communicator of its own, calls
+ * nsa_comm_ops.abort, or reports an ncclComm_t, which the host then aborts. Runs that a CUDA graph
+ * replays have no age: nsa_comm_wait watches those. Never waits for another rank. Thread-safe.
  *
  * Returns NSA_OK, or NSA_E_RANKS with what is known; or NSA_E_ARG, NSA_E_FORKED. */
 NSA_API nsa_status nsa_comm_check(nsa_comm *comm);

@@ -76,6 +76,7 @@ nsa_status nsa_comm_loopback(nsa_ctx *ctx, int32_t size, const nsa_comm_options 
                              nsa_comm **comms) {
   nsai_comm_place place;
   if (!comms) return nsai_fail(NSA_E_ARG, "comms is NULL: give an array of `size`");
+  if (size > 0) memset(comms, 0, (size_t)size * sizeof *comms);
   NSAI_TRY(find_place(ctx, &place));
   NSAI_TRY(nsai_comm_loopback(&place, size, options, comms));
   for (int32_t i = 0; i < size; i++) nsai_context_retain(ctx);
@@ -88,9 +89,11 @@ typedef struct plan_digests {
 } plan_digests;
 
 static nsa_status check_plans(const nsa_comm *comm, const nsa_plan *const *plans, size_t count) {
-  if (count > NSAI_AGREE_MAX_PLANS)
-    return nsai_fail(NSA_E_ARG, "count is %zu: agree upon at most %d plans at once", count,
-                     NSAI_AGREE_MAX_PLANS);
+  if (count > NSAI_COMM_AGREED)
+    return nsai_fail(NSA_E_ARG,
+                     "count is %zu: agree upon at most %d plans at once, as many as a communicator "
+                     "remembers",
+                     count, NSAI_COMM_AGREED);
   if (count && !plans)
     return nsai_fail(NSA_E_ARG, "plans is NULL, count is %zu: give as many plans, or 0", count);
   for (size_t i = 0; i < count; i++) {

@@ -161,8 +161,8 @@ static void peek(nsa_comm *comm) {
 typedef struct talk {
   nsa_comm *comm;
   const nsai_agreement *mine;
-  double since; /* seconds */
-  int32_t timeout_ms;
+  double since;                                       /* seconds, when the first round began */
+  int32_t timeout_ms;                                 /* of both rounds */
   uint64_t bytes;                                     /* of this round's messages */
   bool (*arrived)(const struct talk *, int32_t rank); /* whether a rank's message is complete */
 } talk;
@@ -377,12 +377,20 @@ static nsa_status exchange_heads(talk *t) {
                    .rounds = comm->agree.calls,
                    .end = (uint32_t)MAGIC };
   NSAI_TRY(reserve(comm, sizeof h));
+  t->since = nsai_seconds();
+  nsai_comm_limit_calls(comm, t->timeout_ms);
   memset(comm->agree.host, 0, comm->agree.slot);
   memcpy(comm->agree.host, &h, sizeof h);
   t->bytes = sizeof h;
   t->arrived = head_arrived;
   NSAI_TRY(talk_round(t, false));
   return compare_heads(t);
+}
+
+/* What the first round left of the timeout; at least 1, with which nobody waits to speak of. */
+static int32_t remaining_ms(const talk *t) {
+  const double ms = t->timeout_ms - (nsai_seconds() - t->since) * 1000;
+  return ms > 1 ? (int32_t)ms : 1;
 }
 
 static nsa_status exchange_bodies(talk *t) {
@@ -392,6 +400,7 @@ static nsa_status exchange_bodies(talk *t) {
   t->bytes = (uint64_t)fields * NSAI_DIGEST_BYTES + sizeof end;
   t->arrived = body_arrived;
   NSAI_TRY(reserve(comm, t->bytes));
+  nsai_comm_limit_calls(comm, remaining_ms(t));
   memset(comm->agree.host, 0, comm->agree.slot);
   for (int32_t i = 0; i < fields; i++)
     memcpy(comm->agree.host + (size_t)i * NSAI_DIGEST_BYTES, field_at(t->mine, i).digest,
@@ -422,22 +431,19 @@ static nsa_status agree(talk *t) {
 }
 
 nsa_status nsai_comm_agree(nsa_comm *comm, const nsai_agreement *mine, int32_t timeout_ms) {
-  const nsai_transport *transport = &comm->transport;
-  talk t = { .comm = comm,
-             .mine = mine,
-             .since = nsai_seconds(),
-             .timeout_ms = timeout_ms ? timeout_ms : comm->timeout_ms };
+  talk t = { .comm = comm, .mine = mine, .timeout_ms = timeout_ms ? timeout_ms : comm->timeout_ms };
   if (timeout_ms < 0)
     return nsai_fail(NSA_E_ARG, "timeout_ms is %d: give milliseconds, or 0 for options.timeout_ms",
                      timeout_ms);
-  if (mine->plan_count > NSAI_AGREE_MAX_PLANS)
-    return nsai_fail(NSA_E_ARG, "count is %d: agree upon at most %d plans at once",
-                     mine->plan_count, NSAI_AGREE_MAX_PLANS);
+  if (mine->plan_count > NSAI_COMM_AGREED)
+    return nsai_fail(NSA_E_ARG,
+                     "count is %d: agree upon at most %d plans at once, as many as a communicator "
+                     "remembers",
+                     mine->plan_count, NSAI_COMM_AGREED);
   NSAI_TRY(nsai_comm_check_alive(comm));
   comm->agree.calls++;
-  if (transport->set_timeout) transport->set_timeout(transport->ops.user, t.timeout_ms);
   const nsa_status status = end_unless_ranks(comm, agree(&t));
-  if (transport->set_timeout) transport->set_timeout(transport->ops.user, comm->timeout_ms);
+  nsai_comm_limit_calls(comm, comm->timeout_ms);
   NSAI_TRY(status);
   for (int32_t i = 0; i < mine->plan_count; i++) nsai_agreed_add(&comm->plans, mine->digests[i]);
   if (mine->shard) nsai_agreed_add(&comm->shards, mine->shard->digest);

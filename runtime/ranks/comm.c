@@ -47,8 +47,9 @@ nsa_status nsai_comm_make(const nsai_comm_place *place, const nsai_transport *tr
   if (!comm) NSAI_TRY_TO(fail, nsai_fail_nomem("a communicator", sizeof *comm));
   comm->transport = *transport;
   comm->place = *place;
-  comm->timeout_ms = read.timeout_ms;
+  comm->timeout_ms = comm->call_ms = read.timeout_ms;
   pthread_mutex_init(&comm->lock, NULL);
+  pthread_cond_init(&comm->end, NULL);
   nsai_log(place->logger, NSA_LOG_DEBUG, "ranks", "rank %d of %d by %s, timeout %d ms",
            transport->ops.rank, transport->ops.size, transport->name, read.timeout_ms);
   *out = comm;
@@ -106,6 +107,7 @@ void nsai_comm_destroy(nsa_comm *comm) {
   destroy_events(comm);
   if (comm->transport.destroy) comm->transport.destroy(comm->transport.ops.user);
   nsai_agree_room_fini(comm);
+  pthread_cond_destroy(&comm->end);
   pthread_mutex_destroy(&comm->lock);
   free(comm->parts);
   free(comm);
@@ -149,9 +151,18 @@ static nsa_status fail_dead(const nsa_comm *comm) {
   return nsai_fail(NSA_E_RANKS, "%s", comm->reason);
 }
 
+/* Lock held. Until the thread that found the failure has ended the transport: whoever hears of
+ * it may end, or free, what the transport uses. That thread itself does not wait, if ops.abort
+ * comes back here. */
+static void wait_for_end(nsa_comm *comm) {
+  while (!comm->ended && !pthread_equal(comm->ender, pthread_self()))
+    pthread_cond_wait(&comm->end, &comm->lock);
+}
+
 nsa_status nsai_comm_check_alive(nsa_comm *comm) {
   pthread_mutex_lock(&comm->lock);
   const bool dead = comm->dead;
+  if (dead) wait_for_end(comm);
   pthread_mutex_unlock(&comm->lock);
   /* The reason does not change any more. */
   if (dead)
@@ -187,11 +198,18 @@ nsa_status nsai_comm_die(nsa_comm *comm, const char *format, ...) {
     if (t->host_ends_by)
       nsai_write(&text, "; the connection is the host's, who ends it by %s", t->host_ends_by);
     comm->dead = true;
+    comm->ender = pthread_self();
+  } else {
+    wait_for_end(comm);
   }
   pthread_mutex_unlock(&comm->lock);
   if (first) {
     nsai_log(comm->place.logger, NSA_LOG_ERROR, "ranks", "%s", comm->reason);
     abort_transport(comm);
+    pthread_mutex_lock(&comm->lock);
+    comm->ended = true;
+    pthread_cond_broadcast(&comm->end);
+    pthread_mutex_unlock(&comm->lock);
   }
   return fail_dead(comm);
 }
@@ -203,10 +221,20 @@ void nsai_comm_fail(nsa_comm *comm, const char *reason) {
 
 /* ---- calls of the transport ---- */
 
+void nsai_comm_limit_calls(nsa_comm *comm, int32_t ms) {
+  const nsai_transport *t = &comm->transport;
+  pthread_mutex_lock(&comm->lock);
+  comm->call_ms = ms;
+  pthread_mutex_unlock(&comm->lock);
+  if (t->set_timeout) t->set_timeout(t->ops.user, ms);
+}
+
 static void note_call(nsa_comm *comm, const char *name) {
   pthread_mutex_lock(&comm->lock);
+  const double now = nsai_seconds();
   comm->calling = name;
-  if (name) comm->called_at = nsai_seconds();
+  comm->called_at = now;
+  if (comm->run_began_at > 0) comm->run_began_at = now; /* the run has come further */
   pthread_mutex_unlock(&comm->lock);
 }
 
@@ -341,19 +369,27 @@ nsa_status nsai_comm_all_gather(nsa_comm *comm, const void *send, void *recv, ui
 
 /* ---- what was agreed upon ---- */
 
+/* -1: it was not agreed upon, or too many others were since. */
+static int32_t find_agreed(const nsai_agreed *agreed,
+                           const unsigned char digest[NSAI_DIGEST_BYTES]) {
+  int32_t at = agreed->count - 1; /* the newest first */
+  while (at >= 0 && memcmp(agreed->digest[at], digest, NSAI_DIGEST_BYTES)) at--;
+  return at;
+}
+
 bool nsai_agreed_has(const nsai_agreed *agreed, const unsigned char digest[NSAI_DIGEST_BYTES]) {
-  for (int32_t i = 1; i <= agreed->count; i++) { /* the newest first */
-    const int32_t at = (agreed->next + NSAI_COMM_AGREED - i) % NSAI_COMM_AGREED;
-    if (!memcmp(agreed->digest[at], digest, NSAI_DIGEST_BYTES)) return true;
-  }
-  return false;
+  return find_agreed(agreed, digest) >= 0;
 }
 
 void nsai_agreed_add(nsai_agreed *agreed, const unsigned char digest[NSAI_DIGEST_BYTES]) {
-  if (nsai_agreed_has(agreed, digest)) return;
-  memcpy(agreed->digest[agreed->next], digest, NSAI_DIGEST_BYTES);
-  agreed->next = (agreed->next + 1) % NSAI_COMM_AGREED;
-  if (agreed->count < NSAI_COMM_AGREED) agreed->count++;
+  int32_t at = find_agreed(agreed, digest);
+  if (at < 0 && agreed->count == NSAI_COMM_AGREED) at = 0; /* the oldest makes room */
+  if (at >= 0) {
+    agreed->count--;
+    memmove(agreed->digest[at], agreed->digest[at + 1],
+            (size_t)(agreed->count - at) * NSAI_DIGEST_BYTES);
+  }
+  memcpy(agreed->digest[agreed->count++], digest, NSAI_DIGEST_BYTES);
 }
 
 /* ---- runs ---- */
@@ -386,10 +422,18 @@ nsa_status nsai_comm_begin(nsa_comm *comm, const unsigned char plan[NSAI_DIGEST_
                      "(nsa_comm_ops.flags has no NSA_COMM_CAPTURES): run over ranks outside of the "
                      "capture",
                      comm->transport.name);
+  /* On the CPU device a run waits for others in functions of the transport alone, and may
+   * compute long. */
+  if (comm->place.device && !capturing) {
+    pthread_mutex_lock(&comm->lock);
+    comm->run_began_at = nsai_seconds();
+    pthread_mutex_unlock(&comm->lock);
+  }
   return NSA_OK;
 }
 
-/* Takes the runs that have finished out of the ring. Lock held, device entered. */
+/* Takes the runs that have finished out of the ring: what comes next begins to be waited for.
+ * Lock held, device entered. */
 static nsa_status reap(nsa_comm *comm) {
   const nsai_driver *driver = comm->place.device->driver;
   while (comm->run_count) {
@@ -399,35 +443,46 @@ static nsa_status reap(nsa_comm *comm) {
     NSAI_TRY(nsai_driver_status(driver, result, "cuEventQuery"));
     comm->spare[comm->spare_count++] = event;
     comm->first_run = (comm->first_run + 1) % NSAI_COMM_RUNS;
-    if (--comm->run_count) {
-      nsai_enqueued *oldest = &comm->runs[comm->first_run];
-      const double now = nsai_seconds();
-      if (oldest->since < now) oldest->since = now;
-    }
+    comm->run_count--;
+    const double now = nsai_seconds();
+    if (comm->run_count) comm->runs[comm->first_run].since = now;
+    if (comm->run_began_at > 0) comm->run_began_at = now;
   }
   return NSA_OK;
 }
 
-/* Lock held, device entered. */
+/* An event for a new run: NULL in *event, where one must be made. Device entered. */
+static nsa_status take_event(nsa_comm *comm, nsai_cu_event *event) {
+  *event = NULL;
+  pthread_mutex_lock(&comm->lock);
+  const nsa_status status = reap(comm);
+  if (status == NSA_OK) {
+    if (comm->run_count == NSAI_COMM_RUNS)
+      *event = comm->runs[(comm->first_run + --comm->run_count) % NSAI_COMM_RUNS].event;
+    else if (comm->spare_count)
+      *event = comm->spare[--comm->spare_count];
+  }
+  pthread_mutex_unlock(&comm->lock);
+  return status;
+}
+
+/* Recording waits while the launch queue is full, for ever with a lost rank: without the lock,
+ * which nsa_comm_check takes. */
 static nsa_status watch(nsa_comm *comm, nsa_stream stream) {
   const nsai_driver *driver = comm->place.device->driver;
   nsai_cu_event event;
-  NSAI_TRY(reap(comm));
-  if (comm->run_count == NSAI_COMM_RUNS) {
-    event = comm->runs[(comm->first_run + --comm->run_count) % NSAI_COMM_RUNS].event;
-  } else if (comm->spare_count) {
-    event = comm->spare[--comm->spare_count];
-  } else {
-    NSAI_TRY(NSAI_CUDA(driver, cuEventCreate(&event, NSAI_CU_EVENT_NO_TIMING)));
-  }
+  NSAI_TRY(take_event(comm, &event));
+  if (!event) NSAI_TRY(NSAI_CUDA(driver, cuEventCreate(&event, NSAI_CU_EVENT_NO_TIMING)));
   const nsa_status status = NSAI_CUDA(driver, cuEventRecord(event, stream));
-  if (status != NSA_OK) {
+  pthread_mutex_lock(&comm->lock);
+  if (status != NSA_OK)
     comm->spare[comm->spare_count++] = event;
-    return status;
-  }
-  comm->runs[(comm->first_run + comm->run_count++) % NSAI_COMM_RUNS] =
-      (nsai_enqueued){ event, nsai_seconds() };
-  return NSA_OK;
+  else
+    comm->runs[(comm->first_run + comm->run_count++) % NSAI_COMM_RUNS] =
+        (nsai_enqueued){ event, nsai_seconds() };
+  comm->run_began_at = 0;
+  pthread_mutex_unlock(&comm->lock);
+  return status;
 }
 
 nsa_status nsai_comm_end(nsa_comm *comm, nsa_stream stream) {
@@ -437,20 +492,22 @@ nsa_status nsai_comm_end(nsa_comm *comm, nsa_stream stream) {
   NSAI_TRY(end_if_failed(comm, "a run", is_capturing(comm, stream, &capturing)));
   if (!comm->place.device || capturing) return NSA_OK;
   NSAI_TRY(end_if_failed(comm, "a run", nsai_comm_enter(&comm->place, &entered)));
-  pthread_mutex_lock(&comm->lock);
   const nsa_status status = watch(comm, stream);
-  pthread_mutex_unlock(&comm->lock);
   nsai_comm_leave(&comm->place, &entered);
-  return end_if_failed(comm, "a run", status);
+  NSAI_TRY(end_if_failed(comm, "a run", status));
+  return nsai_comm_check_alive(comm); /* recording may have waited for the abort */
 }
 
 /* ---- nsa_comm_check, nsa_comm_wait ---- */
 
-/* What a check sees: how old is the oldest thing that has not finished. */
+/* What a check sees: how old is what has not finished, in seconds. */
 typedef struct view {
   const char *calling; /* the transport's function that is running; NULL: none */
-  double age;          /* seconds of that call, or of the oldest run */
-  int32_t runs;        /* that have not finished */
+  double call_age;
+  int32_t call_ms;  /* that it may take */
+  double begun_age; /* of the run that is being enqueued; 0: none is */
+  double run_age;   /* of the oldest run that has been enqueued; 0: there is none */
+  int32_t runs;     /* of these */
 } view;
 
 static nsa_status look(nsa_comm *comm, view *out) {
@@ -460,9 +517,12 @@ static nsa_status look(nsa_comm *comm, view *out) {
   pthread_mutex_lock(&comm->lock);
   if (comm->place.device) status = reap(comm);
   const double now = nsai_seconds();
-  *out = (view){ comm->calling, 0, comm->run_count };
-  if (comm->run_count) out->age = now - comm->runs[comm->first_run].since;
-  if (comm->calling) out->age = now - comm->called_at;
+  *out = (view){ .calling = comm->calling, .call_ms = comm->call_ms, .runs = comm->run_count };
+  if (comm->calling)
+    out->call_age = now - comm->called_at;
+  else if (comm->run_began_at > 0)
+    out->begun_age = now - comm->run_began_at;
+  if (comm->run_count) out->run_age = now - comm->runs[comm->first_run].since;
   pthread_mutex_unlock(&comm->lock);
   nsai_comm_leave(&comm->place, &entered);
   return status;
@@ -475,19 +535,26 @@ static nsa_status check(nsa_comm *comm, view *seen) {
   NSAI_TRY(nsai_comm_check_alive(comm));
   if (t->ops.poll) NSAI_TRY(judge(comm, "poll", since, t->ops.poll(t->ops.user)));
   NSAI_TRY(end_if_failed(comm, "a run", look(comm, seen)));
-  if (seen->age * 1000 < comm->timeout_ms) return NSA_OK;
-  if (seen->calling)
+  if (seen->calling && seen->call_age * 1000 >= seen->call_ms)
     return nsai_comm_die(
         comm,
         "rank %d of %d: %s of %s has waited %.2f s for the other ranks "
-        "(options.timeout_ms is %d): look for a rank that failed, or that makes other "
-        "calls",
-        t->ops.rank, t->ops.size, seen->calling, t->name, seen->age, comm->timeout_ms);
+        "(the timeout is %d ms): look for a rank that failed, or that makes other calls",
+        t->ops.rank, t->ops.size, seen->calling, t->name, seen->call_age, seen->call_ms);
+  if (seen->run_age * 1000 < comm->timeout_ms && seen->begun_age * 1000 < comm->timeout_ms)
+    return NSA_OK;
+  if (!seen->runs)
+    return nsai_comm_die(
+        comm,
+        "rank %d of %d: a run has been waiting for %.2f s to be enqueued, behind its "
+        "own launches (options.timeout_ms is %d): look for a rank that failed, or "
+        "that runs something else",
+        t->ops.rank, t->ops.size, seen->begun_age, comm->timeout_ms);
   return nsai_comm_die(comm,
                        "rank %d of %d: the oldest of %d runs has not finished for %.2f s "
                        "(options.timeout_ms is %d): look for a rank that failed, or that runs "
                        "something else",
-                       t->ops.rank, t->ops.size, seen->runs, seen->age, comm->timeout_ms);
+                       t->ops.rank, t->ops.size, seen->runs, seen->run_age, comm->timeout_ms);
 }
 
 nsa_status nsai_comm_check(nsa_comm *comm) {
@@ -519,7 +586,8 @@ nsa_status nsai_comm_wait(nsa_comm *comm, nsa_stream stream, int32_t timeout_ms)
   for (;;) {
     NSAI_TRY(check(comm, &seen));
     NSAI_TRY(has_passed(comm, stream, &passed));
-    if (passed) return NSA_OK;
+    if (passed)
+      return nsai_comm_check_alive(comm); /* another thread's check may have ended the runs */
     const double now = nsai_seconds();
     if (seen.runs != runs) progress = now;
     runs = seen.runs;

@@ -31,7 +31,8 @@ typedef struct nsai_comm_place {
 nsa_status nsai_comm_create(const nsai_comm_place *place, const nsa_comm_ops *ops,
                             const nsa_comm_options *options, nsa_comm **out);
 
-/* `size` communicators of threads. On failure all of out[] are NULL. */
+/* `size` communicators of threads. All of out[] are NULL before the call, and after one that
+ * failed. */
 nsa_status nsai_comm_loopback(const nsai_comm_place *place, int32_t size,
                               const nsa_comm_options *options, nsa_comm **out);
 
@@ -58,7 +59,8 @@ nsa_ctx *nsai_comm_context(const nsa_comm *comm);
 
 /* Before a run enqueues anything: NSA_E_RANKS when the communicator is dead, NSA_E_ARG when this plan
  * or this shard was not agreed upon, NSA_E_UNSUPPORTED when the stream is being captured and the
- * transport cannot be. None of these ends the communicator.
+ * transport cannot be. None of these ends the communicator. From here on the run has an age, for
+ * nsa_comm_check: call nsai_comm_end, or nsai_comm_fail.
  *
  * plan   the plan's digest (nsa_plan.digest)
  * shard  NULL: none */
@@ -106,7 +108,9 @@ typedef struct nsai_agreement {
   const nsa_shard *shard;                            /* NULL: none */
 } nsai_agreement;
 
-#define NSAI_AGREE_MAX_PLANS 4096
+/* A communicator remembers so many plans and so many shards; more plans in one call would push
+ * each other out. */
+#define NSAI_COMM_AGREED 256
 
 /* A disagreement does not end the communicator, since all ranks find the same. */
 nsa_status nsai_comm_agree(nsa_comm *comm, const nsai_agreement *mine, int32_t timeout_ms);

@@ -3,7 +3,7 @@
  *
  * What the files of communicators share.
  *
- * Lock rule: `lock` guards `dead`, `reason`, `calling` and the runs, because nsa_comm_check may be
+ * Lock rule: `lock` guards everything behind it in nsa_comm, because nsa_comm_check may be
  * called by any thread. It is never held while a function of the transport runs. Everything else
  * belongs to the one thread that uses the communicator.
  */
@@ -42,11 +42,11 @@ typedef struct nsai_enqueued {
  * oldest keeps its age. CUDA itself holds about 1024 launches of a stream. */
 #define NSAI_COMM_RUNS 256
 
-/* Plans and shards that were agreed upon. The oldest make room for new ones, on all ranks alike. */
-#define NSAI_COMM_AGREED 256
+/* Plans or shards that were agreed upon, that of the last agreement last. The oldest make room
+ * for new ones, on all ranks alike. */
 typedef struct nsai_agreed {
   unsigned char digest[NSAI_COMM_AGREED][NSAI_DIGEST_BYTES];
-  int32_t count, next;
+  int32_t count;
 } nsai_agreed;
 
 /* What nsa_comm_agree exchanges messages with; made by its first call. */
@@ -70,11 +70,16 @@ struct nsa_comm {
 
   pthread_mutex_t lock;
   bool dead;
+  pthread_t ender;                     /* of a dead one: the thread that ends the transport */
+  bool ended;                          /* it has done so */
+  pthread_cond_t end;                  /* `ended` has become true */
   char reason[NSAI_COMM_REASON_CHARS]; /* of its death */
   const char *calling; /* the function of the transport that is running; NULL: none */
   double called_at;    /* seconds */
+  int32_t call_ms;     /* that a function of the transport may take */
   nsai_enqueued runs[NSAI_COMM_RUNS]; /* a ring; on the CPU device always empty */
   int32_t first_run, run_count;
+  double run_began_at; /* seconds, when the run that is being enqueued came further; 0: none is */
   nsai_cu_event spare[NSAI_COMM_RUNS]; /* events that are not in use */
   int32_t spare_count;
 };
@@ -87,12 +92,17 @@ nsa_status nsai_comm_make(const nsai_comm_place *place, const nsai_transport *tr
 /* Reads options of any version. NSA_E_ARG, NSA_E_VERSION. */
 nsa_status nsai_comm_options_read(const nsa_comm_options *options, nsa_comm_options *out);
 
-/* Ends the communicator with this sentence, unless it has ended: aborts the transport and logs the
- * reason. Returns NSA_E_RANKS with the reason that the communicator died of first. Thread-safe. */
+/* Ends the communicator with this sentence, unless it has ended: aborts the transport and logs
+ * the reason. If another thread is doing that, waits until the transport has been aborted.
+ * Returns NSA_E_RANKS with the reason that the communicator died of first. Thread-safe. */
 nsa_status nsai_comm_die(nsa_comm *comm, const char *format, ...) NSAI_PRINTF(2, 3);
 
-/* NSA_E_RANKS when it has died. Thread-safe. */
+/* NSA_E_RANKS when it has died, and its transport has been aborted. Thread-safe. */
 nsa_status nsai_comm_check_alive(nsa_comm *comm);
+
+/* How long a function of the transport may take from now on: options.timeout_ms, or what is left of
+ * another timeout. */
+void nsai_comm_limit_calls(nsa_comm *comm, int32_t ms);
 
 /* Makes the place's device current and allows calls that a capture on another thread forbids;
  * nothing on the CPU device. */
@@ -111,6 +121,7 @@ void nsai_comm_nap(double since);
 void nsai_agree_room_fini(nsa_comm *comm);
 
 bool nsai_agreed_has(const nsai_agreed *agreed, const unsigned char digest[NSAI_DIGEST_BYTES]);
+/* Makes it the newest, also if it was agreed upon before. */
 void nsai_agreed_add(nsai_agreed *agreed, const unsigned char digest[NSAI_DIGEST_BYTES]);
 
 #endif /* NSAI_RANKS_COMM_INTERNAL_H */

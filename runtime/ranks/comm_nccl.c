@@ -12,8 +12,11 @@
  *
  * Lock rule: `lock` guards `comm` and is held for every call of NCCL that does not block, because
  * nsa_comm_check may end the communicator on another thread, and the library's own or the host's
- * abort frees it. It is never held while waiting: enqueuing on a host's communicator may block, and
- * goes without. The host, which is told by nsa_comm_check, aborts it then, and NCCL returns.
+ * abort frees it. Sends and receives within a group only queue. It is never held while waiting:
+ * ncclGroupEnd on a host's communicator may block, and goes without. The host, which is told by
+ * nsa_comm_check, aborts it then, and NCCL returns. What no lock can close: a check that ends the
+ * communicator after the lock is released and before NCCL has entered ncclGroupEnd. The call has an
+ * age of options.timeout_ms by then, or NCCL has reported an error.
  */
 #include "driver/nccl.h"
 
@@ -31,19 +34,6 @@ typedef struct connection {
   int32_t rank, size, timeout_ms;
   pthread_mutex_t lock;
 } connection;
-
-/* The communicator for a call that enqueues, which holds the lock of one of the library's own; NULL: it
- * has ended. */
-static nsai_nccl_comm hold(connection *c) {
-  pthread_mutex_lock(&c->lock);
-  nsai_nccl_comm comm = c->comm;
-  if (!c->own) pthread_mutex_unlock(&c->lock);
-  return comm;
-}
-
-static void let_go(connection *c) {
-  if (c->own) pthread_mutex_unlock(&c->lock);
-}
 
 /* ---- waiting until a call has been done ---- */
 
@@ -95,45 +85,66 @@ static nsa_status finish(connection *c, const char *what) {
 
 /* ---- the table ---- */
 
-static nsa_status enqueue_parts(const nsai_nccl *nccl, nsai_nccl_comm comm, const nsa_part *send,
-                                int32_t send_count, const nsa_part *recv, int32_t recv_count,
-                                nsa_stream stream) {
-  nsa_status status = NSA_OK;
-  if (!comm) return fail_ended();
-  NSAI_TRY(NSAI_NCCL(nccl, ncclGroupStart()));
-  for (int32_t i = 0; i < send_count && status == NSA_OK; i++)
-    status = NSAI_NCCL(nccl, ncclSend(send[i].data, send[i].bytes, NSAI_NCCL_UINT8, send[i].rank,
-                                      comm, stream));
-  for (int32_t i = 0; i < recv_count && status == NSA_OK; i++)
-    status = NSAI_NCCL(nccl, ncclRecv(recv[i].data, recv[i].bytes, NSAI_NCCL_UINT8, recv[i].rank,
-                                      comm, stream));
+/* What a group consists of: sends and receives, or a gather of `bytes`. */
+typedef struct group {
+  const nsa_part *send, *recv;
+  int32_t send_count, recv_count;
+  const void *gather_from; /* NULL: none */
+  void *gather_to;
+  uint64_t bytes;
+  nsa_stream stream;
+} group;
+
+/* Lock held. */
+static nsa_status queue(const connection *c, const group *g) {
+  const nsai_nccl *nccl = c->nccl;
+  for (int32_t i = 0; i < g->send_count; i++)
+    NSAI_TRY(NSAI_NCCL(nccl, ncclSend(g->send[i].data, g->send[i].bytes, NSAI_NCCL_UINT8,
+                                      g->send[i].rank, c->comm, g->stream)));
+  for (int32_t i = 0; i < g->recv_count; i++)
+    NSAI_TRY(NSAI_NCCL(nccl, ncclRecv(g->recv[i].data, g->recv[i].bytes, NSAI_NCCL_UINT8,
+                                      g->recv[i].rank, c->comm, g->stream)));
+  if (!g->gather_from) return NSA_OK;
+  return NSAI_NCCL(nccl, ncclAllGather(g->gather_from, g->gather_to, g->bytes, NSAI_NCCL_UINT8,
+                                       c->comm, g->stream));
+}
+
+/* Lock held, but not by the time that it returns. */
+static nsa_status enqueue_locked(connection *c, const group *g) {
+  const nsai_nccl *nccl = c->nccl;
+  nsa_status status = c->comm ? NSAI_NCCL(nccl, ncclGroupStart()) : fail_ended();
+  if (status != NSA_OK) {
+    pthread_mutex_unlock(&c->lock);
+    return status;
+  }
+  status = queue(c, g);
+  if (!c->own) pthread_mutex_unlock(&c->lock);
   const nsai_nccl_result ended = nccl->ncclGroupEnd();
+  if (c->own) pthread_mutex_unlock(&c->lock);
   NSAI_TRY(status); /* of the first failure; the end of a broken group fails as well */
   return nsai_nccl_status(nccl, ended, "ncclGroupEnd");
 }
 
+static nsa_status enqueue(connection *c, const group *g) {
+  pthread_mutex_lock(&c->lock);
+  return name_rank(c, enqueue_locked(c, g));
+}
+
 static nsa_status exchange(void *user, const nsa_part *send, int32_t send_count,
                            const nsa_part *recv, int32_t recv_count, nsa_stream stream) {
-  connection *c = user;
+  const group parts = {
+    .send = send, .recv = recv, .send_count = send_count, .recv_count = recv_count, .stream = stream
+  };
   if (!send_count && !recv_count) return NSA_OK;
-  nsai_nccl_comm comm = hold(c);
-  const nsa_status status =
-      enqueue_parts(c->nccl, comm, send, send_count, recv, recv_count, stream);
-  let_go(c);
-  NSAI_TRY(name_rank(c, status));
-  return finish(c, "an exchange");
+  NSAI_TRY(enqueue(user, &parts));
+  return finish(user, "an exchange");
 }
 
 static nsa_status all_gather(void *user, const void *send, void *recv, uint64_t bytes,
                              nsa_stream stream) {
-  connection *c = user;
-  nsai_nccl_comm comm = hold(c);
-  const nsa_status status =
-      comm ? NSAI_NCCL(c->nccl, ncclAllGather(send, recv, bytes, NSAI_NCCL_UINT8, comm, stream))
-           : fail_ended();
-  let_go(c);
-  NSAI_TRY(name_rank(c, status));
-  return finish(c, "a gather");
+  const group gather = { .gather_from = send, .gather_to = recv, .bytes = bytes, .stream = stream };
+  NSAI_TRY(enqueue(user, &gather));
+  return finish(user, "a gather");
 }
 
 static nsa_status poll_connection(void *user) {
@@ -287,6 +298,18 @@ nsa_status nsai_comm_nccl_id(const nsai_comm_place *place, const char *path,
   return NSA_OK;
 }
 
+/* NCCL takes the environment before the configuration. */
+static nsa_status check_environment(void) {
+  const char *blocking = secure_getenv("NCCL_COMM_BLOCKING");
+  if (blocking && strtoll(blocking, NULL, 0) == 1)
+    return nsai_fail(NSA_E_UNSUPPORTED,
+                     "NCCL_COMM_BLOCKING is %s in the environment, by which NCCL waits for a lost "
+                     "rank whatever the timeout is: unset it, or pass a communicator of the host's "
+                     "to nsa_comm_nccl",
+                     blocking);
+  return NSA_OK;
+}
+
 /* The device is entered. */
 static nsa_status connect(connection *c, const char id[NSA_NCCL_ID_BYTES]) {
   nsai_nccl_config config = NSAI_NCCL_CONFIG_INIT;
@@ -308,6 +331,7 @@ nsa_status nsai_comm_nccl_init(const nsai_comm_place *place, const char *path,
   *out = NULL;
   NSAI_TRY(check_device(place));
   NSAI_TRY(check_size(rank, size));
+  NSAI_TRY(check_environment());
   NSAI_TRY(nsai_comm_options_read(options, &read));
   NSAI_TRY(nsai_nccl_open(path, place->logger, &nccl));
   NSAI_TRY(make_link(place, nccl, &read, &c));

@@ -63,7 +63,7 @@ void rank_expect_lost(const rank *r, const char *says) {
   if (r->status != NSA_E_RANKS)
     fail_msg("rank %d: %s: %s", r->number, nsa_status_name(r->status), r->text);
   if (!strstr(r->text, says)) fail_msg("rank %d: no \"%s\": %s", r->number, says, r->text);
-  if (r->seconds > r->timeout_ms / 1000.0 + 1)
+  if (r->seconds > r->timeout_ms / 1000.0 + GRACE)
     fail_msg("rank %d: after %f s: %s", r->number, r->seconds, r->text);
 }
 

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
   INVALID_VALUE = 1,
@@ -447,6 +448,7 @@ static nsai_cu_result destroy_event(nsai_cu_event event) {
 
 static nsai_cu_result record_event(nsai_cu_event event, nsai_cu_stream stream) {
   (void)stream;
+  while (__atomic_load_n(&record.full, __ATOMIC_ACQUIRE)) usleep(500);
   *(double *)(void *)event = record.clock_ms;
   return 0;
 }

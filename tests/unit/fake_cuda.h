@@ -86,6 +86,7 @@ typedef struct fake_cuda_state {
   int streams, events; /* streams and events that exist */
   int stream_waits;    /* waits of a stream for an event */
   int stalls;          /* events and streams are never seen to finish */
+  int full;            /* cuEventRecord waits while it is 1, as with a full launch queue */
 } fake_cuda_state;
 
 /* Exported by the module. */

@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, MOST = 64, SLOTS = 256 };
 
@@ -41,17 +42,22 @@ typedef struct wanted {
 struct ncclComm {
   world *world;
   int rank, size, device;
-  bool connected, ended;
+  bool connected;
+  bool busy;            /* a group is in progress: nobody has asked, and heard that it is done */
+  bool ended;           /* aborted or destroyed; kept, so that calls on it are seen */
+  nsai_nccl_comm next;  /* of those that have ended */
   wanted wanted[SLOTS]; /* receives in progress */
   int first, count;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t ended = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t end_of_one = PTHREAD_COND_INITIALIZER;
 static world *worlds;
 static int ids;
 static fake_nccl_state record;
+static nsai_nccl_comm graveyard; /* reachable, so that no leak is reported */
 static _Thread_local int depth;
+static _Thread_local nsai_nccl_comm grouped; /* that the thread's group sends and receives by */
 
 fake_nccl_state *fake_nccl_record(void) { return &record; }
 
@@ -128,18 +134,38 @@ static nsai_nccl_result go_on(nsai_nccl_comm comm) {
     free(l);
     if (!fits) return INVALID_ARGUMENT;
   }
+  comm->busy = false;
   return 0;
+}
+
+/* Lock held. Whether the communicator may be used. */
+static bool is_alive(nsai_nccl_comm comm) {
+  record.wrong_use += comm->ended;
+  return !comm->ended;
+}
+
+/* As is_alive, without the lock. */
+static bool check_alive(nsai_nccl_comm comm) {
+  pthread_mutex_lock(&lock);
+  const bool alive = is_alive(comm);
+  pthread_mutex_unlock(&lock);
+  return alive;
 }
 
 nsai_nccl_result ncclCommGetAsyncError(nsai_nccl_comm comm, nsai_nccl_result *state) {
   pthread_mutex_lock(&lock);
-  *state = record.async_error ? record.async_error : go_on(comm);
+  const bool alive = is_alive(comm);
+  if (alive) *state = record.async_error ? record.async_error : go_on(comm);
   pthread_mutex_unlock(&lock);
-  return 0;
+  return alive ? 0 : INVALID_ARGUMENT;
 }
 
-static void end_comm(nsai_nccl_comm comm, int *counter) {
+static nsai_nccl_result end_comm(nsai_nccl_comm comm, int *counter) {
   pthread_mutex_lock(&lock);
+  if (!is_alive(comm)) {
+    pthread_mutex_unlock(&lock);
+    return INVALID_ARGUMENT;
+  }
   world *w = comm->world;
   if (!--w->users) {
     world **at = &worlds;
@@ -154,42 +180,44 @@ static void end_comm(nsai_nccl_comm comm, int *counter) {
   }
   record.comms--;
   ++*counter;
-  pthread_cond_broadcast(&ended);
+  comm->ended = true;
+  comm->world = NULL;
+  comm->next = graveyard;
+  graveyard = comm;
+  pthread_cond_broadcast(&end_of_one);
   pthread_mutex_unlock(&lock);
-  free(comm);
+  return 0;
 }
 
 nsai_nccl_result ncclCommFinalize(nsai_nccl_comm comm) {
-  (void)comm;
-  return NSAI_NCCL_IN_PROGRESS;
+  return check_alive(comm) ? NSAI_NCCL_IN_PROGRESS : INVALID_ARGUMENT;
 }
 
 nsai_nccl_result ncclCommDestroy(nsai_nccl_comm comm) {
   pthread_mutex_lock(&lock);
-  record.wrong_use += comm->count != 0;
+  record.wrong_use += !comm->ended && comm->busy;
   pthread_mutex_unlock(&lock);
-  end_comm(comm, &record.destroyed);
-  return 0;
+  return end_comm(comm, &record.destroyed);
 }
 
 nsai_nccl_result ncclCommAbort(nsai_nccl_comm comm) {
-  end_comm(comm, &record.aborted);
-  return NSAI_NCCL_IN_PROGRESS;
+  const nsai_nccl_result result = end_comm(comm, &record.aborted);
+  return result ? result : NSAI_NCCL_IN_PROGRESS;
 }
 
 nsai_nccl_result ncclCommCount(nsai_nccl_comm comm, int *count) {
   *count = comm->size;
-  return 0;
+  return check_alive(comm) ? 0 : INVALID_ARGUMENT;
 }
 
 nsai_nccl_result ncclCommUserRank(nsai_nccl_comm comm, int *rank) {
   *rank = comm->rank;
-  return 0;
+  return check_alive(comm) ? 0 : INVALID_ARGUMENT;
 }
 
 nsai_nccl_result ncclCommCuDevice(nsai_nccl_comm comm, int *device) {
   *device = comm->device;
-  return 0;
+  return check_alive(comm) ? 0 : INVALID_ARGUMENT;
 }
 
 nsai_nccl_result ncclGroupStart(void) {
@@ -199,23 +227,39 @@ nsai_nccl_result ncclGroupStart(void) {
 
 nsai_nccl_result ncclGroupEnd(void) {
   if (!depth) return INVALID_ARGUMENT;
-  depth--;
+  if (--depth) return 0;
+  const nsai_nccl_comm comm = grouped;
+  grouped = NULL;
   pthread_mutex_lock(&lock);
   const bool fails = record.fail_group && !--record.fail_group;
-  const int aborted = record.aborted;
-  while (record.blocks && record.aborted == aborted) pthread_cond_wait(&ended, &lock);
+  if (comm) comm->busy = true;
+  while (record.blocks && comm && !comm->ended) pthread_cond_wait(&end_of_one, &lock);
   pthread_mutex_unlock(&lock);
   return fails ? SYSTEM_ERROR : NSAI_NCCL_IN_PROGRESS;
+}
+
+/* Lock held. Whether the thread's group may have another part of this communicator. */
+static bool join_group(nsai_nccl_comm comm, int32_t type) {
+  if (!is_alive(comm)) return false;
+  record.wrong_use += !depth || type != NSAI_NCCL_UINT8 || !comm->connected || comm->busy;
+  record.wrong_use += grouped && grouped != comm;
+  grouped = comm;
+  return true;
 }
 
 nsai_nccl_result ncclSend(const void *data, size_t bytes, int32_t type, int peer,
                           nsai_nccl_comm comm, nsai_cu_stream stream) {
   (void)stream;
+  __atomic_fetch_add(&record.sends, 1, __ATOMIC_ACQ_REL);
+  usleep(1000 * (useconds_t)__atomic_load_n(&record.send_ms, __ATOMIC_ACQUIRE));
+  pthread_mutex_lock(&lock);
+  if (!join_group(comm, type)) {
+    pthread_mutex_unlock(&lock);
+    return INVALID_ARGUMENT;
+  }
   letter *l = malloc(sizeof *l + bytes);
   *l = (letter){ .from = comm->rank, .to = peer, .bytes = bytes };
   memcpy(l->data, data, bytes);
-  pthread_mutex_lock(&lock);
-  record.wrong_use += !depth || type != NSAI_NCCL_UINT8 || !comm->connected;
   letter **at = &comm->world->letters;
   while (*at) at = &(*at)->next;
   *at = l;
@@ -227,19 +271,22 @@ nsai_nccl_result ncclRecv(void *data, size_t bytes, int32_t type, int peer, nsai
                           nsai_cu_stream stream) {
   (void)stream;
   pthread_mutex_lock(&lock);
-  record.wrong_use += !depth || type != NSAI_NCCL_UINT8 || !comm->connected || comm->count == SLOTS;
-  comm->wanted[(comm->first + comm->count++) % SLOTS] = (wanted){ data, bytes, peer };
+  const bool joins = join_group(comm, type);
+  if (joins) {
+    record.wrong_use += comm->count == SLOTS;
+    comm->wanted[(comm->first + comm->count++) % SLOTS] = (wanted){ data, bytes, peer };
+  }
   pthread_mutex_unlock(&lock);
-  return 0;
+  return joins ? 0 : INVALID_ARGUMENT;
 }
 
 nsai_nccl_result ncclAllGather(const void *send, void *recv, size_t bytes, int32_t type,
                                nsai_nccl_comm comm, nsai_cu_stream stream) {
-  depth++;
+  nsai_nccl_result result = ncclGroupStart();
   for (int r = 0; r < comm->size; r++) {
-    ncclSend(send, bytes, type, r, comm, stream);
-    ncclRecv((char *)recv + (size_t)r * bytes, bytes, type, r, comm, stream);
+    if (!result) result = ncclSend(send, bytes, type, r, comm, stream);
+    if (!result) result = ncclRecv((char *)recv + (size_t)r * bytes, bytes, type, r, comm, stream);
   }
-  depth--;
-  return NSAI_NCCL_IN_PROGRESS;
+  const nsai_nccl_result ended = ncclGroupEnd();
+  return result ? result : ended;
 }

@@ -13,8 +13,13 @@ typedef struct fake_nccl_state {
   int destroyed;   /* ended by ncclCommDestroy */
   int fail_group;  /* the n-th ncclGroupEnd from now fails; 0: none */
   int async_error; /* what ncclCommGetAsyncError reports; 0: nothing */
-  int blocks;      /* 1: ncclGroupEnd waits until a communicator is aborted */
-  int wrong_use;   /* calls on a communicator that has ended, or while another is in progress */
+  int blocks;      /* 1: ncclGroupEnd waits until its communicator has ended */
+  int send_ms;     /* that ncclSend takes */
+  int sends;       /* calls of ncclSend that have begun */
+  /* calls on a communicator that has ended (ncclGroupEnd is of none); parts of a group while
+   * another is in progress, without a group, or before the ranks are connected; an end in good
+   * order meanwhile */
+  int wrong_use;
 } fake_nccl_state;
 
 /* Exported by the module. */

@@ -3,12 +3,13 @@
  *
  * Communicators: the loopback among threads, on the CPU device and on streams of the fake driver;
  * agreement; tables of functions that are late, fail, stall, die or disagree. No rank hangs: a fault may
- * take the timeout and a second.
+ * take the timeout and GRACE.
  */
 #include "support/cmocka_all.h"
 
 #include "base/duration.h"
 #include "comm_fixture.h"
+#include "ranks/comm_internal.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -133,6 +134,34 @@ static void test_disagree(void **state) {
   machine_free(&m);
 }
 
+/* 256 digests are remembered; agreeing upon one again makes it the newest. */
+static void test_remembers(void **state) {
+  static nsai_agreed agreed;
+  unsigned char digest[NSAI_COMM_AGREED + 2][NSAI_DIGEST_BYTES] = { 0 };
+  machine m;
+  rank ranks[MOST_RANKS];
+  const nsa_plan *plans[NSAI_COMM_AGREED + 1];
+  for (int32_t i = 0; i < NSAI_COMM_AGREED + 2; i++) memcpy(digest[i], &i, sizeof i);
+  for (int32_t i = 0; i < NSAI_COMM_AGREED; i++) nsai_agreed_add(&agreed, digest[i]);
+  nsai_agreed_add(&agreed, digest[0]);
+  nsai_agreed_add(&agreed, digest[7]);
+  nsai_agreed_add(&agreed, digest[7]);
+  nsai_agreed_add(&agreed, digest[NSAI_COMM_AGREED]);
+  nsai_agreed_add(&agreed, digest[NSAI_COMM_AGREED + 1]);
+  for (int32_t i = 0; i < NSAI_COMM_AGREED + 2; i++)
+    assert_int_equal(nsai_agreed_has(&agreed, digest[i]), i != 1 && i != 2);
+
+  machine_init(&m, &quiet_cpu);
+  ranks_loopback(m.ctx, ranks, 1, 20000, NULL);
+  for (int32_t i = 0; i < NSAI_COMM_AGREED + 1; i++) plans[i] = m.plan;
+  machine_expect("most", nsa_comm_agree(ranks[0].comm, plans, NSAI_COMM_AGREED, NULL, 0), NSA_OK,
+                 NULL);
+  machine_expect("more", nsa_comm_agree(ranks[0].comm, plans, NSAI_COMM_AGREED + 1, NULL, 0),
+                 NSA_E_ARG, "count is 257: agree upon at most 256 plans at once");
+  ranks_destroy(ranks, 1);
+  machine_free(&m);
+}
+
 /* ---- lost ranks ---- */
 
 /* Rank 1 never calls. */
@@ -227,7 +256,7 @@ typedef enum behaviour {
 typedef struct host {
   nsa_comm *inner;
   behaviour behaviour;
-  int aborts;
+  int aborting, aborts; /* calls of abort: begun; done */
 } host;
 
 static nsa_status host_exchange(void *user, const nsa_part *send, int32_t send_count,
@@ -246,6 +275,8 @@ static nsa_status host_poll(void *user) {
 
 static nsa_status host_abort(void *user) {
   host *h = user;
+  __atomic_fetch_add(&h->aborting, 1, __ATOMIC_RELEASE);
+  if (h->behaviour == UNWELL) usleep(2000);
   __atomic_fetch_add(&h->aborts, 1, __ATOMIC_RELAXED);
   nsai_comm_fail(h->inner, "the host aborts");
   return NSA_OK;
@@ -261,7 +292,7 @@ static void make_hosts(nsa_ctx *ctx, rank *ranks, host *hosts, int32_t size, beh
   memset(ranks, 0, MOST_RANKS * sizeof *ranks);
   for (int32_t i = 0; i < size; i++) {
     nsa_comm_ops ops = NSA_COMM_OPS_INIT;
-    hosts[i] = (host){ inner[i], i == 1 ? kind : GOOD, 0 };
+    hosts[i] = (host){ inner[i], i == 1 ? kind : GOOD, 0, 0 };
     ops.rank = i;
     ops.size = size;
     ops.user = &hosts[i];
@@ -387,6 +418,15 @@ static void test_bad_tables(void **state) {
                  "options.timeout_ms is -1");
   machine_expect("ops", nsa_comm_create(m.ctx, NULL, NULL, &comm), NSA_E_ARG, "ops is NULL");
   machine_expect("size", nsa_comm_loopback(m.ctx, 0, NULL, &comm), NSA_E_ARG, "size is 0");
+  nsa_comm *comms[NSA_MAX_RANKS + 1];
+  memset(comms, 1, sizeof comms);
+  machine_expect("size", nsa_comm_loopback(m.ctx, NSA_MAX_RANKS + 1, NULL, comms), NSA_E_ARG,
+                 "size is 65");
+  for (int32_t i = 0; i < NSA_MAX_RANKS + 1; i++) assert_null(comms[i]);
+  memset(comms, 1, sizeof comms);
+  machine_expect("context", nsa_comm_loopback(NULL, 2, NULL, comms), NSA_E_ARG, NULL);
+  assert_null(comms[0]);
+  assert_null(comms[1]);
   machine_expect("comm", nsa_comm_check(NULL), NSA_E_ARG, "comm is NULL");
   nsa_comm_destroy(NULL);
   machine_free(&m);
@@ -421,11 +461,16 @@ static void test_stalled_stream(void **state) {
     for (int32_t i = 0; i < 600; i++)
       machine_expect("end", nsai_comm_end(comm, stream), NSA_OK, NULL);
     if (!(repeat % 2)) machine_expect("check", nsa_comm_check(comm), NSA_OK, NULL);
-    const double since = nsai_seconds();
-    machine_expect("wait", nsa_comm_wait(comm, stream, repeat % 2 ? 0 : 20), NSA_E_RANKS,
-                   repeat % 2 ? "rank 0 of 2: the oldest of 256 runs has not finished for"
-                              : "rank 0 of 2: the stream has not finished after");
-    assert_true(nsai_seconds() - since < 1.03);
+    if (repeat % 2) {
+      usleep(40000); /* the runs are older than the timeout */
+      machine_expect("check", nsa_comm_check(comm), NSA_E_RANKS,
+                     "rank 0 of 2: the oldest of 256 runs has not finished for");
+    } else {
+      const double since = nsai_seconds();
+      machine_expect("wait", nsa_comm_wait(comm, stream, 20), NSA_E_RANKS,
+                     "rank 0 of 2: the stream has not finished after");
+      assert_true(nsai_seconds() - since < 0.02 + GRACE);
+    }
     machine_expect("other", nsa_comm_check(ranks[1].comm), NSA_E_RANKS, "another rank gave up");
     ranks[0].status = ranks[1].status = NSA_E_RANKS;
     rank_expect_dead(&ranks[0], m.plan);
@@ -452,6 +497,94 @@ static void test_stalled_agreement(void **state) {
   __atomic_store_n(&record->stalls, 0, __ATOMIC_RELAXED);
   ranks_expect_lost(ranks, 2, -1, "rank");
   ranks_destroy(ranks, 2);
+  machine_free(&m);
+}
+
+static void runs(rank *r) {
+  rank_note(r, nsai_comm_begin(r->comm, r->plan->digest, NULL, NULL));
+  rank_note(r, nsai_comm_end(r->comm, NULL));
+}
+
+/* A run whose launches, or whose last event, wait in a full queue is found by its age. */
+static void test_full_queue(void **state) {
+  machine m;
+  rank ranks[MOST_RANKS];
+  machine_init(&m, &quiet_gpu);
+  fake_cuda_state *record = machine_record();
+  for (int32_t last = 0; last < 2; last++) {
+    nsa_status status = NSA_OK;
+    ranks_loopback(m.ctx, ranks, 1, 50, agrees_patiently);
+    ranks[0].plan = m.plan;
+    ranks_run(ranks, 1);
+    ranks_expect_ok(ranks, 1);
+    ranks[0].work = runs;
+    ranks_run(ranks, 1); /* one that finishes */
+    ranks_expect_ok(ranks, 1);
+    usleep(60000);
+    machine_expect("between", nsa_comm_check(ranks[0].comm), NSA_OK, NULL);
+    __atomic_store_n(&record->full, last, __ATOMIC_RELEASE);
+    if (last)
+      rank_start(&ranks[0]);
+    else
+      machine_expect("begin", nsai_comm_begin(ranks[0].comm, m.plan->digest, NULL, NULL), NSA_OK,
+                     NULL);
+    const double since = nsai_seconds();
+    while ((status = nsa_comm_check(ranks[0].comm)) == NSA_OK && nsai_seconds() - since < 10)
+      usleep(1000);
+    machine_expect("check", status, NSA_E_RANKS, "rank 0 of 1: a run has been waiting for");
+    __atomic_store_n(&record->full, 0, __ATOMIC_RELEASE);
+    if (last) {
+      rank_join(&ranks[0]);
+      rank_expect_lost(&ranks[0], "a run has been waiting for");
+    }
+    ranks_destroy(ranks, 1);
+  }
+  machine_free(&m);
+}
+
+/* An agreement has a timeout of its own, which a thread that checks meanwhile keeps. */
+static void test_patient_agreement(void **state) {
+  machine m;
+  rank ranks[MOST_RANKS];
+  host hosts[MOST_RANKS];
+  pthread_t thread;
+  machine_init(&m, &quiet_cpu);
+  make_hosts(m.ctx, ranks, hosts, 2, GOOD); /* options.timeout_ms is 60 */
+  watcher w = { ranks, 2, 0 };
+  for (int32_t i = 0; i < 2; i++) {
+    ranks[i].plan = m.plan;
+    ranks[i].work = agrees_patiently;
+  }
+  assert_int_equal(pthread_create(&thread, NULL, watch, &w), 0);
+  rank_start(&ranks[0]);
+  usleep(150000);
+  rank_start(&ranks[1]);
+  for (int32_t i = 0; i < 2; i++) rank_join(&ranks[i]);
+  __atomic_store_n(&w.stop, 1, __ATOMIC_RELEASE);
+  pthread_join(thread, NULL);
+  ranks_expect_ok(ranks, 2);
+  destroy_hosts(ranks, hosts, 2);
+  machine_free(&m);
+}
+
+static void checks(rank *r) { rank_note(r, nsa_comm_check(r->comm)); }
+
+/* Who hears that a communicator is dead may free what its transport uses: it has been aborted. */
+static void test_dead_is_aborted(void **state) {
+  machine m;
+  machine_init(&m, &quiet_cpu);
+  for (int32_t repeat = 0; repeat < 20; repeat++) {
+    rank ranks[MOST_RANKS];
+    host hosts[MOST_RANKS];
+    make_hosts(m.ctx, ranks, hosts, 2, UNWELL);
+    ranks[1].work = checks;
+    rank_start(&ranks[1]);
+    while (!__atomic_load_n(&hosts[1].aborting, __ATOMIC_ACQUIRE)) usleep(100);
+    machine_expect("second", nsa_comm_check(ranks[1].comm), NSA_E_RANKS, "returned NSA_E_IO");
+    assert_int_equal(__atomic_load_n(&hosts[1].aborts, __ATOMIC_RELAXED), 1);
+    rank_join(&ranks[1]);
+    destroy_hosts(ranks, hosts, 2);
+  }
   machine_free(&m);
 }
 
@@ -498,11 +631,13 @@ static void test_capture(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_loopback),          cmocka_unit_test(test_agree),
-    cmocka_unit_test(test_disagree),          cmocka_unit_test(test_lost_thread),
-    cmocka_unit_test(test_names_ranks),       cmocka_unit_test(test_hosts),
-    cmocka_unit_test(test_bad_tables),        cmocka_unit_test(test_stalled_stream),
-    cmocka_unit_test(test_stalled_agreement), cmocka_unit_test(test_fork),
+    cmocka_unit_test(test_loopback),        cmocka_unit_test(test_agree),
+    cmocka_unit_test(test_disagree),        cmocka_unit_test(test_remembers),
+    cmocka_unit_test(test_lost_thread),     cmocka_unit_test(test_names_ranks),
+    cmocka_unit_test(test_hosts),           cmocka_unit_test(test_bad_tables),
+    cmocka_unit_test(test_stalled_stream),  cmocka_unit_test(test_stalled_agreement),
+    cmocka_unit_test(test_full_queue),      cmocka_unit_test(test_patient_agreement),
+    cmocka_unit_test(test_dead_is_aborted), cmocka_unit_test(test_fork),
     cmocka_unit_test(test_capture),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -60,10 +60,19 @@ static void connect_but_one(rank *r) {
   if (r->number != 1) connect_rank(r);
 }
 
+/* Connects as slowly as the machine is, then agrees within a short time. */
+static void connect_and_agree(rank *r) {
+  const nsa_plan *plan = r->plan;
+  connect_rank(r);
+  if (r->status == NSA_OK) rank_note(r, nsa_comm_agree(r->comm, &plan, 1, NULL, 100));
+}
+
 /* The others wait for its part of an exchange. */
 static void connect_only(rank *r) {
-  connect_rank(r);
-  if (r->status == NSA_OK && r->number != 1) rank_agrees(r);
+  if (r->number == 1)
+    connect_rank(r);
+  else
+    connect_and_agree(r);
 }
 
 static void run_nccl(machine *m, rank *ranks, int32_t size, int32_t timeout_ms,
@@ -109,7 +118,7 @@ static void test_nccl_faults(void **state) {
     for (int32_t i = 0; i < 3; i++) assert_null(ranks[i].comm);
     assert_int_equal(record->comms, 0);
 
-    run_nccl(&m, ranks, 3, 200, connect_only);
+    run_nccl(&m, ranks, 3, 20000, connect_only);
     ranks_expect_lost(ranks, 3, 1, "s for the other ranks in an exchange");
     assert_int_equal(record->comms, 1); /* the dead ones have been aborted */
     record->async_error = 6;
@@ -121,13 +130,30 @@ static void test_nccl_faults(void **state) {
     ranks_destroy(ranks, 3);
 
     record->fail_group = 1;
-    run_nccl(&m, ranks, 2, 200, use_nccl);
+    run_nccl(&m, ranks, 2, 20000, connect_and_agree);
     record->fail_group = 0;
     ranks_expect_lost(ranks, 2, -1, "rank");
     ranks_destroy(ranks, 2);
     assert_int_equal(record->comms, 0);
   }
   assert_int_equal(record->wrong_use, 0);
+  machine_free(&m);
+}
+
+/* The environment would make the library's own communicators block. */
+static void test_blocking_environment(void **state) {
+  machine m;
+  nsa_comm *comm = (nsa_comm *)1;
+  init_nccl(&m);
+  machine_expect("id", nsa_comm_nccl_id(m.ctx, nccl_id), NSA_OK, NULL);
+  setenv("NCCL_COMM_BLOCKING", "1", 1);
+  machine_expect("blocks", nsa_comm_nccl_init(m.ctx, nccl_id, 0, 1, NULL, &comm), NSA_E_UNSUPPORTED,
+                 "NCCL_COMM_BLOCKING is 1");
+  assert_null(comm);
+  setenv("NCCL_COMM_BLOCKING", "0", 1);
+  machine_expect("does not", nsa_comm_nccl_init(m.ctx, nccl_id, 0, 1, NULL, &comm), NSA_OK, NULL);
+  unsetenv("NCCL_COMM_BLOCKING");
+  nsa_comm_destroy(comm);
   machine_free(&m);
 }
 
@@ -193,6 +219,35 @@ static void test_borrowed_blocks(void **state) {
   machine_free(&m);
 }
 
+/* The host's communicator ends while a rank is still queuing what it sends. */
+static void test_borrowed_queues(void **state) {
+  machine m;
+  init_nccl(&m);
+  fake_nccl_state *record = nccl_record();
+  const nccl_host h = find_host("ncclCommAbort");
+  nsai_nccl_comm theirs = connect_host(&h, 2, 0), other = connect_host(&h, 2, 1);
+  nsai_nccl_result state_of = 0;
+  assert_int_equal(h.error(theirs, &state_of), 0);
+  rank r = { .size = 2, .repeats = 1, .timeout_ms = 20000, .plan = m.plan, .work = rank_agrees };
+  machine_expect("nccl", nsa_comm_nccl(m.ctx, theirs, NULL, &r.comm), NSA_OK, NULL);
+  const int sends = record->sends;
+  record->send_ms = 50;
+  record->async_error = 6;
+  rank_start(&r);
+  while (__atomic_load_n(&record->sends, __ATOMIC_ACQUIRE) == sends) usleep(100);
+  machine_expect("check", nsa_comm_check(r.comm), NSA_E_RANKS, "a fake cable was pulled");
+  h.end(theirs);
+  rank_join(&r);
+  rank_expect_lost(&r, "a fake cable was pulled");
+  record->send_ms = 0;
+  record->async_error = 0;
+  nsa_comm_destroy(r.comm);
+  h.end(other);
+  assert_int_equal(record->comms, 0);
+  assert_int_equal(record->wrong_use, 0);
+  machine_free(&m);
+}
+
 /* A host's communicator is neither aborted nor destroyed. */
 static void test_borrowed(void **state) {
   machine m, cpu;
@@ -221,6 +276,7 @@ static void test_borrowed(void **state) {
   machine_free(&cpu);
   h.end(theirs);
   assert_int_equal(record->comms, 0);
+  assert_int_equal(record->wrong_use, 0);
   machine_free(&m);
 }
 
@@ -228,7 +284,9 @@ int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_nccl),
     cmocka_unit_test(test_nccl_faults),
+    cmocka_unit_test(test_blocking_environment),
     cmocka_unit_test(test_borrowed),
+    cmocka_unit_test(test_borrowed_queues),
     cmocka_unit_test(test_borrowed_blocks),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
