@@ -60,8 +60,9 @@ template <class Config, int kO> NSAI_DEVICE void start_dq(float (&dq)[kO][4], u3
   const u64 a = wgmma_mn_major<64>(sDS), b = wgmma_mn_major<64>(sK);
 #pragma unroll
   for (int k = 0; k < Config::kKeys / 16; ++k)
-    Wgmma<typename Config::Element, 8 * kO>::template shared_as<1, 1>(
-        &dq[0][0], a + wgmma_mn_step(k), b + wgmma_mn_step(k), k > 0);
+    Wgmma<typename Config::Element, 8 * kO>::template shared_as<1, 1>(&dq[0][0],
+                                                                      a + wgmma_mn_step(k),
+                                                                      b + wgmma_mn_step(k), k > 0);
 }
 
 // Turns dQ of the lane's two rows into fp16 of each row's own step: c [kO / 2][4] for stmatrix.
@@ -100,7 +101,8 @@ NSAI_DEVICE void store_slots(const NsaiBackwardDkvSlots &p, u32 first, int left,
   const int row = warp_row + lane % 16;
 #pragma unroll
   for (int j = 0; j < kO / 2; ++j)
-    stmatrix_x4(sRows + row * kRowBytes + 16 * row_chunk((int)first + row, 2 * j + lane / 16), c[j]);
+    stmatrix_x4(sRows + row * kRowBytes + 16 * row_chunk((int)first + row, 2 * j + lane / 16),
+                c[j]);
   const int mine = warp_row + lane / 4 + lane % 4 * 8; // lanes 0 and 1 of a quad have one row each
   if (lane % 4 < 2 && mine < left) p.slot_steps[first + mine] = lane % 4 ? step[1] : step[0];
   shared_proxy_fence();
@@ -171,7 +173,7 @@ NSAI_DEVICE void multiply_item(float (&dk)[kK][4], float (&dv)[kV][4],
 #pragma unroll
     for (int j = 0; j < R::kN / 2; ++j) stmatrix_x4(R::DS::along(to, 2 * j), rDS[j]);
     shared_proxy_fence();
-    __syncthreads(); // dS of all keys is written
+    __syncthreads();    // dS of all keys is written
     float dq[R::kO][4]; // [64 rows, Dk]
     wgmma_fence();
     start_dq<Config>(dq, base + R::kSDS, base + R::kSK);

@@ -62,8 +62,8 @@ template <class Config> NSAI_DEVICE void sum_slots(const NsaiBackwardDqSlots &p)
   // Whether backward_dkv_dq_compressed_tma has written the block.
   const int last = at.seq.position(at.first_query + tokens - 1);
   const bool adds = p.adds && CompressedKeys<Config>::visible(last).end > 0;
-  const long long block = (p.head_begin + head) * p.blocks +
-                          first_dq_block<kTokens>(at.seq, at.s) + at.first_query / kTokens;
+  const long long block = (p.head_begin + head) * p.blocks + first_dq_block<kTokens>(at.seq, at.s) +
+                          at.first_query / kTokens;
   float4 *gBlock = (float4 *)p.sums + block * (Config::kHeadDimQk / 8 * 128); // [Dk / 8][128]
   const int list_head = p.shared_lists ? 0 : p.head_begin + head;
   const int *gIndices =

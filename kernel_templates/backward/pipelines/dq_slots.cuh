@@ -21,5 +21,6 @@ struct SlotScale {
 NSAI_DEVICE SlotScale slot_scale(float most) {
   // The exponents of both are those of normal numbers.
   const u32 exponent = max(__float_as_uint(most) >> 23, 15u);
-  return SlotScale{ __uint_as_float((268 - exponent) << 23), __uint_as_float((exponent - 14) << 23) };
+  return SlotScale{ __uint_as_float((268 - exponent) << 23),
+                    __uint_as_float((exponent - 14) << 23) };
 }
