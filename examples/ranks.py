@@ -56,7 +56,7 @@ def differences(mine, whole, shard, rank):
         off = (got.double() - want.double()).abs().max().item() / max(want.double().abs().max().item(), 1e-30)
         summed = name in ("dK", "dV")  # over queries, in another order, and then rounded
         limit = torch.finfo(got.dtype).eps if summed else 0.0
-        if off > limit:
+        if not off <= limit:  # a NaN is wrong, too
             found.append(f"rank {rank}: {name} is off by {off:.1e} of its greatest element")
     return found
 

@@ -29,6 +29,7 @@ enum {
 };
 enum { NSAPY_WORKSPACE = -1, NSAPY_UNUSED = -2 };         /* instead of offsets */
 enum { NSAPY_PYTHON_ERROR = -1, NSAPY_NO_EXCHANGE = -2 }; /* instead of a status */
+enum { NSAPY_DONE = 1 }; /* what a Python function returns that moved all bytes */
 
 typedef struct nsapy_run_args {
   int32_t call, num_seqs; /* num_seqs 0: no batch */

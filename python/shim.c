@@ -5,8 +5,9 @@
  * calls the library. ctypes alone needs 40 us for the seven tensors of a forward, this 2 us.
  *
  * Python.h is not needed, so that one build serves every CPython from 3.9 on: objects are opaque, and
- * the few functions below belong to the stable ABI. Called with the GIL (ctypes.PyDLL). On the CPU
- * device, which computes before it returns, the GIL is released meanwhile.
+ * the few functions below belong to the stable ABI. Called with the GIL (ctypes.PyDLL). The GIL is
+ * released during a run that may take long before it returns: on the CPU device, which computes, and
+ * over ranks, where the transport may wait for a lost one while other threads ask what is wrong.
  */
 #include "frame.h"
 
@@ -50,6 +51,8 @@ typedef struct dl_exchange {
 
 NSA_API int32_t nsapy_run(const nsapy_run_args *args, python_object *tensors);
 NSA_API size_t nsapy_frame_size(void);
+NSA_API nsa_status nsapy_exchange(void *user, const nsa_part *send, int32_t sends,
+                                  const nsa_part *recv, int32_t recvs, nsa_stream stream);
 NSA_API int nsapy_program(int argc, char **argv);
 
 /* main() of nsa-autotune, which is built into this library under another name. */
@@ -58,6 +61,16 @@ int nsapy_program(int argc, char **argv) { return nsapy_main(argc, argv); }
 
 /* The size of both structs that Python lays out, by which it knows a library of another version. */
 size_t nsapy_frame_size(void) { return sizeof(nsapy_frame) + sizeof(nsapy_run_args); }
+
+/* nsa_comm_ops.exchange of a function of Python, which `user` points at. ctypes returns 0 for a function
+ * that an exception ended, as Ctrl-C does before its first statement: here success is NSAPY_DONE. */
+typedef int32_t (*python_exchange)(void *user, const nsa_part *send, int32_t sends,
+                                   const nsa_part *recv, int32_t recvs, nsa_stream stream);
+nsa_status nsapy_exchange(void *user, const nsa_part *send, int32_t sends, const nsa_part *recv,
+                          int32_t recvs, nsa_stream stream) {
+  const python_exchange *function = user;
+  return (*function)(NULL, send, sends, recv, recvs, stream) == NSAPY_DONE ? NSA_OK : NSA_E_RANKS;
+}
 
 static int32_t dtype_of(const dl_tensor *t) {
   switch (t->lanes == 1 ? t->code << 8 | t->bits : 0) {
@@ -132,8 +145,9 @@ int32_t nsapy_run(const nsapy_run_args *args, python_object *tensors) {
   f.exec.comm = args->comm;
   f.grads.accumulate = args->accumulate;
   f.exec.stream = (nsa_stream)stream;
-  if (!gpu) state = PyEval_SaveThread();
+  const bool waits = !gpu || args->comm;
+  if (waits) state = PyEval_SaveThread();
   int32_t status = nsapy_call(args, args->plan, &f);
-  if (!gpu) PyEval_RestoreThread(state);
+  if (waits) PyEval_RestoreThread(state);
   return status;
 }

@@ -43,6 +43,8 @@ extern "C" {
 /* Branches: the index of k, v, o_branch and lse, and the bits of nsa_exec.branches. */
 enum { NSA_CMP = 0, NSA_SEL = 1, NSA_WIN = 2, NSA_BRANCHES = 3 };
 
+struct nsa_comm;
+
 /* Where a run works. */
 typedef struct nsa_exec {
   uint32_t struct_size;
@@ -53,6 +55,8 @@ typedef struct nsa_exec {
   struct nsa_comm *comm; /* of a plan with problem.ranks, see ranks.h */
 } nsa_exec;
 #define NSA_EXEC_INIT NSA_INIT(nsa_exec)
+
+struct nsa_shard;
 
 /* How tokens fall into sequences. The arrays lie in device memory, on the CPU device in host
  * memory. A run reads them there, so a captured graph follows new values. A NULL batch means one

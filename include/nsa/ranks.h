@@ -45,13 +45,19 @@
  * right arguments, or abort the transport. What fails later ends the communicator (NSA_E_RANKS of the
  * other ranks).
  *
- * Workspace beside that of a run without ranks, in bytes, for S tokens of all ranks and at most T of one,
- * for each pair of K and V that the model reads:
- *   w (Dk + Dv) Hkv S                K and V of all, w bytes an element; with an index also w Di S
- *   4 (Dk + Dv) Hkv (S + (R - 1) T)  backward: this rank's sums, and those that it receives
- * and 4 for each weight of phi and the gate MLP. nsa_explain prints them. Beyond
- * thresholds.ranks_buffer_bytes (4 GiB) a plan takes fewer than Hkv heads at a time, and all of the
- * workspace is that of so many heads.
+ * Workspace beside that of a run without ranks, in bytes, for S tokens of all ranks, at most T tokens and
+ * P pieces of one (problem.max_pieces), and w bytes an element:
+ *   w (Dk + Dv) Hkv S                for each pair of K and V that the model reads: those of all
+ *   4 (Dk + Dv) Hkv (S + (R - 1) T)  likewise, backward: this rank's sums, and those that it receives
+ *   w (Dk + Dv) Hkv (S/d + 1)        with phi external: the entries of all
+ *   4 (Dk + Dv) Hkv (S/d + 1 + (R - 1)(T/d + P))  likewise, backward: sums of the entries
+ *   w Di S                           forward with an index: its keys of all
+ *   16 P                             where pieces lie
+ *   4 for each weight                backward: gradients of phi and of the gate MLP
+ * Dv of entries counts where there are compressed values. nsa_explain prints the sums. Where they are
+ * beyond thresholds.ranks_buffer_bytes (4 GiB) a plan takes fewer than Hkv heads at a time, and all of
+ * the workspace is that of so many heads; not with gate mlp, which makes the gates of all heads
+ * together.
  *
  * KV heads over ranks need nothing of this: with R <= Hkv each rank makes a context of Hkv / R KV
  * heads and their query heads, and no byte travels.
@@ -99,13 +105,14 @@ typedef struct nsa_shard_options {
   int32_t ranks;          /* R, 1 to NSA_MAX_RANKS; required */
   int32_t num_seqs;       /* sequences [1] */
   const int64_t *lengths; /* [num_seqs]: tokens of each sequence, 0 or more; required */
-  /* Pieces begin at multiples of so many tokens; itself a multiple of the model's d. [the least common
+  /* Pieces begin at multiples of so many tokens; itself a multiple of the model's d, unless phi is none
+   * and there are no compressed entries. [the least common
    * multiple of l' and of the tokens that a query tile of any kernel may hold: results are then those of
    * one GPU, bit for bit. 192 tokens for groups of 16 query heads, 768 for groups of one. A smaller
    * alignment balances short sequences better; results are then equal to rounding] */
   int64_t alignment;
   /* NSA_SHARD_GIVEN: `given_count` pieces in any order, which cover each token exactly once and begin
-   * at multiples of `alignment` [d] */
+   * at multiples of `alignment` [d; 1 where phi is none] */
   const nsa_piece *given;
   int64_t given_count;
 } nsa_shard_options;

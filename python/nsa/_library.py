@@ -65,6 +65,7 @@ FORWARD, DENSE, BACKWARD, APPEND, DECODE, PREFILL, INDEX_KL = range(7)
 NAMES = "nsa_forward", "nsa_dense", "nsa_backward", "nsa_kv_append", "nsa_decode", "nsa_prefill", "nsa_index_kl"
 WORKSPACE, UNUSED = -1, -2
 PYTHON_ERROR, NO_EXCHANGE = -1, -2
+DONE = 1
 
 
 def find_library():

@@ -9,6 +9,7 @@
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes as C
 import datetime
 import os
@@ -20,12 +21,13 @@ from torch import Tensor
 
 from . import _abi
 from ._config import Config
-from ._library import BACKWARD, FORWARD, RanksError, check, last_error, lib, round_up, round_up_few
+from ._library import BACKWARD, DONE, FORWARD, RanksError, check, last_error, lib, round_up, round_up_few
 from ._places import INDEX
 from ._torch import (KV, Run, _branch_bits, _context_of, _int32, _kv_names, _listed, _named, _need, _nothing, _outputs_of,
                      _pairs, _requires_grad, _selection_of, _split, _with_index)
 
 LAYOUTS = {"zigzag": _abi.NSA_SHARD_ZIGZAG, "contiguous": _abi.NSA_SHARD_CONTIGUOUS}
+MOST_AGREED = 128  # pairs of plan and shard; an nsa_comm remembers 256 of each
 AGREE_MS = 600_000  # kernels are compiled before ranks compare what they run, and ranks need not be equally fast
 
 
@@ -131,17 +133,27 @@ class _Table:
     def __init__(self, group, rank, size, timeout):
         self.group, self.rank, self.timeout, self.error = group, rank, timeout, None
         self.peers = [dist.get_global_rank(group, r) for r in range(size)]
-        kinds = {name: kind for name, kind in _abi.nsa_comm_ops._fields_}
-        self.exchange = kinds["exchange"](self._exchange)  # which must outlive the communicator
-        self.ops = _abi.nsa_comm_ops(struct_size=C.sizeof(_abi.nsa_comm_ops), rank=rank, size=size, exchange=self.exchange)
+        kind = dict(_abi.nsa_comm_ops._fields_)["exchange"]
+        self.function = kind(self._exchange)  # which must outlive the communicator
+        self.ops = _abi.nsa_comm_ops(struct_size=C.sizeof(_abi.nsa_comm_ops), rank=rank, size=size,
+                                     user=C.addressof(self.function), exchange=C.cast(lib.nsapy_exchange, kind))
+
+    @contextlib.contextmanager
+    def patient(self, milliseconds):
+        """Within it exchanges wait so long."""
+        usual, self.timeout = self.timeout, datetime.timedelta(milliseconds=milliseconds)
+        try:
+            yield
+        finally:
+            self.timeout = usual
 
     def _exchange(self, _user, send, sends, recv, recvs, _stream):
         try:
             self._move([send[i] for i in range(sends)], [recv[i] for i in range(recvs)])
-            return _abi.NSA_OK
-        except Exception as error:  # it must not pass through C
+            return DONE
+        except BaseException as error:  # it must not pass through C; Comm._failed raises it
             self.error = error
-            return _abi.NSA_E_RANKS
+            return 0
 
     def _move(self, send, recv):
         works = []
@@ -171,6 +183,7 @@ class Comm:
         self.device_type = "cuda" if "nccl" in dist.get_backend(self.group) else "cpu"
         self.options = _abi.nsa_comm_options(struct_size=C.sizeof(_abi.nsa_comm_options), timeout_ms=max(1, int(1000 * timeout)))
         self.table: Optional[_Table] = None
+        self._process = os.getpid()  # a child of fork() inherits no communicator
         self._handles: Dict[object, C.c_void_p] = {}
         self._agreed: Dict[tuple, object] = {}
         self._runs: Dict[tuple, tuple] = {}
@@ -213,31 +226,56 @@ class Comm:
         return backend._comm_ptr() or None
 
     def agree(self, context, plan, shard: Shard) -> None:
-        """Compares with the other ranks what is about to run, once for each plan and shard. Blocking."""
+        """Compares with the other ranks what is about to run. Blocking. A pair of plan and shard that is known is not compared
+        again, until all are forgotten: on every rank at the same call, and before the nsa_comm forgets its oldest."""
         key = plan.handle.value, shard.handle.value
         if key in self._agreed:
             return
-        plans = (C.c_void_p * 1)(plan.handle)
-        self._check(lib.nsa_comm_agree(self.handle(context), plans, 1, shard.handle, AGREE_MS))
+        if len(self._agreed) >= MOST_AGREED:
+            self._runs.clear()
+            self._agreed.clear()
+        plans, handle = (C.c_void_p * 1)(plan.handle), self.handle(context)
+        patience = max(AGREE_MS, self.options.timeout_ms)
+        with self.table.patient(patience) if self.table else _nothing:
+            self._check(lib.nsa_comm_agree(handle, plans, 1, shard.handle, patience))
         self._agreed[key] = plan, shard  # which keeps both, so that nothing else gets their addresses
 
     def _check(self, status):
-        """What a function of the table raised is the cause of the error."""
         try:
             check(status)
         except RanksError as error:
-            raise error from (self.table.error if self.table else None)
+            self._failed(error)
+
+    def _failed(self, error: RanksError):
+        """Raises it. What a function of the table raised is its cause; Ctrl-C and the like are raised themselves."""
+        cause = self.table.error if self.table else None
+        if cause is not None and not isinstance(cause, Exception):
+            self.table.error = None
+            raise cause
+        raise error from cause
 
     def check(self) -> None:
-        """Raises RanksError if a rank is lost. Never waits."""
-        for handle in self._handles.values():
-            self._check(lib.nsa_comm_check(handle))
+        """Raises RanksError if a rank is lost. Never waits. Any thread may call it."""
+        self._check_all(lib.nsa_comm_check)
 
     def wait(self, timeout: Optional[float] = None) -> None:
         """Waits for the current stream as torch.cuda.synchronize does, but raises RanksError when a rank is lost."""
         stream = torch.cuda.current_stream().cuda_stream if self.device_type == "cuda" else None
-        for handle in self._handles.values():
-            self._check(lib.nsa_comm_wait(handle, stream, 0 if timeout is None else max(1, int(1000 * timeout))))
+        milliseconds = 0 if timeout is None else max(1, int(1000 * timeout))
+        self._check_all(lambda handle: lib.nsa_comm_wait(handle, stream, milliseconds))
+
+    def _check_all(self, function):
+        """Calls it with the communicator of each context. After the first error the rest are checked, without a wait: each is
+        aborted on its own."""
+        first = None
+        for handle in list(self._handles.values()):
+            status = (lib.nsa_comm_check if first else function)(handle)
+            if status and first is None:
+                first = last_error(status)
+        if isinstance(first, RanksError):
+            self._failed(first)
+        if first is not None:
+            raise first
 
     def close(self) -> None:
         """Destroys the communicator: before the group goes, and when its runs have finished."""
@@ -247,13 +285,8 @@ class Comm:
                 lib.nsa_comm_destroy(handle)
         self._runs, self._agreed = {}, {}
 
-    _process = os.getpid()  # a child of fork() inherits no communicator
-
     def __del__(self):
         self.close()
-
-
-os.register_at_fork(after_in_child=lambda: setattr(Comm, "_process", None))
 
 
 # ---- attention
@@ -279,13 +312,14 @@ def _run_of(comm, key, shard, q, text, op, call, order, inputs, scale, branches,
     return run
 
 
-def _call(run: Run, tensors: Tuple[Tensor, ...]) -> None:
-    if tensors[0].shape[0]:
-        run(tensors)
-        return
-    status = run.without_exchange(tensors)  # a rank without tokens takes part like any other
-    if status:
-        raise last_error(status)
+def _call(comm: Comm, run: Run, tensors: Tuple[Tensor, ...]) -> None:
+    try:
+        if tensors[0].shape[0]:
+            run(tensors)
+        else:
+            check(run.without_exchange(tensors))  # a rank without tokens takes part like any other
+    except RanksError as error:
+        comm._failed(error)
 
 
 class _Attention(torch.autograd.Function):
@@ -335,7 +369,7 @@ def _forward(q, kv, gates, extra, names, block_idx, scale, config, branches, sha
     run = _run_of(comm, key, shard, q, text, _abi.NSA_OP_FORWARD, FORWARD, order, inputs, scale, branches,
                   _selection_of(block_idx))
     room = torch.empty(run.room, dtype=torch.uint8, device=q.device)
-    _call(run, (*tensors, o, idx, room))
+    _call(comm, run, (*tensors, o, idx, room))
     return o, idx
 
 
@@ -353,7 +387,7 @@ def _backward(d_o, tensors, count, gated, names, block_idx, idx, scale, config, 
     run = _run_of(comm, key, shard, tensors[0], text, _abi.NSA_OP_BACKWARD, BACKWARD, order, inputs, scale, branches,
                   _selection_of(block_idx))
     room = torch.empty(run.room, dtype=torch.uint8, device=d_o.device)
-    _call(run, (*tensors, chosen, d_o, *[g for g in grads if g is not None], room))
+    _call(comm, run, (*tensors, chosen, d_o, *[g for g in grads if g is not None], room))
     return grads
 
 

@@ -34,7 +34,8 @@ static int64_t alignment_of(const nsai_model *m) {
   int64_t tokens = TILE_ROWS / nsai_padded_group(m);
   if (m->index_heads)
     tokens = least_common_multiple(tokens, TILE_ROWS / nsai_index_padded_heads(m));
-  return least_common_multiple(tokens, m->select_count ? m->select_block : m->stride);
+  if (m->select_count) return least_common_multiple(tokens, m->select_block);
+  return nsai_compresses(m) ? least_common_multiple(tokens, m->stride) : tokens;
 }
 
 nsa_status nsa_shard_create(nsa_ctx *ctx, const nsa_shard_options *options, nsa_shard **shard) {
@@ -47,7 +48,7 @@ nsa_status nsa_shard_create(nsa_ctx *ctx, const nsa_shard_options *options, nsa_
   NSAI_TRY(nsai_context_check(ctx));
   NSAI_TRY(nsai_struct_in(&type, options, &room, &read));
   const nsai_model *m = &ctx->config->model;
-  return nsai_shard_create(read, m->stride, alignment_of(m), shard);
+  return nsai_shard_create(read, nsai_compresses(m) ? m->stride : 1, alignment_of(m), shard);
 }
 
 static bool has_rank(const nsa_shard *shard, int32_t rank) {

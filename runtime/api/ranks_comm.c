@@ -26,14 +26,14 @@ static nsa_status find_place(nsa_ctx *ctx, nsai_comm_place *out) {
 }
 
 static nsa_status check_comm(const nsa_comm *comm) {
-  if (!comm) return nsai_fail(NSA_E_ARG, "comm is NULL");
+  if (!comm) return nsai_fail(NSA_E_ARG, "comm is NULL: give a communicator");
   return nsai_context_check(nsai_comm_context(comm));
 }
 
 nsa_status nsa_comm_create(nsa_ctx *ctx, const nsa_comm_ops *ops, const nsa_comm_options *options,
                            nsa_comm **comm) {
   nsai_comm_place place;
-  if (!comm) return nsai_fail(NSA_E_ARG, "comm is NULL");
+  if (!comm) return nsai_fail(NSA_E_ARG, "comm is NULL: give a place for the communicator");
   *comm = NULL;
   NSAI_TRY(find_place(ctx, &place));
   NSAI_TRY(nsai_comm_create(&place, ops, options, comm));
@@ -44,7 +44,7 @@ nsa_status nsa_comm_create(nsa_ctx *ctx, const nsa_comm_ops *ops, const nsa_comm
 nsa_status nsa_comm_nccl(nsa_ctx *ctx, struct ncclComm *nccl, const nsa_comm_options *options,
                          nsa_comm **comm) {
   nsai_comm_place place;
-  if (!comm) return nsai_fail(NSA_E_ARG, "comm is NULL");
+  if (!comm) return nsai_fail(NSA_E_ARG, "comm is NULL: give a place for the communicator");
   *comm = NULL;
   NSAI_TRY(find_place(ctx, &place));
   NSAI_TRY(nsai_comm_nccl(&place, ctx->config->runtime.nccl_path, nccl, options, comm));
@@ -54,7 +54,7 @@ nsa_status nsa_comm_nccl(nsa_ctx *ctx, struct ncclComm *nccl, const nsa_comm_opt
 
 nsa_status nsa_comm_nccl_id(nsa_ctx *ctx, char id[NSA_NCCL_ID_BYTES]) {
   nsai_comm_place place;
-  if (!id) return nsai_fail(NSA_E_ARG, "id is NULL");
+  if (!id) return nsai_fail(NSA_E_ARG, "id is NULL: give memory of NSA_NCCL_ID_BYTES");
   NSAI_TRY(find_place(ctx, &place));
   return nsai_comm_nccl_id(&place, ctx->config->runtime.nccl_path, id);
 }
@@ -62,7 +62,7 @@ nsa_status nsa_comm_nccl_id(nsa_ctx *ctx, char id[NSA_NCCL_ID_BYTES]) {
 nsa_status nsa_comm_nccl_init(nsa_ctx *ctx, const char id[NSA_NCCL_ID_BYTES], int32_t rank,
                               int32_t size, const nsa_comm_options *options, nsa_comm **comm) {
   nsai_comm_place place;
-  if (!comm) return nsai_fail(NSA_E_ARG, "comm is NULL");
+  if (!comm) return nsai_fail(NSA_E_ARG, "comm is NULL: give a place for the communicator");
   *comm = NULL;
   if (!id) return nsai_fail(NSA_E_ARG, "id is NULL: give the bytes of nsa_comm_nccl_id");
   NSAI_TRY(find_place(ctx, &place));
@@ -94,14 +94,19 @@ static nsa_status check_plans(const nsa_comm *comm, const nsa_plan *const *plans
                      "count is %zu: agree upon at most %d plans at once, as many as a communicator "
                      "remembers",
                      count, NSAI_COMM_AGREED);
-  if (count && !plans) return nsai_fail(NSA_E_ARG, "plans is NULL, count is %zu", count);
+  if (count && !plans)
+    return nsai_fail(NSA_E_ARG, "plans is NULL, count is %zu: give as many plans, or 0", count);
   for (size_t i = 0; i < count; i++) {
-    if (!plans[i]) return nsai_fail(NSA_E_ARG, "plans[%zu] is NULL", i);
+    if (!plans[i])
+      return nsai_fail(NSA_E_ARG, "plans[%zu] is NULL: give a plan of nsa_plan_create", i);
     NSAI_TRY(nsai_context_check(plans[i]->ctx));
     /* Ranks that are threads may have a context each, but their plans run on the same device. */
     if (plans[i]->ctx->device.context != nsai_comm_context(comm)->device.context)
-      return nsai_fail(NSA_E_ARG,
-                       "plans[%zu] is of a context on another device than the communicator's", i);
+      return nsai_fail(
+          NSA_E_ARG,
+          "plans[%zu] is of a context on another device than the communicator's: make both "
+          "with contexts of one device",
+          i);
   }
   return NSA_OK;
 }
@@ -112,8 +117,10 @@ nsa_status nsa_comm_agree(nsa_comm *comm, const nsa_plan *const *plans, size_t c
   NSAI_TRY(check_comm(comm));
   NSAI_TRY(check_plans(comm, plans, count));
   if (shard && shard->ranks != nsai_comm_size(comm))
-    return nsai_fail(NSA_E_ARG, "shard is of %d ranks, the communicator of %d", shard->ranks,
-                     nsai_comm_size(comm));
+    return nsai_fail(
+        NSA_E_ARG,
+        "shard is of %d ranks, the communicator of %d: make the shard with options.ranks %d",
+        shard->ranks, nsai_comm_size(comm), nsai_comm_size(comm));
   const size_t each = sizeof(plan_digests) + NSAI_DIGEST_BYTES;
   plan_digests *fields = calloc(count + 1, each); /* digests lie behind all fields */
   if (!fields) return nsai_fail_nomem("the digests of plans", (count + 1) * each);

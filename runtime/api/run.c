@@ -16,6 +16,7 @@
 #include <nsa/backward.h>
 #include <nsa/index_kl.h>
 #include <nsa/kv_cache.h>
+#include <stdio.h>
 
 #define ALL_PROCESSORS 0 /* threads of the CPU device */
 
@@ -214,13 +215,16 @@ static nsa_status check_room_of_d_o(const nsai_run *run, const nsa_tensor *d_o) 
   const nsai_model *m = &run->plan->problem.model;
   if (d_o->dtype != NSA_F32 || m->dtype == NSA_F32) return NSA_OK;
   const uint64_t needed = run->plan->workspace.total + nsai_d_o_bytes(m, run->sizes.tokens);
+  char heads[64] = "";
   if (run->workspace && run->workspace_bytes >= needed) return NSA_OK;
+  if (m->heads < run->all_heads->model.heads) /* over ranks, some KV heads after the others */
+    snprintf(heads, sizeof heads, " of the %d heads that are computed at a time", m->heads);
   return nsai_fail(NSA_E_WORKSPACE,
                    "grads.d_o is f32, and is rounded in the workspace: exec.workspace has %llu "
-                   "bytes, %llu are needed, caps.workspace_bytes and 2 for each element of d_o; "
+                   "bytes, %llu are needed, caps.workspace_bytes and 2 for each element of d_o%s; "
                    "give more, or a d_o in the model's dtype",
                    (unsigned long long)(run->workspace ? run->workspace_bytes : 0),
-                   (unsigned long long)needed);
+                   (unsigned long long)needed, heads);
 }
 
 static nsa_status backward(nsai_run *run, call_structs *call, const nsa_grads *given) {

@@ -64,6 +64,11 @@ nsa_status nsai_check_index_lse(const nsai_check *check, const nsa_io *io, int64
   return nsai_check_tensor_memory(check, &io->index_lse, lse.name);
 }
 
+/* Over ranks every forward of the plan gathers the keys, whatever it computes. */
+static bool gathers_keys(const nsai_problem *p) {
+  return p->ranks && p->op == NSA_OP_FORWARD && (p->selection == NSA_SELECT_TOPN || p->index_lse);
+}
+
 nsa_status nsai_check_index(const nsai_check *check, const nsa_io *io,
                             const nsai_run_sizes *sizes) {
   const nsai_problem *p = check->problem;
@@ -74,13 +79,14 @@ nsa_status nsai_check_index(const nsai_check *check, const nsa_io *io,
   unread.tensors = NULL;
   nsa_status (*const check_one)(const nsai_check *, const nsa_tensor *, const nsai_tensor_spec *) =
       ranks ? nsai_check_tensor : nsai_check_optional_tensor;
-  if (!ranks) check = &unread;
+  const nsai_check *const of_q = ranks ? check : &unread;
+  const nsai_check *const of_k = ranks || gathers_keys(p) ? check : &unread;
   const nsai_tensor_spec q = {
     "io.index_q", 3, { sizes->tokens, m->index_heads, m->index_dim }, NSAI_DTYPE_MODEL
   };
   const nsai_tensor_spec k = {
     "io.k_idx", 3, { sizes->kv_tokens, 1, m->index_dim }, NSAI_DTYPE_MODEL
   };
-  NSAI_TRY(check_one(check, &io->index_q, &q));
-  return nsai_problem_is_cached(p) ? NSA_OK : check_one(check, &io->k_idx, &k);
+  NSAI_TRY(check_one(of_q, &io->index_q, &q));
+  return nsai_problem_is_cached(p) ? NSA_OK : check_one(of_k, &io->k_idx, &k);
 }

@@ -16,7 +16,8 @@ nsa_status nsai_check_no_index(const nsai_check *check, const nsa_io *io);
 bool nsai_check_ranks(const nsai_check *check, const nsa_io *io);
 
 /* The queries, and without a cache the keys: both required where the call ranks blocks by them, and
- * otherwise of the same form where they are given. */
+ * otherwise of the same form where they are given. Over ranks nsai_check_ranks_io asks for keys that a
+ * call brings for others. */
 nsa_status nsai_check_index(const nsai_check *check, const nsa_io *io, const nsai_run_sizes *sizes);
 
 /* The LSE of the index, where it is wanted: by calls that choose blocks, of plans that have it. */

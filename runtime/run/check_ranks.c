@@ -3,6 +3,7 @@
  */
 #include "run/check_ranks.h"
 
+#include "base/math.h"
 #include "plan/context.h"
 #include "ranks/comm.h"
 #include "ranks/shard.h"
@@ -37,11 +38,32 @@ static nsa_status check_capacity(const char *what, int64_t value, const char *na
       what, (long long)value, (long long)most, name);
 }
 
+/* A rank sends a part of each of its pieces to each other rank, or receives one of each of theirs, for
+ * every tensor that travels; lists of parts are counted in 32 bits. The ranks compare the largest
+ * list of any of them, so that all refuse alike. */
+static nsa_status check_parts(const nsa_shard *shard) {
+  const int64_t most = INT32_MAX / 2 / NSAI_RANKS_TENSORS, all = shard->rank_begin[shard->ranks];
+  int64_t parts = 0;
+  for (int32_t r = 0; r < shard->ranks; r++) {
+    const int64_t own = shard->rank_begin[r + 1] - shard->rank_begin[r];
+    parts = nsai_larger(parts, nsai_larger(all - own, own * (shard->ranks - 1)));
+  }
+  if (parts <= most) return NSA_OK;
+  return nsai_fail(
+      NSA_E_ARG,
+      "batch.shard has %lld pieces, of which %d ranks exchange %lld parts of a tensor, "
+      "and a run at most %lld: make it of fewer and longer pieces",
+      (long long)all, shard->ranks, (long long)parts, (long long)most);
+}
+
 static nsa_status check_shard(const nsai_problem *p, const nsa_shard *shard) {
   int64_t longest = 0;
   if (shard->ranks != p->ranks)
-    return nsai_fail(NSA_E_ARG, "batch.shard is of %d ranks, the plan of %d: make one of both anew",
-                     shard->ranks, p->ranks);
+    return nsai_fail(
+        NSA_E_ARG,
+        "batch.shard is of %d ranks, the plan of %d: make the shard with options.ranks "
+        "%d, or the plan with problem.ranks %d",
+        shard->ranks, p->ranks, p->ranks, shard->ranks);
   for (int32_t s = 0; s < shard->num_seqs; s++) {
     const int64_t length = shard->seq_begin[s + 1] - shard->seq_begin[s];
     if (length > longest) longest = length;
@@ -51,6 +73,7 @@ static nsa_status check_shard(const nsai_problem *p, const nsa_shard *shard) {
   NSAI_TRY(check_capacity("tokens", shard->total_tokens, "max_kv_tokens", p->max_kv_tokens));
   NSAI_TRY(check_capacity("a sequence", longest, "max_kv_len", p->max_kv_len));
   NSAI_TRY(check_capacity("a number of pieces", shard->max_pieces, "max_pieces", p->max_pieces));
+  NSAI_TRY(check_parts(shard));
   if (nsai_compresses(&p->model) && shard->alignment % p->model.stride)
     return nsai_fail(NSA_E_ARG,
                      "batch.shard is aligned to %lld tokens, expected a multiple of "
@@ -74,14 +97,21 @@ nsa_status nsai_check_shard(const nsa_plan *plan, const nsa_comm *comm, const ns
     return NSA_OK;
   }
   if (!comm)
-    return nsai_fail(NSA_E_ARG, "exec.comm is missing: the plan was made for problem.ranks %d",
+    return nsai_fail(NSA_E_ARG,
+                     "exec.comm is missing: the plan was made for problem.ranks %d; give this "
+                     "rank's communicator, or make a plan with problem.ranks 0",
                      p->ranks);
   if (!shard)
-    return nsai_fail(NSA_E_ARG, "batch.shard is missing: the plan was made for problem.ranks %d",
+    return nsai_fail(NSA_E_ARG,
+                     "batch.shard is missing: the plan was made for problem.ranks %d; give the "
+                     "shard of nsa_shard_create, or make a plan with problem.ranks 0",
                      p->ranks);
   if (nsai_comm_size(comm) != p->ranks)
-    return nsai_fail(NSA_E_ARG, "exec.comm has %d ranks, the plan was made for problem.ranks %d",
-                     nsai_comm_size(comm), p->ranks);
+    return nsai_fail(
+        NSA_E_ARG,
+        "exec.comm has %d ranks, the plan was made for problem.ranks %d: make the plan "
+        "for as many ranks as the communicator has",
+        nsai_comm_size(comm), p->ranks);
   const nsa_ctx *other = nsai_comm_context(comm);
   if (other->cpu != plan->ctx->cpu ||
       (!other->cpu && other->device.ordinal != plan->ctx->device.ordinal))
@@ -101,11 +131,16 @@ nsa_status nsai_check_ranks_io(const nsai_problem *p, const nsa_shard *shard, in
   const int64_t tokens = shard->rank_tokens[rank];
   int64_t entries = 0;
   if (sizes->tokens != tokens)
-    return nsai_fail(NSA_E_ARG, "io.q has %lld tokens, batch.shard gives rank %d %lld",
-                     (long long)sizes->tokens, rank, (long long)tokens);
+    return nsai_fail(NSA_E_ARG,
+                     "io.q has %lld tokens, batch.shard gives rank %d %lld: pass the rows of "
+                     "nsa_shard_pieces(shard, %d), one piece after the other",
+                     (long long)sizes->tokens, rank, (long long)tokens, rank);
   if (sizes->kv_tokens != tokens)
-    return nsai_fail(NSA_E_ARG, "io.kv has %lld tokens, batch.shard gives rank %d %lld",
-                     (long long)sizes->kv_tokens, rank, (long long)tokens);
+    return nsai_fail(NSA_E_ARG,
+                     "io.kv has %lld tokens, batch.shard gives rank %d %lld: pass the rows of "
+                     "nsa_shard_pieces(shard, %d), one piece after the other; the run brings those "
+                     "of other ranks",
+                     (long long)sizes->kv_tokens, rank, (long long)tokens, rank);
   if (p->op == NSA_OP_FORWARD && m->by == NSAI_BY_INDEX && !nsai_present(&io->k_idx) && tokens &&
       (p->selection == NSA_SELECT_TOPN || p->index_lse))
     return nsai_fail(
@@ -127,7 +162,7 @@ nsa_status nsai_check_ranks_io(const nsai_problem *p, const nsa_shard *shard, in
     return nsai_fail(
         NSA_E_ARG,
         "io.kv.k_cmp has %lld rows, the pieces of rank %d hold the last tokens of %lld "
-        "compressed blocks",
-        (long long)sizes->cmp_rows, rank, (long long)entries);
+        "compressed blocks: pass these blocks' entries in the order of nsa_shard_pieces(shard, %d)",
+        (long long)sizes->cmp_rows, rank, (long long)entries, rank);
   return NSA_OK;
 }

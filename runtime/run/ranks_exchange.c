@@ -92,6 +92,17 @@ static const nsa_tensor *given(const nsa_io *io, int item) {
   return item < NSAI_RANKS_V ? &io->kv.k[item - NSAI_RANKS_K] : &io->kv.v[item - NSAI_RANKS_V];
 }
 
+static nsa_status copy_row(const nsai_run *run, char *to, const char *from, int64_t bytes) {
+  if (!run->driver) {
+    memcpy(to, from, (size_t)bytes);
+    return NSA_OK;
+  }
+  nsai_queue_break(run->queue);
+  return NSAI_CUDA(run->driver,
+                   cuMemcpyDtoDAsync((nsai_cu_ptr)(uintptr_t)to, (nsai_cu_ptr)(uintptr_t)from,
+                                     (size_t)bytes, run->queue->stream));
+}
+
 static nsa_status copy_on_device(const nsai_run *run, char *to, int64_t to_pitch, const char *from,
                                  int64_t from_pitch, int64_t width, int64_t rows) {
   const nsai_cu_copy_2d copy = { .from = { .type = NSAI_CU_MEMORY_DEVICE,
@@ -108,19 +119,13 @@ static nsa_status copy_on_device(const nsai_run *run, char *to, int64_t to_pitch
 
 static nsa_status copy_rows(const nsai_run *run, char *to, int64_t to_pitch, const char *from,
                             int64_t from_pitch, int64_t width, int64_t rows) {
+  /* Rows without gaps are one row of any length. A pitch may not be: the copy engine takes those from
+   * the width to CU_DEVICE_ATTRIBUTE_MAX_PITCH, which is 2^31 - 1. */
   if (from_pitch == to_pitch && to_pitch == width) width *= rows, rows = 1;
-  /* The copy engine wants a pitch of at least the width, also of one row. */
-  if (run->driver && rows == 1) from_pitch = to_pitch = width;
-  if (run->driver && from_pitch >= width)
+  if (run->driver && rows > 1 && from_pitch >= width && from_pitch <= INT32_MAX)
     return copy_on_device(run, to, to_pitch, from, from_pitch, width, rows);
-  for (int64_t i = 0; i < rows; i++) {
-    char *to_row = to + i * to_pitch;
-    const char *from_row = from + i * from_pitch;
-    if (!run->driver)
-      memcpy(to_row, from_row, (size_t)width);
-    else
-      NSAI_TRY(copy_on_device(run, to_row, width, from_row, width, width, 1));
-  }
+  for (int64_t i = 0; i < rows; i++)
+    NSAI_TRY(copy_row(run, to + i * to_pitch, from + i * from_pitch, width));
   return NSA_OK;
 }
 

@@ -11,7 +11,8 @@
 
 Parts:
   check     nsacheck, many processes at once: fixed and random problems, scenarios of the cache by each operation,
-            and every row of the variant table by its name
+            and every row of the variant table by its name; nsarankcheck, where FOLDER has it: ranks that are streams
+            of one GPU, and processes on two GPUs (skipped where there is one)
   sanitize  the shortest of each row's problems under compute-sanitizer: memcheck, racecheck, synccheck, initcheck
   python    the tests of tests/python in the frameworks that are installed
 
@@ -106,6 +107,12 @@ def check_jobs(options):
         yield Job(f"{model} packed", [*given, "forward"])
         yield Job(f"{model} backward", [*given, "backward"])
         yield Job(f"{model} cache", [*given, "cache", "--steps", "2"])
+    rankcheck = options.folder / "nsarankcheck"
+    if rankcheck.exists():
+        # A rank that hangs is ended by the communicator's limit, which leaves time for kernels that others compile.
+        ranks = ["--ranks", "2", "--backward", "--timeout", "60"]
+        yield Job("ranks", [rankcheck, "--device", "0", *ranks])
+        yield Job("ranks nccl", [rankcheck, "--comm", "nccl", *ranks], {"NCCL_NVLS_ENABLE": "0"})
     yield Job("soak", [nsacheck, "cache", "--soak", "5000", "--codes", "both", "--threads", "2"])
 
 

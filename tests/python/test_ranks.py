@@ -4,8 +4,11 @@
 
 On the CPU device the processes use gloo, through libnsa's table of functions; on GPUs NCCL, one GPU each.
 """
+import ctypes
 import datetime
 import os
+import time
+import types
 
 import pytest
 import torch
@@ -154,6 +157,109 @@ def disagree(rank, where):
 
 def test_ranks_that_disagree(device, tmp_path):
     spawn(disagree, device, tmp_path)
+
+
+def late(rank, where):
+    """A rank that compiles for longer than the timeout: the others wait for it before the first run."""
+    config = nsa.Config(**SHAPE, **CONFIGS["mean"])
+    shard = nsa.ranks.Shard(config, [200], RANKS, "zigzag", 16)
+    comm = nsa.ranks.Comm(timeout=3)
+    q, k, v, gates, _ = inputs_of(config, shard.tokens(rank), where)
+    time.sleep(5 * rank)
+    nsa.ranks.attention(q, k[0], v[0], gates, config=config, shard=shard, comm=comm)
+    comm.wait()
+    comm.close()
+
+
+def test_a_late_rank(device, tmp_path):
+    if device == "cuda":
+        pytest.skip("NCCL's communicator is made at the first call, when all are there")
+    spawn(late, device, tmp_path)
+
+
+def forget(rank, where):
+    """More pairs of plan and shard than a communicator keeps: the oldest are forgotten, and agreed upon again."""
+    nsa.ranks.MOST_AGREED = 2
+    config = nsa.Config(**SHAPE, **CONFIGS["mean"])
+    shards = [nsa.ranks.Shard(config, [length], RANKS, "zigzag", 16) for length in (64, 80, 96)]
+    comm = nsa.ranks.Comm(timeout=20)
+    first = []
+    for i in (0, 1, 2, 0, 1, 2):
+        q, k, v, gates, _ = inputs_of(config, shards[i].tokens(rank), where)
+        o = nsa.ranks.attention(q, k[0], v[0], gates, config=config, shard=shards[i], comm=comm)
+        first.append(o.detach())
+        assert len(comm._agreed) <= 2 and len(comm._runs) <= 2
+    assert all(torch.equal(first[i], first[i + 3]) for i in range(3))
+    comm.close()
+
+
+def test_many_shards(device, tmp_path):
+    spawn(forget, device, tmp_path)
+
+
+def interrupted(rank, where):
+    """Ctrl-C while bytes move: it ends the call, which returns nothing; and so it does before a function can catch it."""
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    config = nsa.Config(**SHAPE, **CONFIGS["mean"])
+    shard = nsa.ranks.Shard(config, [200], RANKS, "zigzag", 16)
+    q, k, v, gates, _ = inputs_of(config, shard.tokens(rank), where)
+    comm = nsa.ranks.Comm(timeout=20)
+    attend = lambda: nsa.ranks.attention(q, k[0], v[0], gates, config=config, shard=shard, comm=comm)
+    attend()
+    comm.table._move = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        attend()
+    comm.close()
+
+    comm = nsa.ranks.Comm(timeout=20)
+    comm.table = nsa.ranks._Table(comm.group, rank, RANKS, datetime.timedelta(seconds=20))
+    raising = type(comm.table.function)(interrupt)  # which catches nothing
+    comm.table.ops.user = ctypes.addressof(raising)
+    with pytest.raises(nsa.RanksError):
+        attend()
+    comm.close()
+
+
+def test_an_interrupted_exchange(device, tmp_path):
+    if device == "cuda":
+        pytest.skip("of the table of functions")
+    spawn(interrupted, device, tmp_path)
+
+
+@pytest.fixture
+def alone():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("method", ["check", "wait"])
+def test_each_context_of_a_lost_rank_is_checked(method, alone, monkeypatch):
+    asked = []
+    ask = lambda handle, *_: asked.append(handle) or (nsa._abi.NSA_E_RANKS if handle in "bd" else 0)
+    monkeypatch.setattr(nsa.ranks, "lib", types.SimpleNamespace(nsa_comm_check=ask, nsa_comm_wait=ask,
+                                                                nsa_comm_destroy=lambda handle: None))
+    comm = nsa.ranks.Comm()
+    comm._handles = dict(enumerate("abcd"))
+    with pytest.raises(nsa.RanksError):
+        getattr(comm, method)()
+    assert "".join(asked) == "abcd"
+    comm.close()
+
+
+def test_a_child_destroys_its_own_communicators(alone, monkeypatch):
+    destroyed = []
+    monkeypatch.setattr(nsa.ranks, "lib", types.SimpleNamespace(nsa_comm_destroy=destroyed.append))
+    inherited = nsa.ranks.Comm()
+    inherited._handles = {0: "inherited"}
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a child of fork()
+    own = nsa.ranks.Comm()
+    own._handles = {0: "own"}
+    own.close()
+    inherited.close()
+    assert destroyed == ["own"]
 
 
 def test_shards_in_one_process():

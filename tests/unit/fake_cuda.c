@@ -383,10 +383,12 @@ static nsai_cu_result copy(nsai_cu_ptr to, nsai_cu_ptr from, size_t bytes, nsai_
 
 static nsai_cu_result copy_2d(const nsai_cu_copy_2d *c, nsai_cu_stream stream) {
   if (c->from.type != NSAI_CU_MEMORY_DEVICE || c->to.type != NSAI_CU_MEMORY_DEVICE) return 1;
+  const size_t most = record.most_pitch ? record.most_pitch : INT32_MAX;
   if (c->from.pitch < c->width || c->to.pitch < c->width) return 1; /* CUDA_ERROR_INVALID_VALUE */
+  if (c->from.pitch > most || c->to.pitch > most) return 1;
   for (size_t i = 0; i < c->height; i++) {
-    const nsai_cu_result result = copy(c->to.device + i * c->to.pitch,
-                                       c->from.device + i * c->from.pitch, c->width, stream);
+    const nsai_cu_result result =
+        copy(c->to.device + i * c->to.pitch, c->from.device + i * c->from.pitch, c->width, stream);
     if (result) return result;
   }
   return NSAI_CUDA_SUCCESS;

@@ -61,6 +61,7 @@ typedef struct fake_cuda_state {
   int break_threads;       /* CTAs of this many threads cause an illegal address; 0: none */
   int broken;              /* error that every call on the device returns since then */
   uint64_t most_bytes;     /* larger allocations fail; 0: none */
+  uint64_t most_pitch;     /* copies of rows with a larger pitch fail; 0: above 2^31 - 1 */
   int refusal;             /* error that these return; 0: out of memory */
   bool fills;              /* memory of any size; else not the flush of an L2, which nobody reads */
   int fail_loads;          /* the next so many loads find no code for the GPU */

@@ -8,6 +8,9 @@
 #include "support/cmocka_all.h"
 
 #include "gradients.h"
+#include "plan/plan.h"
+#include "ranks/shard.h"
+#include "run/check_ranks.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -29,7 +32,7 @@ typedef struct world {
   toy toy; /* all tokens in one place */
   nsa_grads grads;
   nsa_shard *shard;
-  int32_t ranks, layout;
+  int32_t ranks, layout, alignment;
   nsa_plan *forward, *backward;
   nsa_comm *comms[MOST_RANKS];
   bool accumulate;
@@ -109,6 +112,7 @@ static void world_init(world *w, const machine_request *request) {
   pair pairs[MAX_PAIRS];
   nsai_model g = toy_model(request->phi);
   memset(w, 0, sizeof *w);
+  w->alignment = ALIGNMENT;
   w->request = *request;
   machine_yaml(request, yaml, sizeof yaml);
   w->ctx = machine_context(yaml, overrides, false);
@@ -369,7 +373,7 @@ static void open_ranks(world *w) {
   const int64_t long_lengths[SEQS] = { lengths[0], lengths[1], lengths[2], lengths[3], lengths[4] };
   const nsa_shard_options options =
       INIT(nsa_shard_options, .layout = w->layout, .ranks = w->ranks, .num_seqs = SEQS,
-           .lengths = long_lengths, .alignment = ALIGNMENT);
+           .lengths = long_lengths, .alignment = w->alignment);
   const nsa_comm_options brief = INIT(nsa_comm_options, .timeout_ms = 20000);
   machine_expect("nsa_shard_create", nsa_shard_create(w->ctx, &options, &w->shard), NSA_OK, NULL);
   const nsa_problem forward = problem_over(w, NSA_OP_FORWARD),
@@ -477,6 +481,17 @@ static void test_selections(void **state) {
   check_model(&(machine_request){ .keys_only = true }, 2, NSA_SHARD_ZIGZAG);
   check_model(&(machine_request){ .normalized = true }, 2, NSA_SHARD_ZIGZAG);
   check_model(&(machine_request){ .dtype = NSA_BF16 }, 2, NSA_SHARD_ZIGZAG);
+}
+
+/* Without compressed entries pieces may begin anywhere. */
+static void test_any_alignment(void **state) {
+  world w;
+  (void)state;
+  world_init(&w,
+             &(machine_request){ .phi = NSAI_PHI_NONE, .pool = NSAI_POOL_MAX, .indexed = true });
+  w.alignment = 5;
+  check_ranks(&w, 3, NSA_SHARD_ZIGZAG);
+  world_free(&w);
 }
 
 /* One KV head after the other. */
@@ -601,12 +616,105 @@ static void test_runs(void **state) {
   world_free(&w);
 }
 
+/* A shard of more parts than a list counts is refused by every rank, though only one has many pieces. */
+static void test_parts(void **state) {
+  world w;
+  int32_t begin[NSA_MAX_RANKS + 1] = { 0 };
+  nsa_comm *comms[NSA_MAX_RANKS];
+  const int32_t most = INT32_MAX / 2 / NSAI_RANKS_TENSORS / (NSA_MAX_RANKS - 1);
+  (void)state;
+  world_init(&w, &(machine_request){ 0 });
+  w.ranks = NSA_MAX_RANKS;
+  w.layout = NSA_SHARD_ZIGZAG;
+  nsa_problem problem = problem_of(&w, NSA_OP_FORWARD);
+  problem.ranks = w.ranks;
+  problem.max_kv_tokens = TOKENS;
+  problem.max_pieces = most + 1;
+  nsa_plan *plan = machine_plan(w.ctx, &problem);
+  const int64_t length = TOKENS;
+  const nsa_shard_options options = INIT(nsa_shard_options, .ranks = w.ranks, .lengths = &length);
+  machine_expect("shard", nsa_shard_create(w.ctx, &options, &w.shard), NSA_OK, NULL);
+  machine_expect("loopback", nsa_comm_loopback(w.ctx, w.ranks, NULL, comms), NSA_OK, NULL);
+  nsa_shard many = *w.shard;
+  many.rank_begin = begin;
+  const nsa_batch batch = INIT(nsa_batch, .shard = &many);
+  for (int over = 0; over < 2; over++) {
+    many.max_pieces = most + over;
+    for (int32_t r = 0; r < w.ranks; r++) begin[r + 1] = most + over;
+    machine_expect("parts", nsai_check_shard(plan, comms[1], &batch), over ? NSA_E_ARG : NSA_OK,
+                   over ? "parts of a tensor, and a run at most" : NULL);
+  }
+  for (int32_t r = 0; r < w.ranks; r++) nsa_comm_destroy(comms[r]);
+  nsa_plan_destroy(plan);
+  nsa_shard_destroy(w.shard);
+  world_free(&w);
+}
+
+/* Other ranks need this rank's keys of the index, also where it computes the window alone. */
+static void test_index_keys(void **state) {
+  world w;
+  rank_state s = { .w = &w };
+  (void)state;
+  world_init(&w,
+             &(machine_request){ .phi = NSAI_PHI_NONE, .pool = NSAI_POOL_MAX, .indexed = true });
+  w.ranks = 2;
+  w.layout = NSA_SHARD_ZIGZAG;
+  open_ranks(&w);
+  cut_io(&s);
+  nsa_exec exec = INIT(nsa_exec, .comm = w.comms[0], .branches = 1u << NSA_WIN);
+  const nsa_batch batch = INIT(nsa_batch, .shard = w.shard);
+  machine_add_workspace(w.forward, &exec);
+  nsa_io io = s.io;
+  io.o_branch[NSA_SEL] = io.lse[NSA_SEL] = io.block_idx = io.index_lse = (nsa_tensor){ 0 };
+  io.o_branch[NSA_CMP] = io.lse[NSA_CMP] = (nsa_tensor){ 0 };
+  refuse_run(&w, &exec, &batch, &io, "nsa_comm_agree"); /* nothing else is wrong */
+  io.k_idx.shape[0]--;
+  refuse_run(&w, &exec, &batch, &io, "io.k_idx has shape[0]");
+  io.k_idx = s.io.k_idx;
+  io.k_idx.data = s.io.o.data; /* which the run writes */
+  refuse_run(&w, &exec, &batch, &io, "io.k_idx");
+  io.k_idx = (nsa_tensor){ 0 };
+  refuse_run(&w, &exec, &batch, &io, "io.k_idx is missing: over ranks");
+  free(exec.workspace);
+  while (s.owned_count) free(s.owned[--s.owned_count]);
+  close_ranks(&w);
+  world_free(&w);
+}
+
+/* What a d_o in f32 takes is counted in the heads that the plan has at a time. */
+static void test_room_of_d_o(void **state) {
+  world w;
+  rank_state s = { .w = &w };
+  (void)state;
+  world_init(&w, &(machine_request){ .dtype = NSA_BF16,
+                                     .override = "thresholds.ranks_buffer_bytes=0" });
+  w.ranks = 2;
+  w.layout = NSA_SHARD_ZIGZAG;
+  open_ranks(&w);
+  cut_io(&s);
+  s.grads = (nsa_grads)NSA_GRADS_INIT;
+  s.grads.d_o = s.io.o;
+  s.grads.d_o.dtype = NSA_F32;
+  s.grads.d_o.data = own(&s, (size_t)(s.io.o.shape[0] * s.io.o.stride[0] * 4));
+  nsa_exec exec = INIT(nsa_exec, .comm = w.comms[0]);
+  const nsa_batch batch = INIT(nsa_batch, .shard = w.shard);
+  machine_add_workspace(w.backward, &exec);
+  machine_expect("d_o", nsa_backward(w.backward, &exec, &batch, &s.io, &s.grads), NSA_E_WORKSPACE,
+                 "2 for each element of d_o of the 3 heads that are computed at a time");
+  free(exec.workspace);
+  while (s.owned_count) free(s.owned[--s.owned_count]);
+  close_ranks(&w);
+  world_free(&w);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_ranks),       cmocka_unit_test(test_phi),
     cmocka_unit_test(test_gates),       cmocka_unit_test(test_selections),
     cmocka_unit_test(test_head_groups), cmocka_unit_test(test_problems),
-    cmocka_unit_test(test_runs),
+    cmocka_unit_test(test_runs),        cmocka_unit_test(test_any_alignment),
+    cmocka_unit_test(test_parts),       cmocka_unit_test(test_index_keys),
+    cmocka_unit_test(test_room_of_d_o),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

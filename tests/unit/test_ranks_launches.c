@@ -121,6 +121,23 @@ static void test_piece_by_piece(void **state) {
   close_rank(&r);
 }
 
+/* Rows without gaps are copied as bytes, whose number may be larger than any pitch. */
+static void test_long_pieces(void **state) {
+  one_rank r;
+  open_rank(&r, &(machine_request){ .gpu = true });
+  const nsa_batch batch = INIT(nsa_batch, .shard = r.shard);
+  nsa_io io = r.m.toy.io;
+  machine_record()->most_pitch = (uint64_t)(io.kv.k[0].shape[2] * 2); /* a head */
+  machine_expect("rows", nsa_forward(r.plan, &r.exec, &batch, &io), NSA_OK, NULL);
+  nsa_tensor *k = &io.kv.k[0]; /* with gaps between rows */
+  k->stride[0] += 8;
+  k->data = calloc((size_t)(k->shape[0] * k->stride[0]), 2);
+  machine_expect("gaps", nsa_forward(r.plan, &r.exec, &batch, &io), NSA_E_CUDA, "cuMemcpy2DAsync");
+  free(k->data);
+  machine_record()->most_pitch = 0;
+  close_rank(&r);
+}
+
 /* A normaliser's coarse keys are made in every run. */
 static void test_normalizer(void **state) {
   one_rank r;
@@ -166,10 +183,10 @@ static void test_head_groups(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_order),      cmocka_unit_test(test_at_once),
-    cmocka_unit_test(test_one_piece),  cmocka_unit_test(test_piece_by_piece),
-    cmocka_unit_test(test_normalizer), cmocka_unit_test(test_backward),
-    cmocka_unit_test(test_head_groups)
+    cmocka_unit_test(test_order),       cmocka_unit_test(test_at_once),
+    cmocka_unit_test(test_one_piece),   cmocka_unit_test(test_piece_by_piece),
+    cmocka_unit_test(test_normalizer),  cmocka_unit_test(test_backward),
+    cmocka_unit_test(test_head_groups), cmocka_unit_test(test_long_pieces),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -310,6 +310,72 @@ static void test_every_combination(void **state) {
       }
 }
 
+/* ---- what every row says of itself ---- */
+
+/* What rows fill lies on the stack, in arrays of these sizes. */
+static void test_limits(void **state) {
+  (void)state;
+  for (int i = 0; nsai_variants[i]; i++) {
+    const nsai_variant *v = nsai_variants[i];
+    if (v->kernels > NSAI_MAX_FORM_KERNELS || v->buffers > NSAI_MAX_FORM_BUFFERS ||
+        v->numbers > NSAI_MAX_FORM_NUMBERS)
+      fail_msg("%s has %d kernels, %d buffers and %d numbers, at most %d, %d and %d are possible: "
+               "raise NSAI_MAX_FORM_*",
+               v->name, v->kernels, v->buffers, v->numbers, NSAI_MAX_FORM_KERNELS,
+               NSAI_MAX_FORM_BUFFERS, NSAI_MAX_FORM_NUMBERS);
+  }
+}
+
+/* Whether a row of a forward inverts lists, which looks up the sequence of each block of keys. */
+static bool inverts(const nsai_variant *v, const nsai_problem *p, const nsai_target *t) {
+  nsai_kernel_spec specs[NSAI_MAX_FORM_KERNELS] = { 0 };
+  const nsai_tiles tiles = nsai_variant_tiles(v, p, t, NULL);
+  const nsai_request request = { p, t, &tiles, false };
+  bool found = false;
+  v->specify(&request, specs);
+  for (int i = 0; i < v->kernels; i++)
+    found |= specs[i].entry && !strncmp(specs[i].entry, "data_invert_", strlen("data_invert_"));
+  return found;
+}
+
+/* Rows with inverted lists must not be given pieces that share keys. Backward passes run piece by piece
+ * in any case. */
+static void test_sequences_of_keys(void **state) {
+  static const char *const models[] = {
+    "nsa: 1\nmodel: {heads: 32, kv_heads: 2, head_dim: 128, dtype: bf16}\n",
+    "nsa: 1\nmodel: {heads: 4, kv_heads: 4, head_dim: 128, dtype: bf16}\n",
+    "nsa: 1\nmodel: {heads: 32, kv_heads: 2, head_dim: 128, dtype: bf16, gate: weights, "
+    "compress: {phi: none}, index: {heads: 2, dim: 64}, select: {by: index, pool: max}}\n"
+  };
+  const nsai_arch *arch = nsai_arch_find("sm_90a");
+  const nsai_target t = { arch->name, NULL, (uint32_t)arch->shared_bytes, 0, 132 };
+  bool found[64] = { false };
+  int rows = 0;
+  (void)state;
+  for (int k = 0; k < 9; k++) {
+    nsai_config *config = load(&REQUEST(.text = models[k / 3]));
+    static const int32_t selections[] = { NSA_SELECT_TOPN, NSA_SELECT_BLOCKS, NSA_SELECT_RANGES };
+    nsai_problem p;
+    const nsa_problem asked =
+        INIT(nsa_problem, .max_tokens = 65536, .max_seqs = 1, .selection = selections[k % 3],
+             .index_lse = k / 3 == 2 && k % 3 < 2);
+    if (nsai_problem_resolve(config, &asked, &p) != NSA_OK) fail_msg("%s", nsa_last_error());
+    for (int i = 0; nsai_variants[i]; i++) {
+      nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
+      if (!nsai_stage_needed(&p, nsai_variants[i]->stage)) continue;
+      nsai_variant_reasons(config, &p, &t, nsai_variants[i], &reasons);
+      if (reasons.count || !inverts(nsai_variants[i], &p, &t)) continue;
+      if (!nsai_variants[i]->finds_sequences_of_keys)
+        fail_msg("%s inverts lists: set finds_sequences_of_keys", nsai_variants[i]->name);
+      assert_in_range(i, 0, 63);
+      rows += !found[i];
+      found[i] = true;
+    }
+    nsai_config_destroy(config);
+  }
+  assert_int_equal(rows, 3);
+}
+
 /* A device with less shared memory than any architecture has, refuses what does not fit there. */
 static void test_small_device(void **state) {
   nsai_problem p = {
@@ -409,6 +475,8 @@ int main(void) {
     cmocka_unit_test(test_ranges),
     cmocka_unit_test(test_stepping),
     cmocka_unit_test(test_junk),
+    cmocka_unit_test(test_limits),
+    cmocka_unit_test(test_sequences_of_keys),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

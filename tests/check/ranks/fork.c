@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -47,13 +48,22 @@ static void wait_all(chk_shared *shared, pid_t *pids, int32_t killed, double sec
   }
 }
 
+/* A rank that waits for others may wait long: it ends with the program that would end it. The
+ * parent may be gone before the signal is asked for. */
+static void end_with(pid_t parent) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);
+}
+
 nsa_status chk_fork_ranks(chk_shared *shared, void (*live)(void *user, int32_t rank), void *user,
                           int32_t killed, double seconds) {
   pid_t pids[NSA_MAX_RANKS] = { 0 };
+  const pid_t parent = getpid();
   fflush(NULL);
   for (int32_t i = 0; i < shared->size; i++) {
     pids[i] = fork();
     if (pids[i] == 0) {
+      end_with(parent);
       live(user, i);
       fflush(NULL);
       _exit(0);

@@ -10,6 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define DEFAULT_REPEAT 2
+
 enum { OPT_COMM = 256, OPT_RANDOM, OPT_FAULT, OPT_TIMEOUT, OPT_CACHE_DIR, OPT_SELF_TEST, OPT_TAP };
 
 static const struct argp_option options[] = {
@@ -60,7 +62,27 @@ static bool multicast_is_off(void) {
   return value && !strcmp(value, "0");
 }
 
+/* Options that would change nothing are refused: a check that did not run must not look like one
+ * that passed. */
+static void refuse_idle(const chk_ranks_options *o, struct argp_state *state) {
+  const bool listed = o->token_count || o->random >= 0;
+  bool ranks = false;
+  for (int i = 0; i <= NSA_MAX_RANKS; i++) ranks |= o->with_ranks[i];
+  if (o->problem && (ranks || listed || o->backward || o->faults))
+    argp_error(state,
+               "--problem has its own ranks and pass: leave out --ranks, --tokens, --random, "
+               "--backward and --fault");
+  if (o->faults && o->with_ranks[1])
+    argp_error(state, "--fault needs another rank, which must notice it: give --ranks from 2 on");
+  if (o->faults && !listed && (o->backward || o->rank.repeat))
+    argp_error(state, "--fault runs a forward of its own, once: --backward and --repeat need "
+                      "--tokens or --random beside it");
+  if (o->faults && o->list) argp_error(state, "--list prints problems, and --fault adds none");
+}
+
 static void finish(chk_ranks_options *o, struct argp_state *state) {
+  refuse_idle(o, state);
+  if (!o->rank.repeat) o->rank.repeat = DEFAULT_REPEAT;
   if (o->nccl && !multicast_is_off() && !o->list)
     argp_error(state, "--comm nccl needs NVLink multicast off: set NCCL_NVLS_ENABLE=0");
   if (o->nccl && o->plans.device == NSAI_VERIFY_DEVICE_CPU)
@@ -141,7 +163,7 @@ void chk_ranks_options_read(int argc, char **argv, chk_ranks_options *o) {
     NULL,
     NULL
   };
-  *o = (chk_ranks_options){ .seed = 1, .random = -1, .rank = { .repeat = 2 } };
+  *o = (chk_ranks_options){ .seed = 1, .random = -1 };
   o->plans.device = NSAI_VERIFY_DEVICE_AUTO;
   o->plans.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
   argp_err_exit_status = 2;
@@ -222,7 +244,9 @@ int chk_ranks_list_make(const chk_ranks_options *o, chk_ranks_list *list) {
   for (int32_t ranks = 1; ranks <= NSA_MAX_RANKS; ranks++) turns += o->with_ranks[ranks];
   for (int32_t ranks = 1; ranks <= NSA_MAX_RANKS; ranks++)
     if (o->with_ranks[ranks] && add_all(o, list, ranks, turn++, turns)) return -1;
-  return 0;
+  if (list->count || list->fault_count) return 0;
+  fprintf(stderr, "nsarankcheck: these options give no problem\n");
+  return -1;
 }
 
 void chk_ranks_list_fini(chk_ranks_list *list) {

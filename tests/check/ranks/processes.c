@@ -35,6 +35,7 @@ static void run_rank(const task *t, int32_t rank, chk_plans *plans, const chk_ra
                  .whole = &whole,
                  .result = result };
   nsa_status status = chk_whole_create(plans, p, &whole);
+  if (!status && !t->fault && chk_partials_matter(p)) status = chk_partials_measure(&whole, p);
   const bool whole_failed = status != NSA_OK;
   if (!whole_failed)
     status = chk_rank_nccl(t->shared, rank, whole.trial.plan.ctx,

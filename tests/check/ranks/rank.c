@@ -186,6 +186,7 @@ void chk_whole_destroy(chk_whole *whole) {
   nsai_trial_run_destroy(&whole->trial);
   nsai_trial_run_destroy(&whole->forward);
   for (int slot = 0; slot < NSAI_VERIFY_SLOTS; slot++) free(whole->before[slot]);
+  chk_partials_destroy(whole);
   memset(whole, 0, sizeof *whole);
 }
 
@@ -330,10 +331,32 @@ nsa_status chk_rank_execute(chk_rank *r) {
 
 /* ---- the check ------------------------------------------------------------------------------- */
 
+/* Takes from this rank's rows what the last rank adds to them. */
+static void lose(chk_rank *r, int slot, const nsa_tensor *t) {
+  const float *last = r->whole->last[chk_partials_of(slot)];
+  const int64_t width = chk_view_row(t);
+  const nsa_piece *pieces;
+  int32_t count = 0;
+  int64_t row = 0;
+  if (nsa_shard_pieces(r->shard, r->rank, &pieces, &count)) return;
+  for (int32_t i = 0; i < count; i++) {
+    const chk_rows rows = chk_piece_rows(r->p, slot, &pieces[i]);
+    for (int64_t j = 0; j < rows.count; j++, row++)
+      for (int64_t k = 0; k < width; k++) {
+        const int64_t at = chk_view_offset(t, row, k);
+        nsai_verify_store(t, at, nsai_verify_load(t, at) - last[(rows.first + j) * width + k]);
+      }
+  }
+}
+
 static void damage(chk_rank *r) {
   const chk_ranks_damage *d = r->options->damage;
   nsa_tensor t = nsai_verify_tensors_view(&r->data, d->slot, NSAI_VERIFY_HOST);
   if (!t.ndim || !t.shape[0]) return;
+  if (d->lost) {
+    lose(r, d->slot, &t);
+    return;
+  }
   const int64_t at = chk_view_offset(&t, t.shape[0] / 2, chk_view_row(&t) / 2);
   if (t.dtype == NSA_I32)
     ((int32_t *)t.data)[at] ^= 1;

@@ -11,12 +11,18 @@
 #include "ranks/problem.h"
 #include "ranks/shared.h"
 
+#define CHK_PARTIALS 2 /* dK and dV that pass through phi */
+
 /* The run of one rank over all tokens. Threads share one; each process has its own. */
 typedef struct chk_whole {
   nsai_verify_case c, forward_case;
   nsai_trial_run trial, forward; /* forward: of a backward pass, which needs its outputs */
   /* Of an accumulating backward pass: the images of gradients before it, NULL: none */
   uint8_t *before[NSAI_VERIFY_SLOTS];
+  /* Of a backward pass through phi's weights, by chk_partials_measure; NULL: not measured. For each
+   * token the sum over ranks of the squares of what they add, and what the last rank adds. */
+  double *squares[CHK_PARTIALS];
+  float *last[CHK_PARTIALS];
 } chk_whole;
 
 /* Makes and runs it; the outputs' images then hold the results. chk_whole_destroy also
@@ -24,18 +30,27 @@ typedef struct chk_whole {
 nsa_status chk_whole_create(chk_plans *plans, const chk_ranks_problem *p, chk_whole *whole);
 void chk_whole_destroy(chk_whole *whole);
 
+/* Whether the bounds of a problem's sums on a GPU need what each rank adds, and measures it, by one
+ * run for each rank. The whole's results are as before. */
+bool chk_partials_matter(const chk_ranks_problem *p);
+nsa_status chk_partials_measure(chk_whole *whole, const chk_ranks_problem *p);
+void chk_partials_destroy(chk_whole *whole);
+int chk_partials_of(int slot); /* the index of squares and last; -1: none */
+
 /* Damage to the results of rank 0, which the comparison must find. */
 typedef struct chk_ranks_damage {
   const char *name;
   int slot;
   float add, factor; /* to an element in the middle */
   int run;           /* in this run, from 0 on */
+  bool lost;         /* instead: what the last rank adds is missing */
 } chk_ranks_damage;
 
 typedef struct chk_rank_options {
   int repeat;                     /* runs, all with the same bits */
   int32_t timeout_ms;             /* 0: the communicator's default */
   const chk_ranks_damage *damage; /* NULL: none */
+  bool as_gpu;                    /* with a GPU's bounds on the CPU device, too */
 } chk_rank_options;
 
 typedef struct chk_rank {

@@ -78,6 +78,9 @@ static nsa_status run_one(const chk_runner *runner, chk_plans *plans, const chk_
   options.timeout_ms = fault ? fault->timeout_ms : runner->rank.timeout_ms;
   if (!status) status = nsai_verify_device_enter(chk_plans_device(plans));
   if (!status) status = chk_whole_create(plans, p, &whole);
+  if (!status && !fault && chk_partials_matter(p) &&
+      (chk_plans_device(plans)->driver || runner->rank.as_gpu))
+    status = chk_partials_measure(&whole, p);
   if (!status) status = nsa_comm_loopback(whole.trial.plan.ctx, p->ranks, &options, comms);
   if (!status) status = run_all(runner, plans, p, fault, &whole, comms, shared);
   if (!status) {

@@ -1,0 +1,37 @@
+# SPDX-FileCopyrightText: 2026 the libnsa authors
+# SPDX-License-Identifier: MIT
+bats_require_minimum_version 1.5.0
+load common
+
+# NSARANKCHECK is the program.
+
+rankcheck() { NCCL_NVLS_ENABLE=0 "$NSARANKCHECK" "$@"; }
+refused() { # refused TEXT OPTION...
+  run -2 --separate-stderr rankcheck "${@:2}"
+  [[ $stderr == *"$1"* ]]
+}
+
+@test "options that would change nothing are refused" {
+  refused '--fault needs another rank' --ranks 1 --fault kill
+  refused '--fault needs another rank' --ranks 1..3 --fault stall
+  refused '--fault runs a forward of its own' --fault kill --backward
+  refused '--fault runs a forward of its own' --fault kill --repeat 2
+  refused '--fault adds none' --fault kill --list
+  local option
+  for option in '--ranks 3' '--tokens 4k' '--random 1' '--backward' '--fault kill'; do
+    refused '--problem has its own ranks' --problem ranks=2:align=16:fwd:q=64 $option
+  done
+}
+
+@test "one problem runs, with its own ranks" {
+  run -0 rankcheck --problem ranks=3:align=16:fwd:q=300
+  [[ ${lines[0]} == 'passed '*' ranks=3:split=zigzag:align=16:fwd:'* ]]
+  [[ ${lines[-1]} == '1 passed, 0 failed, 0 skipped (loopback, '* ]]
+}
+
+@test "without GPUs processes are skipped" {
+  run -77 --separate-stderr env CUDA_VISIBLE_DEVICES= NCCL_NVLS_ENABLE=0 "$NSARANKCHECK" --comm nccl --ranks 2
+  [[ $output == '0 passed, 0 failed, 1 skipped (nccl, '* ]]
+  run -0 --separate-stderr env CUDA_VISIBLE_DEVICES= NCCL_NVLS_ENABLE=0 "$NSARANKCHECK" --comm nccl --ranks 2 --tap
+  [ "$output" = '1..0 # SKIP too few GPUs' ]
+}
