@@ -179,7 +179,7 @@ enum {
 typedef struct nsa_comm_ops {
   uint32_t struct_size;
   int32_t rank, size; /* this rank, and the number of ranks, at most NSA_MAX_RANKS */
-  int32_t host_ranks; /* successive ranks that share a host [size] */
+  int32_t host_ranks; /* successive ranks that share a host; no exchange depends on it yet [size] */
   uint32_t flags;     /* NSA_COMM_* */
   uint32_t reserved;  /* must be 0 */
   void *user;         /* passed to every function */

@@ -10,25 +10,15 @@
 
 /* What a batch says of sequences and caches, which the shard says, or a run over ranks has not. */
 static nsa_status refuse_arrays(const nsa_batch *batch) {
-  const struct {
-    const char *name;
-    const nsa_tensor *tensor;
-  } fields[] = { { "cu_q", &batch->cu_q },
-                 { "cu_kv", &batch->cu_kv },
-                 { "cu_cmp", &batch->cu_cmp },
-                 { "kv_len", &batch->kv_len },
-                 { "block_table", &batch->block_table },
-                 { "page_indptr", &batch->page_indptr },
-                 { "page_indices", &batch->page_indices },
-                 { "slots", &batch->slots },
-                 { "slot_mapping", &batch->slot_mapping } };
-  for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-    if (nsai_present(fields[i].tensor))
-      return nsai_fail(NSA_E_ARG,
-                       "batch.%s is given, but over ranks batch.shard says where sequences lie: "
-                       "leave it out",
-                       fields[i].name);
-  return NSA_OK;
+  const char *name = nsai_present(&batch->cu_q)     ? "cu_q"
+                     : nsai_present(&batch->cu_kv)  ? "cu_kv"
+                     : nsai_present(&batch->cu_cmp) ? "cu_cmp"
+                                                    : nsai_array_of_cache(batch);
+  if (!name) return NSA_OK;
+  return nsai_fail(NSA_E_ARG,
+                   "batch.%s is given, but over ranks batch.shard says where sequences lie: "
+                   "leave it out",
+                   name);
 }
 
 static nsa_status check_capacity(const char *what, int64_t value, const char *name, int64_t most) {

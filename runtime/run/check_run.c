@@ -57,8 +57,7 @@ static nsa_status check_sizes(const nsai_problem *p, const nsai_run_sizes *s) {
   return NSA_OK;
 }
 
-/* What a batch says of a cache, where there is none. */
-static nsa_status refuse_cache(const nsai_check *check, const nsa_batch *batch) {
+const char *nsai_array_of_cache(const nsa_batch *batch) {
   const struct {
     const char *name;
     const nsa_tensor *tensor;
@@ -69,10 +68,16 @@ static nsa_status refuse_cache(const nsai_check *check, const nsa_batch *batch) 
                  { "slots", &batch->slots },
                  { "slot_mapping", &batch->slot_mapping } };
   for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-    if (nsai_present(fields[i].tensor))
-      return nsai_fail(NSA_E_ARG, "batch.%s is given, but %s has no cache: leave it out",
-                       fields[i].name, nsai_op_name(check->problem->op));
-  return NSA_OK;
+    if (nsai_present(fields[i].tensor)) return fields[i].name;
+  return NULL;
+}
+
+/* What a batch says of a cache, where there is none. */
+static nsa_status refuse_cache(const nsai_check *check, const nsa_batch *batch) {
+  const char *name = nsai_array_of_cache(batch);
+  if (!name) return NSA_OK;
+  return nsai_fail(NSA_E_ARG, "batch.%s is given, but %s has no cache: leave it out", name,
+                   nsai_op_name(check->problem->op));
 }
 
 static nsa_status check_batch(const nsai_check *check, const nsa_batch *batch,

@@ -38,6 +38,9 @@ nsa_status nsai_check_branches(const nsai_problem *problem, uint32_t wanted, uin
 nsa_status nsai_check_run(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
                           nsai_run_sizes *sizes);
 
+/* The name of an array of the batch that only a cache has, and that is given; NULL: there is none. */
+const char *nsai_array_of_cache(const nsa_batch *batch);
+
 /* Refuses `t`, which belongs to compressed keys or, with `values`, to compressed values, where the model
  * has none. */
 nsa_status nsai_check_no_entries(const nsai_model *model, const nsa_tensor *t, bool values,
