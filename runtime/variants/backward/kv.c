@@ -15,10 +15,6 @@
 
 /* ---- kernels ---- */
 
-/* Tokens of an item: so many that a block of average length is one item, so few that the blocks
- * that every token selects are spread over the device. */
-#define ITEM_TOKENS 1024
-
 /* Words of shared memory of backward_dkv_ranges: a thousand rows, of a token and its keys each. */
 #define RANGE_WORDS 2048
 
@@ -40,16 +36,16 @@ static void specify_branch(const nsai_request *r, bool wgmma, const nsai_dkv_use
 static void specify_selected(const nsai_request *r, bool wgmma,
                              nsai_kernel_spec kernel[NSAI_DKV_KERNELS]) {
   const int32_t keys = block_keys(&r->problem->model);
-  const nsai_dkv_use plain = { "backward_dkv_selected", keys, ITEM_TOKENS, false };
-  const nsai_dkv_use boxed = { "backward_dkv_selected_tma", NSAI_DKV_TILE_KEYS, ITEM_TOKENS,
-                               false };
+  const nsai_dkv_use plain = { "backward_dkv_selected", keys, NSAI_DKV_ITEM_TOKENS, false };
+  const nsai_dkv_use boxed = { "backward_dkv_selected_tma", NSAI_DKV_TILE_KEYS,
+                               NSAI_DKV_ITEM_TOKENS, false };
   const nsai_dkv_use ranges = { "backward_dkv_ranges", NSAI_DKV_TILE_KEYS, RANGE_WORDS, false };
   nsai_sort_specify(r->problem, &kernel[NSAI_DKV_SORT]);
   if (r->problem->selection == NSA_SELECT_RANGES) {
     nsai_dkv_mainloop_specify(r, wgmma, &ranges, &kernel[NSAI_DKV_SELECTED]);
     return;
   }
-  nsai_invert_specify(r->problem, ITEM_TOKENS, &kernel[NSAI_DKV_INVERT]);
+  nsai_invert_specify(r->problem, NSAI_DKV_ITEM_TOKENS, &kernel[NSAI_DKV_INVERT]);
   specify_branch(r, wgmma && keys == NSAI_DKV_TILE_KEYS, &plain, &boxed,
                  &kernel[NSAI_DKV_SELECTED]);
 }
@@ -162,7 +158,8 @@ void nsai_dkv_workspace_ordered(const nsai_request *r, const nsai_kernel_spec ke
   const int64_t together = nsai_ceil_div(groups, nsai_ceil_div(groups, fit));
   out->number[NSAI_DKV_COMPRESSED_HEADS] = together * heads;
   out->number[NSAI_DKV_SPLITS] = splits;
-  out->bytes[NSAI_DKV_COMPRESSED_SUMS] = NSAI_PRODUCT(together, group);
+  out->bytes[NSAI_DKV_COMPRESSED_SUMS] =
+      NSAI_PRODUCT(nsai_smaller(together * heads, m->kv_heads), group / heads);
 }
 
 /* ---- launches ---- */
@@ -203,7 +200,7 @@ static nsai_dkv_pass open_pass(const nsai_run *run, const nsai_form *form, bool 
   pass.index = nsai_invert_params(run, &pass.selected, 0, run->sizes.tokens,
                                   form->kernel[NSAI_DKV_SELECTED].tile_tokens, form->buffer);
   pass.index.item_starts = nsai_buffer_at(run, form->buffer[NSAI_DKV_ITEM_STARTS]);
-  if (joins(run, form)) pass.index.near = p->model.window;
+  if (!makes_dq && joins(run, form)) pass.index.near = p->model.window;
   return pass;
 }
 

@@ -57,6 +57,9 @@ nsa_status nsai_dkv_enqueue(const nsai_run *run, const nsai_form *form, const ns
 
 /* ---- kernels of the branches ---- */
 
+/* Tokens of an item of the inverted lists: so many that a block of average length is one item, so few
+ * that the blocks that every token selects are spread over the device. */
+#define NSAI_DKV_ITEM_TOKENS 1024
 #define NSAI_DKV_TILE_KEYS 64 /* of a CTA without tensor maps at most; all that wgmma takes */
 #define NSAI_DKV_COST 700     /* compile_cost */
 

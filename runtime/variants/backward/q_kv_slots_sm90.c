@@ -24,12 +24,11 @@ enum {
 #define KEYS NSAI_DKV_TILE_KEYS
 #define ROWS 64
 #define STAGES 2
-#define ITEM_TOKENS 1024 /* as of the other kernels over inverted lists: kv.c */
-#define LIST_GROUP 2     /* from here on backward_row_stats_tma walks lists */
+#define LIST_GROUP 2 /* from here on backward_row_stats_tma walks lists */
 #define ADD_THREADS 256
 
 static uint32_t shared_bytes(const nsai_model *m) {
-  return nsai_smem_dkv_slots(STAGES, ITEM_TOKENS, m->head_dim_qk, m->head_dim_v);
+  return nsai_smem_dkv_slots(STAGES, NSAI_DKV_ITEM_TOKENS, m->head_dim_qk, m->head_dim_v);
 }
 
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
@@ -69,10 +68,20 @@ static int64_t least_kv_len(int32_t group) {
   return group == 1 ? 4096 : group == 2 ? 16384 : 65536;
 }
 
+/* Rows that the entries of a KV head have, at most. */
+static int64_t slot_rows(const nsai_problem *p) {
+  const nsai_model *m = &p->model;
+  return NSAI_PRODUCT(p->max_tokens, m->select_count, m->heads / m->kv_heads);
+}
+
+/* Bytes of dQ of a KV head's entries, which are never cut, up to which the memory is worth the time. */
+#define MOST_SLOT_BYTES ((int64_t)4 << 30)
+
 static bool sensible(const nsai_problem *p, const nsai_target *t) {
   const nsai_model *m = &p->model;
   return nsai_backward_sensible_sm90(p, t) && m->select_block == KEYS &&
-         p->max_kv_len >= least_kv_len(m->heads / m->kv_heads);
+         p->max_kv_len >= least_kv_len(m->heads / m->kv_heads) &&
+         NSAI_PRODUCT(slot_rows(p), 2 * m->head_dim_qk + 4) <= MOST_SLOT_BYTES;
 }
 
 static void specify_selected(const nsai_request *r, nsai_kernel_spec *spec) {
@@ -82,7 +91,7 @@ static void specify_selected(const nsai_request *r, nsai_kernel_spec *spec) {
                               .dtype = m->dtype,
                               .threads = 128,
                               .shared_bytes = shared_bytes(m),
-                              .tile_tokens = ITEM_TOKENS,
+                              .tile_tokens = NSAI_DKV_ITEM_TOKENS,
                               .compile_cost = NSAI_DKV_COST };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
@@ -93,7 +102,7 @@ static void specify_selected(const nsai_request *r, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kWarps", 4);
   nsai_constant_add(spec, "kStages", STAGES);
   nsai_constant_add(spec, "kSplit", 0);
-  nsai_constant_add(spec, "kEntries", ITEM_TOKENS);
+  nsai_constant_add(spec, "kEntries", NSAI_DKV_ITEM_TOKENS);
   nsai_constant_add(spec, "kMinBlocks", nsai_backward_min_ctas(r->target));
 }
 
@@ -132,12 +141,6 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
 /* dQ of the entries of all KV heads would take 17 GB at 64k tokens, 64 heads and D 128. In pieces of this
  * many bytes the launches last milliseconds. */
 #define SLOT_CHUNK_BYTES ((int64_t)1 << 30)
-
-/* Rows that the entries of a KV head have, at most. */
-static int64_t slot_rows(const nsai_problem *p) {
-  const nsai_model *m = &p->model;
-  return NSAI_PRODUCT(p->max_tokens, m->select_count, m->heads / m->kv_heads);
-}
 
 /* Bytes of the steps of `heads` KV heads. */
 static int64_t step_bytes(const nsai_problem *p, int64_t heads) {
