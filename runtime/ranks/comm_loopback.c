@@ -380,6 +380,7 @@ nsa_status nsai_comm_loopback(const nsai_comm_place *place, int32_t size,
   NSAI_TRY(nsai_comm_options_read(options, &read));
   NSAI_TRY(create_room(place, size, &r));
   r->users++; /* of this function */
+  for (int32_t i = 0; i < size; i++) out[i] = NULL;
   for (int32_t i = 0; i < size && status == NSA_OK; i++) status = join(r, i, &read, &out[i]);
   if (status != NSA_OK)
     for (int32_t i = 0; i < size; i++) {

@@ -344,8 +344,8 @@ static void test_sequences_of_keys(void **state) {
   static const char *const models[] = {
     "nsa: 1\nmodel: {heads: 32, kv_heads: 2, head_dim: 128, dtype: bf16}\n",
     "nsa: 1\nmodel: {heads: 4, kv_heads: 4, head_dim: 128, dtype: bf16}\n",
-    "nsa: 1\nmodel: {heads: 32, kv_heads: 2, head_dim: 128, dtype: bf16, gate: weights, "
-    "compress: {phi: none}, index: {heads: 2, dim: 64}, select: {by: index, pool: max}}\n"
+    ("nsa: 1\nmodel: {heads: 32, kv_heads: 2, head_dim: 128, dtype: bf16, gate: weights, "
+     "compress: {phi: none}, index: {heads: 2, dim: 64}, select: {by: index, pool: max}}\n"),
   };
   const nsai_arch *arch = nsai_arch_find("sm_90a");
   const nsai_target t = { arch->name, NULL, (uint32_t)arch->shared_bytes, 0, 132 };
