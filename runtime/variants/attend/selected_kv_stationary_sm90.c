@@ -331,16 +331,17 @@ static window_shape window_shape_of(const nsai_model *m, const nsai_target *t) {
   return (window_shape){ 0 };
 }
 
-/* Partial results of a KV head's query heads, all tokens. */
-static int64_t group_rows(const nsai_problem *p) {
+/* Whether the partial results of a KV head's query heads, of so many tokens, fit at once. */
+static bool group_fits(const nsai_problem *p, int64_t tokens) {
   const nsai_model *m = &p->model;
-  return NSAI_PRODUCT(p->max_tokens, m->select_count, m->heads / m->kv_heads);
+  return NSAI_PRODUCT(tokens, m->select_count, m->heads / m->kv_heads) <=
+         SLOT_CHUNK_BYTES / (m->head_dim_v * 2);
 }
 
 static void legal_window(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   const nsai_model *m = &p->model;
   legal(p, t, reasons);
-  if (p->max_tokens > NSAI_KV_MOST_TOKENS || group_rows(p) > SLOT_CHUNK_BYTES / (m->head_dim_v * 2))
+  if (p->max_tokens > NSAI_KV_MOST_TOKENS || !group_fits(p, p->max_tokens))
     nsai_refuse(reasons, "the partial results of a KV head's query heads take more than %lld bytes",
                 (long long)SLOT_CHUNK_BYTES);
   if (m->select_count > MOST_SLOTS || m->head_dim_v > MOST_HEAD_DIM_V)
@@ -358,10 +359,11 @@ static void legal_window(const nsai_problem *p, const nsai_target *t, nsai_reaso
 #define MOST_WINDOW_GROUP 2 /* beyond, with lists that differ, it was not timed */
 
 /* H200, forwards of 64 heads, D 128, two kernels / this: G 1 64k 32.4 / 30.9 ms, 16k 6.09 / 5.72; G 2
- * 64k 36.6 / 36.1, 16k 5.78 / 5.63. It has no smaller tiles for other compilers. */
+ * 64k 36.6 / 36.1, 16k 5.78 / 5.63. It has no smaller tiles for other compilers. Ranks choose what one
+ * GPU with all tokens would, so that they add the branches in its order. */
 static bool sensible_window(const nsai_problem *p, const nsai_target *t) {
   return !t->register_fallback && p->model.heads / p->model.kv_heads <= MOST_WINDOW_GROUP &&
-         sensible(p, t);
+         group_fits(p, p->ranks ? p->max_kv_tokens : p->max_tokens) && sensible(p, t);
 }
 
 static void specify_window(const nsai_request *r, nsai_kernel_spec kernel[]) {
