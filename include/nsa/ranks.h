@@ -23,7 +23,8 @@
  * What travels. Queries and everything that has their shape stay where they are. K and V travel: each
  * rank gathers those of all tokens, compresses them, and computes its own queries' rows. The
  * backward pass gathers them again, and sends the partial sums of dK and dV, in fp32, to the ranks
- * that own their tokens, which add them in the order of ranks: every run gives the same bits.
+ * that own their tokens, which add them in the order of ranks: every run gives the same bits. A run
+ * takes host memory for the list of what travels; without it, NSA_E_NOMEM, the communicator ends.
  *
  * Bits. With a shard of the default alignment and the same variants, o, lse, block_idx and d_q are
  * those of one GPU, bit for bit. Gradients of K, V and weights differ by the order of their sums.
@@ -108,7 +109,7 @@ typedef struct nsa_shard_options {
   /* Pieces begin at multiples of so many tokens; itself a multiple of the model's d, unless phi is none
    * and there are no compressed entries. [the least common
    * multiple of l' and of the tokens that a query tile of any kernel may hold: results are then those of
-   * one GPU, bit for bit. 192 tokens for groups of 16 query heads, 768 for groups of one. A smaller
+   * one GPU with the same variants, bit for bit. 192 tokens for groups of 16 query heads, 768 for groups of one. A smaller
    * alignment balances short sequences better; results are then equal to rounding] */
   int64_t alignment;
   /* NSA_SHARD_GIVEN: `given_count` pieces in any order, which cover each token exactly once and begin

@@ -119,7 +119,7 @@ NSAI_DEVICE FlashTile flash_tile(const Sequences &seqs, int group, int number) {
 // few, the fixed order above gives some CTAs the long tiles of every head. Measured on an H200, rank 5 of
 // 64 at 128k (2048 tokens, 64/4 heads, D 128): attend_compressed_topn_sm90 takes 1.02 ms with head after
 // head, 0.74 ms with alternating heads, and its longer piece alone 0.69 ms. A whole sequence gains nothing
-// (128k: 1 to 2 % slower).
+// (128k: 1 to 2 % slower in two runs that timed it second, so that heat may have a part in it).
 template <class C, class = void> struct AlternationOf { static constexpr bool kValue = false; };
 template <class C> struct AlternationOf<C, decltype((void)C::kHeadsAlternate)> {
   static constexpr bool kValue = C::kHeadsAlternate;
