@@ -310,8 +310,10 @@ def test_minimax_m3(tmp_path):
         out = python("minimax_m3.py", "--prompt", 150, "--new", 20, *model)
         found = re.findall(r"^libnsa, .*: (\d+) of 40 tokens the same, logits off by at most (\S+), ", out, re.M)
         assert len(found) == 2 and "calls of sparse layers: 120 libnsa\n" in out, out
-        if not torch.cuda.is_available():  # ties of bfloat16 logits
-            assert all(int(same) == 40 and float(error) < 1e-4 for same, error in found), out
+        # Logits reach 4.7, and one block chosen otherwise moves one by 0.2. Sums in float32 moved one by 2e-6 on most
+        # processors and by 3e-4 on one. On a GPU logits of bfloat16 tie.
+        if not torch.cuda.is_available():
+            assert all(int(same) == 40 and float(error) < 2e-3 for same, error in found), out
 
 
 def test_minicpm4():
