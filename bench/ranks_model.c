@@ -140,12 +140,16 @@ static double exchange_ms(const bench_ranks_bytes *bytes) {
          bytes->between / BETWEEN_RATE;
 }
 
+/* How much longer a run over these queries takes because the last round of tiles is half empty. */
+static double tail_of(const nsai_model *m, double tokens) {
+  return 1 + 0.5 / fmax(1, tokens * m->heads / TILE_ROWS / SMS);
+}
+
 double bench_ranks_model_ms(const nsai_model *m, const bench_ranks_work *w, bool backward,
                             double one_gpu_ms) {
   const double elements = kv_elements(m);
   if (!(one_gpu_ms > 0) || !(w->tokens > 0) || w->ranks < 2) return one_gpu_ms > 0 ? one_gpu_ms : 0;
-  const double tiles = w->rank_tokens * m->heads / TILE_ROWS;
-  const double tail = 1 + 0.5 / fmax(1, tiles / SMS);
+  const double tail = tail_of(m, w->rank_tokens) / tail_of(m, w->tokens);
   /* Reads all of K and V and writes the entries. */
   const double entries = nsai_phi_runs(m) ? 1 + 1.0 / m->stride : 0;
   const double compress = 2 * elements * entries * w->tokens / MEMORY_RATE;

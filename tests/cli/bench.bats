@@ -624,9 +624,67 @@ SH
   [[ $stderr == *'--tokens needs --ranks'* ]]
   run -2 --separate-stderr env -u NCCL_NVLS_ENABLE "$NSA_BENCH" forward --ranks 2
   [[ $stderr == *'set NCCL_NVLS_ENABLE=0'* ]]
-  NCCL_NVLS_ENABLE=0 run -2 --separate-stderr bench forward --ranks 2 --device cpu
-  [[ $stderr == *'--ranks needs GPUs'* ]]
   NSA_DRIVER_PATH=/nowhere NCCL_NVLS_ENABLE=0 run -77 --separate-stderr bench forward --ranks 2 --tokens 4k
+}
+
+@test "--ranks: on the CPU device ranks are threads; one GPU comes first; the model is beside" {
+  # 300 tokens are cut among two ranks, 40 go to one. The third is too large for the CPU device, which ends nothing.
+  cat >ranks.txt <<'TXT'
+fwd:h2/1:d16/16:l8/4:s8x4+1+1:w16:q=1600:nobatch
+fwd:h2/1:d16/16:l8/4:s8x4+1+1:w16:q=40,9
+fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=65536:nobatch
+fwd:h2/1:d16/16:l8/4:s8x4+1+1:w16:q=800:nobatch:fill=correlated:overlap
+TXT
+  run -1 --separate-stderr bench backward --device cpu --threads 2 --ranks 2 --problems ranks.txt --csv ranks.csv --commit abc
+  [[ $stderr == *'4 runs have no time'* && ${#lines[@]} == 16 ]]
+  [[ ${lines[0]} =~ ^'backward        1600 tokens random      1 ranks '.*' ms '.*' sustained'$ ]]
+  [[ ${lines[1]} == back_saved*' 1 ranks '* ]]
+  [[ ${lines[8]} =~ ^backward.*' 2 ranks '.*' ms '.*' sustained '.*' x '.*' x  model '.*' ms '[+-][0-9.]+' %'$ ]]
+  [[ ${lines[4]} == *'1 ranks too large for the CPU device' && ${lines[12]} == *'2 ranks too large for the CPU device' ]]
+  [[ ${lines[14]} == backward*' 800 tokens correlated  2 ranks '* ]]
+  python3 - <<'PY'
+import csv
+rows = list(csv.DictReader(open("ranks.csv")))
+assert [(r["part"], r["ranks"]) for r in rows] == [(p, n) for n in "12" for _ in range(4) for p in ("backward", "back_saved")]
+one = {(r["problem"], r["part"]): r for r in rows[:8]}
+for r in rows:
+    assert r["commit"] == "abc" and r["device"] == "cpu" and None not in r
+    if "q=65536" in r["problem"]:
+        assert not r["burst_ms"] + r["sustained_ms"] + r["burst_ratio"] + r["model_ms"] + r["model_percent"]
+        assert r["note"] == "too large for the CPU device"
+        continue
+    burst, base = float(r["burst_ms"]), float(one[r["problem"], r["part"]]["burst_ms"])
+    assert not r["note"] and float(r["sustained_ms"]) > 0 and int(r["workspace"]) > 0
+    assert abs(float(r["burst_ratio"]) / (base / burst) - 1) < 1e-2
+    if r["ranks"] == "1":
+        assert not r["model_ms"] + r["model_percent"]
+    else:
+        assert abs(float(r["model_percent"]) - 100 * (burst / float(r["model_ms"]) - 1)) < 1
+    if "q=40,9" in r["problem"] and r["ranks"] == "2":
+        assert 0.7 * base < float(r["model_ms"]) <= base * 1.001, r  # each goes whole to a rank: nothing travels
+PY
+  run -0 --separate-stderr bench forward --device cpu --threads 2 --ranks 3 --problem fwd:h2/1:d16/16:l8/4:s8x4+1+1:w16:q=1600:nobatch
+  [[ ${#lines[@]} == 2 && ${lines[1]} == forward*' 3 ranks '*' model '* ]]
+  run -1 --separate-stderr bench forward --device cpu --ranks 2 --problem fwd:q=64:nobatch --csv "$measured"
+  [[ $stderr == *'has other columns'* ]]
+}
+
+@test "table --ranks: the model, from times of one GPU" {
+  results=$NSA_SOURCE/bench/results
+  run -0 --separate-stderr bench table "$results/h200-2026-11-24-training.csv" --ranks 2,64 --tokens 64k,1M,100
+  [[ ${lines[0]} == 'forward, backward with saved outputs, ms and times one GPU; correlated inputs. One GPU: NVIDIA H200, 2026-11-24, '* ]]
+  [[ ${lines[1]} == '| tokens | 1 | 2, model | 64, model |' && ${#lines[@]} == 6 ]]
+  [[ ${lines[3]} == '| 64k | 17.5, 47.8 | '* && ${lines[4]} =~ ^'| 1M | ~'[0-9]+', ~'[0-9]+' | '[0-9]+' (2.0), ' && ${lines[5]} == '| 100 | '* ]]
+  # Of forwards alone, with two inputs: two tables, and no backward.
+  run -0 --separate-stderr bench table "$measured" --ranks 8
+  [[ $output == *'forward, ms and times one GPU; random inputs.'*'| 4M | ~'*'forward, ms and times one GPU; correlated inputs.'* ]]
+  [[ ${lines[3]} =~ ^'| 64k | 36 | '[0-9.]+' ('[0-9.]+') |'$ ]]
+  run -1 --separate-stderr bench table "$results/h200-2026-11-21-window.csv" --ranks 8
+  [[ $stderr == *'times of two lengths'* ]]
+  run -1 --separate-stderr bench table "$results/h200-2026-11-22-decode.csv" --ranks 8
+  [[ $stderr == *'not a CSV of nsa-bench'* ]]
+  run -2 --separate-stderr bench table "$measured" --tokens 64k
+  [[ $stderr == *'--tokens needs --ranks'* ]]
 }
 
 @test "no GPU is 77" {
