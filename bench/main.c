@@ -355,7 +355,7 @@ static nsa_status make_list(const arguments *a, bench_cases *list) {
   else if (a->problem)
     NSAI_TRY(bench_cases_add(list, a->problem, filter));
   else if (a->token_count)
-    for (int i = 0; i < a->token_count; i++) NSAI_TRY(bench_ranks_add(list, a->tokens[i]));
+    for (int i = 0; i < a->token_count; i++) NSAI_TRY(bench_ranks_add(list, a->tokens[i], filter));
   else if (a->problems)
     NSAI_TRY(bench_cases_load(list, a->problems, filter));
   else if (a->command == INDEX_KL)

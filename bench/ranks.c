@@ -290,7 +290,7 @@ static nsa_status run_threads(task *t) {
 
 /* ---- the list -------------------------------------------------------------------------------- */
 
-nsa_status bench_ranks_add(bench_cases *list, int64_t tokens) {
+nsa_status bench_ranks_add(bench_cases *list, int64_t tokens, const char *filter) {
   bench_cases builtin = { 0 };
   nsa_status status;
   NSAI_TRY_TO(done, bench_cases_parse(&builtin, bench_problem_text, "problems.txt", NULL));
@@ -301,7 +301,7 @@ nsa_status bench_ranks_add(bench_cases *list, int64_t tokens) {
     c.fill = correlated ? NSAI_VERIFY_FILL_CORRELATED : NSAI_VERIFY_FILL_RANDOM;
     c.overlap = correlated;
     nsai_verify_case_print(&c, text, sizeof text);
-    NSAI_TRY_TO(done, bench_cases_add(list, text, NULL));
+    NSAI_TRY_TO(done, bench_cases_add(list, text, filter));
   }
 done:
   bench_cases_free(&builtin);

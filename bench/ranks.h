@@ -30,9 +30,9 @@ typedef struct bench_ranks_options {
  * over the model, less 100), workspace of a rank in bytes, note (why there is no time). */
 void bench_ranks_csv_header(FILE *out);
 
-/* Adds the first built-in problem with `tokens`, once with random and once with correlated inputs.
- */
-nsa_status bench_ranks_add(bench_cases *list, int64_t tokens);
+/* Adds the first built-in problem with `tokens`, once with random and once with correlated inputs, as
+ * far as they match `filter` (a glob over its text; NULL: both). */
+nsa_status bench_ranks_add(bench_cases *list, int64_t tokens, const char *filter);
 
 /* Times the list, and prints a line for each to `out`, and to `csv` unless it is NULL. *failed
  * counts those without a time, except runs for which the GPUs have too little memory. NSA_E_NO_DRIVER,

@@ -616,6 +616,8 @@ SH
 @test "--ranks: the problems of --tokens; wrong usage is 2; without GPUs 77" {
   NCCL_NVLS_ENABLE=0 run -0 bench backward --ranks 1,2 --tokens 4k,1M --list
   [[ ${#lines[@]} == 4 && ${lines[0]} == *:q=4096:*:fill=random:* && ${lines[3]} == *:q=1048576:*:fill=correlated:* ]]
+  NCCL_NVLS_ENABLE=0 run -0 bench forward --ranks 2 --tokens 64k,1M --filter '*fill=random:*' --list
+  [[ ${#lines[@]} == 2 && ${lines[1]} == *:q=1048576:*:fill=random:* ]]
   NCCL_NVLS_ENABLE=0 run -2 --separate-stderr bench window --ranks 2
   [[ $stderr == *'window takes no --ranks'* ]]
   NCCL_NVLS_ENABLE=0 run -2 --separate-stderr bench forward --ranks 65
@@ -675,6 +677,11 @@ PY
   [[ ${lines[0]} == 'forward, backward with saved outputs, ms and times one GPU; correlated inputs. One GPU: NVIDIA H200, 2026-11-24, '* ]]
   [[ ${lines[1]} == '| tokens | 1 | 2, model | 64, model |' && ${#lines[@]} == 6 ]]
   [[ ${lines[3]} == '| 64k | 17.5, 47.8 | '* && ${lines[4]} =~ ^'| 1M | ~'[0-9]+', ~'[0-9]+' | '[0-9]+' (2.0), ' && ${lines[5]} == '| 100 | '* ]]
+  # docs/ranks.md holds what its command prints.
+  command=$(grep '^nsa-bench table .*--ranks' "$NSA_SOURCE/docs/ranks.md")
+  (cd "$NSA_SOURCE" && bench ${command#nsa-bench }) >table.md
+  [[ $(wc -l <table.md) == 9 ]]
+  python3 -c 'import sys; assert open("table.md").read() in open(sys.argv[1]).read()' "$NSA_SOURCE/docs/ranks.md"
   # Of forwards alone, with two inputs: two tables, and no backward.
   run -0 --separate-stderr bench table "$measured" --ranks 8
   [[ $output == *'forward, ms and times one GPU; random inputs.'*'| 4M | ~'*'forward, ms and times one GPU; correlated inputs.'* ]]
