@@ -129,9 +129,13 @@ static const struct argp_option options[] = {
   { "from", OPT_FROM, "N", 0, "Shortest length in tokens (window, compressed; 128)", 0 },
   { "to", OPT_TO, "N", 0, "Longest length (window, compressed; 65536)", 0 },
   { "ranks", OPT_RANKS, "LIST", 0,
-    "Over so many GPUs with NCCL, 1,2 or 2..8, beside one (forward, backward)", 0 },
+    "Over so many GPUs with NCCL, 1,2 or 2..8, beside one and a model (forward, backward); what "
+    "the model makes of a CSV's times (table)",
+    0 },
   { "tokens", OPT_TOKENS, "LIST", 0,
-    "With --ranks: the first problem with 64k,128k,1M tokens, random and correlated", 0 },
+    "With --ranks: the first problem with 64k,128k,1M tokens, random and correlated; the lengths "
+    "of the table (64k,128k,512k,1M,4M)",
+    0 },
   { "contexts", OPT_CONTEXTS, "LIST", 0,
     "Tokens of every sequence (decode: 4096,16384,65536; prefill: 8192,65536)", 0 },
   { "batches", OPT_BATCHES, "LIST", 0, "Sequences (decode; 1,4,16,32,64,256)", 0 },
@@ -233,14 +237,14 @@ static void check_cached(const arguments *a, struct argp_state *state) {
 static void check_ranks(const arguments *a, struct argp_state *state) {
   const char *nvls = getenv("NCCL_NVLS_ENABLE");
   if (!a->over_ranks && a->token_count) argp_error(state, "--tokens needs --ranks");
-  if (!a->over_ranks) return;
+  if (!a->over_ranks || a->command == TABLE) return;
   if (a->command != FORWARD && a->command != BACKWARD)
     argp_error(state, "%s takes no --ranks", command_names[a->command]);
   if (a->branches || a->json || a->markdown || a->svg)
     argp_error(state, "--ranks takes no --branches, --json, --md or --svg: --csv has its times");
   if (a->token_count && (a->problem || a->problems))
     argp_error(state, "--tokens, --problem or --problems, not two of them");
-  if (a->plans.device == NSAI_VERIFY_DEVICE_CPU) argp_error(state, "--ranks needs GPUs");
+  if (a->plans.device == NSAI_VERIFY_DEVICE_CPU) return; /* ranks are threads, without NCCL */
   if (!a->list && (!nvls || strcmp(nvls, "0") != 0))
     argp_error(state, "--ranks needs NVLink multicast off: set NCCL_NVLS_ENABLE=0");
 }
@@ -351,7 +355,7 @@ static nsa_status make_list(const arguments *a, bench_cases *list) {
   else if (a->problem)
     NSAI_TRY(bench_cases_add(list, a->problem, filter));
   else if (a->token_count)
-    for (int i = 0; i < a->token_count; i++) NSAI_TRY(bench_ranks_add(list, a->tokens[i]));
+    for (int i = 0; i < a->token_count; i++) NSAI_TRY(bench_ranks_add(list, a->tokens[i], filter));
   else if (a->problems)
     NSAI_TRY(bench_cases_load(list, a->problems, filter));
   else if (a->command == INDEX_KL)
@@ -703,9 +707,22 @@ static nsa_status read_decode(const arguments *a, const char *stem) {
   return status;
 }
 
+/* The model of runs over ranks, from the times of one GPU. */
+static nsa_status print_ranks(const arguments *a, const bench_results *results) {
+  static const int64_t lengths[] = { 64 << 10, 128 << 10, 512 << 10, 1 << 20, 4 << 20 };
+  const int count = a->token_count ? a->token_count : (int)(sizeof lengths / sizeof *lengths);
+  return bench_ranks_table(stdout, results, a->with_ranks, a->token_count ? a->tokens : lengths,
+                           count);
+}
+
 static nsa_status read_results(const arguments *a, const char *stem) {
   bench_results results = { 0 };
   nsa_status status = bench_csv_load(a->files[0], &results);
+  if (!status && a->over_ranks) {
+    status = print_ranks(a, &results);
+    bench_results_free(&results);
+    return status;
+  }
   if (!status && a->command == PLOT) status = bench_figures_write(&results, a->svg, stem);
   if (!status && a->command == TABLE && !bench_report_table(stdout, &results))
     status = nsai_fail(NSA_E_ARG, "%s: the forward of no problem was timed", a->files[0]);
@@ -721,7 +738,8 @@ static int run_reader(const arguments *a) {
     status = bench_chart(a->files, a->file_count, a->svg, a->check);
   } else {
     write_stem(a->files[0], stem, sizeof stem);
-    status = (bench_decode_csv_is(a->files[0]) ? read_decode : read_results)(a, stem);
+    const bool decodes = !a->over_ranks && bench_decode_csv_is(a->files[0]);
+    status = (decodes ? read_decode : read_results)(a, stem);
   }
   return status ? fail(1) : 0;
 }

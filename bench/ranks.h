@@ -1,39 +1,49 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa-bench forward and backward with --ranks: times runs over ranks, which are processes with a
- * GPU each and NCCL, beside the run of one rank in the same process. The time of a run is that of
- * its slowest rank, between CUDA events; burst and sustained are as of one GPU (time_launch.h).
+ * nsa-bench forward and backward with --ranks: times runs over ranks beside one GPU, which is timed
+ * first, and beside the model of ranks_model.h. Ranks are processes with a GPU each, and NCCL; on the
+ * CPU device they are threads, to try the program out. The time of a run is that of its slowest rank,
+ * between CUDA events; burst and sustained are as of one GPU (time_launch.h). ranks_rank.h has more.
  */
 #ifndef BENCH_RANKS_H
 #define BENCH_RANKS_H
 
 #include "plans.h"
 #include "problems.h"
+#include "results.h"
 
 #include <nsa/ranks.h>
 #include <stdbool.h>
 #include <stdio.h>
 
 typedef struct bench_ranks_options {
-  chk_plans_options plans; /* `device` is the ordinal of rank 0 */
-  bool with[NSA_MAX_RANKS + 1];
-  bool backward;
+  chk_plans_options plans;      /* `device` is the ordinal of rank 0 */
+  bool with[NSA_MAX_RANKS + 1]; /* one GPU is timed in any case */
+  bool backward;                /* the passes backward and back_saved; else forward */
   const char *commit;
 } bench_ranks_options;
 
-/* One line a problem and number of ranks: date, commit, device, problem, part (forward, backward),
- * ranks, burst_ms, sustained_ms, burst_ratio, sustained_ratio (one rank's time over this one),
- * workspace of a rank in bytes, note (why there is no time). */
+/* One line a problem, pass and number of ranks: date, commit, device, problem, part (forward,
+ * backward, back_saved as in csv.h), ranks, burst_ms, sustained_ms, burst_ratio, sustained_ratio (one
+ * GPU's time over this one; empty when it has none), model_ms (for the burst), model_percent (burst_ms
+ * over the model, less 100), workspace of a rank in bytes, note (why there is no time). */
 void bench_ranks_csv_header(FILE *out);
 
-/* Adds the first built-in problem with `tokens`, once with random and once with correlated inputs.
- */
-nsa_status bench_ranks_add(bench_cases *list, int64_t tokens);
+/* Adds the first built-in problem with `tokens`, once with random and once with correlated inputs, as
+ * far as they match `filter` (a glob over its text; NULL: both). */
+nsa_status bench_ranks_add(bench_cases *list, int64_t tokens, const char *filter);
 
 /* Times the list, and prints a line for each to `out`, and to `csv` unless it is NULL. *failed
- * counts those without a time. NSA_E_NO_DRIVER, NSA_E_NO_DEVICE: there are too few GPUs. */
+ * counts those without a time, except runs for which the GPUs have too little memory. NSA_E_NO_DRIVER,
+ * NSA_E_NO_DEVICE: there are too few GPUs. */
 nsa_status bench_ranks(const bench_ranks_options *options, const bench_cases *list, FILE *out,
                        FILE *csv, int64_t *failed);
+
+/* Writes the model's times as a Markdown table, for each model and fill of the results that has times
+ * of one GPU at two lengths: of forward and of backward with saved outputs, or of the one that was
+ * timed. A row for each of `tokens`, a column for each of `with`. NSA_E_ARG: there is no such. */
+nsa_status bench_ranks_table(FILE *out, const bench_results *results,
+                             const bool with[NSA_MAX_RANKS + 1], const int64_t *tokens, int count);
 
 #endif /* BENCH_RANKS_H */

@@ -616,6 +616,8 @@ SH
 @test "--ranks: the problems of --tokens; wrong usage is 2; without GPUs 77" {
   NCCL_NVLS_ENABLE=0 run -0 bench backward --ranks 1,2 --tokens 4k,1M --list
   [[ ${#lines[@]} == 4 && ${lines[0]} == *:q=4096:*:fill=random:* && ${lines[3]} == *:q=1048576:*:fill=correlated:* ]]
+  NCCL_NVLS_ENABLE=0 run -0 bench forward --ranks 2 --tokens 64k,1M --filter '*fill=random:*' --list
+  [[ ${#lines[@]} == 2 && ${lines[1]} == *:q=1048576:*:fill=random:* ]]
   NCCL_NVLS_ENABLE=0 run -2 --separate-stderr bench window --ranks 2
   [[ $stderr == *'window takes no --ranks'* ]]
   NCCL_NVLS_ENABLE=0 run -2 --separate-stderr bench forward --ranks 65
@@ -624,9 +626,119 @@ SH
   [[ $stderr == *'--tokens needs --ranks'* ]]
   run -2 --separate-stderr env -u NCCL_NVLS_ENABLE "$NSA_BENCH" forward --ranks 2
   [[ $stderr == *'set NCCL_NVLS_ENABLE=0'* ]]
-  NCCL_NVLS_ENABLE=0 run -2 --separate-stderr bench forward --ranks 2 --device cpu
-  [[ $stderr == *'--ranks needs GPUs'* ]]
   NSA_DRIVER_PATH=/nowhere NCCL_NVLS_ENABLE=0 run -77 --separate-stderr bench forward --ranks 2 --tokens 4k
+}
+
+@test "--ranks: on the CPU device ranks are threads; one GPU comes first; the model is beside" {
+  # 400 and 200 tokens are cut among two ranks; of 40 and 9 each goes whole to one. The third is too large for the CPU device, which ends nothing.
+  cat >ranks.txt <<'TXT'
+fwd:h16/1:d16/16:l8/4:s8x4+1+1:w16:q=400:nobatch
+fwd:h16/1:d16/16:l8/4:s8x4+1+1:w16:q=40,9
+fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=65536:nobatch
+fwd:h16/1:d16/16:l8/4:s8x4+1+1:w16:q=200:nobatch:fill=correlated:overlap
+TXT
+  run -1 --separate-stderr bench backward --device cpu --threads 2 --ranks 2 --problems ranks.txt --csv ranks.csv --commit abc
+  [[ $stderr == *'4 runs have no time'* && ${#lines[@]} == 16 ]]
+  [[ ${lines[0]} =~ ^'backward         400 tokens random      1 ranks '.*' ms '.*' sustained'$ ]]
+  [[ ${lines[1]} == back_saved*' 1 ranks '* ]]
+  [[ ${lines[8]} =~ ^backward.*' 2 ranks '.*' ms '.*' sustained '.*' x '.*' x  model '.*' ms '[+-][0-9.]+' %'$ ]]
+  [[ ${lines[4]} == *'1 ranks too large for the CPU device' && ${lines[12]} == *'2 ranks too large for the CPU device' ]]
+  [[ ${lines[14]} == backward*' 200 tokens correlated  2 ranks '* ]]
+  python3 - <<'PY'
+import csv
+rows = list(csv.DictReader(open("ranks.csv")))
+assert [(r["part"], r["ranks"]) for r in rows] == [(p, n) for n in "12" for _ in range(4) for p in ("backward", "back_saved")]
+one = {(r["problem"], r["part"]): r for r in rows[:8]}
+for r in rows:
+    assert r["commit"] == "abc" and r["device"] == "cpu" and None not in r
+    if "q=65536" in r["problem"]:
+        assert not r["burst_ms"] + r["sustained_ms"] + r["burst_ratio"] + r["model_ms"] + r["model_percent"]
+        assert r["note"] == "too large for the CPU device"
+        continue
+    burst, base = float(r["burst_ms"]), float(one[r["problem"], r["part"]]["burst_ms"])
+    assert not r["note"] and float(r["sustained_ms"]) > 0 and int(r["workspace"]) > 0
+    assert abs(float(r["burst_ratio"]) / (base / burst) - 1) < 1e-2
+    if r["ranks"] == "1":
+        assert not r["model_ms"] + r["model_percent"]
+    else:
+        assert abs(float(r["model_percent"]) - 100 * (burst / float(r["model_ms"]) - 1)) < 1
+    if "q=40,9" in r["problem"] and r["ranks"] == "2":
+        assert 0.7 * base < float(r["model_ms"]) <= base * 1.001, r  # each goes whole to a rank: nothing travels
+PY
+  run -0 --separate-stderr bench forward --device cpu --threads 2 --ranks 3 --problem fwd:h16/1:d16/16:l8/4:s8x4+1+1:w16:q=400:nobatch
+  [[ ${#lines[@]} == 2 && ${lines[1]} == forward*' 3 ranks '*' model '* ]]
+  run -1 --separate-stderr bench forward --device cpu --ranks 2 --problem fwd:q=64:nobatch --csv "$measured"
+  [[ $stderr == *'has other columns'* ]]
+}
+
+@test "table --ranks: the model, from times of one GPU" {
+  results=$NSA_SOURCE/bench/results
+  run -0 --separate-stderr bench table "$results/h200-2026-11-24-training.csv" --ranks 2,64 --tokens 64k,1M,100
+  [[ ${lines[0]} == 'forward, backward with saved outputs, ms and times one GPU; correlated inputs. One GPU: NVIDIA H200, 2026-11-24, '* ]]
+  [[ ${lines[1]} == '| tokens | 1 | 2, model | 64, model |' && ${#lines[@]} == 6 ]]
+  [[ ${lines[3]} == '| 64k | 17.5, 47.8 | '* && ${lines[4]} =~ ^'| 1M | ~'[0-9]+', ~'[0-9]+' | '[0-9]+' (2.0), ' && ${lines[5]} == '| 100 | '* ]]
+  # docs/ranks.md holds what its command prints.
+  command=$(grep '^nsa-bench table .*--ranks' "$NSA_SOURCE/docs/ranks.md")
+  (cd "$NSA_SOURCE" && bench ${command#nsa-bench }) >table.md
+  [[ $(wc -l <table.md) == 9 ]]
+  python3 -c 'import sys; assert open("table.md").read() in open(sys.argv[1]).read()' "$NSA_SOURCE/docs/ranks.md"
+  # Of forwards alone, with two inputs: two tables, and no backward.
+  run -0 --separate-stderr bench table "$measured" --ranks 8
+  [[ $output == *'forward, ms and times one GPU; random inputs.'*'| 4M | ~'*'forward, ms and times one GPU; correlated inputs.'* ]]
+  [[ ${lines[3]} =~ ^'| 64k | 36 | '[0-9.]+' ('[0-9.]+') |'$ ]]
+  run -1 --separate-stderr bench table "$results/h200-2026-11-21-window.csv" --ranks 8
+  [[ $stderr == *'times of two lengths'* ]]
+  run -1 --separate-stderr bench table "$results/h200-2026-11-22-decode.csv" --ranks 8
+  [[ $stderr == *'not a CSV of nsa-bench'* ]]
+  run -2 --separate-stderr bench table "$measured" --tokens 64k
+  [[ $stderr == *'--tokens needs --ranks'* ]]
+}
+
+@test "--ranks: ranks are processes; what a GPU has no memory for is no failure, and the list goes on" {
+  export NCCL_NVLS_ENABLE=0 NSA_DRIVER_PATH=$NSA_FAKE_CUDA NSA_NVRTC_PATH=$NSA_FAKE_CUDA
+  echo fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=1048576:nobatch >fake.txt
+  echo fwd:h4/2:d64/64:l32/16:s64x4+1+1:w64:q=1024:nobatch >>fake.txt
+  # Rank 0's GPU is too old, rank 1's is not: both leave each problem out together.
+  run -1 --separate-stderr bench forward --ranks 2 --device 0 --filter '*q=1024:*' --problems fake.txt --threads 2
+  [[ ${#lines[@]} == 2 && ${lines[1]} == *' 2 ranks '*'compute capability 7.5'* && $stderr == *'2 runs have no time'* ]]
+  # A limit of memory that the program itself starts with; a sanitizer's shadow has no room below it.
+  (ulimit -v 9000000 && "$NSA_BENCH" --version >/dev/null) || skip "no limit of memory here"
+  ulimit -v 9000000
+  run -0 --separate-stderr bench backward --ranks 1 --device cuda:1 --problems fake.txt --threads 2 --csv fake.csv
+  [[ ${lines[0]} == 'backward     1048576 tokens '*' 1 ranks cuMemAlloc: '*'(2): '* && ${lines[1]} == back_saved*cuMemAlloc* ]]
+  [[ ${lines[2]} == 'backward        1024 tokens '*' sustained' && ${lines[3]} == back_saved*' sustained' && ${#lines[@]} == 4 ]]
+  grep -qE 'q=1048576:.*,backward,1,,,,,,,[0-9]+,"cuMemAlloc' fake.csv
+}
+
+@test "tests/gpu/run.py ranks: what it runs over two GPUs, and the table of the times" {
+  mkdir programs
+  # In the place of NCCL: the CPU device, with short problems of the inputs that --filter asks for.
+  cat >programs/nsa-bench <<'SH'
+#!/usr/bin/env bash
+echo "$NCCL_NVLS_ENABLE nsa-bench $*" >>calls.txt
+[[ "$*" == *" --ranks 1,2 --tokens 64k,128k,512k,1M --filter "* ]] || exit 2
+fill=random
+[[ "$*" == *fill=correlated:* ]] && fill=correlated
+while [[ $1 != --csv ]]; do words+=("$1"); shift; done
+exec "$REAL_BENCH" "${words[0]}" --device cpu --threads 2 --ranks 1,2 --csv "$2" --problem "fwd:h16/1:d16/16:l8/4:s8x4+1+1:w16:q=256:nobatch:fill=$fill"
+SH
+  cat >programs/nsarankcheck <<'SH'
+#!/usr/bin/env bash
+echo "$NCCL_NVLS_ENABLE nsarankcheck $*" >>calls.txt
+[[ "$*" == "--comm nccl "*" --ranks 2"* ]] || exit 2
+echo '2 passed, 0 failed, 1 skipped (nccl, 0.1 s)'
+[[ "$*" != *'--fault stall'* ]] || { echo '1 passed, 1 failed, 0 skipped (nccl, 0.1 s)'; exit 1; }
+SH
+  chmod +x programs/*
+  REAL_BENCH=$NSA_BENCH run -1 python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --gpus 3 --seconds 300 --logs logs
+  [[ $output == *'1 failed '*'fault stall  exit 1'* && $output == *'2 passed   0 failed    1 skipped '*'check 128k'* ]]
+  [[ $output == *'27 passed   1 failed    7 skipped in 12 processes; no time was left for 0'* ]]
+  [[ $(grep -c '^0 ' calls.txt) == 12 && $(wc -l <calls.txt) == 12 ]]
+  [[ $(wc -l <logs/ranks.csv) == 13 && $(wc -l <logs/ranks.md) == 10 ]] # header and 12; 4 lines and 6
+  grep -qE '^\| back_saved \| correlated \| 256 \| cpu \| [0-9.]+, [0-9.]+ \| [0-9.]+, [0-9.]+ \([0-9.]+, [0-9.]+\); [+-][0-9.]+ % \|$' logs/ranks.md
+  # Not by itself: machines with one GPU have nothing for it.
+  run python3 "$NSA_SOURCE/tests/gpu/run.py" programs --only nothing --logs other
+  [[ $output == *'check  '* && $output != *'ranks  '* ]]
 }
 
 @test "no GPU is 77" {

@@ -8,6 +8,8 @@
   run.py FOLDER --seconds 120       limits for each part
   run.py FOLDER sanitize --from 90  the 91st process of the part and those behind it, where an earlier call ended
   run.py FOLDER sanitize --only index_scores  the processes whose names hold one of these words
+  run.py FOLDER ranks --seconds 3600          over all GPUs of this machine
+  run.py FOLDER ranks --seconds 590 --only "bench forward"   a share of it, where a command may last ten minutes
 
 Parts:
   check     nsacheck, many processes at once: fixed and random problems, scenarios of the cache by each operation,
@@ -15,12 +17,16 @@ Parts:
             of one GPU, and processes on two GPUs (skipped where there is one)
   sanitize  the shortest of each row's problems under compute-sanitizer: memcheck, racecheck, synccheck, initcheck
   python    the tests of tests/python in the frameworks that are installed
+  ranks     by its name alone: everything over ranks, one GPU each, by NCCL: nsarankcheck with repetitions, long
+            sequences and lost ranks, then nsa-bench beside one GPU and its model; on --gpus, one process after the
+            other. The times are in LOGS/ranks.csv, a table of them in LOGS/ranks.md
 
 The logs are in --logs. The exit status is 1 when a process failed or was still running at the limit, and when a
 part ran nothing. Processes for which no time was left are counted, and are no failure.
 """
 import argparse
 import concurrent.futures
+import csv
 import itertools
 import os
 import pathlib
@@ -40,6 +46,7 @@ PYTEST = {word: re.compile(rf"(\d+) {word}") for word in ("passed", "failed", "s
 class Job:
     """A process: its name, its command, and what became of it."""
     skips = 77  # the exit status of one that had nothing to run
+    limit = float("inf")  # seconds; beyond them it is ended
 
     def __init__(self, name, command, environment=None):
         self.name, self.command, self.environment = name, [str(word) for word in command], environment or {}
@@ -58,7 +65,7 @@ class Job:
             environment = {**os.environ, "NSA_CACHE_DIR": cache, **self.environment}
             process = subprocess.Popen(self.command, stdout=out, stderr=subprocess.STDOUT, env=environment)
             try:
-                process.wait(deadline - begin)
+                process.wait(min(deadline - begin, self.limit))
                 self.end = "" if process.returncode == 0 else f"exit {process.returncode}"
             except subprocess.TimeoutExpired:
                 process.kill()
@@ -142,6 +149,76 @@ def sanitize_jobs(options):
                                         "--problem", problem], cache)
 
 
+class Ranks(Job):
+    limit = 580
+
+
+class Bench(Ranks):
+    """nsa-bench prints a line for each run over ranks; one without a time has the reason in its place."""
+
+    def count(self, text):
+        lines = re.findall(r"^(?:forward|backward|back_saved) .* ranks .*$", text, re.MULTILINE)
+        self.passed = sum(" sustained" in line for line in lines)
+        self.skipped = max(len(lines) - self.passed, not lines)
+
+
+RANK_TOKENS = "64k,128k,512k,1M"
+
+
+def ranks_jobs(options):
+    sizes = [str(2 ** i) for i in range(1, 7) if 2 ** i <= max(options.gpus, 2)]
+    most, cache = sizes[-1], ["--cache-dir", options.logs.resolve() / "cache"]
+    environment = {"NCCL_NVLS_ENABLE": "0"}
+    check = [options.folder / "nsarankcheck", "--comm", "nccl", *cache]
+    yield Ranks("check", [*check, "--ranks", ",".join(sizes), "--backward", "--timeout", "60"], environment)
+    for tokens in ("4k", "64k", "128k"):
+        yield Ranks(f"check {tokens}", [*check, "--ranks", most, "--tokens", tokens, "--repeat", "20", "--backward"], environment)
+    yield Ranks("check random", [*check, "--ranks", most, "--random", "20", "--backward"], environment)
+    for fault in ("kill", "stall", "mismatch"):
+        yield Ranks(f"fault {fault}", [*check, "--ranks", most, "--fault", fault, "--timeout", "5"], environment)
+    for command, fill in itertools.product(("forward", "backward"), ("random", "correlated")):
+        # All lengths in one process, so that the model has times of one GPU for those that one cannot hold.
+        yield Bench(f"bench {command} {fill}", [
+            options.folder / "nsa-bench", command, "--ranks", ",".join(["1", *sizes]), "--tokens", RANK_TOKENS,
+            "--filter", f"*fill={fill}:*", "--csv", options.logs.resolve() / "ranks.csv", *cache], environment)
+
+
+def tokens_text(problem):
+    tokens = int(re.search(r":q=(\d+)", problem)[1])
+    return f"{tokens >> 20}M" if tokens % 2**20 == 0 else f"{tokens >> 10}k" if tokens % 2**10 == 0 else str(tokens)
+
+
+def write_ranks(folder):
+    """LOGS/ranks.md: of each pass, inputs and length the milliseconds of a burst and of sustained runs, times one GPU, and
+    what the burst takes beyond the model. Of a run that was timed again the last time counts."""
+    source = folder / "ranks.csv"
+    if not source.exists():
+        return
+    table, ranks = {}, set()
+    for row in csv.DictReader(source.open(encoding="utf-8")):
+        key = row["part"], re.search(r":fill=(\w+)", row["problem"])[1], tokens_text(row["problem"]), row["device"]
+        times = f" ({row['burst_ratio']}, {row['sustained_ratio']})" if row["burst_ratio"] and row["ranks"] != "1" else ""
+        model = f"; {float(row['model_percent']):+.1f} %" if row["model_percent"] else ""
+        table.setdefault(key, {})[int(row["ranks"])] = (
+            f"{row['burst_ms']}, {row['sustained_ms']}{times}{model}" if row["burst_ms"] else row["note"].replace("|", "/"))
+        ranks.add(int(row["ranks"]))
+    with (folder / "ranks.md").open("w", encoding="utf-8") as out:
+        out.write("Milliseconds of a burst, of sustained runs (times one GPU); the burst beyond the model of "
+                  "bench/ranks_model.h.\n\n")
+        out.write("".join(f"| {word} " for word in ("pass", "inputs", "tokens", "device", *sorted(ranks))) + "|\n")
+        out.write("|---" * (4 + len(ranks)) + "|\n")
+        for key, cells in table.items():
+            out.write("".join(f"| {word} " for word in (*key, *(cells.get(r, "") for r in sorted(ranks)))) + "|\n")
+    print(f"times over ranks: {folder / 'ranks.md'}", flush=True)
+
+
+def count_gpus():
+    if not shutil.which("nvidia-smi"):
+        return 0
+    listed = subprocess.run(["nvidia-smi", "-L"], text=True, capture_output=True, check=False).stdout
+    return len(re.findall(r"^GPU \d+:", listed, re.MULTILINE))
+
+
 def python_jobs(options):
     environment = {"NSA_TEST_DEVICE": "cuda", "NSA_PYTHON_LIBRARY": str(options.folder / "libnsa_python.so"),
                    "PYTHONPATH": str(TREE / "python"), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -150,8 +227,9 @@ def python_jobs(options):
                      environment)
 
 
-PARTS = {"check": check_jobs, "sanitize": sanitize_jobs, "python": python_jobs}
-AT_ONCE = {"check": 8, "sanitize": 8, "python": 3}
+PARTS = {"check": check_jobs, "sanitize": sanitize_jobs, "python": python_jobs, "ranks": ranks_jobs}
+DEFAULT = ["check", "sanitize", "python"]
+AT_ONCE = {"check": 8, "sanitize": 8, "python": 3, "ranks": 1}
 # The share of a part's time in which processes and problems begin, or all of it but so many seconds: the last ones'.
 BEGINS, LASTS = 0.6, 120
 
@@ -163,17 +241,20 @@ def main():
     parser.add_argument("--seconds", type=float, default=300, help="for each part [300]")
     parser.add_argument("--from", type=int, default=0, metavar="N", dest="first", help="leave out N processes of each part")
     parser.add_argument("--only", metavar="WORDS", default="", help="the processes whose names hold one of WORDS, separated by commas")
-    parser.add_argument("--jobs", type=int, metavar="N", help="processes at once [check and sanitize 8, python 3]")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes at once [check and sanitize 8, python 3, ranks 1]")
+    parser.add_argument("--gpus", type=int, metavar="N", help="of the part ranks: over 2, 4, 8 .. up to N GPUs [all of this machine]")
     parser.add_argument("--seed", type=int, default=1, help="of the random problems [1]")
     parser.add_argument("--logs", type=pathlib.Path, default=pathlib.Path("gpu-logs"))
     options = parser.parse_args()
     unknown = [part for part in options.parts if part not in PARTS]
     if unknown:
         parser.error(f"no part is called {unknown[0]}: {', '.join(PARTS)}")
+    if options.gpus is None:
+        options.gpus = count_gpus()
     options.folder = options.folder.resolve()
     options.logs.mkdir(parents=True, exist_ok=True)
     bad = False
-    for part in options.parts or PARTS:
+    for part in options.parts or DEFAULT:
         jobs, begin = list(PARTS[part](options))[options.first:], time.monotonic()
         jobs = [job for job in jobs if any(word in job.name for word in options.only.split(","))]
         limits = begin + max(BEGINS * options.seconds, options.seconds - LASTS), begin + options.seconds
@@ -188,6 +269,8 @@ def main():
         print(f"{part:9} {total[0]:5} passed {total[1]:3} failed {total[2]:4} skipped in {len(jobs) - late} processes; "
               f"no time was left for {late}", flush=True)
         bad |= bool(total[1]) or not total[0]
+        if part == "ranks":
+            write_ranks(options.logs)
     return bad
 
 

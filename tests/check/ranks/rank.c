@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT
  *
  * Tensors of a rank are made as those of a case of its tokens are, so that they lie between guard
- * bands in every layout; then the rows of inputs are replaced by the whole's.
+ * bands in every layout; then the rows of inputs are replaced by the whole's, where there is one.
  */
 #include "ranks/rank.h"
 
@@ -254,18 +254,39 @@ static nsa_status take_inputs(chk_rank *r) {
   return NSA_OK;
 }
 
-nsa_status chk_rank_prepare(chk_rank *r) {
-  r->c = r->whole->c;
-  NSAI_TRY(chk_ranks_shard(r->p, r->whole->trial.plan.ctx, &r->shard));
+/* Makes the tensors of the rank's case. Without a whole the blocks of a backward pass are any: those
+ * that a forward could choose take a time that is quadratic in the tokens. */
+static nsa_status make_tensors(chk_rank *r) {
+  const nsai_verify_case c = r->c;
+  const int threads = r->whole ? 1 : chk_plans_opts(r->plans)->threads;
+  if (!r->whole && c.kind == NSAI_VERIFY_BACKWARD && c.selection == NSA_SELECT_TOPN)
+    r->c.selection = NSA_SELECT_BLOCKS;
+  nsa_status status = nsai_verify_tensors_create(r->device, &r->c, threads, NULL, 0, &r->data);
+  r->c = c;
+  return status;
+}
+
+/* The shard and the plan, and the rank's case in place of the whole's. */
+static nsa_status divide(chk_rank *r) {
+  nsai_trial_plan one;
+  NSAI_TRY(plan_of(r->plans, &r->p->c, &one));
+  NSAI_TRY(chk_ranks_shard(r->p, one.ctx, &r->shard));
   NSAI_TRY(chk_rank_plan(r->plans, r->p, r->shard, &r->plan));
   r->c.num_seqs = 1;
   r->c.no_batch = 0;
   r->c.slack = 0; /* tensors have the shard's rows, and no more */
   r->c.q_len[0] = r->c.kv_len[0] = nsa_shard_tokens(r->shard, r->rank);
-  NSAI_TRY(nsai_verify_tensors_create(r->device, &r->c, 1, NULL, 0, &r->data));
+  return NSA_OK;
+}
+
+nsa_status chk_rank_prepare(chk_rank *r) {
+  r->c = r->whole ? r->whole->c : r->p->c;
+  if (!r->whole) r->c.seed += 2 * (uint64_t)r->rank; /* odd seeds leave out optional weights */
+  NSAI_TRY(r->p->ranks > 1 || r->whole ? divide(r) : plan_of(r->plans, &r->c, &r->plan));
+  NSAI_TRY(make_tensors(r));
   drop_optional(&r->data, &r->p->c);
-  NSAI_TRY(make_entries(r));
-  NSAI_TRY(take_inputs(r));
+  if (r->shard) NSAI_TRY(make_entries(r));
+  if (r->whole) NSAI_TRY(take_inputs(r));
   uint64_t bytes = r->plan.caps.workspace_bytes;
   if (r->c.kind == NSAI_VERIFY_BACKWARD && r->c.d_o_f32)
     bytes += nsai_d_o_bytes(&r->c.model, r->data.token_capacity);
@@ -313,12 +334,15 @@ nsa_status chk_rank_enqueue(const chk_rank *r) {
   exec.stream = r->device->stream;
   exec.comm = r->comm;
   nsai_verify_tensors_io(&r->data, NSAI_VERIFY_ON_DEVICE, &batch, &io);
-  batch = (nsa_batch)NSA_BATCH_INIT;
-  batch.num_seqs = r->p->c.num_seqs;
-  batch.shard = r->shard;
-  if (r->c.kind != NSAI_VERIFY_BACKWARD) return nsa_forward(r->plan.plan, &exec, &batch, &io);
+  if (r->shard) {
+    batch = (nsa_batch)NSA_BATCH_INIT;
+    batch.num_seqs = r->p->c.num_seqs;
+    batch.shard = r->shard;
+  }
+  const nsa_batch *given = nsai_verify_tensors_batch(&r->data, &batch);
+  if (r->c.kind != NSAI_VERIFY_BACKWARD) return nsa_forward(r->plan.plan, &exec, given, &io);
   nsai_verify_tensors_grads(&r->data, NSAI_VERIFY_ON_DEVICE, &grads);
-  return nsa_backward(r->plan.plan, &exec, &batch, &io, &grads);
+  return nsa_backward(r->plan.plan, &exec, given, &io, &grads);
 }
 
 nsa_status chk_rank_execute(chk_rank *r) {

@@ -60,7 +60,9 @@ typedef struct chk_rank {
   chk_shared *shared;
   chk_plans *plans;
   const nsai_verify_device *device; /* with a stream of this rank */
-  nsa_comm *comm;
+  nsa_comm *comm;                   /* NULL: one rank alone, for which there is no shard either */
+  /* NULL: the rank makes inputs of its own, which are the whole's in distribution. It then has the
+   * memory of its tokens alone, and nothing can be compared. */
   const chk_whole *whole;
   nsai_verify_result *result;
 

@@ -1,0 +1,65 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * A model of the time that a run over ranks takes, from times of one GPU. It is for comparison with
+ * measured times, and for numbers of GPUs that nobody has measured.
+ *
+ *   time = (one GPU - undivided) * share * tail + undivided + exchanges
+ *
+ * share       of the rank with the most work: 1 / R but for the alignment of pieces.
+ * undivided   what every rank does for all tokens: compression; in the backward pass also the fp32 sums
+ *             of dK and dV. Bytes over the memory's rate.
+ * tail        the last round of tiles leaves half of the SMs idle.
+ * exchanges   K and V, and in the backward pass the sums. Their bytes are counted in the shard, as
+ *             runtime/run/ranks_exchange.c sends them; the rank with the most decides. Each takes a
+ *             fixed time, and its bytes over the rates inside a host and between hosts. Nothing else
+ *             runs meanwhile.
+ *
+ * Two H200 of one host, random inputs, 32k to 128k tokens: within 5 % of what was measured
+ * (bench/results/h200-2026-11-27-ranks.txt; tests/unit/test_ranks_model.c). More GPUs, and more than
+ * one host, are not confirmed by any measurement.
+ */
+#ifndef BENCH_RANKS_MODEL_H
+#define BENCH_RANKS_MODEL_H
+
+#include "base/error.h"
+#include "model/model.h"
+
+#include <nsa/ranks.h>
+#include <stdbool.h>
+
+#define BENCH_RANKS_HOST 8 /* ranks of a host: neighbours by their numbers */
+
+/* A measured time of one GPU. */
+typedef struct bench_one_gpu {
+  double tokens, ms;
+} bench_one_gpu;
+
+/* The time of one GPU for a sequence of `tokens`, from `count` measured ones in any order: the measured
+ * one, or a S + b S^2 through the two lengths that are nearest. Without them 0. */
+double bench_one_gpu_ms(const bench_one_gpu *measured, int64_t count, double tokens);
+
+/* Bytes of the rank that sends or receives the most. */
+typedef struct bench_ranks_bytes {
+  double inside, between; /* its own host, and others */
+} bench_ranks_bytes;
+
+/* What the model needs of a shard. */
+typedef struct bench_ranks_work {
+  int32_t ranks;
+  double tokens;              /* of all sequences */
+  double share;               /* of one GPU's work: of the rank with the most */
+  double rank_tokens;         /* of that rank */
+  double summed;              /* tokens whose sums a rank writes, once for each of its pieces */
+  bench_ranks_bytes kv, sums; /* K and V in 16 bits; sums of dK and dV in fp32 */
+} bench_ranks_work;
+
+/* Counts it. NSA_E_NOMEM. */
+nsa_status bench_ranks_count(const nsai_model *model, const nsa_shard *shard,
+                             bench_ranks_work *out);
+
+/* The time of a run: milliseconds, 0 where `one_gpu_ms` is 0. */
+double bench_ranks_model_ms(const nsai_model *model, const bench_ranks_work *work, bool backward,
+                            double one_gpu_ms);
+
+#endif /* BENCH_RANKS_MODEL_H */

@@ -1,0 +1,171 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The model of runs over ranks, against measurements on two H200 and against its own formulas.
+ */
+#include "support/cmocka_all.h"
+
+#include "ranks_model.h"
+
+#include "ranks/shard.h"
+
+#include <math.h>
+
+#define K 1024
+
+/* The model of the measurements: bf16, 64/4 heads of 128, l 32, d 16, l' 64, n 16, w 512. */
+static const nsai_model model = { .heads = 64,
+                                  .kv_heads = 4,
+                                  .head_dim_qk = 128,
+                                  .head_dim_v = 128,
+                                  .dtype = NSA_BF16,
+                                  .block = 32,
+                                  .stride = 16,
+                                  .select_block = 64,
+                                  .select_count = 16,
+                                  .select_init = 1,
+                                  .select_local = 2,
+                                  .window = 512,
+                                  .phi = NSAI_PHI_MEAN,
+                                  .gate = NSAI_GATE_LOGITS };
+
+static bench_ranks_work count(int64_t tokens, int32_t ranks, int32_t layout) {
+  nsa_shard_options options = NSA_SHARD_OPTIONS_INIT;
+  bench_ranks_work work;
+  nsa_shard *shard;
+  options.ranks = ranks;
+  options.num_seqs = 1;
+  options.lengths = &tokens;
+  options.layout = layout;
+  assert_int_equal(nsai_shard_create(&options, 16, 64, &shard), NSA_OK);
+  assert_int_equal(bench_ranks_count(&model, shard, &work), NSA_OK);
+  nsa_shard_destroy(shard);
+  return work;
+}
+
+static double over(int64_t tokens, int32_t ranks, bool backward, double one) {
+  const bench_ranks_work work = count(tokens, ranks, NSA_SHARD_ZIGZAG);
+  return bench_ranks_model_ms(&model, &work, backward, one);
+}
+
+static void assert_near(double value, double expected, double part) {
+  if (!(fabs(value / expected - 1) <= part))
+    fail_msg("%g is not %g within %g", value, expected, part);
+}
+
+/* bench/results/h200-2026-11-27-ranks.txt: random inputs, NCCL. */
+static void test_measured_on_two(void **state) {
+  static const struct {
+    int64_t tokens;
+    bool backward;
+    double one, two;
+  } measured[] = { { 32 * K, false, 9.0, 4.8 },    { 64 * K, false, 25.5, 13.0 },
+                   { 128 * K, false, 74.7, 38.2 }, { 32 * K, true, 33.8, 18.5 },
+                   { 64 * K, true, 86.4, 45.9 },   { 128 * K, true, 244.3, 127.7 },
+                   { 64 * K, true, 59.9, 31.7 },   { 128 * K, true, 172.4, 87.5 } };
+  (void)state;
+  for (size_t i = 0; i < sizeof measured / sizeof *measured; i++)
+    assert_near(over(measured[i].tokens, 2, measured[i].backward, measured[i].one), measured[i].two,
+                0.05);
+}
+
+/* 1M tokens did not run on one GPU: the model extrapolates from 64k and 128k, to within 10 % of two. */
+static void test_extrapolated_on_two(void **state) {
+  static const bench_one_gpu forward[] = { { 64 * K, 25.5 }, { 128 * K, 74.7 } },
+                             backward[] = { { 64 * K, 86.4 }, { 128 * K, 244.3 } };
+  (void)state;
+  assert_near(over(K * K, 2, false, bench_one_gpu_ms(forward, 2, K * K)), 1487, 0.10);
+  assert_near(over(K * K, 2, true, bench_one_gpu_ms(backward, 2, K * K)), 4716, 0.10);
+}
+
+static void test_one_gpu(void **state) {
+  /* 2 S + 3 S^2, and lengths that have no time */
+  static const bench_one_gpu measured[] = { { 1, 5 }, { 8, 0 }, { 2, 16 }, { 4, 56 } };
+  (void)state;
+  for (double s = 1; s <= 64; s *= 2)
+    assert_near(bench_one_gpu_ms(measured, 4, s), 2 * s + 3 * s * s, 1e-12);
+  assert_near(bench_one_gpu_ms(measured, 4, 3), 33, 1e-12);
+  assert_true(bench_one_gpu_ms(measured, 1, 1) == 5);
+  assert_true(bench_one_gpu_ms(measured, 1, 2) == 0); /* one length has no slope */
+  assert_true(bench_one_gpu_ms(NULL, 0, 1) == 0);
+  /* Each length by the two that are nearest: here they lie on another curve. */
+  static const bench_one_gpu bent[] = { { 1, 1 }, { 2, 2 }, { 64, 640 }, { 128, 1280 } };
+  assert_near(bench_one_gpu_ms(bent, 4, 256), 2560, 1e-12);
+  assert_near(bench_one_gpu_ms(bent, 4, 1.5), 1.5, 1e-12);
+}
+
+/* k S (R - 1) / R of K and V, in both directions of the rank with the most, and twice that of sums. */
+static void test_bytes(void **state) {
+  const double k = 2 * 4 * (128 + 128), tokens = 512 * K;
+  (void)state;
+  for (int32_t ranks = 2; ranks <= 64; ranks *= 2) {
+    const bench_ranks_work w = count(512 * K, ranks, NSA_SHARD_ZIGZAG);
+    const double all = k * tokens * (ranks - 1) / ranks,
+                 inside = ranks > 8 ? k * tokens * 7 / ranks : all;
+    assert_near(w.kv.inside, inside, 1e-12);
+    assert_true(w.kv.between == all - inside);
+    assert_near(w.sums.inside, 2 * inside, 1e-12);
+    assert_true(w.sums.between == 2 * (all - inside));
+    assert_near(w.share, 1.0 / ranks, 1e-12);
+    assert_near(w.summed, tokens * (2 * ranks + 1) / (2 * ranks), 1e-12);
+    assert_near(w.rank_tokens, tokens / ranks, 1e-12);
+  }
+  const bench_ranks_work one = count(512 * K, 1, NSA_SHARD_ZIGZAG);
+  assert_true(one.kv.inside == 0 && one.kv.between == 0 && one.share == 1);
+  assert_true(bench_ranks_model_ms(&model, &one, true, 7) == 7);
+  /* Contiguous parts load the last rank most: with four, up to 7/16 of the quadratic part. */
+  const bench_ranks_work last = count(4096 * K, 4, NSA_SHARD_CONTIGUOUS);
+  assert_true(last.share > 0.42 && last.share < 7.0 / 16);
+}
+
+static void test_pairs_and_index(void **state) {
+  const int64_t lengths[] = { 64 * K, 8 * K };
+  nsa_shard_options options = NSA_SHARD_OPTIONS_INIT;
+  bench_ranks_work shared, apart, pack;
+  nsa_shard *shard;
+  nsai_model m = model;
+  (void)state;
+  options.ranks = 4;
+  options.num_seqs = 1;
+  options.lengths = lengths;
+  assert_int_equal(nsai_shard_create(&options, 16, 64, &shard), NSA_OK);
+  assert_int_equal(bench_ranks_count(&m, shard, &shared), NSA_OK);
+  m.per_branch = 1;
+  assert_int_equal(bench_ranks_count(&m, shard, &apart), NSA_OK);
+  assert_near(apart.kv.inside, 3 * shared.kv.inside, 1e-12);
+  assert_near(apart.sums.inside, 3 * shared.sums.inside, 1e-12);
+  m = model;
+  m.index_dim = 128;
+  assert_int_equal(bench_ranks_count(&m, shard, &apart), NSA_OK);
+  assert_near(apart.kv.inside, shared.kv.inside * (2048 + 256) / 2048, 1e-12);
+  assert_near(apart.sums.inside, shared.sums.inside, 1e-12);
+  nsa_shard_destroy(shard);
+  /* A pack exchanges what its sequences do. */
+  options.num_seqs = 2;
+  assert_int_equal(nsai_shard_create(&options, 16, 64, &shard), NSA_OK);
+  assert_int_equal(bench_ranks_count(&model, shard, &pack), NSA_OK);
+  assert_near(pack.kv.inside, shared.kv.inside * 9 / 8, 1e-12);
+  nsa_shard_destroy(shard);
+}
+
+static void test_more_ranks(void **state) {
+  (void)state;
+  double before = 1e9;
+  for (int32_t ranks = 2; ranks <= 64; ranks *= 2) {
+    const double ms = over(K * K, ranks, false, 2458);
+    assert_true(ms < before && ms > 2458.0 / ranks);
+    before = ms;
+  }
+  /* Between hosts a rank receives 7/8 of K and V of 64 ranks at 50 GB/s. */
+  assert_true(over(K * K, 64, false, 2458) > 2458.0 / 64 + 2048.0 * K * K * 7 / 8 / 50e6);
+  assert_true(over(K * K, 8, true, 0) == 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_measured_on_two), cmocka_unit_test(test_extrapolated_on_two),
+    cmocka_unit_test(test_one_gpu),         cmocka_unit_test(test_bytes),
+    cmocka_unit_test(test_pairs_and_index), cmocka_unit_test(test_more_ranks),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
