@@ -112,7 +112,7 @@ static nsa_status choose_first_usable(const nsai_driver *driver, int count, nsai
   return NSA_OK;
 }
 
-static nsa_status choose(const nsai_driver *driver, const char *which, nsai_cu_device *out) {
+nsa_status nsai_device_find(const nsai_driver *driver, const char *which, nsai_cu_device *out) {
   int count = 0, ordinal = 0;
   NSAI_TRY(NSAI_CUDA(driver, cuDeviceGetCount(&count)));
   if (count == 0)
@@ -151,7 +151,7 @@ nsa_status nsai_device_init(const nsai_driver *driver, const char *which, nsai_d
   nsa_status status = NSA_OK;
   nsai_cu_device ordinal;
   memset(out, 0, sizeof *out);
-  NSAI_TRY(choose(driver, which, &ordinal));
+  NSAI_TRY(nsai_device_find(driver, which, &ordinal));
   NSAI_TRY_TO(fail, nsai_device_describe(driver, ordinal, out));
   NSAI_TRY_TO(fail, take_context(out));
   return NSA_OK;

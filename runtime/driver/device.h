@@ -40,6 +40,10 @@ typedef struct nsai_device {
  * (architecture), NSA_E_CUDA. */
 nsa_status nsai_device_init(const nsai_driver *driver, const char *which, nsai_device *out);
 
+/* Finds the GPU that `which` names, as above, and takes no context of it. Unless `which` is "auto", it
+ * may be a GPU that nsai_device_init refuses. NSA_E_NO_DEVICE, NSA_E_CUDA; "auto": NSA_E_UNSUPPORTED. */
+nsa_status nsai_device_find(const nsai_driver *driver, const char *which, nsai_cu_device *out);
+
 /* Describes an architecture to compile for; nothing is opened. NSA_E_UNSUPPORTED. */
 nsa_status nsai_device_init_arch(const char *arch, nsai_device *out);
 

@@ -6,7 +6,8 @@
  * host's. FAKE_CUDA_INIT is what cuInit returns; FAKE_CUDA_HIDE names a function that is missing;
  * FAKE_CUDA_CURRENT is the device of the current context. FAKE_CUDA_GPU makes GPU 1 another one:
  * its compute capability times 10, multiprocessors, bytes of shared memory and name ("80 108 166912
- * NVIDIA A100").
+ * NVIDIA A100"). FAKE_CUDA_HOST names all GPUs in that way, with ';' between them. FAKE_CUDA_LOST is
+ * the number of a GPU that gives no context.
  */
 #include "fake_cuda.h"
 
@@ -19,6 +20,7 @@
 
 enum {
   INVALID_VALUE = 1,
+  DEVICE_UNAVAILABLE = 46,
   INVALID_CONTEXT = 201,
   ILLEGAL_ADDRESS = 700,
   LAUNCH_OUT_OF_RESOURCES = 701,
@@ -51,18 +53,35 @@ static int number(const char *variable, int otherwise) {
   return text ? atoi(text) : otherwise;
 }
 
-/* GPU 1. */
 typedef struct gpu {
   int capability, multiprocessors, shared_bytes;
   char name[64];
 } gpu;
 
-static gpu gpu_1(void) {
+/* The text of a GPU on FAKE_CUDA_HOST; NULL: there is none. */
+static const char *host_text(int index) {
+  const char *text = getenv("FAKE_CUDA_HOST");
+  for (; text && index > 0; index--) {
+    text = strchr(text, ';');
+    if (text) text++;
+  }
+  return text;
+}
+
+static gpu gpu_at(nsai_cu_device device) {
   gpu g = { 90, 132, 232448, "Fake H200" };
-  const char *text = getenv("FAKE_CUDA_GPU");
+  const char *text = host_text(device);
+  if (!getenv("FAKE_CUDA_HOST") && device == 0) return (gpu){ 75, 40, 65536, "Fake T4" };
+  if (!text) text = getenv("FAKE_CUDA_GPU");
   if (text)
-    sscanf(text, "%d %d %d %63[^\n]", &g.capability, &g.multiprocessors, &g.shared_bytes, g.name);
+    sscanf(text, "%d %d %d %63[^;\n]", &g.capability, &g.multiprocessors, &g.shared_bytes, g.name);
   return g;
+}
+
+static int gpu_count(void) {
+  int count = 0;
+  while (host_text(count)) count++;
+  return count ? count : 2;
 }
 
 static nsai_cu_result init(unsigned flags) {
@@ -81,7 +100,7 @@ static nsai_cu_result get_error(nsai_cu_result result, const char **text) {
 }
 
 static nsai_cu_result get_count(int *count) {
-  *count = 2;
+  *count = gpu_count();
   return 0;
 }
 
@@ -91,13 +110,13 @@ static nsai_cu_result get_device(nsai_cu_device *device, int ordinal) {
 }
 
 static nsai_cu_result get_name(char *name, int size, nsai_cu_device device) {
-  const gpu g = gpu_1();
-  snprintf(name, (size_t)size, "%s", device ? g.name : "Fake T4");
+  const gpu g = gpu_at(device);
+  snprintf(name, (size_t)size, "%s", g.name);
   return 0;
 }
 
 static nsai_cu_result get_uuid(nsai_cu_uuid *uuid, nsai_cu_device device) {
-  memset(uuid->bytes, device ? 0xab : 0xac, sizeof uuid->bytes);
+  memset(uuid->bytes, 0xac - device, sizeof uuid->bytes);
   return 0;
 }
 
@@ -107,16 +126,18 @@ static nsai_cu_result get_pci(char *id, int size, nsai_cu_device device) {
 }
 
 static nsai_cu_result by_pci(nsai_cu_device *device, const char *id) {
-  if (strcmp(id, "0000:11:00.0") != 0) return 101;
-  *device = 1;
+  unsigned bus = 0;
+  if (sscanf(id, "0000:%2x:00.0", &bus) != 1 || bus < 16 || bus - 16 >= (unsigned)gpu_count())
+    return 101;
+  *device = (int)bus - 16;
   return 0;
 }
 
 static nsai_cu_result get_attribute(int *value, int attribute, nsai_cu_device device) {
-  const gpu g = gpu_1();
+  const gpu g = gpu_at(device);
   switch (attribute) {
-  case NSAI_CU_DEVICE_CC_MAJOR: *value = device ? g.capability / 10 : 7; break;
-  case NSAI_CU_DEVICE_CC_MINOR: *value = device ? g.capability % 10 : 5; break;
+  case NSAI_CU_DEVICE_CC_MAJOR: *value = g.capability / 10; break;
+  case NSAI_CU_DEVICE_CC_MINOR: *value = g.capability % 10; break;
   case NSAI_CU_DEVICE_SM_COUNT: *value = g.multiprocessors; break;
   case NSAI_CU_DEVICE_MAX_SHARED_PER_BLOCK_OPTIN: *value = g.shared_bytes; break;
   case NSAI_CU_DEVICE_L2_BYTES: *value = 60 << 20; break;
@@ -132,7 +153,7 @@ static nsai_cu_result total_memory(size_t *bytes, nsai_cu_device device) {
 }
 
 static nsai_cu_result retain(nsai_cu_context *context, nsai_cu_device device) {
-  (void)device;
+  if (device == number("FAKE_CUDA_LOST", -1)) return DEVICE_UNAVAILABLE;
   COUNT(retained, 1);
   *context = (nsai_cu_context)&record;
   return 0;

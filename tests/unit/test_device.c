@@ -99,6 +99,41 @@ static void test_choice(void **state) {
     assert_int_equal(nsai_device_init(driver, bad[i].which, &device), bad[i].status);
 }
 
+/* A host of two equal GPUs, a third of another kind, and one that is too old. */
+static void test_host(void **state) {
+  const nsai_driver *driver = open_fake();
+  static const struct {
+    const char *which;
+    int ordinal; /* -1: none is found */
+  } names[] = {
+    { "auto", 0 },          { "2", 2 },        { "cuda:3", 3 }, { "0000:12:00.0", 2 },
+    { "0000:14:00.0", -1 }, { "GPU-aaaa", 2 }, { "GPU-a9", 3 }, { "GPU-a", -1 },
+    { "cuda:4", -1 },       { "all", -1 },
+  };
+  static const char *const kinds[] = { "Fake H200", "Fake H200", "Fake A100", "Fake T4" };
+  setenv("FAKE_CUDA_HOST",
+         "90 132 232448 Fake H200;90 132 232448 Fake H200;80 108 166912 Fake A100;"
+         "75 40 65536 Fake T4",
+         1);
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    nsai_cu_device found = -1;
+    nsa_status status = nsai_device_find(driver, names[i].which, &found);
+    assert_int_equal(status, names[i].ordinal < 0 ? NSA_E_NO_DEVICE : NSA_OK);
+    if (!status) assert_int_equal(found, names[i].ordinal);
+  }
+  for (int i = 0; i < 4; i++) {
+    nsai_device device;
+    assert_int_equal(nsai_device_describe(driver, i, &device), i == 3 ? NSA_E_UNSUPPORTED : NSA_OK);
+    assert_string_equal(device.name, kinds[i]);
+    assert_int_equal(device.sm_count, i < 2 ? 132 : i == 2 ? 108 : 40);
+  }
+  setenv("FAKE_CUDA_LOST", "1", 1);
+  nsai_device device;
+  assert_int_equal(nsai_device_init(driver, "cuda:1", &device), NSA_E_CUDA);
+  unsetenv("FAKE_CUDA_LOST");
+  unsetenv("FAKE_CUDA_HOST");
+}
+
 /* A host that has a current context has chosen its device, and keeps its context. */
 static void test_current_context(void **state) {
   nsai_device device;
@@ -184,6 +219,7 @@ int main(void) {
     cmocka_unit_test(test_choice),        cmocka_unit_test(test_current_context),
     cmocka_unit_test(test_deviceless),    cmocka_unit_test(test_report),
     cmocka_unit_test(test_json_strings),  cmocka_unit_test(test_loader_cache),
+    cmocka_unit_test(test_host),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
