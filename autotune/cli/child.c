@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -134,4 +135,32 @@ nsa_status nsai_child_run(nsai_child *program) {
 void nsai_child_fini(nsai_child *program) {
   free(program->output);
   program->output = NULL;
+}
+
+/* ---- functions ---- */
+
+void *nsai_child_memory(size_t bytes) {
+  void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  return memory == MAP_FAILED ? NULL : memory;
+}
+
+nsa_status nsai_child_fork(int (*work)(void *user), void *user, int *exit_status) {
+  static const char name[] = "a process of nsa-autotune";
+  const pid_t parent = getpid();
+  int state;
+  NSAI_TRY(nsai_cli_share_interrupt());
+  fflush(stdout); /* else both would write what is in the buffers */
+  fflush(stderr);
+  const pid_t child = fork();
+  if (child < 0) return nsai_cli_fail_io(name, "cannot be started", errno);
+  if (!child) {
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent) _exit(NSAI_EXIT_FAILURE); /* it died before */
+    exit(work(user));
+  }
+  /* SIGINT needs no passing on: the flag is shared, and a second one ends both. */
+  while (waitpid(child, &state, 0) < 0)
+    if (errno != EINTR) return nsai_cli_fail_io(name, "cannot be waited for", errno);
+  *exit_status = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
+  return NSA_OK;
 }

@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Runs nsacheck or nsa-bench for the report and reads its JSON.
+ * Child processes: nsacheck or nsa-bench for the report, whose JSON is read, and functions of this
+ * program that must not open the driver in this process.
  */
 #ifndef NSAI_CLI_CHILD_H
 #define NSAI_CLI_CHILD_H
@@ -33,5 +34,15 @@ nsa_status nsai_child_run(nsai_child *program);
 
 /* Releases the output. */
 void nsai_child_fini(nsai_child *program);
+
+/* Memory that this process and the children that it forks later share, zeroed; NULL: there is none. It
+ * stays until the process ends. */
+void *nsai_child_memory(size_t bytes);
+
+/* Runs `work` in a forked child, and waits for its end. `*exit_status` is what `work` returned, or 128 +
+ * the signal that ended it. The child prints on its own; SIGINT of either process is one of both, and
+ * when this process dies the child ends, too. This process must not have opened the driver, which
+ * does not survive a fork, and must have one thread. NSA_E_IO, NSA_E_NOMEM. */
+nsa_status nsai_child_fork(int (*work)(void *user), void *user, int *exit_status);
 
 #endif /* NSAI_CLI_CHILD_H */

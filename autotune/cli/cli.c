@@ -5,6 +5,7 @@
 
 #include "base/duration.h"
 #include "base/text.h"
+#include "cli/child.h"
 #include "cli/complete.h"
 #include "program.h"
 
@@ -151,12 +152,14 @@ nsa_status nsai_cli_print(nsai_cli_writer write, const void *subject) {
 
 /* ---- time, interruption, progress ---- */
 
-/* The only variable that a signal handler may write. */
-static volatile sig_atomic_t interrupted;
+/* The only variable that a signal handler may write; behind nsai_cli_share_interrupt it is one of this
+ * process and its children. */
+static volatile sig_atomic_t own_flag;
+static volatile sig_atomic_t *volatile interrupted = &own_flag;
 
 static void on_interrupt(int number) {
   (void)number;
-  interrupted = 1;
+  *interrupted = 1;
 }
 
 void nsai_cli_catch_interrupt(void) {
@@ -164,7 +167,16 @@ void nsai_cli_catch_interrupt(void) {
   sigaction(SIGINT, &action, NULL);
 }
 
-bool nsai_cli_interrupted(void) { return interrupted; }
+bool nsai_cli_interrupted(void) { return *interrupted; }
+
+nsa_status nsai_cli_share_interrupt(void) {
+  if (interrupted != &own_flag) return NSA_OK;
+  volatile sig_atomic_t *shared = nsai_child_memory(sizeof *shared);
+  if (!shared) return nsai_fail_nomem("a flag for children", sizeof *shared);
+  interrupted = shared;
+  if (own_flag) *shared = 1; /* the signal came before */
+  return NSA_OK;
+}
 
 void nsai_cli_progress_begin(nsai_cli_progress *progress, const char *title) {
   double now = nsai_seconds();
@@ -209,7 +221,7 @@ int32_t nsai_cli_progress_step(void *user, int64_t done, int64_t total, const ch
             (long long)total, what ? what : "", left);
     p->spoken = now;
   }
-  return interrupted;
+  return *interrupted;
 }
 
 void nsai_cli_log(void *user, int32_t level, const char *component, const char *text) {

@@ -157,6 +157,10 @@ const char *nsai_cli_bytes(uint64_t bytes, char buf[32]);
 void nsai_cli_catch_interrupt(void);
 bool nsai_cli_interrupted(void);
 
+/* From now on this process and the children that it forks have one flag: whichever of them gets the
+ * signal, all see it. NSA_E_NOMEM. */
+nsa_status nsai_cli_share_interrupt(void);
+
 /* Progress on stderr: a bar on a terminal, else a line every 10 seconds. */
 typedef struct nsai_cli_progress {
   const char *title; /* "base.yaml sm_90a" */

@@ -7,12 +7,15 @@
 
 #include "base/duration.h"
 #include "base/text.h"
+#include "cli/child.h"
+#include "cli/tune_gpus.h"
 #include "cli/tune_print.h"
 #include "plan/problem.h"
 #include "program.h"
 #include "records/decide.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <nsa/tune.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +29,9 @@ typedef struct arguments {
   bool all_ops;  /* every operation that the tuner times and that has kernels on this device */
   bool fresh, dry_run;
   nsai_tune_format format;
-  char jobs[64]; /* the override that --jobs sets */
+  char jobs[64];       /* the override that --jobs sets */
+  const char *devices; /* --device: several GPUs; NULL: one */
+  char device[128];    /* the override that names one; "": none */
   const char **files;
   int file_count;
 } arguments;
@@ -39,10 +44,16 @@ static const struct argp_option options[] = {
   { "level", 'l', "LEVEL", 0,
     "How hard to look: heuristic, quick, normal or exhaustive (tuning.level)", 0 },
   { "budget", OPT_BUDGET, "DURATION", 0,
-    "Begin nothing new after this time, as 90s, 10m or 1.5h, for each FILE (tuning.budget)", 0 },
+    "Begin nothing new after this time, as 90s, 10m or 1.5h, for each FILE and kind of GPU "
+    "(tuning.budget)",
+    0 },
   { "fresh", OPT_FRESH, 0, 0, "Forget earlier timings instead of resuming", 0 },
   { "dry-run", 'n', 0, 0, "Print what would be measured and how long it takes", 0 },
   { "jobs", OPT_JOBS, "N", 0, "Compile that many kernels at once (runtime.compile_jobs)", 0 },
+  { "device", 'd', "DEVICES", 0,
+    "GPU, or GPUs with commas between, as cuda:0,cuda:2, or all: tunes one of each kind, whose "
+    "records serve the others (runtime.device)",
+    0 },
   { "op", OPT_OP, "OP|all", 0,
     "Operation: forward, dense, prefill, decode, backward, or all; without it the first two", 0 },
   { "json", OPT_JSON, 0, 0, "Print JSON", 1 },
@@ -86,9 +97,21 @@ static void set_format(arguments *a, nsai_tune_format format, struct argp_state 
   a->format = format;
 }
 
+/* One GPU is an override like any other. Of several, each child sets its own later. */
+static void parse_device(arguments *a, const char *value, struct argp_state *state) {
+  bool several = nsai_tune_gpus_several(value);
+  const char *refused = several || !*value ? nsai_tune_gpus_refuse(value) : NULL;
+  if (refused) argp_error(state, "--device \"%s\": %s", value, refused);
+  const char *one = several ? "auto" : value;
+  if (snprintf(a->device, sizeof a->device, "runtime.device=%s", one) >= (int)sizeof a->device)
+    argp_error(state, "--device \"%s\": a name is too long", value);
+  a->devices = several ? value : NULL;
+}
+
 static error_t parse(int key, char *value, struct argp_state *state) {
   arguments *a = state->input;
   switch (key) {
+  case 'd': parse_device(a, value, state); break;
   case 'l': a->level = parse_level(value, state); break;
   case OPT_BUDGET: a->budget = parse_budget(value, state); break;
   case OPT_FRESH: a->fresh = true; break;
@@ -106,6 +129,9 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     a->file_count = state->argc - state->next;
     break;
   case ARGP_KEY_NO_ARGS: argp_usage(state); break;
+  case ARGP_KEY_END: /* the last override, whatever --set says */
+    if (a->device[0]) nsai_cli_override(&a->settings, a->device, state);
+    break;
   default: return ARGP_ERR_UNKNOWN;
   }
   return 0;
@@ -113,10 +139,18 @@ static error_t parse(int key, char *value, struct argp_state *state) {
 
 /* ---- work ---- */
 
-/* One file. */
+/* What is known after a file has been tuned on one GPU, in memory that children share. */
+typedef struct outcome {
+  bool begun;        /* results have been printed */
+  nsa_status status; /* what the tuner returned last */
+} outcome;
+
+/* One file on one GPU. */
 typedef struct job {
   const arguments *a;
-  const char *file;
+  nsai_tune_subject subject;
+  char device[128], arch[16]; /* of the subject */
+  const char *title;          /* of the progress */
   nsai_tune_results results;
   nsai_cli_progress progress;
   char stage[64];  /* the stage being measured */
@@ -202,7 +236,17 @@ static nsa_status demand_saved(const job *j) {
       NSA_E_CACHE,
       "%s: %" PRId64 " record%s could not be saved and will be lost (%s); make room, or "
       "set runtime.cache_dir or $NSA_CACHE_DIR to a folder of your own, and tune again",
-      j->file, j->unsaved, j->unsaved == 1 ? "" : "s", j->why);
+      j->subject.file, j->unsaved, j->unsaved == 1 ? "" : "s", j->why);
+}
+
+/* The subject of the results. */
+static void name_device(job *j, const nsa_ctx *ctx) {
+  snprintf(j->device, sizeof j->device, "%s", ctx->device.name);
+  snprintf(j->arch, sizeof j->arch, "%s", ctx->target.arch);
+  j->subject.device = j->device;
+  j->subject.arch = j->arch;
+  j->subject.sms = ctx->device.sm_count;
+  j->subject.gpu = ctx->device.ordinal;
 }
 
 static nsa_status tune_one(job *j) {
@@ -222,8 +266,9 @@ static nsa_status tune_one(job *j) {
   t.progress = show_progress;
   t.event = keep_event;
   t.user = j;
-  nsai_cli_progress_begin(&j->progress, j->file);
-  NSAI_TRY_TO(done, nsai_cli_create(j->file, &o, &ctx));
+  nsai_cli_progress_begin(&j->progress, j->title);
+  NSAI_TRY_TO(done, nsai_cli_create(j->subject.file, &o, &ctx));
+  name_device(j, ctx);
   NSAI_TRY_TO(done, list_problems(j->a, ctx, problems, &count));
   status = nsa_tune(ctx, count ? problems : NULL, count, &t);
   nsai_cli_progress_clear(&j->progress);
@@ -239,7 +284,7 @@ done:
 
 static nsa_status write_results(const void *subject, nsai_writer *out) {
   const job *j = subject;
-  return nsai_tune_print(out, j->a->format, j->file, &j->results);
+  return nsai_tune_print(out, j->a->format, &j->subject, &j->results);
 }
 
 /* Prints what was measured, also after a failure or an interruption. */
@@ -257,33 +302,89 @@ static nsa_status print_results(const job *j, bool *begun) {
   return NSA_OK;
 }
 
-/* All files; returns the exit code of the last that failed. */
-static int tune_all(const arguments *a, bool *begun) {
+/* Tunes and prints one file; returns the exit code of what failed last. */
+static int tune_file(job *j, outcome *out) {
   int code = NSAI_EXIT_OK;
+  nsa_status status = tune_one(j);
+  bool interrupted = status == NSA_E_CANCELLED || nsai_cli_interrupted();
+  out->status = status;
+  if (status != NSA_OK && status != NSA_E_CANCELLED) code = nsai_cli_fail(status);
+  status = print_results(j, &out->begun);
+  if (status != NSA_OK) code = nsai_cli_fail(status);
+  nsai_tune_results_fini(&j->results);
+  status = demand_saved(j);
+  if (status != NSA_OK) code = nsai_cli_fail(status);
+  if (interrupted && status == NSA_OK)
+    fprintf(stderr, "interrupted; what was measured is kept: the same command%s resumes\n",
+            j->a->fresh ? " without --fresh" : "");
+  return interrupted ? NSAI_EXIT_INTERRUPTED : code;
+}
+
+/* ---- several GPUs ---- */
+
+typedef struct file_on_gpus {
+  arguments *a;
+  const char *file;
+  outcome *out;
+} file_on_gpus;
+
+/* In a child, which has these arguments for itself. */
+static int tune_on_gpu(void *user, int32_t gpu, const int32_t *serves, int32_t count,
+                       nsa_status *status) {
+  const file_on_gpus *f = user;
+  char title[PATH_MAX + 16];
+  job j = { .a = f->a,
+            .title = title,
+            .subject = { .file = f->file, .serves = serves, .serves_count = count } };
+  snprintf(f->a->device, sizeof f->a->device, "runtime.device=cuda:%d", gpu);
+  snprintf(title, sizeof title, "%s cuda:%d", f->file, gpu);
+  int code = tune_file(&j, f->out);
+  *status = f->out->status;
+  return code;
+}
+
+/* One file on the GPUs of --device, which are looked for once, by the first file's driver. */
+static int tune_file_on_gpus(arguments *a, const char *file, nsai_tune_gpus *gpus, outcome *out) {
+  file_on_gpus f = { a, file, out };
+  nsai_config *config = NULL;
+  int code = NSAI_EXIT_OK;
+  /* Standard input is read here, for all children. What is wrong with the file is said once. */
+  nsa_status status = nsai_cli_load(file, &a->settings, true, NULL, &config);
+  if (status != NSA_OK) return nsai_cli_fail(status);
+  if (!gpus->usable) code = nsai_tune_gpus_find(a->devices, config->runtime.driver_path, gpus);
+  nsai_config_destroy(config);
+  if (!gpus->usable) {
+    out->status = NSA_E_NO_DEVICE;
+    return code;
+  }
+  int own = nsai_tune_gpus_each(gpus, file, tune_on_gpu, &f);
+  out->status = NSA_OK;
+  return own == NSAI_EXIT_OK ? code : own;
+}
+
+/* ---- all files ---- */
+
+/* Returns the exit code of the last that failed. */
+static int tune_all(arguments *a, outcome *out) {
+  int code = NSAI_EXIT_OK;
+  nsai_tune_gpus *gpus = nsai_child_memory(sizeof *gpus);
+  if (!gpus) return nsai_cli_fail(nsai_fail_nomem("the list of GPUs", sizeof *gpus));
   for (int f = 0; f < a->file_count; f++) {
-    job j = { .a = a, .file = a->files[f] };
-    nsa_status status = tune_one(&j);
-    bool interrupted = status == NSA_E_CANCELLED || nsai_cli_interrupted();
-    bool no_gpu = status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE;
-    if (status != NSA_OK && status != NSA_E_CANCELLED) code = nsai_cli_fail(status);
-    status = print_results(&j, begun);
-    if (status != NSA_OK) code = nsai_cli_fail(status);
-    nsai_tune_results_fini(&j.results);
-    status = demand_saved(&j);
-    if (status != NSA_OK) code = nsai_cli_fail(status);
-    if (interrupted && status == NSA_OK)
-      fprintf(stderr, "interrupted; what was measured is kept: the same command%s resumes\n",
-              a->fresh ? " without --fresh" : "");
-    if (interrupted) return NSAI_EXIT_INTERRUPTED;
+    job j = { .a = a, .title = a->files[f], .subject = { .file = a->files[f] } };
+    out->status = NSA_OK;
+    int own = a->devices ? tune_file_on_gpus(a, a->files[f], gpus, out) : tune_file(&j, out);
+    if (own != NSAI_EXIT_OK) code = own;
+    if (own == NSAI_EXIT_INTERRUPTED) return own;
     /* A missing GPU is reported once for all files. */
-    if (no_gpu) return code;
+    if (out->status == NSA_E_NO_DRIVER || out->status == NSA_E_NO_DEVICE) return code;
   }
   return code;
 }
 
 int nsai_cmd_tune(int argc, char **argv) {
   static const char help[] =
-      "Verifies and times, on this machine's GPU, the candidates of every stage that the files' "
+      "Verifies and times, on this machine's GPU or with --device on several, the candidates of "
+      "every stage that the files' "
       "`model` and `serving` sections lead to, and keeps the winners in records beside the kernel "
       "cache, from which later plans choose. Prints what was chosen, beside the heuristic's "
       "choice, and the length from which the sparse forward is faster than dense attention. "
@@ -292,10 +393,11 @@ int nsai_cmd_tune(int argc, char **argv) {
       "not "
       "be saved.";
   arguments a = { 0 };
-  bool begun = false;
   nsai_cli_parse(argc, argv, options, parse, "FILE...", help, &a);
   nsai_cli_catch_interrupt();
-  int code = tune_all(&a, &begun);
-  if (begun) fputs(nsai_tune_foot(a.format), stdout);
+  outcome *out = nsai_child_memory(sizeof *out);
+  if (!out) return nsai_cli_fail(nsai_fail_nomem("what children tell", sizeof *out));
+  int code = tune_all(&a, out);
+  if (out->begun) fputs(nsai_tune_foot(a.format), stdout);
   return code;
 }

@@ -83,6 +83,12 @@ static void offer_devices(const place *at) {
   offer_value(at, "cpu", "The CPU device");
 }
 
+/* Names with commas between cannot be known here. */
+static void offer_gpus(const place *at) {
+  offer_value(at, "all", "Every GPU of this host");
+  offer_value(at, "auto", "The first GPU");
+}
+
 static void offer_key_values(const place *at, const nsai_key *key) {
   if (key->type == NSAI_TYPE_BOOL) {
     offer_value(at, "false", NULL);
@@ -136,6 +142,7 @@ static const struct {
   { "ARCH", offer_archs },
   { "CONFIG.JSON", ask_for_files },
   { "DEVICE", offer_devices },
+  { "DEVICES", offer_gpus },
   { "DIR", ask_for_folders },
   { "DURATION", NULL },
   { "HASH", NULL },

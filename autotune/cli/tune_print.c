@@ -230,7 +230,7 @@ void nsai_tune_print_problems(nsai_writer *out, nsai_tune_format format,
   nsai_tune_span span = { 0 };
   bool first = true;
   if (format == NSAI_TUNE_CSV) {
-    nsai_tune_csv_problems(out, "", results);
+    nsai_tune_csv_problems(out, &(nsai_tune_subject){ .file = "" }, results);
     return;
   }
   if (format == NSAI_TUNE_JSON) nsai_write(out, "[");
@@ -245,7 +245,8 @@ void nsai_tune_print_problems(nsai_writer *out, nsai_tune_format format,
   if (format == NSAI_TUNE_JSON) nsai_write(out, "]");
 }
 
-static nsa_status print_summary(nsai_writer *out, nsai_tune_format format, const char *file,
+static nsa_status print_summary(nsai_writer *out, nsai_tune_format format,
+                                const nsai_tune_subject *subject,
                                 const nsai_tune_results *results) {
   size_t count, same;
   nsai_tune_point *points;
@@ -254,7 +255,7 @@ static nsa_status print_summary(nsai_writer *out, nsai_tune_format format, const
   for (size_t at = 0; at < count; at += same) {
     same = nsai_tune_series(points + at, count - at);
     if (format == NSAI_TUNE_CSV) {
-      nsai_tune_csv_series(out, file, points + at, same);
+      nsai_tune_csv_series(out, subject, points + at, same);
     } else if (format == NSAI_TUNE_JSON) {
       nsai_write(out, "%s\n  ", at ? "," : "");
       nsai_tune_json_series(out, points + at, same);
@@ -269,20 +270,32 @@ static nsa_status print_summary(nsai_writer *out, nsai_tune_format format, const
 
 nsa_status nsai_tune_print_summary(nsai_writer *out, nsai_tune_format format,
                                    const nsai_tune_results *results) {
-  return print_summary(out, format, "", results);
+  return print_summary(out, format, &(nsai_tune_subject){ .file = "" }, results);
 }
 
-nsa_status nsai_tune_print(nsai_writer *out, nsai_tune_format format, const char *file,
-                           const nsai_tune_results *results) {
+/* "base.yaml on cuda:0 (NVIDIA H200); its records also serve cuda:1, cuda:3" */
+static void put_subject(nsai_writer *out, bool markdown, const nsai_tune_subject *subject) {
+  int32_t others = 0;
+  nsai_write(out, "%s%s", markdown ? "## " : "", subject->file);
+  if (subject->device) nsai_write(out, " on cuda:%d (%s)", subject->gpu, subject->device);
+  for (int32_t i = 0; i < subject->serves_count; i++)
+    if (subject->serves[i] != subject->gpu)
+      nsai_write(out, "%scuda:%d", others++ ? ", " : "; its records also serve ",
+                 subject->serves[i]);
+  nsai_write(out, "\n\n");
+}
+
+nsa_status nsai_tune_print(nsai_writer *out, nsai_tune_format format,
+                           const nsai_tune_subject *subject, const nsai_tune_results *results) {
   if (format == NSAI_TUNE_CSV) {
-    nsai_tune_csv_problems(out, file, results);
-    return print_summary(out, format, file, results);
+    nsai_tune_csv_problems(out, subject, results);
+    return print_summary(out, format, subject, results);
   }
   if (format == NSAI_TUNE_JSON) {
-    nsai_write_json_member(out, "{", "file", file);
+    nsai_tune_json_subject(out, subject);
     nsai_write(out, ", \"problems\": ");
   } else {
-    nsai_write(out, format == NSAI_TUNE_MARKDOWN ? "## %s\n\n" : "%s\n\n", file);
+    put_subject(out, format == NSAI_TUNE_MARKDOWN, subject);
   }
   nsai_tune_print_problems(out, format, results);
   if (format == NSAI_TUNE_JSON) nsai_write(out, ",\n \"summary\": ");

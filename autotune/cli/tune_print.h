@@ -16,15 +16,26 @@ typedef enum nsai_tune_format {
   NSAI_TUNE_MARKDOWN
 } nsai_tune_format;
 
-/* The text before the first file and after the last one. The members of the JSON array must be
+/* The text before the first subject and after the last one. The members of the JSON array must be
  * separated by ",\n". */
 const char *nsai_tune_head(nsai_tune_format format);
 const char *nsai_tune_foot(nsai_tune_format format);
 
-/* Prints all results of one file: for each problem the choice beside the heuristic's, and the
+/* What was tuned: one file on one GPU. */
+typedef struct nsai_tune_subject {
+  const char *file;
+  const char *device, *arch; /* the GPU, as records name it; device NULL: it is not known */
+  int32_t sms;
+  int32_t gpu; /* its number among the visible ones */
+  /* The GPUs of the host that the records serve, `gpu` among them; NULL: it alone. */
+  const int32_t *serves;
+  int32_t serves_count;
+} nsai_tune_subject;
+
+/* Prints all results of one subject: for each problem the choice beside the heuristic's, and the
  * baselines, or the plan of a dry run; then the summary for each kind of inputs. NSA_E_NOMEM. */
-nsa_status nsai_tune_print(nsai_writer *out, nsai_tune_format format, const char *file,
-                           const nsai_tune_results *results);
+nsa_status nsai_tune_print(nsai_writer *out, nsai_tune_format format,
+                           const nsai_tune_subject *subject, const nsai_tune_results *results);
 
 /* The parts of the above, for other reports. JSON: one array each. */
 void nsai_tune_print_problems(nsai_writer *out, nsai_tune_format format,

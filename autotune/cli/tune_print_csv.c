@@ -10,7 +10,7 @@
 #include <string.h>
 
 const char *nsai_tune_csv_head(void) {
-  return "file,problem,tokens,row,stage,candidate,ms,spread,heuristic_ms,gain,note\n";
+  return "file,gpu,device,problem,tokens,row,stage,candidate,ms,spread,heuristic_ms,gain,note\n";
 }
 
 static void csv_field(nsai_writer *out, const char *text) {
@@ -26,14 +26,25 @@ static void csv_number(nsai_writer *out, bool there, double value) {
   if (there && isfinite(value)) nsai_write(out, "%.6g", value);
 }
 
-static void csv_row(nsai_writer *out, const char *file, const nsai_tune_span *span,
+/* The first fields of every row. */
+static void csv_subject(nsai_writer *out, const nsai_tune_subject *subject) {
+  csv_field(out, subject->file);
+  if (!subject->device) {
+    nsai_write(out, ",,,");
+    return;
+  }
+  nsai_write(out, ",cuda:%d,", subject->gpu);
+  csv_field(out, subject->device);
+  nsai_write(out, ",");
+}
+
+static void csv_row(nsai_writer *out, const nsai_tune_subject *subject, const nsai_tune_span *span,
                     const nsa_tune_event *e) {
   const char *state = nsai_tune_state(e->kind);
   bool chosen = e->kind == NSA_TUNE_CHOSEN, baseline = e->kind == NSA_TUNE_BASELINE;
   bool timed = chosen || baseline || e->kind == NSA_TUNE_TIMED;
   if (!state && !chosen && !baseline) return;
-  csv_field(out, file);
-  nsai_write(out, ",");
+  csv_subject(out, subject);
   csv_field(out, span->events[0].problem);
   nsai_write(out, ",%" PRId64 ",%s,", span->events[0].tokens,
              state    ? state
@@ -51,17 +62,17 @@ static void csv_row(nsai_writer *out, const char *file, const nsai_tune_span *sp
   nsai_write(out, "\n");
 }
 
-void nsai_tune_csv_problems(nsai_writer *out, const char *file, const nsai_tune_results *results) {
+void nsai_tune_csv_problems(nsai_writer *out, const nsai_tune_subject *subject,
+                            const nsai_tune_results *results) {
   nsai_tune_span span = { 0 };
   while (nsai_tune_next(results, &span))
-    for (size_t i = 0; i < span.count; i++) csv_row(out, file, &span, &span.events[i]);
+    for (size_t i = 0; i < span.count; i++) csv_row(out, subject, &span, &span.events[i]);
 }
 
-void nsai_tune_csv_series(nsai_writer *out, const char *file, const nsai_tune_point *points,
-                          size_t count) {
+void nsai_tune_csv_series(nsai_writer *out, const nsai_tune_subject *subject,
+                          const nsai_tune_point *points, size_t count) {
   double crossover = nsai_tune_crossover(points, count);
-  csv_field(out, file);
-  nsai_write(out, ",");
+  csv_subject(out, subject);
   csv_field(out, points[0].problem);
   nsai_write(out, ",");
   if (isfinite(crossover) && crossover > 0) nsai_write(out, "%.0f", crossover);

@@ -21,6 +21,9 @@ double nsai_tune_spread(const nsai_tune_span *span, const nsa_tune_event *chosen
 
 /* tune_print_json.c */
 
+/* The members of a subject's object before its results. */
+void nsai_tune_json_subject(nsai_writer *out, const nsai_tune_subject *subject);
+
 /* One object each. */
 void nsai_tune_json_problem(nsai_writer *out, const nsai_tune_span *span);
 void nsai_tune_json_series(nsai_writer *out, const nsai_tune_point *points, size_t count);
@@ -30,8 +33,9 @@ void nsai_tune_json_series(nsai_writer *out, const nsai_tune_point *points, size
 const char *nsai_tune_csv_head(void);
 
 /* The rows of all problems; the row of one series' crossover. */
-void nsai_tune_csv_problems(nsai_writer *out, const char *file, const nsai_tune_results *results);
-void nsai_tune_csv_series(nsai_writer *out, const char *file, const nsai_tune_point *points,
-                          size_t count);
+void nsai_tune_csv_problems(nsai_writer *out, const nsai_tune_subject *subject,
+                            const nsai_tune_results *results);
+void nsai_tune_csv_series(nsai_writer *out, const nsai_tune_subject *subject,
+                          const nsai_tune_point *points, size_t count);
 
 #endif /* NSAI_CLI_TUNE_PRINT_IMPL_H */

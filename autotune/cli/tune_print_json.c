@@ -75,6 +75,19 @@ static void json_baselines(nsai_writer *out, const nsai_tune_span *span) {
   nsai_write(out, "]");
 }
 
+void nsai_tune_json_subject(nsai_writer *out, const nsai_tune_subject *subject) {
+  nsai_write_json_member(out, "{", "file", subject->file);
+  if (!subject->device) return;
+  nsai_write(out, ", \"gpu\": \"cuda:%d\"", subject->gpu);
+  nsai_write_json_member(out, ", ", "device", subject->device);
+  nsai_write_json_member(out, ", ", "arch", subject->arch);
+  nsai_write(out, ", \"sms\": %d, \"serves\": [", subject->sms);
+  if (!subject->serves) nsai_write(out, "\"cuda:%d\"", subject->gpu);
+  for (int32_t i = 0; i < subject->serves_count; i++)
+    nsai_write(out, "%s\"cuda:%d\"", i ? ", " : "", subject->serves[i]);
+  nsai_write(out, "]");
+}
+
 void nsai_tune_json_problem(nsai_writer *out, const nsai_tune_span *span) {
   const nsa_tune_event *done = nsai_tune_find(span, NSA_TUNE_DONE, NULL, NULL);
   char inputs[NSAI_TUNE_INPUTS_BYTES];

@@ -30,7 +30,7 @@ takes() { # takes COMMAND OPTION WORD...
 }
 
 @test "every value that is offered is taken" {
-  for option in tune/--level compile/--selection compile/--arch show/--arch compile/--op show/--op; do
+  for option in tune/--level tune/--device compile/--selection compile/--arch show/--arch compile/--op show/--op; do
     # shellcheck disable=SC2046 # words
     takes ${option%/*} ${option#*/} $(offered ${option%/*} ${option#*/} '')
   done

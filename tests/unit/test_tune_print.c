@@ -12,9 +12,11 @@
 
 static char text[1 << 16];
 
+static nsai_tune_subject subject = { .file = "a \"b\".yaml" };
+
 static const char *print(nsai_tune_format format, const nsai_tune_results *results) {
   nsai_writer out = nsai_writer_open(text, sizeof text);
-  assert_int_equal(nsai_tune_print(&out, format, "a \"b\".yaml", results), NSA_OK);
+  assert_int_equal(nsai_tune_print(&out, format, &subject, results), NSA_OK);
   assert_true(out.used < sizeof text);
   if (format == NSAI_TUNE_JSON) assert_true(nsai_json_valid(text, out.used));
   return text;
@@ -125,18 +127,52 @@ static void test_csv(void **state) {
   add_stage(&results);
   assert_string_equal(
       print(NSAI_TUNE_CSV, &results),
-      "\"a \"\"b\"\".yaml\",fwd:h4/2:ov=low:len4096,4096,timed,attend_window,mma "
+      "\"a \"\"b\"\".yaml\",,,fwd:h4/2:ov=low:len4096,4096,timed,attend_window,mma "
       "rows=64,2,0.01,,,\n"
-      "\"a \"\"b\"\".yaml\",fwd:h4/2:ov=low:len4096,4096,timed,attend_window,mma "
+      "\"a \"\"b\"\".yaml\",,,fwd:h4/2:ov=low:len4096,4096,timed,attend_window,mma "
       "rows=128,1.5,0.02,,,"
       "\n"
-      "\"a \"\"b\"\".yaml\",fwd:h4/2:ov=low:len4096,4096,refused,attend_window,mma "
+      "\"a \"\"b\"\".yaml\",,,fwd:h4/2:ov=low:len4096,4096,refused,attend_window,mma "
       "rows=256,,,,,\"spills, a lot\"\n"
-      "\"a \"\"b\"\".yaml\",fwd:h4/2:ov=low:len4096,4096,wrong,attend_window,mma rows=32,,,,,\"row "
+      "\"a \"\"b\"\".yaml\",,,fwd:h4/2:ov=low:len4096,4096,wrong,attend_window,mma "
+      "rows=32,,,,,\"row "
       "7: \"\"nan\"\"\"\n"
-      "\"a \"\"b\"\".yaml\",fwd:h4/2:ov=low:len4096,4096,chosen,attend_window,mma "
+      "\"a \"\"b\"\".yaml\",,,fwd:h4/2:ov=low:len4096,4096,chosen,attend_window,mma "
       "rows=128,1.5,0,2,0.25,\n"
-      "\"a \"\"b\"\".yaml\",fwd:h4/2:ov=low:len4096,4096,baseline,,forward,4,0.005,,,\n");
+      "\"a \"\"b\"\".yaml\",,,fwd:h4/2:ov=low:len4096,4096,baseline,,forward,4,0.005,,,\n");
+  nsai_tune_results_fini(&results);
+}
+
+/* Every format names the GPU, and those that its records serve. */
+static void test_subject(void **state) {
+  static const int32_t serves[] = { 1, 3, 0 };
+  nsai_tune_results results = { 0 };
+  ADD(&results, .kind = NSA_TUNE_PROBLEM, .problem = "fwd", .tokens = 64);
+  ADD(&results, .kind = NSA_TUNE_PLANNED, .stage = "select", .candidate = "topn");
+  const nsai_tune_subject plain = subject;
+  subject.device = "Fake, H200";
+  subject.arch = "sm_90a";
+  subject.sms = 132;
+  subject.gpu = 3;
+  print(NSAI_TUNE_TEXT, &results);
+  assert_ptr_equal(strstr(text, "a \"b\".yaml on cuda:3 (Fake, H200)\n\n"), text);
+  print(NSAI_TUNE_JSON, &results);
+  assert_non_null(strstr(text,
+                         "\"gpu\": \"cuda:3\", \"device\": \"Fake, H200\", \"arch\": \"sm_90a\", "
+                         "\"sms\": 132, \"serves\": [\"cuda:3\"], \"problems\""));
+  subject.serves = serves;
+  subject.serves_count = 3;
+  print(NSAI_TUNE_MARKDOWN, &results);
+  assert_ptr_equal(strstr(text,
+                          "## a \"b\".yaml on cuda:3 (Fake, H200); its records also serve cuda:1, "
+                          "cuda:0\n\n"),
+                   text);
+  print(NSAI_TUNE_JSON, &results);
+  assert_non_null(strstr(text, "\"serves\": [\"cuda:1\", \"cuda:3\", \"cuda:0\"]"));
+  print(NSAI_TUNE_CSV, &results);
+  assert_string_equal(
+      text, "\"a \"\"b\"\".yaml\",cuda:3,\"Fake, H200\",fwd,64,planned,select,topn,,,,,\n");
+  subject = plain;
   nsai_tune_results_fini(&results);
 }
 
@@ -252,6 +288,7 @@ int main(void) {
     cmocka_unit_test(test_dry_run),    cmocka_unit_test(test_summary),
     cmocka_unit_test(test_sort),       cmocka_unit_test(test_series),
     cmocka_unit_test(test_json_check), cmocka_unit_test(test_notes),
+    cmocka_unit_test(test_subject),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
