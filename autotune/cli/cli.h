@@ -213,7 +213,13 @@ nsa_status nsai_cli_demand_readable(int64_t unreadable);
 /* list, export and import with --records; return exit codes. */
 int nsai_list_records(const nsai_cli_settings *settings, bool json, bool verbose);
 int nsai_export_records(const nsai_cli_settings *settings, const char *path);
-int nsai_import_records(const nsai_cli_settings *settings, const char *path);
+
+/* `digest`, which may be NULL: fails where the records are then others, by the digits of
+ * nsa_records_digest. */
+int nsai_import_records(const nsai_cli_settings *settings, const char *path, const char *digest);
+
+/* list --records --digest: prints these digits. Returns an exit code. */
+int nsai_print_records_digest(const nsai_cli_settings *settings);
 
 /* Removes what processes that died left beside the records. */
 nsa_status nsai_gc_records(const nsai_cli_cache *cache);

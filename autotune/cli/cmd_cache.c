@@ -16,7 +16,7 @@
 
 typedef struct arguments {
   nsai_cli_settings settings;
-  bool json, records, verbose;
+  bool json, records, verbose, digest;
   char limit[64]; /* the override that --limit sets */
 } arguments;
 
@@ -26,6 +26,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case 'j': a->json = true; break;
   case 'r': a->records = true; break;
   case 'v': a->verbose = true; break;
+  case 'd': a->digest = true; break;
   case 'l':
     snprintf(a->limit, sizeof a->limit, "runtime.cache_limit=%s", value);
     nsai_cli_override(&a->settings, a->limit, state);
@@ -33,6 +34,9 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case ARGP_KEY_ARG: argp_error(state, "unexpected argument \"%s\"", value); break;
   case ARGP_KEY_END:
     if (a->verbose && !a->records) argp_error(state, "--verbose is for --records");
+    if (a->digest && !a->records) argp_error(state, "--digest is for --records");
+    if (a->digest && (a->json || a->verbose))
+      argp_error(state, "--digest prints nothing else: leave --json and --verbose out");
     break;
   default: return ARGP_ERR_UNKNOWN;
   }
@@ -181,6 +185,8 @@ int nsai_cmd_list(int argc, char **argv) {
     { "json", 'j', 0, 0, "Print one JSON object", 0 },
     { "records", 'r', 0, 0, "List the tuning records instead", 0 },
     { "verbose", 'v', 0, 0, "With --records: print each record's own text", 0 },
+    { "digest", 'd', 0, 0,
+      "With --records: print only a digest, equal on hosts whose records choose alike", 0 },
     { 0 }
   };
   static const char help[] =
@@ -191,6 +197,7 @@ int nsai_cmd_list(int argc, char **argv) {
   nsai_cli_cache o;
   int64_t unreadable = 0;
   nsai_cli_parse(argc, argv, options, parse, NULL, help, &a);
+  if (a.digest) return nsai_print_records_digest(&a.settings);
   if (a.records) return nsai_list_records(&a.settings, a.json, a.verbose);
   nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_ERROR, NSAI_CACHE_READ_ONLY, &o);
   if (status == NSA_OK)

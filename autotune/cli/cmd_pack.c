@@ -34,13 +34,17 @@ typedef struct arguments {
   nsai_cli_settings settings;
   const char *path; /* "-": standard output or input */
   bool records;
-  const char *key; /* file of the secret key; NULL: no signature */
+  const char *key;    /* file of the secret key; NULL: no signature */
+  const char *digest; /* that the records must have; NULL: any */
 } arguments;
 
-enum { OPTION_SIGN = 256 };
+enum { OPTION_SIGN = 256, OPTION_DIGEST };
 
-static const struct argp_option options[] = {
-  { "records", 'r', 0, 0, "The tuning records, as YAML, in place of the kernels", 0 }, { 0 }
+static const struct argp_option import_options[] = {
+  { "records", 'r', 0, 0, "The tuning records, as YAML, in place of the kernels", 0 },
+  { "digest", OPTION_DIGEST, "DIGEST", 0,
+    "Of records: fail unless this host's then have the digest that export printed elsewhere", 0 },
+  { 0 }
 };
 static const struct argp_option export_options[] = {
   { "records", 'r', 0, 0, "The tuning records, as YAML, in place of the kernels", 0 },
@@ -49,17 +53,26 @@ static const struct argp_option export_options[] = {
   { 0 }
 };
 
+static const char *parse_digest(const char *value, struct argp_state *state) {
+  if (strlen(value) != NSAI_DIGEST_CHARS - 1 || value[strspn(value, "0123456789abcdefABCDEF")])
+    argp_error(state, "--digest: \"%s\" is not %d hexadecimal digits", value,
+               NSAI_DIGEST_CHARS - 1);
+  return value;
+}
+
 static error_t parse(int key, char *value, struct argp_state *state) {
   arguments *a = state->input;
   switch (key) {
   case 'r': a->records = true; break;
   case OPTION_SIGN: a->key = value; break;
+  case OPTION_DIGEST: a->digest = parse_digest(value, state); break;
   case ARGP_KEY_ARG:
     if (state->arg_num) argp_error(state, "one FILE only");
     a->path = value;
     break;
   case ARGP_KEY_NO_ARGS: argp_usage(state); break;
   case ARGP_KEY_END:
+    if (a->digest && !a->records) argp_error(state, "--digest is for --records");
     if (a->records && a->key) argp_error(state, "--sign: kernels are signed, records hold no code");
     break;
   default: return ARGP_ERR_UNKNOWN;
@@ -283,8 +296,8 @@ int nsai_cmd_import(int argc, char **argv) {
   nsai_cache_tier_info tier;
   pack p = { 0 };
   int64_t entries = 0;
-  nsai_cli_parse(argc, argv, options, parse, "FILE|-", help, &a);
-  if (a.records) return nsai_import_records(&a.settings, a.path);
+  nsai_cli_parse(argc, argv, import_options, parse, "FILE|-", help, &a);
+  if (a.records) return nsai_import_records(&a.settings, a.path, a.digest);
   nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_WARN, NSAI_CACHE_READ_WRITE, &o);
   if (status == NSA_OK) status = import_from(&o, a.path, &p, &entries);
   if (status == NSA_OK && nsai_cache_tier(o.cache, 0, &tier))

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 /* Opens the records of the cache's folders. A folder that cannot be used, other than one that does not
  * exist, must not pass for an empty one. Must be closed after a failure, too. */
@@ -41,6 +42,14 @@ static int close_both(nsa_status status, nsai_cli_cache *cache, nsai_records *re
   nsai_records_close(records);
   nsai_cli_cache_close(cache);
   return code;
+}
+
+/* The digits of nsa_records_digest. */
+static nsa_status write_digest(nsai_records *records, char hex[NSAI_DIGEST_CHARS]) {
+  unsigned char digest[NSAI_DIGEST_BYTES];
+  NSAI_TRY(nsai_records_digest(records, digest));
+  for (size_t i = 0; i < sizeof digest; i++) snprintf(hex + 2 * i, 3, "%02x", digest[i]);
+  return NSA_OK;
 }
 
 static const char *plural(int64_t count) { return count == 1 ? "" : "s"; }
@@ -136,11 +145,14 @@ typedef struct list_subject {
 static nsa_status write_list(const void *subject, nsai_writer *out) {
   const list_subject *s = subject;
   listing l = { .out = out, .json = s->json, .verbose = s->verbose, .unreadable = s->unreadable };
+  char digest[NSAI_DIGEST_CHARS];
+  NSAI_TRY(write_digest(s->records, digest));
   *l.unreadable = 0; /* the text may be written twice */
   if (s->json) nsai_write(out, "{\"records\": [");
   NSAI_TRY(nsai_records_each(s->records, list_item, &l));
   if (s->json)
-    nsai_write(out, "],\n \"count\": %" PRId64 ", \"bad\": %" PRId64 "}\n", l.records, l.bad);
+    nsai_write(out, "],\n \"count\": %" PRId64 ", \"bad\": %" PRId64 ", \"digest\": \"%s\"}\n",
+               l.records, l.bad, digest);
   else if (!s->verbose)
     nsai_write(out, "%" PRId64 " record%s, %" PRId64 " bad\n", l.records, plural(l.records), l.bad);
   return NSA_OK;
@@ -154,6 +166,32 @@ int nsai_list_records(const nsai_cli_settings *settings, bool json, bool verbose
   if (status == NSA_OK) status = nsai_cli_print(write_list, &s);
   if (status == NSA_OK) status = nsai_cli_demand_readable(unreadable);
   return close_both(status, &cache, s.records);
+}
+
+/* ---- the digest ---- */
+
+static bool count_unreadable(void *user, const nsai_record_item *item) {
+  *(int64_t *)user += item->unreadable;
+  return true;
+}
+
+/* What could not be read may choose something: then there is no digest. */
+static nsa_status print_digest(nsai_records *records) {
+  char digest[NSAI_DIGEST_CHARS];
+  int64_t unreadable = 0;
+  NSAI_TRY(nsai_records_each(records, count_unreadable, &unreadable));
+  NSAI_TRY(nsai_cli_demand_readable(unreadable));
+  NSAI_TRY(write_digest(records, digest));
+  puts(digest);
+  return NSA_OK;
+}
+
+int nsai_print_records_digest(const nsai_cli_settings *settings) {
+  nsai_cli_cache cache;
+  nsai_records *records;
+  nsa_status status = open_both(settings, NSAI_CACHE_READ_ONLY, &cache, &records);
+  if (status == NSA_OK) status = print_digest(records);
+  return close_both(status, &cache, records);
 }
 
 /* ---- verify ---- */
@@ -203,13 +241,14 @@ static nsa_status write_export(const void *subject, nsai_writer *out) {
 
 static nsa_status export_to(nsai_records *records, const char *path) {
   counts c = { 0 };
-  char *text;
+  char *text, digest[NSAI_DIGEST_CHARS];
   NSAI_TRY(nsai_records_each(records, count_item, &c));
+  NSAI_TRY(write_digest(records, digest));
   NSAI_TRY(nsai_cli_text(write_export, &records, &text));
   nsa_status status = nsai_cli_write_file(path, text);
   free(text);
   NSAI_TRY(status);
-  fprintf(stderr, "%" PRId64 " record%s\n", c.good, plural(c.good));
+  fprintf(stderr, "%" PRId64 " record%s, digest %s\n", c.good, plural(c.good), digest);
   if (!c.bad) return NSA_OK;
   return nsai_fail(NSA_E_CACHE,
                    "%" PRId64 " bad record%s left out; tune anew, or remove the file%s", c.bad,
@@ -297,10 +336,24 @@ static nsa_status import_and_store(nsai_records *records, const char *path) {
   return NSA_OK;
 }
 
-int nsai_import_records(const nsai_cli_settings *settings, const char *path) {
+/* Other ranks choose alike where they have the same digest. */
+static nsa_status demand_digest(nsai_records *records, const char *wanted) {
+  char digest[NSAI_DIGEST_CHARS];
+  NSAI_TRY(write_digest(records, digest));
+  if (!strcasecmp(digest, wanted)) return NSA_OK;
+  return nsai_fail(
+      NSA_E_CACHE,
+      "with the imported records the digest is %s, not %s: the file is another one, or "
+      "this host has further or newer records, which `nsa-autotune list --records` "
+      "names",
+      digest, wanted);
+}
+
+int nsai_import_records(const nsai_cli_settings *settings, const char *path, const char *digest) {
   nsai_cli_cache cache;
   nsai_records *records;
   nsa_status status = open_both(settings, NSAI_CACHE_READ_WRITE, &cache, &records);
   if (status == NSA_OK) status = import_and_store(records, path);
+  if (status == NSA_OK && digest) status = demand_digest(records, digest);
   return close_both(status, &cache, records);
 }

@@ -143,6 +143,7 @@ static const struct {
   { "CONFIG.JSON", ask_for_files },
   { "DEVICE", offer_devices },
   { "DEVICES", offer_gpus },
+  { "DIGEST", NULL },
   { "DIR", ask_for_folders },
   { "DURATION", NULL },
   { "HASH", NULL },

@@ -3,6 +3,12 @@
  *
  * What ranks that run a plan together must have alike: they would else wait for each other, or compute
  * other bits.
+ *
+ * Tuning records are compared by what they lead to: for each stage the row that does it, and its forms
+ * with tiles and the number of work items from which each serves, after what a compiler refused. A
+ * record (nsai_decisions) changes nothing else of a plan. The digest of all records, nsa_records_digest, is
+ * not compared: it differs where ranks hold records of other problems or GPUs, which no plan
+ * here follows. Nor is the version of NVRTC, which can change bits where rows and tiles are the same.
  */
 #ifndef NSAI_PLAN_DIGEST_H
 #define NSAI_PLAN_DIGEST_H

@@ -80,6 +80,47 @@ import_records() {
   NSA_CACHE_DIR=$PWD/piped autotune import --records - <one.yaml
 }
 
+# The digest is of what is chosen: keys and winners, not times.
+@test "the digest: export and list print it, import compares it" {
+  run -0 autotune list --records --digest
+  empty=$output
+  [[ $empty =~ ^[0-9a-f]{32}$ ]]
+  import_records
+  digest=$(autotune list --records --digest)
+  [[ $digest =~ ^[0-9a-f]{32}$ && $digest != "$empty" ]]
+  autotune list --records --json | jq -e ".digest == \"$digest\""
+  run -0 --separate-stderr autotune export --records all.yaml
+  [[ $stderr == "2 records, digest $digest" ]]
+  export NSA_CACHE_DIR=$PWD/other
+  run -0 --separate-stderr autotune import --records --digest "${digest^^}" all.yaml
+  [[ $output == "2 records imported into $NSA_CACHE_DIR" && -z $stderr ]]
+  [[ $(autotune list --records --digest) == "$digest" ]]
+  # Other times choose the same.
+  sed -e 's/ms: 0.75/ms: 0.5/; s/# checksum.*//' all.yaml >faster.yaml
+  NSA_CACHE_DIR=$PWD/faster autotune import --records --digest "$digest" faster.yaml
+  # Another winner, and a record more, are others. The file is imported all the same.
+  sed -e '/rows=128/s/chosen: true/chosen: false/; /rows=64/s/chosen: false/chosen: true/; s/# checksum.*//' all.yaml >other.yaml
+  NSA_CACHE_DIR=$PWD/winner run -6 --separate-stderr autotune import --records --digest "$digest" other.yaml
+  [[ $output == '2 records imported'* && $stderr == *"the digest is "*", not $digest: "* ]]
+  printf 'nsa_records: 1\nrecords:\n' >records.yaml
+  add_record 65536 8.0
+  echo ... >>records.yaml
+  run -6 autotune import --records --digest "$digest" records.yaml
+  autotune list --records --json | jq -e ".count == 3 and .digest != \"$digest\""
+}
+
+@test "the digest: usage" {
+  write_records
+  for digest in '' 0123 "$(printf '%033d' 0)" "$(printf '%031dg' 0)"; do
+    run -2 --separate-stderr autotune import --records --digest "$digest" records.yaml
+    [[ $stderr == *'is not 32 hexadecimal digits'* ]]
+  done
+  run -2 autotune import --digest "$(printf '%032d' 0)" records.yaml
+  run -2 autotune list --digest
+  run -2 autotune list --records --digest --json
+  run -2 autotune list --records --digest --verbose
+}
+
 @test "import of older records leaves newer ones of another environment, and says so" {
   import_records
   mv records.yaml old.yaml
@@ -230,6 +271,8 @@ fake() {
   user() { (cd "$place" && "${as_user[@]}" ./nsa-autotune "$@"); }
   run -6 --separate-stderr user list --records
   [[ $output == *'Permission denied'*'1 record, 1 bad' && $stderr == *'1 file could not be read'* ]]
+  run -6 --separate-stderr user list --records --digest
+  [[ -z $output && $stderr == *'1 file could not be read'* ]]
   run -6 --separate-stderr user verify
   [[ $output == *'records: 1 good, 1 bad' ]]
   run -6 --separate-stderr user export --records -
