@@ -9,6 +9,7 @@
 #include "support/cmocka_all.h"
 
 #include "machine.h"
+#include "plan/digest.h"
 #include "plan/plan.h"
 #include "records/decide.h"
 #include "tune/tune.h"
@@ -407,6 +408,44 @@ static void test_digest(void **state) {
   leave(&b);
 }
 
+/* The first field in which two plans differ as nsa_comm_agree compares them; NULL: none. */
+static const char *find_difference(const tuning *a, const tuning *b) {
+  nsai_agree_field of_a[NSAI_PLAN_FIELDS], of_b[NSAI_PLAN_FIELDS];
+  const char *name = NULL;
+  nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
+  nsa_plan *x = machine_plan(a->ctx, &p), *y = machine_plan(b->ctx, &p);
+  nsai_digest_plan_fields(x, of_a);
+  nsai_digest_plan_fields(y, of_b);
+  for (int i = 0; i < NSAI_PLAN_FIELDS && !name; i++)
+    if (memcmp(of_a[i].digest, of_b[i].digest, NSAI_DIGEST_BYTES)) name = of_a[i].name;
+  assert_true(!name == !memcmp(x->digest, y->digest, NSAI_DIGEST_BYTES));
+  nsa_plan_destroy(x);
+  nsa_plan_destroy(y);
+  return name;
+}
+
+/* Ranks compare what records lead to. Records that no plan of theirs follows may differ, though their
+ * digests do. */
+static void test_agreement(void **state) {
+  tuning a = { 0 }, b = { 0 };
+  uint8_t one[16], other[16];
+  enter(&a, NULL);
+  enter(&b, NULL);
+  assert_null(find_difference(&a, &b));
+  save_window(&a, 1000, LOW, WINDOW(32, 32));
+  save_window(&b, 1000, LOW, WINDOW(64, 64));
+  assert_string_equal(find_difference(&a, &b), "attend_window");
+  save_window(&b, 1000, LOW, WINDOW(32, 32));
+  assert_null(find_difference(&a, &b));
+  save_window(&b, 500000, LOW, WINDOW(64, 64));
+  assert_null(find_difference(&a, &b));
+  digest_of(&a, one);
+  digest_of(&b, other);
+  assert_memory_not_equal(one, other, 16);
+  leave(&a);
+  leave(&b);
+}
+
 /* Another context's records are seen after a reload, by plans made then. */
 static void test_reload(void **state) {
   tuning a = { 0 }, b = { 0 };
@@ -571,6 +610,7 @@ int main(int argc, char **argv) {
     DECIDE_TEST(test_force_keeps_tiles),
     DECIDE_TEST(test_rules),
     cmocka_unit_test(test_digest),
+    cmocka_unit_test(test_agreement),
     cmocka_unit_test(test_reload),
     cmocka_unit_test(test_import),
     cmocka_unit_test(test_arguments),
