@@ -14,7 +14,8 @@
  *
  * At the end each process appends one line to the file FAULT_REPORT: the faults that were injected, the
  * descriptors and blocks of memory that it holds more than at the beginning, and the calls of each
- * function. FAULT_LEAKS adds where the blocks were allocated.
+ * function. A forked process goes on with its parent's counts. FAULT_LEAKS adds where the blocks were
+ * allocated.
  */
 #include <dirent.h>
 #include <dlfcn.h>
@@ -69,6 +70,7 @@ extern void __libc_free(void *block);
   X(fcntl)                                                                                         \
   X(flock)                                                                                         \
   X(memfd_create)                                                                                  \
+  X(fork)                                                                                          \
   X(fopen)                                                                                         \
   X(fdopen)                                                                                        \
   X(fread)                                                                                         \
@@ -379,6 +381,7 @@ PLAIN(mmap, void *, mmap64, MAP_FAILED,
       (address, size, rights, flags, fd, at))
 PLAIN(flock, int, flock, -1, (int fd, int operation), (fd, operation))
 PLAIN(memfd_create, int, memfd_create, -1, (const char *name, unsigned flags), (name, flags))
+PLAIN(fork, pid_t, fork, -1, (void), ())
 PLAIN(fopen, FILE *, fopen, NULL, (const char *path, const char *mode), (path, mode))
 PLAIN(fopen, FILE *, fopen64, NULL, (const char *path, const char *mode), (path, mode))
 PLAIN(fdopen, FILE *, fdopen, NULL, (int fd, const char *mode), (fd, mode))

@@ -45,7 +45,7 @@ CAUSES = {
     'pwrite': 'ENOSPC EIO', 'fsync': 'EIO ENOSPC', 'linkat': 'ENOSPC EIO EACCES',
     'renameat': 'ENOSPC EIO EACCES', 'unlinkat': 'EACCES EIO', 'mkdir': 'EACCES ENOSPC',
     'mkdirat': 'EACCES ENOSPC', 'close': 'EIO EINTR', 'mmap': 'ENOMEM', 'fcntl': 'EMFILE',
-    'flock': 'ENOLCK EINTR', 'memfd_create': 'EMFILE ENOMEM', 'fopen': 'EMFILE EACCES ENOMEM',
+    'flock': 'ENOLCK EINTR', 'memfd_create': 'EMFILE ENOMEM', 'fork': 'EAGAIN', 'fopen': 'EMFILE EACCES ENOMEM',
     'fdopen': 'ENOMEM', 'fread': 'EIO', 'fwrite': 'ENOSPC', 'fflush': 'ENOSPC EIO',
     'fclose': 'ENOSPC EIO', 'pthread_create': 'EAGAIN', 'malloc': 'ENOMEM', 'calloc': 'ENOMEM',
     'realloc': 'ENOMEM', 'strdup': 'ENOMEM', 'aligned_alloc': 'ENOMEM',
