@@ -65,9 +65,21 @@ NSA_CACHE_DIR=$work/other "$program" import --records "$work/records.yaml" >/dev
 check 'an import gives the same choices' diff \
   <("$program" show "${short[@]:4}" "$model" | grep chosen) \
   <(NSA_CACHE_DIR=$work/other "$program" show "${short[@]:4}" "$model" | grep chosen)
+digest=$("$program" list --records --digest)
+check 'the digest is that of the import' test "$(NSA_CACHE_DIR=$work/other "$program" list --records --digest)" = "$digest"
+NSA_CACHE_DIR=$work/third "$program" import --records --digest "$digest" "$work/records.yaml" >/dev/null
+check 'an import compares the digest' test $? = 0
 check 'a plan follows the record' has 'record of' <("$program" show "${short[@]:4}" "$model")
 NSA_RECORDS=false "$program" show "${short[@]:4}" "$model" >"$work/without.txt"
 check 'NSA_RECORDS=false follows none' lacks 'chosen (record' "$work/without.txt"
+
+# Every GPU of the host, one of each kind in a process of its own.
+NSA_CACHE_DIR=$work/all tune --device all --json >"$work/all.json" 2>"$work/all.err"
+check 'every GPU of the host is tuned or served' test $? = 0
+check 'each is named once' test -z "$(grep -o '"serves": \[[^]]*' "$work/all.json" | grep -o 'cuda:[0-9]*' | sort | uniq -d)"
+check 'the first usable one is among them' has '"gpu": "cuda:[0-9]' "$work/all.json"
+check 'its records decide here' has 'record of' \
+  <(NSA_CACHE_DIR=$work/all "$program" show "${short[@]:4}" "$model")
 
 # Decode steps: tuned for each batch, followed by plans; attention that reads no block is found out.
 steps=(--op decode --set 'tuning.batches=[1, 8]' --set serving.max_seqs=8)
