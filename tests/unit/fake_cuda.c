@@ -84,8 +84,12 @@ static int gpu_count(void) {
   return count ? count : 2;
 }
 
+/* Like a real one it does not start in the child of a process that had started it. */
 static nsai_cu_result init(unsigned flags) {
+  static pid_t started;
   (void)flags;
+  if (started && started != getpid()) return NSAI_CUDA_ERROR_NOT_INITIALIZED;
+  started = getpid();
   return number("FAKE_CUDA_INIT", 0);
 }
 
