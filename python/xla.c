@@ -5,8 +5,8 @@
  * an address, because compiled programs are kept on disk and run in other processes:
  *
  *   config   the configuration as text       dtype    of the model, NSA_BF16 ...
- *   problem  i64 [10]: max_tokens, max_kv_tokens, max_kv_len, max_seqs, selection, overlap, max_q_len,
- *            page_size, kv_dtype, cmp_dtype
+ *   problem  i64 [11]: max_tokens, max_kv_tokens, max_kv_len, max_seqs, selection, overlap, max_q_len,
+ *            page_size, kv_dtype, cmp_dtype, index_lse
  *   run      i64 [3]: call, num_seqs, branches
  *   offsets  i32: the place in nsapy_frame of every operand, then of every result
  *   scale    of the softmax, f32
@@ -24,7 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PROBLEM = 10 };
+enum { PROBLEM = 11 };
 
 typedef struct kept_context {
   struct kept_context *next;
@@ -110,6 +110,7 @@ static nsa_status find_plan(const kept_context *context, int32_t op, const int64
   request.page_size = (int32_t)problem[7];
   request.kv_dtype = (int32_t)problem[8];
   request.cmp_dtype = (int32_t)problem[9];
+  request.index_lse = (int32_t)problem[10];
   nsa_status status = nsa_plan_create(context->ctx, &request, NULL, NULL, &made->plan);
   if (!status) status = nsa_plan_caps(made->plan, &caps);
   if (status) {

@@ -34,7 +34,7 @@ for _b in range(3):
         PLACES[f"new_{_x}{_b}"] = f"io.new_kv.{_x}[{_b}]"
         PLACES[f"d_{_x}{_b}"] = f"grads.d_kv.{_x}[{_b}]"
     PLACES[f"o_branch{_b}"], PLACES[f"lse{_b}"] = f"io.o_branch[{_b}]", f"io.lse[{_b}]"
-for _name in INDEX:
+for _name in *INDEX, "index_lse":
     PLACES[_name] = "io." + _name
 for _name in "loss", "d_index_q", "d_k_idx":
     PLACES[_name] = "index_grads." + _name
@@ -45,7 +45,7 @@ OFFSETS: Dict[object, int] = {name: offset_of(path) for name, path in PLACES.ite
 
 
 def cache_problem(op: int, first, paged: bool, seqs: int, max_kv: int, tokens: int, max_q: int, kv_dtype: int,
-                  cmp_dtype: int) -> Dict[str, int]:
+                  cmp_dtype: int, index_lse: bool = False) -> Dict[str, int]:
     """The fields of nsa_problem. first: the shape of the cache's k0, [pages or rows, tokens, heads, dim]."""
     if len(first) != 4:
         raise ValueError(f"k of the cache has {len(first)} dimensions: {list(first)}; it has 4")
@@ -54,7 +54,7 @@ def cache_problem(op: int, first, paged: bool, seqs: int, max_kv: int, tokens: i
         longest = min(longest, first[1])
     # What the tensors hold decides, not the configuration's serving section.
     problem = dict(op=op, max_seqs=round_up_few(seqs), page_size=first[1] if paged else NONE, max_kv_len=longest,
-                   max_tokens=round_up(tokens), kv_dtype=kv_dtype, cmp_dtype=cmp_dtype)
+                   max_tokens=round_up(tokens), kv_dtype=kv_dtype, cmp_dtype=cmp_dtype, index_lse=int(index_lse))
     if op == _abi.NSA_OP_DECODE:
         problem["max_q_len"] = max_q
         problem["max_tokens"] = min(problem["max_tokens"], problem["max_seqs"] * max_q)

@@ -196,12 +196,12 @@ def _selection_of(block_idx):
     return _abi.NSA_SELECT_TOPN if block_idx is None else _abi.NSA_SELECT_BLOCKS
 
 
-def _problem_of(q, kv, cu_q, cu_kv, max_kv, selection):
+def _problem_of(q, kv, cu_q, cu_kv, max_kv, selection, index_lse=False):
     tokens, keys = q.shape[0], kv[0].shape[0]
     seqs = 1 if cu_q is None else cu_q.shape[0] - 1
     longest = round_up(min(max_kv, keys) if max_kv else keys)
     return dict(max_tokens=round_up(tokens), max_kv_tokens=max(round_up(keys), longest), max_kv_len=longest,
-                max_seqs=round_up_few(seqs), selection=selection, overlap=_abi.NSA_OVERLAP_HIGH)
+                max_seqs=round_up_few(seqs), selection=selection, overlap=_abi.NSA_OVERLAP_HIGH, index_lse=int(index_lse))
 
 
 def _model_of(text: str) -> dict:
@@ -214,8 +214,8 @@ def _model_of(text: str) -> dict:
 _models: Dict[str, dict] = {}
 
 
-def _outputs_of(text: str, q, selected: bool, save: bool, branches: int = 0):
-    """Shapes and dtypes of o, block_idx, and of o_branch and lse of the branches that are saved."""
+def _outputs_of(text: str, q, selected: bool, save: bool, branches: int = 0, index_lse: bool = False):
+    """Shapes and dtypes of o, block_idx, and of o_branch and lse of the branches that are saved, then of index_lse."""
     sections = _model_of(text)
     model = sections["model"]
     tokens, heads = q.shape[0], model["heads"]
@@ -228,16 +228,19 @@ def _outputs_of(text: str, q, selected: bool, save: bool, branches: int = 0):
         for branch, there in enumerate((compressed, count > 0, model["window"] > 0)):
             if there and (not branches or branches >> branch & 1):
                 saved += [(f"o_branch{branch}", *o), (f"lse{branch}", (tokens, heads), torch.float32)]
+    if index_lse:
+        saved.append(("index_lse", (tokens, model["index"]["heads"]), torch.float32))
     return o, idx, saved
 
 
-def _forward_raw(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, text, save, branches=0, want_idx=True):
-    key = (text, q.shape, kv[0].shape, q.dtype, q.device, len(kv), gates is None, names, max_kv, scale, save, branches, want_idx,
+def _forward_raw(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, text, save, branches=0, index_lse=False,
+                 want_idx=True):
+    key = (text, q.shape, kv[0].shape, q.dtype, q.device, len(kv), gates is None, names, max_kv, scale, save, branches, index_lse, want_idx,
            None if cu_q is None else cu_q.shape, None if cu_kv is None else cu_kv.shape,
            None if block_idx is None else block_idx.shape)
     run = _entries.get(key)
     if run is None:
-        run = _new_forward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, max_kv, scale, text, save, branches, want_idx)
+        run = _new_forward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, max_kv, scale, text, save, branches, index_lse, want_idx)
     o_like, idx_like, saved_like, room_like = run.outputs
     o = _empty_like(o_like)
     idx = _empty_like(idx_like) if want_idx else None
@@ -253,11 +256,11 @@ def _forward_raw(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, sca
     return o, idx, saved
 
 
-def _new_forward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, max_kv, scale, text, save, branches, want_idx):
+def _new_forward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, max_kv, scale, text, save, branches, index_lse, want_idx):
     _need(q, "q", 3)
     for x, name in zip(kv, _kv_names(kv)):
         _need(x, name, 3)
-    o, idx, saved = _outputs_of(text, q, block_idx is not None, save, branches)
+    o, idx, saved = _outputs_of(text, q, block_idx is not None, save, branches, index_lse)
     order = ["q", *_kv_names(kv), *(["gates"] if gates is not None else []), *_split(names), *_batch_names(cu_q, cu_kv)]
     if block_idx is not None:
         order.append("block_idx")
@@ -267,7 +270,7 @@ def _new_forward(key, q, kv, gates, names, cu_q, cu_kv, block_idx, max_kv, scale
         order.append("block_idx" if idx[0] != (0,) else None)
     order += [*[name for name, *_ in saved], "workspace"]
     plan = _NO_PLAN if q.shape[0] == 0 else _plan(
-        text, q, op=_abi.NSA_OP_FORWARD, **_problem_of(q, kv, cu_q, cu_kv, max_kv, _selection_of(block_idx)))
+        text, q, op=_abi.NSA_OP_FORWARD, **_problem_of(q, kv, cu_q, cu_kv, max_kv, _selection_of(block_idx), index_lse))
     run = Run(FORWARD, plan, order, 0 if cu_q is None else cu_q.shape[0] - 1, scale, inputs, branches)
     run.few = not saved and inputs == 1 + len(kv) + (gates is not None)
     like = lambda shape, dtype: _like(shape, dtype, q.device)
@@ -348,7 +351,7 @@ def _rows(x: Tensor) -> Tensor:
 
 _library = torch.library.Library("nsa", "DEF")
 _library.define("forward(Tensor q, Tensor[] kv, Tensor? gates, Tensor[] extra, str names, Tensor? cu_q, Tensor? cu_kv, "
-                "Tensor? block_idx, SymInt max_kv, float scale, str config, bool save, int branches=0) "
+                "Tensor? block_idx, SymInt max_kv, float scale, str config, bool save, int branches=0, bool index_lse=False) "
                 "-> (Tensor o, Tensor block_idx_out, Tensor[] saved)", tags=(torch.Tag.pt2_compliant_tag,))
 _library.define("backward(Tensor d_o, Tensor q, Tensor[] kv, Tensor? gates, Tensor[] extra, str names, Tensor? cu_q, "
                 "Tensor? cu_kv, Tensor block_idx, bool given, Tensor[] saved, SymInt max_kv, float scale, str config, "
@@ -360,12 +363,13 @@ _library.define("append(Tensor(a!)[] cache, str cache_names, Tensor[] new_kv, Te
 for _op in "decode", "prefill":
     _library.define(f"{_op}(Tensor q, Tensor? gates, Tensor[] cache, str cache_names, Tensor[] extra, str names, "
                     "Tensor? cu_q, Tensor kv_len, Tensor? block_table, Tensor? page_indptr, Tensor? page_indices, "
-                    "Tensor? slots, SymInt max_q, SymInt max_kv, float scale, str config) -> Tensor",
+                    "Tensor? slots, SymInt max_q, SymInt max_kv, float scale, str config, bool idx=False, "
+                    "bool index_lse=False) -> (Tensor o, Tensor[] more)",
                     tags=(torch.Tag.pt2_compliant_tag,))
 
 
-def _forward_op(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches=0):
-    o, idx, saved = _forward_raw(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches)
+def _forward_op(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches=0, index_lse=False):
+    o, idx, saved = _forward_raw(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches, index_lse)
     return o, idx, list(saved)
 
 
@@ -374,8 +378,8 @@ def _backward_op(*args):
 
 
 @torch.library.register_fake("nsa::forward", lib=_library)
-def _(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches=0):
-    o, idx, saved = _outputs_of(config, q, block_idx is not None, save, branches)
+def _(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches=0, index_lse=False):
+    o, idx, saved = _outputs_of(config, q, block_idx is not None, save, branches, index_lse)
     return (q.new_empty(o[0], dtype=o[1]), q.new_empty(idx[0], dtype=idx[1]),
             [q.new_empty(shape, dtype=dtype) for _, shape, dtype in saved])
 
@@ -392,27 +396,28 @@ def _index_tensors(names: str) -> int:
 
 
 class _Forward(torch.autograd.Function):
-    """meta: (len(kv), gates there, names, max_kv, scale, config, save, branches, direct, block_idx is returned, too).
+    """meta: (len(kv), gates there, names, max_kv, scale, config, save, branches, index_lse, direct, block_idx is returned, too).
 
     batch: (cu_q, cu_kv, block_idx), which have no gradients.
     """
 
     @staticmethod
     def forward(ctx, meta, batch, *tensors):
-        count, gated, names, max_kv, scale, config, save, branches, direct, want_idx = meta
+        count, gated, names, max_kv, scale, config, save, branches, index_lse, direct, want_idx = meta
         cu_q, cu_kv, block_idx = batch
         q, kv = tensors[0], tensors[1:1 + count]
         gates, extra = tensors[1 + count] if gated else None, tensors[1 + count + gated:]
         if direct:
-            o, idx, saved = _forward_raw(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches)
+            o, idx, saved = _forward_raw(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches,
+                                         index_lse)
         else:
             with torch._C._AutoDispatchBelowAutograd():
                 o, idx, saved = torch.ops.nsa.forward.default(q, list(kv), gates, list(extra), names, cu_q, cu_kv,
-                                                              block_idx, max_kv, scale, config, save, branches)
+                                                              block_idx, max_kv, scale, config, save, branches, index_lse)
         ctx.meta = meta
         # What an index chose is in idx: its tensors, which are last, are nothing of the backward pass.
         kept = tensors[:len(tensors) - _index_tensors(names)] if names else tensors
-        ctx.save_for_backward(cu_q, cu_kv, block_idx, idx, *kept, *saved)
+        ctx.save_for_backward(cu_q, cu_kv, block_idx, idx, *kept, *(saved[:-1] if index_lse else saved))
         ctx.set_materialize_grads(False)
         if direct and not want_idx:
             return o
@@ -421,7 +426,7 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_o, *_):
-        count, gated, names, max_kv, scale, config, save, branches, direct, _ = ctx.meta
+        count, gated, names, max_kv, scale, config, save, branches, _, direct, _ = ctx.meta
         dropped = _index_tensors(names)
         needs = list(ctx.needs_input_grad[2:len(ctx.needs_input_grad) - dropped])
         if d_o is None:
@@ -456,14 +461,15 @@ def _requires_grad(tensors) -> bool:
     return False
 
 
-def _forward_autograd(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches=0):
+def _forward_autograd(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches=0, index_lse=False):
     tensors = (q, *kv, *_listed(gates), *extra)
     if _requires_grad(tensors):
-        meta = len(kv), int(gates is not None), names, max_kv, scale, config, save, branches, False, True
+        meta = len(kv), int(gates is not None), names, max_kv, scale, config, save, branches, index_lse, False, True
         o, idx, *saved = _Forward.apply(meta, (cu_q, cu_kv, block_idx), *tensors)
         return o, idx, saved
     with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.nsa.forward.default(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches)
+        return torch.ops.nsa.forward.default(q, kv, gates, extra, names, cu_q, cu_kv, block_idx, max_kv, scale, config, save, branches,
+                                             index_lse)
 
 
 class _NoSecondDerivative(torch.autograd.Function):
@@ -526,10 +532,10 @@ def _dtypes(cache):
     return tuple([x.dtype for x in cache])
 
 
-def _cache_problem(cache, names, kv_len, paged, max_kv, tokens, op, text, x, max_q):
+def _cache_problem(cache, names, kv_len, paged, max_kv, tokens, op, text, x, max_q, index_lse=False):
     stored = lambda name: _abi.NSA_E4M3 if name in names and _is_code(cache[names.index(name)]) else NONE
     return _plan(text, x, **cache_problem(op, cache[names.index("k0")].shape, paged, kv_len.shape[0], max_kv, tokens, max_q,
-                                          stored("k0"), stored("k_idx" if "k_idx" in names else "k_cmp")))
+                                          stored("k0"), stored("k_idx" if "k_idx" in names else "k_cmp"), index_lse))
 
 
 def _append_op(cache, cache_names, new_kv, extra, names, cu_q, kv_len, block_table, page_indptr, page_indices, slots,
@@ -556,35 +562,45 @@ def _paged(given):
     return "block_table" in given or "page_indptr" in given or "page_indices" in given
 
 
+def _attend_outputs(config, q, idx, index_lse):
+    """Shapes and dtypes of o, and by name of what a run over a cache returns besides: index_lse is of the blocks in block_idx."""
+    o, blocks, saved = _outputs_of(config, q, False, False, 0, index_lse)
+    return o, ([("block_idx", *blocks)] if idx or index_lse else []) + saved
+
+
 def _attend_op(call, op):
     def attend(q, gates, cache, cache_names, extra, names, cu_q, kv_len, block_table, page_indptr, page_indices, slots, max_q,
-               max_kv, scale, config):
+               max_kv, scale, config, idx=False, index_lse=False):
         batch = cu_q, kv_len, block_table, page_indptr, page_indices, slots
         given = _given(batch)
         key = (call, config, q.device, q.dtype, q.shape, cache[0].shape, _dtypes(cache), cache_names,
-               None if gates is None else gates.dtype, names, given, kv_len.shape, max_q, max_kv, scale)
+               None if gates is None else gates.dtype, names, given, kv_len.shape, max_q, max_kv, scale, idx, index_lse)
         run = _entries.get(key)
         if run is None:
             _need(q, "q", 3)
             listed = _split(cache_names)
             order = ["q", *(["gates"] if gates is not None else []), *_split(names), *given]
             inputs = len(order)
-            order += [*listed, "o", "workspace"]
+            outputs = _attend_outputs(config, q, idx, index_lse)
+            # A model without a selected branch has no blocks.
+            order += [*listed, "o", *[None if 0 in shape else name for name, shape, _ in outputs[1]], "workspace"]
             plan = _NO_PLAN if q.shape[0] == 0 else _cache_problem(cache, listed, kv_len, _paged(given), max_kv, q.shape[0],
-                                                                    op, config, q, max_q)
+                                                                    op, config, q, max_q, index_lse)
             run = _keep(key, Run(call, plan, order, kv_len.shape[0], scale, inputs))
-            run.outputs = _outputs_of(config, q, False, False)
+            run.outputs = outputs
         o = torch.empty(run.outputs[0][0], dtype=q.dtype, device=q.device)
+        more = [torch.empty(shape, dtype=dtype, device=q.device) for _, shape, dtype in run.outputs[1]]
         if run.handle is not None:
             room = torch.empty(run.room, dtype=torch.uint8, device=q.device)
-            run((q, *_listed(gates), *extra, *_listed(*batch), *cache, o, room))
-        return o
+            run((q, *_listed(gates), *extra, *_listed(*batch), *cache, o, *more, room))
+        return o, more
     return attend
 
 
 def _attend_fake(q, gates, cache, cache_names, extra, names, cu_q, kv_len, block_table, page_indptr, page_indices, slots, max_q,
-                 max_kv, scale, config):
-    return q.new_empty(_outputs_of(config, q, False, False)[0][0])
+                 max_kv, scale, config, idx=False, index_lse=False):
+    o, more = _attend_outputs(config, q, idx, index_lse)
+    return q.new_empty(o[0]), [q.new_empty(shape, dtype=dtype) for _, shape, dtype in more]
 
 
 for _key in "CPU", "CUDA":
@@ -675,11 +691,17 @@ def _selected_lse(text: str, q: Tensor, save: bool, branches: int, saved: Sequen
     return saved[names.index("lse1")]
 
 
+def _check_index_lse(config: Config) -> None:
+    if config.index is None:
+        raise ValueError("return_index_lse is of an index, and the configuration has none: give config index and select.by")
+
+
 def attention(q: Tensor, k: KV, v: KV, gates: Optional[Tensor] = None, *, config: Config, cu_seqlens: Optional[Tensor] = None,
               cu_seqlens_k: Optional[Tensor] = None, max_seqlen: Optional[int] = None, scale: Optional[float] = None,
               weights: Optional[Dict[str, Tensor]] = None, block_indices: Optional[Tensor] = None,
               return_indices: bool = False, branches: Optional[Sequence[str]] = None, index_q: Optional[Tensor] = None,
-              k_idx: Optional[Tensor] = None, return_lse: bool = False) -> Union[Tensor, Tuple[Tensor, ...]]:
+              k_idx: Optional[Tensor] = None, return_lse: bool = False,
+              return_index_lse: bool = False) -> Union[Tensor, Tuple[Tensor, ...]]:
     """Native Sparse Attention, causal: the gated sum over compressed tokens, selected blocks and a window.
 
     q              [T, Hq, Dk], or [B, T, Hq, Dk]: B sequences of one length. bfloat16 or float16; float32 on
@@ -702,7 +724,10 @@ def attention(q: Tensor, k: KV, v: KV, gates: Optional[Tensor] = None, *, config
     branches       those that run, of "compressed", "selected", "window"; gates of others count as 0 [all]
     index_q, k_idx queries and keys of an index that chooses the blocks (config.index): [T, Hi, Di] and
                    [S, 1, Di], or with B in front of them. No gradient goes into them: `index_kl` has theirs
-    return_lse     also returns, last, the log-sum-exp of the selected branch, float32 [T, Hq], without a gradient
+    return_lse     also returns, behind the blocks, the log-sum-exp of the selected branch, float32 [T, Hq], without a
+                   gradient
+    return_index_lse  also returns, last, the log-sum-exp of the index over the tokens that a query sees of the chosen
+                   blocks, float32 [T, Hi], without a gradient; -inf where it sees none
 
     Returns o [T, Hq, Dv] (or [B, T, ...]) in q's dtype. Differentiable in q, k, v, gates and weights, once.
     Works under torch.compile(fullgraph=True), autocast, checkpointing, inference_mode and CUDA graphs; the
@@ -730,34 +755,38 @@ def attention(q: Tensor, k: KV, v: KV, gates: Optional[Tensor] = None, *, config
     if block_indices is not None and block_indices.dtype != torch.int32:
         block_indices = _int32(block_indices, "block_indices")
     text, max_kv, scale = config.text, max_seqlen or 0, scale or 0.0
+    if return_index_lse:
+        _check_index_lse(config)
     save = return_lse or config.saves_outputs and torch.is_grad_enabled()
     branches = _branch_bits(branches) if branches is not None else 0
     if not torch.compiler.is_compiling() and _undisturbed(q):
         tensors = (q, *pairs, gates, *extra) if gates is not None else (q, *pairs, *extra)
         if _requires_grad(tensors):
-            want_idx = return_indices or return_lse
-            meta = len(pairs), int(gates is not None), names, max_kv, scale, text, save, branches, True, want_idx
+            want_idx = return_indices or return_lse or return_index_lse
+            meta = len(pairs), int(gates is not None), names, max_kv, scale, text, save, branches, return_index_lse, True, want_idx
             o = _apply(meta, (cu_q, cu_kv, block_indices), *tensors)
             idx = None
             if want_idx:
                 o, idx, *saved = o
         else:
             o, idx, saved = _forward_raw(q, pairs, gates, extra, names, cu_q, cu_kv, block_indices, max_kv, scale, text,
-                                         return_lse, branches, return_indices)
+                                         return_lse, branches, return_index_lse, return_indices or return_index_lse)
     else:
         o, idx, saved = torch.ops.nsa.forward.default(q, pairs, gates, list(extra), names, cu_q, cu_kv, block_indices, max_kv, scale,
-                                                  text, save, branches)
+                                                  text, save, branches, return_index_lse)
     if batched:
         o = o.unflatten(0, (count, length))
         idx = idx.unflatten(0, (count, length)) if idx is not None and idx.dim() == 3 else idx
-    lse = _selected_lse(text, q, save, branches, saved) if return_lse else None
-    if batched and return_lse:
-        lse = lse.unflatten(0, (count, length))
+    lses = [_selected_lse(text, q, save, branches, saved)] if return_lse else []
+    if return_index_lse:
+        lses.append(saved[-1])
+    if batched:
+        lses = [lse.unflatten(0, (count, length)) for lse in lses]
     if not return_indices:
-        return (o, lse) if return_lse else o
+        return (o, *lses) if lses else o
     if block_indices is not None:
         idx = block_indices.unflatten(0, (count, length)) if batched else block_indices
-    return (o, idx, lse) if return_lse else (o, idx)
+    return (o, idx, *lses)
 
 
 def append(cache: Dict[str, Tensor], k: KV, v: KV, *, config: Config, kv_len: Tensor, max_kv: int,
@@ -788,30 +817,39 @@ def append(cache: Dict[str, Tensor], k: KV, v: KV, *, config: Config, kv_len: Te
                                  block_table, page_indptr, page_indices, slots, slot_mapping, max_kv, config.text)
 
 
-def _attend(op, q, gates, cache, config, kv_len, max_q, max_kv, pages, slots, cu_seqlens, scale, weights, index_q):
+def _attend(op, q, gates, cache, config, kv_len, max_q, max_kv, pages, slots, cu_seqlens, scale, weights, index_q, return_indices,
+            return_index_lse):
     names, extra = _with_index(*_named(weights), index_q=index_q)
-    return op(q, gates, list(cache.values()), ",".join(cache), extra, names, cu_seqlens, kv_len, *pages, slots, max_q, max_kv,
-              scale or 0.0, config.text)
+    if return_index_lse:
+        _check_index_lse(config)
+    o, more = op(q, gates, list(cache.values()), ",".join(cache), extra, names, cu_seqlens, kv_len, *pages, slots, max_q, max_kv,
+                 scale or 0.0, config.text, return_indices, return_index_lse)
+    if return_index_lse and not return_indices:
+        more = more[1:]
+    return (o, *more) if more else o
 
 
 def decode(q: Tensor, cache: Dict[str, Tensor], gates: Optional[Tensor] = None, *, config: Config, kv_len: Tensor, max_kv: int,
            max_q: int = 1, block_table: Optional[Tensor] = None, page_indptr: Optional[Tensor] = None,
            page_indices: Optional[Tensor] = None, slots: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None,
-           scale: Optional[float] = None, weights: Optional[Dict[str, Tensor]] = None,
-           index_q: Optional[Tensor] = None) -> Tensor:
+           scale: Optional[float] = None, weights: Optional[Dict[str, Tensor]] = None, index_q: Optional[Tensor] = None,
+           return_indices: bool = False, return_index_lse: bool = False) -> Union[Tensor, Tuple[Tensor, ...]]:
     """Attention of 1 to 16 new tokens of each sequence over the cache, to which `append` has added them.
 
-    max_q: new tokens of a sequence, at most. index_q: [T, Hi, Di], where the configuration has an index. The rest as of `append` and `attention`. Returns [T, Hq, Dv].
+    max_q: new tokens of a sequence, at most. index_q: [T, Hi, Di], where the configuration has an index. The rest, and what
+    return_indices and return_index_lse add to the result, as of `append` and `attention`. Returns o [T, Hq, Dv].
     """
     return _attend(torch.ops.nsa.decode.default, q, gates, cache, config, kv_len, max_q, max_kv,
-                   (block_table, page_indptr, page_indices), slots, cu_seqlens, scale, weights, index_q)
+                   (block_table, page_indptr, page_indices), slots, cu_seqlens, scale, weights, index_q, return_indices,
+                   return_index_lse)
 
 
 def prefill(q: Tensor, cache: Dict[str, Tensor], gates: Optional[Tensor] = None, *, config: Config, kv_len: Tensor,
             max_kv: int, max_q: int, block_table: Optional[Tensor] = None, page_indptr: Optional[Tensor] = None,
             page_indices: Optional[Tensor] = None, slots: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None,
-            scale: Optional[float] = None, weights: Optional[Dict[str, Tensor]] = None,
-            index_q: Optional[Tensor] = None) -> Tensor:
+            scale: Optional[float] = None, weights: Optional[Dict[str, Tensor]] = None, index_q: Optional[Tensor] = None,
+            return_indices: bool = False, return_index_lse: bool = False) -> Union[Tensor, Tuple[Tensor, ...]]:
     """`decode` for any number of new tokens of a sequence: chunks of prompts, beside sequences that decode."""
     return _attend(torch.ops.nsa.prefill.default, q, gates, cache, config, kv_len, max_q, max_kv,
-                   (block_table, page_indptr, page_indices), slots, cu_seqlens, scale, weights, index_q)
+                   (block_table, page_indptr, page_indices), slots, cu_seqlens, scale, weights, index_q, return_indices,
+                   return_index_lse)

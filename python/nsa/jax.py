@@ -28,7 +28,7 @@ DTYPES = {jnp.dtype(jnp.bfloat16): _abi.NSA_BF16, jnp.dtype(jnp.float16): _abi.N
 CODES = jnp.dtype(jnp.float8_e4m3fn)  # of a cache in FP8
 # The fields of nsa_problem in the attribute `problem` of the call (python/xla.c).
 PROBLEM = ("max_tokens", "max_kv_tokens", "max_kv_len", "max_seqs", "selection", "overlap", "max_q_len", "page_size",
-           "kv_dtype", "cmp_dtype")
+           "kv_dtype", "cmp_dtype", "index_lse")
 
 TARGET = "nsa_run"
 
@@ -55,6 +55,7 @@ class Static(NamedTuple):
     dim_v: int
     platform: str
     lse: bool = False  # of the selected branch is wanted
+    index_heads: int = 0  # of index_lse, where it is wanted
 
 
 def _problem(static: Static, q, k, cu_q, given) -> Dict[str, int]:
@@ -63,7 +64,7 @@ def _problem(static: Static, q, k, cu_q, given) -> Dict[str, int]:
     seqs = 1 if cu_q is None else cu_q.shape[0] - 1
     return dict(max_tokens=round_up(tokens), max_kv_tokens=max(round_up(keys), longest), max_kv_len=longest,
                 max_seqs=round_up_few(seqs), selection=_abi.NSA_SELECT_BLOCKS if given else _abi.NSA_SELECT_TOPN,
-                overlap=_abi.NSA_OVERLAP_HIGH)
+                overlap=_abi.NSA_OVERLAP_HIGH, index_lse=int(static.index_heads > 0))
 
 
 def _run(call: int, text: str, platform: str, dtype, operands: Dict[str, Array], results, problem: Dict[str, int], num_seqs: int,
@@ -107,11 +108,13 @@ def _forward(static, q, others, gates, cu_q, cu_kv, block_idx):
         results.append(("block_idx", (q.shape[0], others[0].shape[1], static.count), jnp.int32))
     if static.lse:
         results.append(("lse1", q.shape[:2], jnp.float32))
+    if static.index_heads:
+        results.append(("index_lse", (q.shape[0], static.index_heads), jnp.float32))
     out = _run(FORWARD, static.text, static.platform, q.dtype, _operands(static, q, others, gates, cu_q, cu_kv, block_idx), results,
                _problem(static, q, others[0], cu_q, given), 0 if cu_q is None else cu_q.shape[0] - 1, static.scale, static.branches)
     idx = block_idx if given else out[1] if static.count else None
-    lse = out[-1] if static.lse else None
-    return (out[0], idx, lse), (q, others, gates, cu_q, cu_kv, block_idx, idx)
+    lses = tuple(out[len(out) - static.lse - (static.index_heads > 0):])
+    return (out[0], idx, lses), (q, others, gates, cu_q, cu_kv, block_idx, idx)
 
 
 def _backward(static, saved, cotangents):
@@ -124,8 +127,8 @@ def _backward(static, saved, cotangents):
     inputs = {"q": q, **dict(zip(static.names, others))} | ({} if gates is None else {"gates": gates})
     results = [("d_" + name, x.shape, x.dtype) for name, x in inputs.items()]
     out = _run(BACKWARD, static.text, static.platform, q.dtype, operands, results,
-               _problem(static, q, others[0], cu_q, block_idx is not None), 0 if cu_q is None else cu_q.shape[0] - 1,
-               static.scale, static.branches)
+               _problem(static._replace(index_heads=0), q, others[0], cu_q, block_idx is not None),
+               0 if cu_q is None else cu_q.shape[0] - 1, static.scale, static.branches)
     d_others = (*out[1:1 + kept], *[None] * dropped)
     return out[0], d_others, None if gates is None else out[-1], None, None, None
 
@@ -172,6 +175,12 @@ def _named(weights: Optional[Dict[str, Array]], names: Sequence[str] = EXTRA) ->
     return dict(weights or {})
 
 
+def _index_heads(config: Config) -> int:
+    if config.index is None:
+        raise ValueError("return_index_lse is of an index, and the configuration has none: give config index and select.by")
+    return config.index["heads"]
+
+
 def _present(**arrays: Optional[Array]) -> Dict[str, Array]:
     return {name: x for name, x in arrays.items() if x is not None}
 
@@ -180,7 +189,8 @@ def attention(q: Array, k: KV, v: KV, gates: Optional[Array] = None, *, config: 
               cu_seqlens_k: Optional[Array] = None, max_seqlen: Optional[int] = None, scale: Optional[float] = None,
               weights: Optional[Dict[str, Array]] = None, block_indices: Optional[Array] = None, return_indices: bool = False,
               branches: Optional[Sequence[str]] = None, index_q: Optional[Array] = None, k_idx: Optional[Array] = None,
-              return_lse: bool = False, platform: Optional[str] = None) -> Union[Array, Tuple[Array, ...]]:
+              return_lse: bool = False, return_index_lse: bool = False,
+              platform: Optional[str] = None) -> Union[Array, Tuple[Array, ...]]:
     """nsa.attention for JAX, with the same arguments, shapes and results.
 
     index_q, k_idx  queries and keys of an index that chooses the blocks (config.index): [T, Hi, Di] and [S, 1, Di], or
@@ -211,16 +221,16 @@ def attention(q: Array, k: KV, v: KV, gates: Optional[Array] = None, *, config: 
     if return_lse and not (config.select["count"] and (bits or BRANCHES["selected"]) & BRANCHES["selected"]):
         raise ValueError("return_lse is of the selected branch, which does not run: select.count is 0, or branches leaves it out")
     static = Static(config.text, tuple(others), max_seqlen or 0, float(scale or 0.0), bits, config.select["count"],
-                    config.head_dim_v, _platform(platform), return_lse)
-    o, idx, lse = _attention(static, q, tuple(others.values()), gates, _int32(cu_seqlens, "cu_seqlens"),
-                        _int32(cu_seqlens_k, "cu_seqlens_k"), _int32(block_indices, "block_indices"))
+                    config.head_dim_v, _platform(platform), return_lse, _index_heads(config) if return_index_lse else 0)
+    o, idx, lses = _attention(static, q, tuple(others.values()), gates, _int32(cu_seqlens, "cu_seqlens"),
+                         _int32(cu_seqlens_k, "cu_seqlens_k"), _int32(block_indices, "block_indices"))
     if idx is None:  # a model without a selected branch
         idx = jnp.zeros((q.shape[0], pairs["k0"].shape[1], 0), jnp.int32)
     if batched:
         o = o.reshape(count, length, *o.shape[1:])
         idx = idx.reshape(count, length, *idx.shape[1:])
-        lse = lse.reshape(count, length, -1) if return_lse else None
-    wanted = [*([idx] if return_indices else []), *([jax.lax.stop_gradient(lse)] if return_lse else [])]
+        lses = [lse.reshape(count, length, -1) for lse in lses]
+    wanted = [*([idx] if return_indices else []), *map(jax.lax.stop_gradient, lses)]
     return (o, *wanted) if wanted else o
 
 
@@ -286,7 +296,7 @@ def _batch(kv_len, block_table, page_indptr, page_indices, slots, cu_seqlens, sl
 
 
 def _cache_problem(op: int, cache: Dict[str, Array], batch: Dict[str, Array], max_kv: int, tokens: int,
-                   max_q: int) -> Dict[str, int]:
+                   max_q: int, index_lse: bool = False) -> Dict[str, int]:
     unknown = [name for name in cache if name not in CACHE + SCALES]
     if unknown:
         raise ValueError(f"the cache has no {', '.join(unknown)}; the names are {', '.join(CACHE + SCALES)}")
@@ -295,7 +305,7 @@ def _cache_problem(op: int, cache: Dict[str, Array], batch: Dict[str, Array], ma
     paged = "block_table" in batch or "page_indptr" in batch or "page_indices" in batch
     stored = lambda name: _abi.NSA_E4M3 if name in cache and cache[name].dtype == CODES else NONE
     return cache_problem(op, cache["k0"].shape, paged, batch["kv_len"].shape[0], max_kv, tokens, max_q, stored("k0"),
-                         stored("k_idx" if "k_idx" in cache else "k_cmp"))
+                         stored("k_idx" if "k_idx" in cache else "k_cmp"), index_lse)
 
 
 def append(cache: Dict[str, Array], k: KV, v: KV, *, config: Config, kv_len: Array, max_kv: int,
@@ -324,36 +334,48 @@ def append(cache: Dict[str, Array], k: KV, v: KV, *, config: Config, kv_len: Arr
     return {**cache, **dict(zip(written, out))}
 
 
-def _attend(call: int, op: int, q, cache, gates, config, batch, max_q, max_kv, scale, weights, index_q, platform) -> Array:
-    shape = (q.shape[0], q.shape[1], config.head_dim_v)
-    if shape[0] == 0:
-        return jnp.zeros(shape, q.dtype)
-    problem = _cache_problem(op, cache, batch, max_kv, shape[0], max_q)
-    operands = {"q": q} | _present(gates=gates) | _named(weights, PHI + GATE) | _present(index_q=index_q) | batch | cache
-    return _run(call, config.text, _platform(platform), q.dtype, operands, [("o", shape, q.dtype)], problem,
-                batch["kv_len"].shape[0], float(scale or 0.0))[0]
+def _attend(call: int, op: int, q, cache, gates, config, batch, max_q, max_kv, scale, weights, index_q, return_indices,
+            return_index_lse, platform) -> Union[Array, Tuple[Array, ...]]:
+    results = [("o", (q.shape[0], q.shape[1], config.head_dim_v), q.dtype)]
+    count = config.select["count"]
+    if (return_indices or return_index_lse) and count:
+        results.append(("block_idx", (q.shape[0], cache["k0"].shape[2], count), jnp.int32))
+    if return_index_lse:
+        results.append(("index_lse", (q.shape[0], _index_heads(config)), jnp.float32))
+    if q.shape[0] == 0:
+        out = [jnp.zeros(shape, dtype) for _, shape, dtype in results]
+    else:
+        problem = _cache_problem(op, cache, batch, max_kv, q.shape[0], max_q, return_index_lse)
+        operands = {"q": q} | _present(gates=gates) | _named(weights, PHI + GATE) | _present(index_q=index_q) | batch | cache
+        out = _run(call, config.text, _platform(platform), q.dtype, operands, results, problem, batch["kv_len"].shape[0],
+                   float(scale or 0.0))
+    wanted = [out[1] if count else jnp.zeros((q.shape[0], cache["k0"].shape[2], 0), jnp.int32)] if return_indices else []
+    wanted += [out[-1]] if return_index_lse else []
+    return (out[0], *wanted) if wanted else out[0]
 
 
 def decode(q: Array, cache: Dict[str, Array], gates: Optional[Array] = None, *, config: Config, kv_len: Array, max_kv: int,
            max_q: int = 1, block_table: Optional[Array] = None, page_indptr: Optional[Array] = None,
            page_indices: Optional[Array] = None, slots: Optional[Array] = None, cu_seqlens: Optional[Array] = None,
            scale: Optional[float] = None, weights: Optional[Dict[str, Array]] = None, index_q: Optional[Array] = None,
-           platform: Optional[str] = None) -> Array:
+           return_indices: bool = False, return_index_lse: bool = False,
+           platform: Optional[str] = None) -> Union[Array, Tuple[Array, ...]]:
     """nsa.decode for JAX: 1 to 16 new tokens of each sequence over the cache that `append` has returned.
 
-    The arguments are those of nsa.decode; platform as of `attention`. Returns [T, Hq, Dv], without a gradient.
+    The arguments and results are those of nsa.decode; platform as of `attention`. Without a gradient.
     """
     return _attend(DECODE, _abi.NSA_OP_DECODE, q, cache, gates, config,
                    _batch(kv_len, block_table, page_indptr, page_indices, slots, cu_seqlens), max_q, max_kv, scale, weights,
-                   index_q, platform)
+                   index_q, return_indices, return_index_lse, platform)
 
 
 def prefill(q: Array, cache: Dict[str, Array], gates: Optional[Array] = None, *, config: Config, kv_len: Array, max_kv: int,
             max_q: int, block_table: Optional[Array] = None, page_indptr: Optional[Array] = None,
             page_indices: Optional[Array] = None, slots: Optional[Array] = None, cu_seqlens: Optional[Array] = None,
             scale: Optional[float] = None, weights: Optional[Dict[str, Array]] = None, index_q: Optional[Array] = None,
-            platform: Optional[str] = None) -> Array:
+            return_indices: bool = False, return_index_lse: bool = False,
+            platform: Optional[str] = None) -> Union[Array, Tuple[Array, ...]]:
     """`decode` for any number of new tokens of a sequence: chunks of prompts, beside sequences that decode."""
     return _attend(PREFILL, _abi.NSA_OP_PREFILL, q, cache, gates, config,
                    _batch(kv_len, block_table, page_indptr, page_indices, slots, cu_seqlens), max_q, max_kv, scale, weights,
-                   index_q, platform)
+                   index_q, return_indices, return_index_lse, platform)

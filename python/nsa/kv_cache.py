@@ -265,10 +265,13 @@ class KVCache:
                       block_table=batch.block_table, cu_seqlens=batch.cu_seqlens, weights=self._weights(layer), k_idx=k_idx)
 
     def attend(self, layer: int, batch: Batch, q: Tensor, gates: Optional[Tensor] = None, *, scale: Optional[float] = None,
-               weights: Optional[Dict[str, Tensor]] = None, index_q: Optional[Tensor] = None) -> Tensor:
-        """The new tokens' attention, [T, Hq, Dv]. weights: of the gate MLP. index_q: [T, Hi, Di], of an index."""
+               weights: Optional[Dict[str, Tensor]] = None, index_q: Optional[Tensor] = None, return_indices: bool = False,
+               return_index_lse: bool = False) -> Union[Tensor, Tuple[Tensor, ...]]:
+        """The new tokens' attention, [T, Hq, Dv]. weights: of the gate MLP. index_q: [T, Hi, Di], of an index.
+        return_indices, return_index_lse: as of nsa.attention."""
         where = dict(config=self.config, kv_len=batch.kv_len, max_kv=self.max_len, block_table=batch.block_table,
-                     cu_seqlens=batch.cu_seqlens, scale=scale, weights=weights, index_q=index_q)
+                     cu_seqlens=batch.cu_seqlens, scale=scale, weights=weights, index_q=index_q, return_indices=return_indices,
+                     return_index_lse=return_index_lse)
         if batch.max_q <= self.max_q:
             # A plan for one new token has kernels of its own, so that such a step does not take that for drafts.
             return _torch.decode(q, self.layers[layer], gates, max_q=1 if batch.max_q <= 1 else self.max_q, **where)

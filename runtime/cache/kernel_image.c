@@ -3,6 +3,8 @@
  */
 #include "cache/kernel_image.h"
 
+#include "base/writer.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,11 +41,14 @@ static size_t write_key(const nsai_kernel_key_parts *parts, char *text, size_t s
     { "entry", parts->entry },   { "templates", parts->templates_digest },
     { "source", parts->source },
   };
-  size_t used = 0;
-  for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
-    used += (size_t)snprintf(text ? text + used : NULL, text ? size - used : 0, "%s %zu\n%s\n",
-                             fields[i].tag, strlen(fields[i].value), fields[i].value);
-  return used;
+  nsai_writer out = nsai_writer_open(text, size);
+  for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+    const size_t length = strlen(fields[i].value);
+    nsai_write(&out, "%s %zu\n", fields[i].tag, length);
+    nsai_write_bytes(&out, fields[i].value, length); /* the source is long for a format */
+    nsai_write_bytes(&out, "\n", 1);
+  }
+  return out.used;
 }
 
 nsa_status nsai_kernel_key_init(nsai_kernel_key *key, const nsai_kernel_key_parts *parts) {

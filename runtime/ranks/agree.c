@@ -53,42 +53,46 @@ static nsa_status create_stream(nsa_comm *comm) {
   return NSA_OK;
 }
 
-static void free_memory(nsa_comm *comm) {
-  nsai_agree_room *room = &comm->agree;
+static void free_memory(const nsa_comm *comm, const nsai_agree_memory *memory) {
   if (!comm->place.device) {
-    free(room->host);
-  } else {
-    if (room->data) comm->place.device->driver->cuMemFree((nsai_cu_ptr)(uintptr_t)room->data);
-    if (room->host) comm->place.device->driver->cuMemFreeHost(room->host);
+    free(memory->host);
+    return;
   }
-  room->host = room->data = NULL;
-  room->slot = 0;
+  const nsai_driver *driver = comm->place.device->driver;
+  if (memory->data) driver->cuMemFree((nsai_cu_ptr)(uintptr_t)memory->data);
+  if (memory->host) driver->cuMemFreeHost(memory->host);
 }
 
-static nsa_status allocate(nsa_comm *comm, uint64_t bytes) {
-  nsai_agree_room *room = &comm->agree;
+static nsa_status allocate(nsa_comm *comm, uint64_t bytes, nsai_agree_memory *memory) {
   nsai_cu_ptr data = 0;
   void *host = NULL;
   if (!comm->place.device) {
-    room->host = room->data = malloc(bytes);
-    return room->host ? NSA_OK : nsai_fail_nomem("the messages of nsa_comm_agree", bytes);
+    memory->host = memory->data = malloc(bytes);
+    return memory->host ? NSA_OK : nsai_fail_nomem("the messages of nsa_comm_agree", bytes);
   }
   const nsai_driver *driver = comm->place.device->driver;
   NSAI_TRY(create_stream(comm));
   NSAI_TRY(NSAI_CUDA(driver, cuMemHostAlloc(&host, bytes, 0)));
-  room->host = host;
+  memory->host = host;
   NSAI_TRY(NSAI_CUDA(driver, cuMemAlloc(&data, bytes)));
-  room->data = (char *)(uintptr_t)data;
+  memory->data = (char *)(uintptr_t)data;
   return NSA_OK;
 }
 
-/* Room for messages of so many bytes. */
+/* Room for messages of so many bytes. Every rank asks for the same, so that slots are equally long. */
 static nsa_status reserve(nsa_comm *comm, uint64_t bytes) {
-  const uint64_t slot = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-  if (slot <= comm->agree.slot) return NSA_OK;
-  free_memory(comm);
-  NSAI_TRY(allocate(comm, (uint64_t)(nsai_comm_size(comm) + 1) * slot));
-  comm->agree.slot = slot;
+  nsai_agree_room *room = &comm->agree;
+  uint64_t slot = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+  if (slot <= room->slot) return NSA_OK;
+  if (slot < 2 * room->slot) slot = 2 * room->slot;
+  const uint64_t all = (uint64_t)(nsai_comm_size(comm) + 1) * slot;
+  if (room->growths == NSAI_AGREE_GROWTHS)
+    return nsai_fail_nomem("the messages of nsa_comm_agree", all);
+  nsai_agree_memory *memory = &room->memory[room->growths++];
+  NSAI_TRY(allocate(comm, all, memory));
+  room->host = memory->host;
+  room->data = memory->data;
+  room->slot = slot;
   return NSA_OK;
 }
 
@@ -97,7 +101,7 @@ void nsai_agree_room_fini(nsa_comm *comm) {
   nsai_comm_entered entered;
   if (comm->place.device && !room->stream) return;
   if (nsai_comm_enter(&comm->place, &entered) != NSA_OK) return;
-  free_memory(comm);
+  for (int32_t i = 0; i < room->growths; i++) free_memory(comm, &room->memory[i]);
   if (room->event) comm->place.device->driver->cuEventDestroy(room->event);
   if (room->stream) comm->place.device->driver->cuStreamDestroy(room->stream);
   nsai_comm_leave(&comm->place, &entered);

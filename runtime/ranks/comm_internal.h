@@ -49,11 +49,22 @@ typedef struct nsai_agreed {
   int32_t count;
 } nsai_agreed;
 
+/* Memory of messages, on the host, pinned, and on the device; on the CPU device both are the same. */
+typedef struct nsai_agree_memory {
+  char *host, *data;
+} nsai_agree_memory;
+
+#define NSAI_AGREE_GROWTHS 24 /* of slots of at least 256 bytes: then they have passed 2 GB */
+
 /* What nsa_comm_agree exchanges messages with; made by its first call. */
 typedef struct nsai_agree_room {
-  char *host;            /* [size + 1, slot]: this rank's message, then those of all; pinned */
-  char *data;            /* the same on the device; on the CPU device `host` itself */
-  uint64_t slot;         /* bytes */
+  char *host;    /* [size + 1, slot]: this rank's message, then those of all */
+  char *data;    /* the same on the device */
+  uint64_t slot; /* bytes; at least doubles when it grows */
+  /* `host` and `data`, the last ones, and the smaller ones of before. These live until the communicator is
+   * destroyed: cuMemFree waits for the device, where a kernel may wait for a lost rank. */
+  nsai_agree_memory memory[NSAI_AGREE_GROWTHS];
+  int32_t growths;
   nsai_cu_stream stream; /* these are NULL on the CPU device */
   nsai_cu_event event;
   int32_t calls; /* of nsa_comm_agree so far */

@@ -156,8 +156,22 @@ static bool takes_pieces(const nsa_plan *plan) {
   return !plan->problem.model.norm_block;
 }
 
+/* Bytes that a copy takes from pageable memory without making the host wait (CUDA programming guide,
+ * asynchronous concurrent execution). */
+#define UPLOAD_AT_ONCE (64 * 1024)
+
+static nsa_status upload(const nsai_run *run, void *to, const void *from, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += UPLOAD_AT_ONCE) {
+    const size_t left = bytes - at, part = left < UPLOAD_AT_ONCE ? left : UPLOAD_AT_ONCE;
+    NSAI_TRY(NSAI_CUDA(run->driver,
+                       cuMemcpyHtoDAsync((nsai_cu_ptr)(uintptr_t)to + at, (const char *)from + at,
+                                         part, run->queue->stream)));
+  }
+  return NSA_OK;
+}
+
 /* Writes the offsets of the rank's pieces to the workspace; `room` gets the batch. */
-static nsa_status upload_batch(const nsai_ranks_pass *pass, nsa_batch *room) {
+static nsa_status upload_batch(nsai_ranks_pass *pass, nsa_batch *room) {
   const nsai_run *run = pass->run;
   const nsai_shard_batch b = nsai_shard_offsets(pass->shard, pass->rank);
   const size_t count = (size_t)b.num_seqs + 1; /* of cu_q, and of cu_kv behind it */
@@ -167,8 +181,9 @@ static nsa_status upload_batch(const nsai_ranks_pass *pass, nsa_batch *room) {
   room->cu_q.data = to;
   room->cu_kv.data = to + count;
   nsai_queue_break(run->queue);
-  return NSAI_CUDA(run->driver, cuMemcpyHtoDAsync((nsai_cu_ptr)(uintptr_t)to, b.cu_q,
-                                                  2 * count * sizeof *to, run->queue->stream));
+  if (!pass->uploaded) NSAI_TRY(upload(run, to, b.cu_q, 2 * count * sizeof *to));
+  pass->uploaded = true;
+  return NSA_OK;
 }
 
 /* The gathered keys of all sequences, and their entries, where the run did not make them itself. */
@@ -189,7 +204,7 @@ static void set_all_keys(const nsai_ranks_pass *pass, nsa_io *io) {
 }
 
 /* Every kernel takes all pieces at once, as a batch of sequences that share their keys. */
-static nsa_status run_at_once(const nsai_ranks_pass *pass) {
+static nsa_status run_at_once(nsai_ranks_pass *pass) {
   const nsai_run_piece is = { 0 };
   nsa_batch batch;
   nsa_io io = *pass->run->io;

@@ -55,6 +55,8 @@ typedef struct nsai_ranks_pass {
    * rows, and its sums have none. */
   int64_t *end;
   nsai_part_list send, recv;
+  bool
+      uploaded; /* the offsets of the pieces are in the workspace: one group of heads writes them for all */
 } nsai_ranks_pass;
 
 /* Rows of a tensor: [row, row + count) of the gathered one, and `local` of the rank's own. */

@@ -36,6 +36,7 @@ print([row[sys.argv[1]] for row in csv.DictReader(open("results.csv"))][int(sys.
   [[ ${lines[*]} == *'cpu, all kinds: 7 problems of 2 models, 0 failures, 0 skipped'* ]]
 }
 
+# bats test_tags=plain
 @test "failures, skips and crashes are counted and named; the exit status is 1" {
   fake_check 'echo "not ok 1 - $1:$seed:a"; echo "# o is wrong"; echo "ok 2 - $1:$seed:b # SKIP too large"; exit 1'
   run -1 sweep ./nsacheck --problems 2 --kinds forward --count 2 --commit abc --results results.csv
@@ -51,6 +52,7 @@ print([row[sys.argv[1]] for row in csv.DictReader(open("results.csv"))][int(sys.
   run -1 sweep ./nsacheck --problems 2 --kinds cache --count 1 --no-results
 }
 
+# bats test_tags=plain
 @test "a sweep ends by itself and when it is told to, and writes what is finished" {
   fake_check "((seed < 3)) || exec sleep 100; $good" # which must not keep the sweep
   run -0 timeout 20 python3 "$NSA_SOURCE/tests/sweep_problems.py" ./nsacheck --problems 2 --kinds forward \
@@ -65,6 +67,7 @@ print([row[sys.argv[1]] for row in csv.DictReader(open("results.csv"))][int(sys.
   [[ $(column last_seed 0) == 2 ]]
 }
 
+# bats test_tags=plain
 @test "seeds behind one that was not finished are left to the next call" {
   fake_check "((seed != 2)) || exec sleep 100; $good"
   run -0 sweep ./nsacheck --problems 2 --kinds forward --count 5 --seconds 1 --grace 0 --jobs 2 --commit abc \
@@ -72,6 +75,7 @@ print([row[sys.argv[1]] for row in csv.DictReader(open("results.csv"))][int(sys.
   [[ $(column last_seed 0) == 1 && $(column models 0) == 1 ]]
 }
 
+# bats test_tags=plain
 @test "without a device it is 77, without a commit or a program 2" {
   fake_check 'echo "1..0 # SKIP no GPU"'
   run -77 sweep ./nsacheck --count 1 --commit abc --results results.csv

@@ -9,10 +9,10 @@ import nsa
 BLOCK, COUNT, DIM, INDEX_DIM = 16, 4, 32, 24
 
 
-def config_of(heads, kv_heads):
+def config_of(heads, kv_heads, **more):
     return nsa.Config(heads=heads, kv_heads=kv_heads, head_dim=DIM, compress="none", window=0, gate="none",
                       select=dict(by="index", pool="max", block=BLOCK, count=COUNT, init=0, local=1),
-                      index=dict(heads=kv_heads, dim=INDEX_DIM))
+                      index=dict(heads=kv_heads, dim=INDEX_DIM), **more)
 
 
 def tensors_of(heads, kv_heads, tokens, keys, dtype=torch.float32):
@@ -118,6 +118,84 @@ def test_lse(device):
         nsa.index_kl(q, k, index_q, k_idx, config=config, block_indices=blocks[0], lse=lse, coefficient=0)
     with pytest.raises(nsa.ArgumentError, match="there is no index to train"):
         nsa.index_kl(q, k, index_q, k_idx, config=plain, block_indices=blocks[0], lse=lse)
+
+
+def index_sums(index_q, k_idx, blocks, first=0):
+    """The log-sum-exp of the index in float64, of one sequence whose first query is token `first`."""
+    position, key = first + torch.arange(index_q.shape[0]), torch.arange(k_idx.shape[0])
+    seen = (blocks[..., None] == key // BLOCK).any(2) & (key <= position[:, None])[:, None]
+    scores = torch.einsum("thd,sd->ths", index_q.double(), k_idx[:, 0].double()) * INDEX_DIM ** -0.5
+    return torch.logsumexp(scores.masked_fill(~seen, -torch.inf), -1)
+
+
+def test_index_lse(device):
+    """return_index_lse alone and beside the others, of the caller's blocks, with a batch dimension; what it refuses."""
+    config = config_of(8, 2)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    bound = 1e-5 if device == "cpu" else 1e-3
+    q, k, v, index_q, k_idx = (x.to(device) for x in tensors_of(8, 2, 150, 150, dtype))
+    call = lambda *x, **other: nsa.attention(*x[:3], config=config, index_q=x[3], k_idx=x[4], return_index_lse=True, **other)
+    close = lambda got, blocks: (index_sums(index_q.cpu(), k_idx.cpu(), blocks.cpu()) - got.cpu()).abs().max() < bound
+    o, blocks, lse, got = call(q, k, v, index_q, k_idx, return_indices=True, return_lse=True)
+    assert got.shape == (150, 2) and got.dtype == torch.float32 and close(got, blocks)
+    for other, also in (dict(), ()), (dict(return_indices=True), (blocks,)), (dict(return_lse=True), (lse,)):
+        assert all(map(torch.equal, call(q, k, v, index_q, k_idx, **other), (o, *also, got)))
+    given = torch.stack([blocks[..., 0], torch.full_like(blocks[..., 0], -1), blocks[..., 0], blocks[..., 2]], -1)
+    assert close(call(q, k, v, index_q, k_idx, block_indices=given)[1], given)
+    none = call(q, k, v, index_q, k_idx, block_indices=torch.full_like(given, -1))[1]
+    assert (none == -torch.inf).all()
+    both = [torch.stack([x, x]) for x in (q, k, v, index_q, k_idx)]
+    assert torch.equal(call(*both)[1], torch.stack([got, got]))
+    plain = nsa.Config(heads=8, kv_heads=2, head_dim=DIM, compress=dict(block=16, stride=8))
+    with pytest.raises(ValueError, match="return_index_lse is of an index, and the configuration has none"):
+        nsa.attention(q, k, v, torch.zeros(150, 8, 3, device=device), config=plain, return_index_lse=True)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_index_lse_and_gradients(compiled, recompute, device):
+    """It has no gradient and changes none, whether branches are saved for the backward pass or not."""
+    config = config_of(8, 2, runtime=dict(recompute=recompute))
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    q, k, v, index_q, k_idx = (x.to(device).requires_grad_() for x in tensors_of(8, 2, 90, 90, dtype))
+    run = lambda **other: nsa.attention(q, k, v, config=config, index_q=index_q, k_idx=k_idx, **other)
+    want = torch.autograd.grad(run().float().square().sum(), (q, k, v))
+    if compiled:
+        torch._dynamo.reset()
+    step = torch.compile(run, fullgraph=True, backend="aot_eager") if compiled else run
+    o, blocks, lse = step(return_indices=True, return_index_lse=True)
+    assert o.requires_grad and not lse.requires_grad
+    assert (index_sums(index_q.detach().cpu(), k_idx.detach().cpu(), blocks.cpu()) - lse.cpu()).abs().max() < 1e-3
+    assert all(map(torch.equal, torch.autograd.grad(o.float().square().sum(), (q, k, v)), want))
+
+
+def test_index_lse_over_a_cache(device):
+    """Of a prefill and of decode steps: the blocks and the sums that `attention` has of the whole sequence."""
+    config = config_of(8, 2)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    q, k, v, index_q, k_idx = (x.to(device) for x in tensors_of(8, 2, 90, 90, dtype))
+    cache = nsa.KVCache(config, 1, 8, 16, dtype=dtype, device=device)
+    for begin, end in (0, 70), (70, 71), (71, 72), (72, 90):
+        batch = cache.begin(["a"], [end - begin])
+        cache.append(0, batch, k[begin:end], v[begin:end], k_idx=k_idx[begin:end])
+        attend = lambda **other: cache.attend(0, batch, q[begin:end], index_q=index_q[begin:end], **other)
+        o, blocks, lse = attend(return_indices=True, return_index_lse=True)
+        assert blocks.shape == (end - begin, 2, COUNT) and lse.shape == (end - begin, 2)
+        sums = index_sums(index_q[begin:end].cpu(), k_idx[:end].cpu(), blocks.cpu(), begin)
+        assert (sums - lse.cpu()).abs().max() < (1e-5 if device == "cpu" else 1e-3)
+        if device == "cpu":
+            whole = nsa.attention(q[:end], k[:end], v[:end], config=config, index_q=index_q[:end], k_idx=k_idx[:end],
+                                  return_indices=True)[1]
+            assert torch.equal(blocks, whole[begin:end])
+        assert torch.equal(attend(), o) and torch.equal(attend(return_index_lse=True)[1], lse)
+        assert torch.equal(attend(return_indices=True)[1], blocks)
+    plain = nsa.Config(heads=8, kv_heads=2, head_dim=DIM, gate="none", compress=dict(block=16, stride=8))
+    cache = nsa.KVCache(plain, 1, 8, 16, dtype=dtype, device=device)
+    batch = cache.begin(["a"], [20])
+    cache.append(0, batch, k[:20], v[:20])
+    assert cache.attend(0, batch, q[:20], return_indices=True)[1].shape == (20, 2, plain.select["count"])
+    with pytest.raises(ValueError, match="return_index_lse is of an index"):
+        cache.attend(0, batch, q[:20], return_index_lse=True)
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(8, 2), (16, 1)])

@@ -224,6 +224,33 @@ def test_index_kl(packed, device):
                           branches=["window"])
 
 
+def test_index_lse(device):
+    """The log-sum-exp of the index, alone, beside the others and of the caller's blocks, and no gradient of it: the bits of torch."""
+    config = config_of(**INDEXED)
+    q, k, v, _ = inputs_of(config, 90, device)
+    index = index_of(90, device)
+    arrays, index_arrays = across([q, k, v]), across(index)
+    batch = lambda tensors: [x[None] for x in tensors]
+    call = lambda *tensors, **other: nsa.attention(*tensors[:3], config=config, index_q=tensors[3], k_idx=tensors[4], **other)
+    jax_call = lambda *x, **other: nsa.jax.attention(*x[:3], config=config, index_q=x[3], k_idx=x[4], return_index_lse=True, **other)
+    o, blocks, lse, want = call(q, k, v, *index, return_indices=True, return_lse=True, return_index_lse=True)
+    got = jax_call(*arrays, *index_arrays, return_indices=True, return_lse=True)
+    assert len(got) == 4 and all(same(*pair) for pair in zip((got[0], *got[2:]), (o, lse, want)))
+    assert np.array_equal(got[1], blocks.cpu()) and got[3].shape == (90, config.index["heads"])
+    assert same(jax_call(*arrays, *index_arrays)[1], want)
+    assert same(jax_call(*batch(arrays), *batch(index_arrays))[1][0], want)
+    given = blocks.flip(-1)
+    wanted = call(q, k, v, *index, block_indices=given, return_index_lse=True)[1]
+    assert same(jax_call(*arrays, *index_arrays, block_indices=across(given))[1], wanted)
+    total = lambda which: lambda arrays, index_arrays: jax_call(*arrays, *index_arrays)[which].astype(jnp.float32).sum()
+    assert not any(x.any() for x in jax.tree.leaves(jax.grad(total(1), argnums=(0, 1))(arrays, index_arrays)))
+    plain = lambda arrays: nsa.jax.attention(*arrays, config=config, index_q=index_arrays[0], k_idx=index_arrays[1])
+    exact = jax.grad(lambda arrays: plain(arrays).astype(jnp.float32).sum())(arrays)
+    assert all(map(np.array_equal, jax.jit(jax.grad(total(0)))(arrays, index_arrays), exact))
+    with pytest.raises(ValueError, match="return_index_lse is of an index, and the configuration has none"):
+        nsa.jax.attention(*arrays, config=config_of(gate="none"), return_index_lse=True)
+
+
 CACHES = {"mean": {}, "linear": dict(compress=dict(block=16, stride=8, phi="linear")), "per branch": dict(kv_sharing="per_branch"),
           "index": INDEXED, "infllm": INFLLM}
 
@@ -261,7 +288,7 @@ def test_a_cache_of_pages(name, device):
                      weights=weight_arrays)
         cache = nsa.jax.append(cache, k, v, k_idx=k_idx, **where)
         attend = nsa.jax.decode if max_q <= 4 else nsa.jax.prefill
-        return cache, attend(q, cache, gates, max_q=max_q, index_q=index_q, **where)
+        return cache, attend(q, cache, gates, max_q=max_q, index_q=index_q, return_indices=True, return_index_lse=indexed, **where)
 
     lengths = [0, 0]
     for new in (37, 5), (20, 64), (3, 1), (1, 4), (1, 1):
@@ -274,10 +301,12 @@ def test_a_cache_of_pages(name, device):
         max_q = 4 if max(new) <= 4 else 64
         where = dict(config=config, kv_len=kv_len, max_kv=96, block_table=tables, cu_seqlens=cu, weights=weights)
         nsa.append(cache, k, v, k_idx=k_idx, **where)
-        want = (nsa.decode if max_q <= 4 else nsa.prefill)(q, cache, gates, max_q=max_q, index_q=index_q, **where)
+        want = (nsa.decode if max_q <= 4 else nsa.prefill)(q, cache, gates, max_q=max_q, index_q=index_q, return_indices=True,
+                                                           return_index_lse=indexed, **where)
         maybe = lambda x: None if x is None else across(x)
-        arrays, o = jax_step(arrays, *(maybe(x) for x in (q, k, v, gates, index_q, k_idx, kv_len, cu)), max_q=max_q)
-        assert same(o, want) and equal_caches(arrays, cache)
+        arrays, got = jax_step(arrays, *(maybe(x) for x in (q, k, v, gates, index_q, k_idx, kv_len, cu)), max_q=max_q)
+        assert same(got[0], want[0]) and np.array_equal(got[1], want[1].cpu()) and equal_caches(arrays, cache)
+        assert len(got) == len(want) == 2 + indexed and (not indexed or same(got[2], want[2]))
     assert lengths == [62, 75] and (not many or "k2" in cache) and (not indexed or "k_idx" in cache)
 
 
@@ -317,6 +346,8 @@ def test_a_cache_without_tokens_and_its_errors(device):
     where = dict(config=config, kv_len=jnp.asarray([16]), max_kv=64, block_table=jnp.asarray([[1]]))
     assert nsa.jax.append(cache, k[:0], v[:0], k_idx=k_idx[:0], **where).keys() == cache.keys()
     assert nsa.jax.decode(q[:0], cache, index_q=index_q[:0], **where).shape == (0, 4, 32)
+    none = nsa.jax.decode(q[:0], cache, index_q=index_q[:0], return_indices=True, return_index_lse=True, **where)
+    assert [x.shape for x in none] == [(0, 4, 32), (0, 2, config.select["count"]), (0, 2)]
     with pytest.raises(Exception, match="io.new_k_idx"):
         jax.block_until_ready(nsa.jax.append(cache, k, v, **where))
     with pytest.raises(Exception, match="io.index_q"):

@@ -385,13 +385,21 @@ static nsai_cu_result release_memory(nsai_cu_ptr memory) {
   return 0;
 }
 
-static nsai_cu_result upload(nsai_cu_ptr to, const void *from, size_t bytes,
-                             nsai_cu_stream stream) {
+static nsai_cu_result copy(nsai_cu_ptr to, nsai_cu_ptr from, size_t bytes, nsai_cu_stream stream) {
   (void)stream;
   COUNT(memory_calls, 1);
   if (record.broken) return record.broken;
-  memcpy((void *)(uintptr_t)to, from, bytes);
+  memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
   return 0;
+}
+
+static nsai_cu_result upload(nsai_cu_ptr to, const void *from, size_t bytes,
+                             nsai_cu_stream stream) {
+  COUNT(uploads, 1);
+  pthread_mutex_lock(&fake_cuda_lock);
+  if (bytes > record.most_uploaded) record.most_uploaded = bytes;
+  pthread_mutex_unlock(&fake_cuda_lock);
+  return copy(to, (nsai_cu_ptr)(uintptr_t)from, bytes, stream);
 }
 
 static nsai_cu_result download(void *to, nsai_cu_ptr from, size_t bytes, nsai_cu_stream stream) {
@@ -400,10 +408,6 @@ static nsai_cu_result download(void *to, nsai_cu_ptr from, size_t bytes, nsai_cu
   if (record.broken) return record.broken;
   memcpy(to, (const void *)(uintptr_t)from, bytes);
   return 0;
-}
-
-static nsai_cu_result copy(nsai_cu_ptr to, nsai_cu_ptr from, size_t bytes, nsai_cu_stream stream) {
-  return upload(to, (const void *)(uintptr_t)from, bytes, stream);
 }
 
 static nsai_cu_result copy_2d(const nsai_cu_copy_2d *c, nsai_cu_stream stream) {

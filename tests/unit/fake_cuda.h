@@ -51,6 +51,8 @@ typedef struct fake_cuda_state {
   fake_product product;    /* the last one */
   int waits;               /* calls that wait for the device, or would break a capture */
   int memory_calls;        /* allocations, copies, fills */
+  int uploads;             /* copies from the host ... */
+  uint64_t most_uploaded;  /* ... and the bytes of the largest */
   int loads, unloads;      /* libraries */
   int handles;             /* handles of cuBLASLt that exist */
   int retained;            /* primary contexts that are retained */

@@ -162,6 +162,34 @@ static void test_remembers(void **state) {
   machine_free(&m);
 }
 
+/* More plans need longer messages. Memory of before is not freed while a kernel may wait for a lost rank. */
+static void test_longer_messages(void **state) {
+  machine m;
+  rank ranks[MOST_RANKS];
+  const nsa_plan *plans[NSAI_COMM_AGREED];
+  machine_init(&m, &quiet_gpu);
+  const fake_cuda_state *record = machine_record();
+  const int before = record->blocks;
+  for (int32_t i = 0; i < NSAI_COMM_AGREED; i++) plans[i] = m.plan;
+  ranks_loopback(m.ctx, ranks, 1, 20000, NULL);
+  int blocks = record->blocks;
+  static const struct {
+    int32_t plans;
+    bool grows;
+  } calls[] = { { 1, true },   { 1, false },  { 20, true }, { 21, true },
+                { 30, false }, { 256, true }, { 20, false } };
+  for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+    machine_expect("agree", nsa_comm_agree(ranks[0].comm, plans, calls[i].plans, NULL, 0), NSA_OK,
+                   NULL);
+    if (calls[i].grows ? record->blocks <= blocks : record->blocks != blocks)
+      fail_msg("call %d: %d allocations, %d before it", (int)i, record->blocks, blocks);
+    blocks = record->blocks;
+  }
+  ranks_destroy(ranks, 1);
+  assert_int_equal(record->blocks, before);
+  machine_free(&m);
+}
+
 /* ---- lost ranks ---- */
 
 /* Rank 1 never calls. */
@@ -631,13 +659,21 @@ static void test_capture(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_loopback),        cmocka_unit_test(test_agree),
-    cmocka_unit_test(test_disagree),        cmocka_unit_test(test_remembers),
-    cmocka_unit_test(test_lost_thread),     cmocka_unit_test(test_names_ranks),
-    cmocka_unit_test(test_hosts),           cmocka_unit_test(test_bad_tables),
-    cmocka_unit_test(test_stalled_stream),  cmocka_unit_test(test_stalled_agreement),
-    cmocka_unit_test(test_full_queue),      cmocka_unit_test(test_patient_agreement),
-    cmocka_unit_test(test_dead_is_aborted), cmocka_unit_test(test_fork),
+    cmocka_unit_test(test_loopback),
+    cmocka_unit_test(test_agree),
+    cmocka_unit_test(test_disagree),
+    cmocka_unit_test(test_remembers),
+    cmocka_unit_test(test_longer_messages),
+    cmocka_unit_test(test_lost_thread),
+    cmocka_unit_test(test_names_ranks),
+    cmocka_unit_test(test_hosts),
+    cmocka_unit_test(test_bad_tables),
+    cmocka_unit_test(test_stalled_stream),
+    cmocka_unit_test(test_stalled_agreement),
+    cmocka_unit_test(test_full_queue),
+    cmocka_unit_test(test_patient_agreement),
+    cmocka_unit_test(test_dead_is_aborted),
+    cmocka_unit_test(test_fork),
     cmocka_unit_test(test_capture),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

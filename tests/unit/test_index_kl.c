@@ -48,15 +48,6 @@ static int64_t cell(const plain *x, int64_t row, int64_t head, int64_t key) {
   return (row * x->g->kv_heads + head) * x->keys + key;
 }
 
-static bool is_listed(const toy *t, int64_t row, int64_t head, int64_t block) {
-  const nsa_tensor *list = &t->io.block_idx;
-  const int64_t n = t->model.select_count;
-  const int64_t at = list->ndim == 2 ? row * n : (row * t->model.kv_heads + head) * n;
-  for (int64_t i = 0; i < n; i++)
-    if (toy_ints(list)[at + i] == block) return true;
-  return false;
-}
-
 /* One row: position t, keys from `first`. */
 static void fill_row(const toy *toy_, plain *x, int64_t row, int64_t first, int64_t t,
                      int64_t head) {
@@ -67,7 +58,7 @@ static void fill_row(const toy *toy_, plain *x, int64_t row, int64_t first, int6
   if (t < 0) return;
   for (int64_t p = 0; p <= t; p++)
     x->chosen[cell(x, row, head, first + p)] =
-        x->all || is_listed(toy_, row, head, p / g->select_block);
+        x->all || toy_selects(toy_, row, head, p / g->select_block);
   for (int64_t h = head * group; h < (head + 1) * group; h++) {
     double total = 0, *weight = calloc((size_t)(t + 2), sizeof *weight);
     assert_non_null(weight);

@@ -32,21 +32,12 @@ static void init(machine *m, int32_t selection) {
   for (int64_t i = 0; i < toy_count(&t->io.index_lse); i++) toy_floats(&t->io.index_lse)[i] = 77;
 }
 
-static bool is_listed(const toy *t, int64_t row, int64_t head, int64_t block) {
-  const nsa_tensor *list = &t->io.block_idx;
-  const int64_t n = t->model.select_count;
-  const int64_t at = list->ndim == 2 ? row * n : (row * t->model.kv_heads + head) * n;
-  for (int64_t i = 0; i < n; i++)
-    if (toy_ints(list)[at + i] == block) return true;
-  return false;
-}
-
 static double expected(const toy *t, int64_t row, int64_t head, int64_t first, int64_t position) {
   const nsai_model *g = &t->model;
   double sum = 0;
   for (int64_t p = 0; p <= position; p++) {
     double dot = 0;
-    if (!is_listed(t, row, head, p / g->select_block)) continue;
+    if (!toy_selects(t, row, head, p / g->select_block)) continue;
     for (int64_t e = 0; e < g->index_dim; e++)
       dot += (double)toy_floats(&t->io.index_q)[(row * g->index_heads + head) * g->index_dim + e] *
              (double)toy_floats(&t->io.k_idx)[(first + p) * g->index_dim + e];

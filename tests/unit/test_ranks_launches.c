@@ -22,13 +22,15 @@ typedef struct one_rank {
   nsa_exec exec;
 } one_rank;
 
-static void open_rank(one_rank *r, const machine_request *request) {
+/* A machine whose toy has these sequences, and a plan, a shard and a communicator of one rank. */
+static void open_rank_of(one_rank *r, const machine_request *request, int32_t seqs,
+                         const int64_t *each, int64_t tokens) {
   machine_init(&r->m, request);
   const nsa_shard_options options =
-      INIT(nsa_shard_options, .ranks = 1, .num_seqs = SEQS, .lengths = lengths);
+      INIT(nsa_shard_options, .ranks = 1, .num_seqs = seqs, .lengths = each);
   const nsa_problem problem =
-      INIT(nsa_problem, .op = request->op, .max_tokens = 40, .max_kv_tokens = 40, .max_seqs = SEQS,
-           .ranks = 1, .max_pieces = SEQS, .selection = request->selection);
+      INIT(nsa_problem, .op = request->op, .max_tokens = tokens, .max_kv_tokens = tokens,
+           .max_seqs = seqs, .ranks = 1, .max_pieces = seqs, .selection = request->selection);
   machine_expect("shard", nsa_shard_create(r->m.ctx, &options, &r->shard), NSA_OK, NULL);
   r->plan = machine_plan(r->m.ctx, &problem);
   machine_expect("loopback", nsa_comm_loopback(r->m.ctx, 1, NULL, &r->comm), NSA_OK, NULL);
@@ -38,6 +40,10 @@ static void open_rank(one_rank *r, const machine_request *request) {
   r->exec.comm = r->comm;
   machine_add_workspace(r->plan, &r->exec);
   r->m.toy.io.kv.k_cmp = r->m.toy.io.kv.v_cmp = (nsa_tensor){ 0 };
+}
+
+static void open_rank(one_rank *r, const machine_request *request) {
+  open_rank_of(r, request, SEQS, lengths, 40);
 }
 
 static void close_rank(one_rank *r) {
@@ -178,6 +184,30 @@ static void test_head_groups(void **state) {
   "compress_mean compress_mean attend_window_sm90 attend_compressed_sm90 select_topn "             \
   "attend_dense_sm90"
   run(&r, HEAD " " HEAD);
+  assert_int_equal(machine_record()->uploads, 1); /* the offsets of the pieces are the same */
+  close_rank(&r);
+}
+
+/* Offsets of more pieces than one copy of 64 KB holds: a longer one could make the host wait. */
+static void test_many_pieces(void **state) {
+  enum { MANY = 4500, OFFSETS = 2 * MANY };
+  one_rank r;
+  int64_t each[MANY];
+  int32_t ones[MANY];
+  for (int i = 0; i < MANY; i++) each[i] = ones[i] = 1;
+  open_rank_of(&r, &(machine_request){ .gpu = true }, MANY, each, MANY);
+  const nsai_model model = r.m.toy.model;
+  toy_free(&r.m.toy);
+  toy_init(&r.m.toy, &model, MANY, ones, ones);
+  const nsa_batch batch = INIT(nsa_batch, .shard = r.shard);
+  fake_cuda_state *record = machine_record();
+  *record = (fake_cuda_state){ .retained = record->retained, .handles = record->handles };
+  machine_expect("run", nsa_forward(r.plan, &r.exec, &batch, &r.m.toy.io), NSA_OK, NULL);
+  assert_int_equal(record->uploads, 2);
+  assert_int_equal(record->most_uploaded, 64 * 1024);
+  const int32_t *got = (void *)((char *)r.exec.workspace + r.plan->workspace.ranks.offsets.offset);
+  for (int i = 0; i < 2 * OFFSETS; i++) /* 0, 1, 1, 2, 2, ... of rows, then of keys */
+    if (got[i] != (i % OFFSETS + 1) / 2) fail_msg("offset %d is %d", i, (int)got[i]);
   close_rank(&r);
 }
 
@@ -187,6 +217,7 @@ int main(void) {
     cmocka_unit_test(test_one_piece),   cmocka_unit_test(test_piece_by_piece),
     cmocka_unit_test(test_normalizer),  cmocka_unit_test(test_backward),
     cmocka_unit_test(test_head_groups), cmocka_unit_test(test_long_pieces),
+    cmocka_unit_test(test_many_pieces),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -167,3 +167,12 @@ void toy_same_outputs(const char *what, const nsa_io *a, const nsa_io *b, int64_
   }
   toy_same(what, &a->o, &b->o, rows);
 }
+
+bool toy_selects(const toy *t, int64_t row, int64_t head, int64_t block) {
+  const nsa_tensor *list = &t->io.block_idx;
+  const int64_t n = t->model.select_count;
+  const int64_t at = list->ndim == 2 ? row * n : (row * t->model.kv_heads + head) * n;
+  for (int64_t i = 0; i < n; i++)
+    if (toy_ints(list)[at + i] == block) return true;
+  return false;
+}

@@ -11,6 +11,7 @@
 #include "support/init.h"
 
 #include <nsa/attention.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -53,6 +54,9 @@ void toy_same(const char *what, const nsa_tensor *a, const nsa_tensor *b, int64_
 
 /* The same for all outputs of two ios. */
 void toy_same_outputs(const char *what, const nsa_io *a, const nsa_io *b, int64_t rows);
+
+/* Whether io.block_idx, [T, Hkv, n] or [T, n] of all heads, has the block for a row and KV head. */
+bool toy_selects(const toy *t, int64_t row, int64_t head, int64_t block);
 
 static inline float *toy_floats(const nsa_tensor *tensor) { return (float *)tensor->data; }
 static inline int32_t *toy_ints(const nsa_tensor *tensor) { return (int32_t *)tensor->data; }
