@@ -40,6 +40,7 @@
  *   4 Dk (Hq T + 64 Hkv max_seqs) dQ of the compressed branch, of the rows backward_q_kv_sm90 and
  *                                 backward_q_kv_slots_sm90
  *   (2 Dk + 4) n (Hq / Hkv) x T   dQ of each selected block, of backward_q_kv_slots_sm90
+ * backward_kv_persistent_sm90 has 256 or 512 for 1024 if T is below 32k or 64k.
  * x is as many KV heads as fit into 1 GiB, at least one; of backward_q_kv_slots_sm90 no more than
  * have 1 GiB of dQ of selected blocks, and c (S / d + 1) is for other KV heads, of 1 GiB, too. c is
  * at most 32 and decreases as S grows. Of the partial sums, S is missing without a window, and l' (n T / 1024 + B) without a

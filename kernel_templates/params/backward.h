@@ -104,6 +104,12 @@ typedef struct NsaiBackwardKvTma {
   NsaiBackwardKv kv;
 } NsaiBackwardKvTma;
 
+/* backward_dkv_selected_persistent, backward_dkv_window_persistent: the same with persistent CTAs. */
+typedef struct NsaiBackwardDkvPersistent {
+  NsaiBackwardKvTma keys;
+  int *tickets; /* i32: tiles that CTAs have taken; 0 when the kernel begins */
+} NsaiBackwardDkvPersistent;
+
 /* backward_dkv_dq_compressed_tma: the same of the compressed branch with its dQ. */
 typedef struct NsaiBackwardDkvDq {
   NsaiBackwardKvTma keys;
@@ -246,6 +252,7 @@ NSAI_SIZE_IS(NsaiBackwardQTma, 1408);
 NSAI_SIZE_IS(NsaiBackwardSaved, 288);
 NSAI_SIZE_IS(NsaiBackwardKv, 256);
 NSAI_SIZE_IS(NsaiBackwardKvTma, 768);
+NSAI_SIZE_IS(NsaiBackwardDkvPersistent, 832);
 NSAI_SIZE_IS(NsaiBackwardDkvDq, 832);
 NSAI_SIZE_IS(NsaiBackwardDkvSlots, 272);
 NSAI_SIZE_IS(NsaiBackwardDqSlots, 104);

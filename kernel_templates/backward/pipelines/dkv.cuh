@@ -30,12 +30,10 @@
 // within its window is computed here for both branches with the same S and dU, using the statistics
 // of the branches' sum.
 //
-// To be built: a prototype with persistent CTAs for the lists, which took items of max_tokens / 64
-// tokens (256 to 1024) by tickets while its producers ran ahead into the next item, and which read
-// the window's lists one stage and its statistics two stages ahead, gave the same bits in every run
-// and took, with correlated inputs on an H200, lists 7.8 -> 7.0 ms and window 6.9 -> 6.4 at 64k
-// tokens, .74 -> .55 and .39 -> .32 at 4k. No gain: items in the order of their first tokens; with
-// all reads from L2 the lists take 7.0 ms as they are.
+// backward/pipelines/dkv_items.cuh is the same with persistent CTAs. A prototype of it, whose producers
+// read lists one stage and statistics two stages ahead, took with correlated inputs on an H200 lists
+// 7.8 -> 7.0 ms and window 6.9 -> 6.4 at 64k tokens, .74 -> .55 and .39 -> .32 at 4k. No gain: items
+// in the order of their first tokens; with all reads from L2 the lists take 7.0 ms as they are.
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup (1 .. kRows, a power of two; at least kRows / 16 for
 // backward_dkv_selected_tma), kRows (32, 64), kKeys (64, 128), kStages, kThreads, kMinBlocks,

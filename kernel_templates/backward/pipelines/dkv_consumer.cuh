@@ -43,10 +43,12 @@ NSAI_DEVICE void stage_score_gradient(float (&du)[4], const float (&s)[4], u32 r
       du[2 * r + c] = s[2 * r + c] * (du[2 * r + c] - __uint_as_float(x.w[2 * c + 1]));
 }
 
-// Computes dK and dV of the warpgroup's 64 keys; zeros on entry.
+// Computes dK and dV of the warpgroup's 64 keys; zeros on entry. `step`: the first of the stages;
+// `keys_phase`: of kKeysFull. Returns the stage that the warpgroup has yet to release; -1: none.
 template <class Config, int kK, int kV>
-NSAI_DEVICE void multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stages, u32 base,
-                               float scale_log2) {
+NSAI_DEVICE int multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stages, u32 base,
+                              float scale_log2, PipelineState<DkvPipeline<Config>::kStages> step,
+                              u32 keys_phase) {
   using R = DkvPipeline<Config>;
   using E = typename Config::Element;
   const int group = warp_uniform(threadIdx.x / 128), tile = R::kTiles == 2 ? group : 0;
@@ -54,15 +56,14 @@ NSAI_DEVICE void multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stage
   const u32 sK = base + R::kSK + 64 * tile * kPanelPitch,
             sV = base + R::kSV + 64 * tile * kPanelPitch;
   float s[R::kN][4], du[R::kN][4]; // [64 keys, kRows]
-  PipelineState<R::kStages> step;
-  int held = -1; // stage whose products are still in flight
+  int held = -1;                   // stage whose products are still in flight
   const Barriers<R::kStages> barriers = { base + R::kBarriers };
   int i = 0;
   if (R::kTiles == 1 && group == 1) { // the first stage belongs to the other warpgroup
     ++i;
     step.advance();
   }
-  barrier_wait(base + R::kKeysFull, 0);
+  barrier_wait(base + R::kKeysFull, keys_phase);
   hold(dk);
   hold(dv);
   for (; i < stages; i += R::kTiles == 1 ? 2 : 1) {
@@ -123,6 +124,7 @@ NSAI_DEVICE void multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stage
   wgmma_wait<0>();
   hold(dv);
   hold(dk);
+  return held;
 }
 
 // Stores the partial sums of the warpgroup's keys, in columns from `column` on.
@@ -165,7 +167,7 @@ NSAI_DEVICE void consume_keys(const NsaiBackwardKv &p, const KeyTile &tile, unsi
   constexpr int kK = R::kColsQk / 8, kV = R::kColsV / 8;
   const int group = warp_uniform(threadIdx.x / 128);
   float dk[kK][4] = {}, dv[kV][4] = {}; // [64, Dk], [64, Dv]
-  multiply_keys<Config>(dk, dv, ceil_div(tile.tokens, R::kTokens), base, p.scale_log2);
+  multiply_keys<Config>(dk, dv, ceil_div(tile.tokens, R::kTokens), base, p.scale_log2, {}, 0);
   if constexpr (R::kTiles == 1 && R::kRows < 64) {
     // Each warpgroup adds and stores one of them: the registers do not hold both beside addresses.
     float4 *sSums = (float4 *)(shared + R::kSStage); // [kK + kV][128]

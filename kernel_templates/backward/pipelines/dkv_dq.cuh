@@ -79,9 +79,6 @@ struct DqBlocks {
   int before;  // tokens of the first block that see no key of the tile: q and d_o may hold anything
 };
 
-// The CTA's number. A CTA that waits for another one has a later ticket.
-NSAI_DEVICE int take_ticket(int *tickets) { return atomicAdd(tickets, 1); }
-
 // Finds the tile of a CTA; returns false if there is none.
 template <class Config>
 NSAI_DEVICE bool find_blocks(const NsaiBackwardDkvDq &p, int cta, CompressedRows<Config> &rows,

@@ -57,24 +57,27 @@ NSAI_DEVICE void load_key_boxes(const NsaiBackwardKvTma &p, const KeyTile &tile,
                                      box_head(kv.v, tile.head), (int)tile.key_row);
 }
 
-// Fills the stages with rows of q and d_o. kBefore: the first `before` tokens of the first stage are
-// zeros.
-template <class Config, bool kBefore = false, class Rows>
+// Fills the stages with rows of q and d_o, from stage `step` on, and leaves it behind the last one.
+// kBefore: the first `before` tokens of the first stage are zeros. find_boxes(first) is called for
+// each stage: `rows`, or what a lane needs of them to load boxes.
+template <class Config, bool kBefore = false, class Rows, class FindBoxes>
 NSAI_DEVICE void produce_stages(const NsaiBackwardKvTma &p, const KeyTile &tile, const Rows &rows,
-                                u32 base, int before = 0) {
+                                u32 base, int before,
+                                PipelineState<DkvPipeline<Config>::kStages> &step,
+                                FindBoxes find_boxes) {
   using R = DkvPipeline<Config>;
   const NsaiBackwardKv &kv = p.kv;
   const Barriers<R::kStages> barriers = { base + R::kBarriers };
-  PipelineState<R::kStages> step;
   for_stages<Config>(tile, [&](int first) {
     const u32 full = barriers.full(step.stage),
               sQ = base + R::kSStage + step.stage * R::kStageBytes, sDO = sQ + R::Q::kBytes;
+    const auto boxes = find_boxes(first);
     barriers.producer_acquire(step);
     if (first + R::kTokens <= tile.tokens && (!kBefore || first >= before)) {
       if (threadIdx.x % 32 == 0) barrier_arrive_expecting(full, R::kStageBytes);
       __syncwarp(); // the expected bytes are set
-      load_boxes<Config, Config::kHeadDimQk>(sQ, p.q, full, rows, tile.head, first);
-      load_boxes<Config, Config::kHeadDimV>(sDO, p.d_o, full, rows, tile.head, first);
+      load_boxes<Config, Config::kHeadDimQk>(sQ, p.q, full, boxes, tile.head, first);
+      load_boxes<Config, Config::kHeadDimV>(sDO, p.d_o, full, boxes, tile.head, first);
       if (threadIdx.x % 32) barrier_arrive(full);
     } else {
       const int present = (tile.tokens - first) * Config::kGroup;
@@ -90,6 +93,14 @@ NSAI_DEVICE void produce_stages(const NsaiBackwardKvTma &p, const KeyTile &tile,
     }
     step.advance();
   });
+}
+
+// The same in a CTA of one tile.
+template <class Config, bool kBefore = false, class Rows>
+NSAI_DEVICE void produce_stages(const NsaiBackwardKvTma &p, const KeyTile &tile, const Rows &rows,
+                                u32 base, int before = 0) {
+  PipelineState<DkvPipeline<Config>::kStages> step;
+  produce_stages<Config, kBefore>(p, tile, rows, base, before, step, [&](int) { return rows; });
 }
 
 template <class Config, class Rows>

@@ -24,6 +24,9 @@ struct KeyTile {
   float *partial; // [keys, Dk + Dv]
 };
 
+// The next number from 0 on. `tickets` counts those that CTAs of the grid have taken.
+NSAI_DEVICE int take_ticket(int *tickets) { return atomicAdd(tickets, 1); }
+
 // The keys of the tile that a row sees, [begin, end), packed into the halves of a word.
 NSAI_DEVICE u32 pack_seen(int begin, int end, int keys) {
   begin = max(begin, 0);
@@ -44,6 +47,8 @@ template <class Config, class Keys, int kBranchOf> struct RangeRows {
     const KeyRange range = Keys::visible(seq.position(first_query + i));
     return pack_seen(range.begin - first_key, range.end - first_key, keys);
   }
+  // The same of a token.
+  NSAI_DEVICE u32 seen_by(int token) const { return seen(token - seq.q_begin - first_query); }
   static NSAI_DEVICE bool next(int &) { return false; }
 };
 
@@ -55,7 +60,8 @@ template <class Config> struct ListRows {
   int keys;
 
   NSAI_DEVICE int token(int i) const { return entry_token(entries[i]); }
-  NSAI_DEVICE u32 seen(int i) const { return pack_seen(0, token(i) + shift + 1, keys); }
+  NSAI_DEVICE u32 seen(int i) const { return seen_by(token(i)); }
+  NSAI_DEVICE u32 seen_by(int token) const { return pack_seen(0, token + shift + 1, keys); }
   static NSAI_DEVICE bool next(int &) { return false; }
 };
 
@@ -92,9 +98,11 @@ NSAI_DEVICE bool find_rows(const NsaiBackwardKv &p, CompressedRows<Config> &rows
   return true;
 }
 
+// The window's tile of a number; the CTAs of a grid have the numbers from 0 on.
 template <class Config>
-NSAI_DEVICE bool find_rows(const NsaiBackwardKv &p, WindowRows<Config> &rows, KeyTile &tile) {
-  const int head = blockIdx.x / p.tiles, number = blockIdx.x % p.tiles;
+NSAI_DEVICE bool find_window_tile(const NsaiBackwardKv &p, u32 index, WindowRows<Config> &rows,
+                                  KeyTile &tile) {
+  const int head = index / p.tiles, number = index % p.tiles;
   const KeyTileAt at = find_key_tile<Config::kKeys>(p.seq, number);
   rows.seq = at.seq;
   rows.first_key = at.first_key;
@@ -115,13 +123,16 @@ NSAI_DEVICE bool find_rows(const NsaiBackwardKv &p, WindowRows<Config> &rows, Ke
   return true;
 }
 
+template <class Config>
+NSAI_DEVICE bool find_rows(const NsaiBackwardKv &p, WindowRows<Config> &rows, KeyTile &tile) {
+  return find_window_tile<Config>(p, blockIdx.x, rows, tile);
+}
+
+// Part `part` of the keys of item `number` of a head, which exists; `head` counts from head_begin.
 // `rows` reads the entries from global memory.
 template <class Config>
-NSAI_DEVICE bool find_rows(const NsaiBackwardKv &p, ListRows<Config> &rows, KeyTile &tile) {
-  const int part = blockIdx.x % p.tiles, number = blockIdx.x / p.tiles % p.item_capacity,
-            head = blockIdx.x / p.tiles / p.item_capacity;
-  const int list_head = p.shared_lists ? 0 : p.head_begin + head;
-  if (number >= p.item_counts[list_head]) return false;
+NSAI_DEVICE bool find_item_tile(const NsaiBackwardKv &p, int head, int list_head, int number,
+                                int part, ListRows<Config> &rows, KeyTile &tile) {
   const NsaiKvItem item = p.items[(long long)list_head * p.item_capacity + number];
   const int first_key = part * Config::kKeys;
   tile.keys = rows.keys = min(Config::kKeys, item.keys - first_key);
@@ -135,4 +146,13 @@ NSAI_DEVICE bool find_rows(const NsaiBackwardKv &p, ListRows<Config> &rows, KeyT
   rows.entries = p.entries + list_head * p.entry_capacity + item.begin;
   rows.shift = item.shift - first_key;
   return true;
+}
+
+template <class Config>
+NSAI_DEVICE bool find_rows(const NsaiBackwardKv &p, ListRows<Config> &rows, KeyTile &tile) {
+  const int part = blockIdx.x % p.tiles, number = blockIdx.x / p.tiles % p.item_capacity,
+            head = blockIdx.x / p.tiles / p.item_capacity;
+  const int list_head = p.shared_lists ? 0 : p.head_begin + head;
+  if (number >= p.item_counts[list_head]) return false;
+  return find_item_tile<Config>(p, head, list_head, number, part, rows, tile);
 }

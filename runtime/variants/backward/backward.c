@@ -3,6 +3,7 @@
  */
 #include "variants/backward/backward.h"
 
+#include "base/math.h"
 #include "variants/attend/invert.h"
 #include "variants/select/sort.h"
 
@@ -53,6 +54,24 @@ uint32_t nsai_backward_most_shared(bool wgmma, const nsai_target *t) {
 }
 
 int32_t nsai_backward_min_ctas(const nsai_target *t) { return t->register_fallback > 1 ? 1 : 2; }
+
+/* ---- clearing ---- */
+
+#define CLEAR_WORDS 4 /* of a thread */
+
+void nsai_backward_clear_specify(const nsai_problem *p, nsai_kernel_spec *spec) {
+  *spec = (nsai_kernel_spec){ .entry = "backward_clear",
+                              .dtype = p->model.dtype,
+                              .threads = NSAI_BACKWARD_ELEMENT_THREADS,
+                              .compile_cost = 100 };
+  nsai_constant_add(spec, "kMinBlocks", 4);
+}
+
+nsa_status nsai_backward_clear_enqueue(const nsai_run *run, const nsai_kernel *kernel, int *words,
+                                       int64_t count) {
+  const NsaiBackwardClear p = { .words = words, .count = count };
+  return nsai_launch_elements(run, kernel, nsai_ceil_div(count, CLEAR_WORDS), &p);
+}
 
 /* ---- tensors of a run ---- */
 

@@ -39,6 +39,13 @@ uint32_t nsai_backward_most_shared(bool wgmma, const nsai_target *target);
  * thread has all the 255 registers that an instruction can name. */
 int32_t nsai_backward_min_ctas(const nsai_target *target);
 
+/* ---- clearing ---- */
+
+/* backward_clear: sets counters in the workspace to 0. */
+void nsai_backward_clear_specify(const nsai_problem *problem, nsai_kernel_spec *spec);
+nsa_status nsai_backward_clear_enqueue(const nsai_run *run, const nsai_kernel *kernel, int *words,
+                                       int64_t count);
+
 /* ---- tensors of a run ---- */
 
 /* d_o as the products take it: the caller's, or the rounded copy of an f32 one. That copy lies

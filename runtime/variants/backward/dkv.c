@@ -63,6 +63,15 @@ static nsa_status launch(const nsai_run *run, const nsai_kernel *kernel, int64_t
   return nsai_launch(run->queue, kernel, (uint64_t)grid, 1, &p);
 }
 
+/* The same by persistent CTAs, which take the tiles of `grid` CTAs. */
+static nsa_status launch_persistent(const nsai_run *run, const nsai_kernel *kernel, int64_t grid,
+                                    int64_t keys, const NsaiBackwardKv *kv, int *tickets) {
+  NsaiBackwardDkvPersistent p = { .tickets = tickets };
+  NSAI_TRY(set_maps(run, kernel, keys, kv, &p.keys));
+  if (kernel->most_ctas) grid = nsai_smaller(grid, kernel->most_ctas);
+  return nsai_launch(run->queue, kernel, (uint64_t)grid, 1, &p);
+}
+
 nsa_status nsai_dkv_compressed_enqueue(const nsai_dkv_pass *b) {
   const nsai_kernel *kernel = &b->form->kernel[NSAI_DKV_COMPRESSED];
   NsaiBackwardKv p = keys_params(b, NSA_CMP, NSAI_DKV_COMPRESSED_SUMS);
@@ -84,7 +93,10 @@ nsa_status nsai_dkv_window_enqueue(const nsai_dkv_pass *b) {
   p.tiles = (int)key_tiles(b->run, kernel, p.rows);
   p.joined = b->index.near > 0;
   set_lists(b, &p);
-  return launch(b->run, kernel, (int64_t)b->heads * p.tiles, b->run->sizes.kv_tokens, &p);
+  const int64_t grid = (int64_t)b->heads * p.tiles, keys = b->run->sizes.kv_tokens;
+  if (b->tickets)
+    return launch_persistent(b->run, kernel, grid, keys, &p, b->tickets + NSAI_DKV_WINDOW_TICKETS);
+  return launch(b->run, kernel, grid, keys, &p);
 }
 
 /* The selected branch where the caller brings ranges. */
@@ -109,8 +121,12 @@ nsa_status nsai_dkv_selected_enqueue(const nsai_dkv_pass *b) {
   p.item_capacity = b->index.item_capacity;
   p.shared_lists = !b->index.list_head_stride;
   p.tiles = (int)nsai_ceil_div(problem->model.select_block, tile_keys(kernel));
-  const int64_t grid = (int64_t)b->heads * p.item_capacity * p.tiles;
-  if (!b->dq.add_slots) return launch(b->run, kernel, grid, b->run->sizes.kv_tokens, &p);
+  const int64_t grid = (int64_t)b->heads * p.item_capacity * p.tiles,
+                keys = b->run->sizes.kv_tokens;
+  if (b->tickets)
+    return launch_persistent(b->run, kernel, grid, keys, &p,
+                             b->tickets + NSAI_DKV_SELECTED_TICKETS);
+  if (!b->dq.add_slots) return launch(b->run, kernel, grid, keys, &p);
   const NsaiBackwardDkvSlots all = { .keys = p,
                                      .slots = b->dq.slots,
                                      .slot_steps = b->dq.slot_steps };

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The kernels over keys through tensor maps (backward/pipelines/dkv.cuh).
+ * The kernels over keys through tensor maps (backward/pipelines/dkv.cuh, dkv_items.cuh).
  */
 #include "variants/backward/backward.h"
 #include "variants/backward/kv.h"
@@ -23,15 +23,18 @@ static int32_t most_stages(const nsai_model *m) { return is_wide(m) ? 6 : 4; }
 
 static uint32_t shared_bytes(const nsai_model *m, const nsai_dkv_use *use, int32_t stages) {
   const int32_t rows = stage_rows(m), tokens = rows * m->kv_heads / m->heads;
+  if (use->persistent)
+    return nsai_smem_dkv_items(use->keys, rows, stages, use->joins, tokens, m->head_dim_qk,
+                               m->head_dim_v);
   return nsai_smem_dkv_tma(use->keys, rows, stages, use->joins, tokens, m->head_dim_qk,
                            m->head_dim_v);
 }
 
-static int32_t choose_stages(const nsai_request *r, const nsai_dkv_use *use) {
-  int32_t stages = most_stages(&r->problem->model);
-  while (stages >= LEAST_STAGES &&
-         shared_bytes(&r->problem->model, use, stages) > r->target->shared_bytes)
-    stages--;
+/* Persistent warpgroups that share keys need an even number: backward/pipelines/dkv_items.cuh. */
+static int32_t choose_stages(const nsai_model *m, const nsai_target *t, const nsai_dkv_use *use) {
+  const int32_t step = use->persistent && use->keys == NSAI_DKV_TILE_KEYS ? 2 : 1;
+  int32_t stages = most_stages(m);
+  while (stages >= LEAST_STAGES && shared_bytes(m, use, stages) > t->shared_bytes) stages -= step;
   return stages;
 }
 
@@ -40,25 +43,39 @@ static int32_t choose_stages(const nsai_request *r, const nsai_dkv_use *use) {
 static int32_t least_group(const nsai_model *m) { return is_wide(m) ? 8 : 16; }
 
 /* A stage holds whole tokens. dK, dV and scores of 64 keys fit into a warpgroup's registers. */
+void nsai_dkv_tma_legal(const nsai_problem *p, const nsai_target *t, const nsai_dkv_use *use,
+                        nsai_reasons *reasons) {
+  const nsai_model *m = &p->model;
+  const int32_t group = m->heads / m->kv_heads, least = use->entries ? least_group(m) : 1;
+  const int32_t columns = nsai_padded_dim(m->head_dim_qk) + nsai_padded_dim(m->head_dim_v);
+  if (group != nsai_padded_group(m))
+    nsai_refuse(reasons, "a KV head has %d query heads: it takes powers of two", group);
+  if (group < least || group > stage_rows(m))
+    nsai_refuse(reasons, "a KV head has %d query heads: it takes %d to %d here", group, least,
+                stage_rows(m));
+  if (m->head_dim_qk > MOST_HEAD_DIM || m->head_dim_v > MOST_HEAD_DIM || columns > MOST_COLUMNS)
+    nsai_refuse(reasons, "head dims are %d and %d: it takes at most %d each and %d together",
+                m->head_dim_qk, m->head_dim_v, MOST_HEAD_DIM, MOST_COLUMNS);
+  else if (choose_stages(m, t, use) < LEAST_STAGES)
+    nsai_fit_cta(t, shared_bytes(m, use, LEAST_STAGES), reasons);
+}
+
 bool nsai_dkv_tma_fits(const nsai_request *r, const nsai_dkv_use *use) {
-  const nsai_model *m = &r->problem->model;
-  int32_t group = m->heads / m->kv_heads;
-  return !r->target->register_fallback && group == nsai_padded_group(m) &&
-         group >= (use->entries ? least_group(m) : 1) && group <= stage_rows(m) &&
-         m->head_dim_qk <= MOST_HEAD_DIM && m->head_dim_v <= MOST_HEAD_DIM &&
-         nsai_padded_dim(m->head_dim_qk) + nsai_padded_dim(m->head_dim_v) <= MOST_COLUMNS &&
-         choose_stages(r, use) >= LEAST_STAGES;
+  nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
+  nsai_dkv_tma_legal(r->problem, r->target, use, &reasons);
+  return !r->target->register_fallback && !reasons.count;
 }
 
 void nsai_dkv_tma_specify(const nsai_request *r, const nsai_dkv_use *use, nsai_kernel_spec *spec) {
   const nsai_problem *p = r->problem;
   const nsai_model *m = &p->model;
-  int32_t stages = choose_stages(r, use), group = m->heads / m->kv_heads;
+  int32_t stages = choose_stages(m, r->target, use), group = m->heads / m->kv_heads;
   *spec = (nsai_kernel_spec){ .entry = use->entry,
                               .dtype = m->dtype,
                               .threads = NSAI_BACKWARD_TMA_THREADS,
                               .shared_bytes = shared_bytes(m, use, stages),
                               .tile_tokens = use->entries,
+                              .ctas_per_sm = use->persistent,
                               .tma_box_heads = group,
                               .tma_box_tokens = use->entries ? 1 : stage_rows(m) / group,
                               .tma_box_keys = use->keys,

@@ -260,14 +260,15 @@ nsai_buffer nsai_dkv_compressed_sums(const nsai_dkv_pass *b) {
   return sums;
 }
 
-nsa_status nsai_dkv_heads_enqueue(const nsai_run *run, const nsai_form *form,
-                                  const nsai_dkv_dq *dq) {
+nsa_status nsai_dkv_heads_enqueue(const nsai_run *run, const nsai_form *form, const nsai_dkv_dq *dq,
+                                  int *tickets) {
   const int heads = run->plan->problem.model.kv_heads;
   const int most = (int)form->number[NSAI_DKV_HEADS];
   nsai_dkv_pass pass = open_pass(run, form, dq && dq->slots);
   if (dq) pass.dq = *dq;
   for (int head = 0; head < heads; head += most) {
     pass.head = head;
+    pass.tickets = tickets ? tickets + head / most * NSAI_DKV_TICKETS : NULL;
     pass.compressed_head = head - head % (int)form->number[NSAI_DKV_COMPRESSED_HEADS];
     pass.heads = (int)nsai_smaller(most, heads - head);
     NSAI_TRY(enqueue_heads(&pass));
@@ -280,5 +281,5 @@ nsa_status nsai_dkv_enqueue(const nsai_run *run, const nsai_form *form, const ns
   if (span->ranks_sum)
     return nsai_ranks_sum_enqueue(run, &form->kernel[NSAI_DKV_RANKS_SUM], span->ranks_sum);
   if (span->gate) return gate_back(run, form);
-  return nsai_dkv_heads_enqueue(run, form, NULL);
+  return nsai_dkv_heads_enqueue(run, form, NULL, NULL);
 }

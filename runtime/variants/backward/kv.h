@@ -69,6 +69,7 @@ typedef struct nsai_dkv_use {
   int32_t keys;    /* of a tile, at most */
   int32_t entries; /* words of shared memory for the query rows of a tile */
   bool joins;      /* it does the selected branch within the window as well */
+  bool persistent; /* backward/pipelines/dkv_items.cuh */
 } nsai_dkv_use;
 
 /* Whether a CTA each makes dK and dV of a tile of keys. The 16 keys of a warp have (Dk + Dv) / 2
@@ -81,7 +82,10 @@ static inline bool nsai_dkv_is_split(const nsai_model *m) {
 void nsai_dkv_mainloop_specify(const nsai_request *request, bool wgmma, const nsai_dkv_use *use,
                                nsai_kernel_spec *spec);
 
-/* Through tensor maps, by backward/pipelines/dkv.cuh, and whether that can be. */
+/* Through tensor maps, by backward/pipelines/dkv.cuh or dkv_items.cuh; what forbids that; and whether it
+ * can be, with the registers of the target. */
+void nsai_dkv_tma_legal(const nsai_problem *problem, const nsai_target *target,
+                        const nsai_dkv_use *use, nsai_reasons *reasons);
 bool nsai_dkv_tma_fits(const nsai_request *request, const nsai_dkv_use *use);
 void nsai_dkv_tma_specify(const nsai_request *request, const nsai_dkv_use *use,
                           nsai_kernel_spec *spec);
@@ -110,6 +114,9 @@ typedef struct nsai_dkv_dq {
   const nsai_kernel *add_slots; /* backward_dq_slots */
 } nsai_dkv_dq;
 
+/* Counters of the persistent kernels of a group of KV heads: NsaiBackwardDkvPersistent. */
+enum { NSAI_DKV_WINDOW_TICKETS, NSAI_DKV_SELECTED_TICKETS, NSAI_DKV_TICKETS };
+
 /* One group of KV heads. */
 typedef struct nsai_dkv_pass {
   const nsai_run *run;
@@ -119,15 +126,17 @@ typedef struct nsai_dkv_pass {
   nsai_dkv_dq dq;
   int head, heads;     /* KV heads [head, head + heads) */
   int compressed_head; /* the first KV head of the compressed branch's sums */
+  int *tickets;        /* i32 [NSAI_DKV_TICKETS]; NULL: kernels have a CTA for each tile */
 } nsai_dkv_pass;
 
 /* The caller's lists, sorted, and the inverted lists, if a gradient needs them. `makes_dq`: dQ of
  * the selected branch does. */
 nsa_status nsai_dkv_lists_enqueue(const nsai_run *run, const nsai_form *form, bool makes_dq);
 
-/* Partial sums and sums of all heads; dq NULL: no dQ. */
-nsa_status nsai_dkv_heads_enqueue(const nsai_run *run, const nsai_form *form,
-                                  const nsai_dkv_dq *dq);
+/* Partial sums and sums of all heads; dq NULL: no dQ. `tickets`: i32 [groups, NSAI_DKV_TICKETS], zeros;
+ * NULL: the kernels of window and selected branch are not persistent. */
+nsa_status nsai_dkv_heads_enqueue(const nsai_run *run, const nsai_form *form, const nsai_dkv_dq *dq,
+                                  int *tickets);
 
 /* Whether an output depends on the branch's dK and dV. */
 bool nsai_dkv_needs(const nsai_run *run, int branch);

@@ -64,11 +64,7 @@ void nsai_q_kv_specify(const nsai_request *r, bool later_first,
   nsai_constant_add(spec, "kJoins", 0);
   nsai_constant_add(spec, "kLaterFirst", later_first);
   nsai_constant_add(spec, "kMinBlocks", 1);
-  kernel[NSAI_Q_KV_CLEAR] = (nsai_kernel_spec){ .entry = "backward_clear",
-                                                .dtype = m->dtype,
-                                                .threads = NSAI_BACKWARD_ELEMENT_THREADS,
-                                                .compile_cost = 100 };
-  nsai_constant_add(&kernel[NSAI_Q_KV_CLEAR], "kMinBlocks", 4);
+  nsai_backward_clear_specify(p, &kernel[NSAI_Q_KV_CLEAR]);
 }
 
 /* Blocks of a KV head: backward/pipelines/dq_sums.cuh. */
@@ -92,10 +88,10 @@ nsa_status nsai_q_kv_open(const nsai_run *run, const nsai_form *form, nsai_dkv_d
   *dq = (nsai_dkv_dq){ .sums = (float *)nsai_buffer_at(run, form->buffer[NSAI_Q_KV_SUMS]),
                        .order = (int *)nsai_buffer_at(run, form->buffer[NSAI_Q_KV_ORDER]),
                        .blocks = block_count(m, run->sizes.tokens, run->sizes.num_seqs) };
-  const NsaiBackwardClear p = { .words = dq->order, .count = order_words(m, dq->blocks) };
   if (!nsai_run_has(run, NSA_CMP)) return NSA_OK;
   /* Without a token, too: the kernel numbers its CTAs by the order. */
-  return nsai_launch_elements(run, &form->kernel[NSAI_Q_KV_CLEAR], nsai_ceil_div(p.count, 4), &p);
+  return nsai_backward_clear_enqueue(run, &form->kernel[NSAI_Q_KV_CLEAR], dq->order,
+                                     order_words(m, dq->blocks));
 }
 
 /* ---- the row ---- */
@@ -151,7 +147,7 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   NSAI_TRY(nsai_dkv_enqueue(run, form, &prepare));
   if (run->sizes.tokens) NSAI_TRY(nsai_q_statistics(run, rows));
   if (nsai_run_has(run, NSA_CMP)) NSAI_TRY(nsai_q_kv_open(run, form, &dq));
-  NSAI_TRY(nsai_dkv_heads_enqueue(run, form, &dq));
+  NSAI_TRY(nsai_dkv_heads_enqueue(run, form, &dq, NULL));
   const NsaiBackwardDqSums from = { .sums = dq.sums, .blocks = dq.blocks };
   return run->sizes.tokens ? nsai_q_dq(run, &rows[NSAI_Q_DQ], &from) : NSA_OK;
 }

@@ -1,0 +1,199 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * backward_kv_persistent_sm90: which models it takes, what it makes of them, and that no default
+ * chooses it. tests/emulator runs its kernels.
+ */
+#include "support/config.h"
+#include "support/init.h"
+
+#include "plan/spec.h"
+#include "plan/variant.h"
+
+#include <nsa/nsa.h>
+
+#define NAME "backward_kv_persistent_sm90"
+#define SELECTED "backward_dkv_selected_persistent"
+#define WINDOW "backward_dkv_window_persistent"
+
+static const nsai_target hopper = { .arch = "sm_90a", .shared_bytes = 227 << 10, .sms = 132 };
+
+/* The row's view of a model of 2 KV heads. */
+typedef struct view {
+  int reasons;
+  char text[2048]; /* the reasons */
+  const nsai_variant *row;
+  nsai_kernel_spec spec[NSAI_MAX_FORM_KERNELS];
+  nsai_form_sizes sizes;
+  nsai_choice choice; /* by default */
+} view;
+
+static void look(view *v, const char *model, int64_t tokens, int32_t selection) {
+  char yaml[512];
+  nsai_problem p;
+  nsai_candidate own;
+  memset(v, 0, sizeof *v);
+  snprintf(yaml, sizeof yaml, "nsa: 1\nmodel: {kv_heads: 2, %s}\n", model);
+  nsai_config *config = load(&REQUEST(.text = yaml));
+  nsa_problem asked = INIT(nsa_problem, .op = NSA_OP_BACKWARD, .max_tokens = tokens, .max_seqs = 1,
+                           .selection = selection);
+  if (nsai_problem_resolve(config, &asked, &p) != NSA_OK) fail_msg("%s", nsa_last_error());
+  nsai_reasons reasons = { nsai_writer_open(v->text, sizeof v->text), 0 };
+  assert_true(nsai_candidate_parse(NAME, NSAI_STAGE_BACKWARD_KV, &own));
+  v->row = own.variant;
+  nsai_variant_reasons(config, &p, &hopper, own.variant, &reasons);
+  v->reasons = reasons.count;
+  const nsai_request request = { &p, &hopper, &own.tiles, false };
+  if (!v->reasons) {
+    v->row->specify(&request, v->spec);
+    v->row->workspace(&request, v->spec, &v->sizes);
+  }
+  if (nsai_choose(config, &p, &hopper, NULL, NULL, &v->choice) != NSA_OK)
+    fail_msg("%s", nsa_last_error());
+  nsai_config_destroy(config);
+}
+
+static const nsai_kernel_spec *find(const view *v, const char *entry) {
+  for (int i = 0; i < v->row->kernels; i++)
+    if (v->spec[i].entry && !strcmp(v->spec[i].entry, entry)) return &v->spec[i];
+  return NULL;
+}
+
+static int64_t constant(const nsai_kernel_spec *s, const char *name) {
+  for (int i = 0; i < s->constant_count; i++)
+    if (!strcmp(s->constants[i].name, name)) return s->constants[i].value;
+  fail_msg("%s has no %s", s->entry, name);
+  return 0;
+}
+
+static void test_legal(void **state) {
+  static const struct {
+    const char *model;
+    int32_t selection;
+    const char *reason; /* NULL: it is legal */
+  } cases[] = {
+    { "heads: 32, head_dim: 128", NSA_SELECT_TOPN, NULL },
+    { "heads: 32, head_dim: 128", NSA_SELECT_BLOCKS, NULL },
+    { "heads: 128, head_dim: 64, dtype: fp16", NSA_SELECT_TOPN, NULL },
+    { "heads: 32, head_dim: 128, window: 0", NSA_SELECT_TOPN, NULL },
+    { "heads: 2, head_dim: 128, select: {count: 0}", NSA_SELECT_TOPN, NULL },
+    { "heads: 2, head_dim: 128", NSA_SELECT_RANGES, NULL }, /* the window's kernel alone */
+    { "heads: 16, head_dim_qk: 192, head_dim_v: 128", NSA_SELECT_TOPN, NULL },
+    { "heads: 16, head_dim: 128", NSA_SELECT_TOPN,
+      "a KV head has 8 query heads: it takes 16 to 64 here" },
+    { "heads: 128, head_dim: 144", NSA_SELECT_TOPN,
+      "a KV head has 64 query heads: it takes 8 to 32 here" },
+    { "heads: 48, head_dim: 128", NSA_SELECT_TOPN,
+      "a KV head has 24 query heads: it takes powers of two" },
+    { "heads: 32, head_dim: 192", NSA_SELECT_TOPN,
+      "head dims are 192 and 192: it takes at most 192 each and 320 together" },
+    { "heads: 32, head_dim: 128, select: {block: 32}", NSA_SELECT_TOPN,
+      "model.select.block is 32: it takes more than 32" },
+    { "heads: 32, head_dim: 128, window: 0", NSA_SELECT_RANGES,
+      "there are neither lists of tokens nor a window" },
+  };
+  view v;
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    look(&v, cases[i].model, 4096, cases[i].selection);
+    if ((v.reasons > 0) != (cases[i].reason != NULL) ||
+        (cases[i].reason && !strstr(v.text, cases[i].reason)))
+      fail_msg("%s: %d reasons\n%s", cases[i].model, v.reasons, v.text);
+  }
+}
+
+/* A kernel that a row has replaced is compiled for nothing. */
+static void test_kernels(void **state) {
+  view v;
+  (void)state;
+  look(&v, "heads: 32, head_dim: 128", 4096, NSA_SELECT_TOPN);
+  assert_non_null(find(&v, SELECTED));
+  assert_non_null(find(&v, WINDOW));
+  assert_null(find(&v, "backward_dkv_selected_tma"));
+  assert_null(find(&v, "backward_dkv_window_tma"));
+  assert_non_null(find(&v, "backward_clear"));
+  look(&v, "heads: 32, head_dim: 128, window: 0", 4096, NSA_SELECT_TOPN);
+  assert_null(find(&v, WINDOW));
+  look(&v, "heads: 2, head_dim: 128", 4096, NSA_SELECT_RANGES);
+  assert_null(find(&v, SELECTED));
+  assert_non_null(find(&v, "backward_dkv_ranges"));
+}
+
+/* The kernel, what cuts the lists, and the workspace agree about the length of items. */
+static void test_items(void **state) {
+  static const struct {
+    int64_t tokens;
+    int32_t item;
+  } cases[] = { { 1, 256 },     { 4096, 256 },   { 32767, 256 },   { 32768, 512 },
+                { 65535, 512 }, { 65536, 1024 }, { 1 << 20, 1024 } };
+  view v;
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    look(&v, "heads: 32, head_dim: 128", cases[i].tokens, NSA_SELECT_TOPN);
+    const nsai_kernel_spec *s = find(&v, SELECTED);
+    assert_int_equal(s->tile_tokens, cases[i].item);
+    assert_int_equal(constant(s, "kEntries"), cases[i].item);
+    assert_int_equal(constant(find(&v, "data_invert_scan"), "kRows"), cases[i].item);
+  }
+}
+
+/* One CTA on a multiprocessor. Warpgroups that share keys take an even number of stages:
+ * backward/pipelines/dkv_items.cuh. */
+static void test_tiles(void **state) {
+  int legal = 0;
+  view v;
+  (void)state;
+  for (int dk = 16; dk <= 192; dk += 16)
+    for (int dv = 16; dv <= 192; dv += 16)
+      for (int group = 8; group <= 64; group *= 2) {
+        char model[128];
+        snprintf(model, sizeof model, "heads: %d, head_dim_qk: %d, head_dim_v: %d", 2 * group, dk,
+                 dv);
+        look(&v, model, 4096, NSA_SELECT_TOPN);
+        if (v.reasons) continue;
+        const nsai_kernel_spec *const of[] = { find(&v, SELECTED), find(&v, WINDOW) };
+        legal++;
+        for (int i = 0; i < 2; i++) {
+          assert_int_equal(of[i]->ctas_per_sm, 1);
+          assert_int_equal(constant(of[i], "kMinBlocks"), 1);
+          assert_true(of[i]->shared_bytes <= hopper.shared_bytes);
+          assert_true(constant(of[i], "kStages") >= 3);
+        }
+        assert_int_equal(constant(of[0], "kStages") % 2, 0);
+      }
+  assert_true(legal > 200);
+}
+
+/* Two counters for each group of KV heads that the workspace has sums for at a time. */
+static void test_tickets(void **state) {
+  view v;
+  (void)state;
+  look(&v, "heads: 32, head_dim: 128", 4096, NSA_SELECT_TOPN);
+  assert_int_equal(v.sizes.bytes[v.row->buffers - 1], 2 * 4); /* both heads at once */
+  look(&v, "heads: 32, head_dim: 128", 1 << 20, NSA_SELECT_TOPN);
+  assert_int_equal(v.sizes.bytes[v.row->buffers - 1], 2 * 2 * 4);
+}
+
+static void test_never_default(void **state) {
+  static const int64_t lengths[] = { 64, 4096, 65536 };
+  view v;
+  (void)state;
+  for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
+    for (int group = 16; group <= 64; group *= 2) {
+      char model[64];
+      snprintf(model, sizeof model, "heads: %d, head_dim: 128", 2 * group);
+      look(&v, model, lengths[i], NSA_SELECT_TOPN);
+      assert_int_equal(v.reasons, 0);
+      assert_ptr_not_equal(v.choice.variant[NSAI_STAGE_BACKWARD_KV], v.row);
+      assert_true(v.row->sensible(NULL, &hopper)); /* but the tuner may */
+    }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_legal),   cmocka_unit_test(test_kernels),
+    cmocka_unit_test(test_items),   cmocka_unit_test(test_tiles),
+    cmocka_unit_test(test_tickets), cmocka_unit_test(test_never_default),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
