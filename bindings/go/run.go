@@ -49,6 +49,7 @@ type Problem struct {
 	IndexLSE               int   // 1: runs may ask for IO.IndexLSE
 	KVDType, CmpDType      DType // of a cache: TypeE4M3; 0: what serving says; -1: the model's
 	Ranks, MaxPieces       int32 // of a run over ranks: their number, and the most pieces of one
+	UnitTokens             int32 // of a cache over ranks: successive tokens of a sequence on one rank
 }
 
 func (p *Problem) c() C.nsa_problem {
@@ -61,6 +62,7 @@ func (p *Problem) c() C.nsa_problem {
 		max_probe_rows: C.int64_t(p.MaxProbeRows),
 		kv_dtype:       C.int32_t(p.KVDType), cmp_dtype: C.int32_t(p.CmpDType),
 		index_lse: C.int32_t(p.IndexLSE), ranks: C.int32_t(p.Ranks), max_pieces: C.int32_t(p.MaxPieces),
+		unit_tokens: C.int32_t(p.UnitTokens),
 	}
 	if p.WindowRing {
 		c.window_ring = 1

@@ -285,6 +285,15 @@ NsaiCacheBatch nsai_cache_batch(const nsai_run *run) {
                            .page_size = (int)run->plan->problem.page_size };
 }
 
+NsaiCacheBatch nsai_entry_batch(const nsai_run *run) {
+  NsaiCacheBatch out = nsai_cache_batch(run);
+  const nsa_tensor *pages = &run->batch->entry_table;
+  if (!run->plan->problem.ranks) return out;
+  out.pages = pages->data;
+  out.page_list_stride = pages->stride[0];
+  return out;
+}
+
 NsaiCacheTensor nsai_cache_tensor(const nsa_tensor *t) {
   const int codes = t->dtype == NSA_E4M3 ? 2 : 1; /* of a word */
   return (NsaiCacheTensor){ t->data, t->stride[0] / codes, t->stride[1] / codes,
