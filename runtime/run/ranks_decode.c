@@ -27,12 +27,13 @@ static nsa_status compute(const nsai_run *run) {
                                        .unit_tokens = p->unit_tokens,
                                        .gather = gather_on_host,
                                        .user = run->comm };
-  const nsai_reference_cache cache = { .page_size = p->page_size,
-                                       .window_ring = p->window_ring,
-                                       .ranks = &ranks };
+  nsai_reference_cache cache = { .page_size = p->page_size,
+                                 .window_ring = p->window_ring,
+                                 .ranks = &ranks };
   NSAI_TRY(nsai_reference_cached(&p->model, &cache, p->selection, run->branches, run->batch,
                                  run->io, ALL_PROCESSORS));
   if (!nsai_present(&run->io->index_lse)) return NSA_OK;
+  cache.ranks = NULL; /* index keys of all selected blocks are here */
   return nsai_reference_index_lse(&p->model, &cache, run->batch, run->io, ALL_PROCESSORS);
 }
 
