@@ -504,6 +504,14 @@ bool nsai_problem_selects_all(const nsai_problem *p) {
 #define TILE_ROWS 128
 #define MOST_SPLIT_TOKENS 64
 
+int64_t nsai_problem_kept_tokens(const nsai_problem *p) {
+  const nsai_model *m = &p->model;
+  int64_t reach = nsai_larger(1, m->norm_block);
+  if (nsai_phi_runs(m)) reach = nsai_larger(reach, m->block);
+  if (!p->window_ring) reach = nsai_larger(reach, m->window);
+  return reach - 1;
+}
+
 bool nsai_problem_splits(const nsai_problem *p) {
   const nsai_model *m = &p->model;
   int32_t group = 1;

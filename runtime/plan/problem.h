@@ -67,6 +67,15 @@ static inline bool nsai_problem_is_cached(const nsai_problem *problem) {
  * of the device idle. */
 bool nsai_problem_splits(const nsai_problem *problem);
 
+/* Whether the raw pages of a cache lie on several ranks. */
+static inline bool nsai_problem_divides_cache(const nsai_problem *problem) {
+  return problem->unit_tokens > 0;
+}
+
+/* Of a cache over ranks: so many tokens before the new ones of a sequence lie on every rank, since an entry,
+ * a coarse key or a window that ends among the new tokens reaches back to them. */
+int64_t nsai_problem_kept_tokens(const nsai_problem *problem);
+
 /* Whether some of the cache is stored in codes, NSA_E4M3. */
 static inline bool nsai_problem_has_codes(const nsai_problem *problem) {
   return problem->kv_dtype || problem->cmp_dtype;
