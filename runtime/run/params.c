@@ -265,6 +265,8 @@ int nsai_longest_sequence(const nsai_run *run) {
   const nsa_batch *b = run->batch;
   if (!p->page_size || nsai_present(&b->page_indptr)) return (int)p->max_kv_len;
   int64_t pages = b->block_table.shape[1], all = (p->max_kv_len + p->page_size - 1) / p->page_size;
+  if (p->ranks && nsai_present(&b->entry_table))
+    pages = nsai_smaller(pages, b->entry_table.shape[1]);
   return (int)(pages < all ? pages * p->page_size : p->max_kv_len);
 }
 
