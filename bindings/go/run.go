@@ -155,7 +155,8 @@ type Batch struct {
 	NumSeqs                                                        int32
 	CuQ, CuKV, CuCmp                                               Tensor
 	KVLen, BlockTable, PageIndptr, PageIndices, Slots, SlotMapping Tensor
-	Shard                                                          *Shard // of a plan with Problem.Ranks
+	EntryTable                                                     Tensor // of a cache over ranks
+	Shard                                                          *Shard // of a forward or backward with Problem.Ranks
 }
 
 func (b *Batch) c() *C.nsa_batch {
@@ -168,6 +169,7 @@ func (b *Batch) c() *C.nsa_batch {
 		kv_len: b.KVLen.raw, block_table: b.BlockTable.raw,
 		page_indptr: b.PageIndptr.raw, page_indices: b.PageIndices.raw,
 		slots: b.Slots.raw, slot_mapping: b.SlotMapping.raw, shard: b.Shard.handle(),
+		entry_table: b.EntryTable.raw,
 	}
 }
 

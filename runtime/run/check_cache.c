@@ -577,24 +577,34 @@ nsa_status nsai_check_append(const nsai_check *check, const nsa_batch *batch, co
   return check_values(&c);
 }
 
-uint64_t nsai_cache_page_bytes(const nsai_problem *p) {
+/* Raw K and V of all pairs that lie in pages. */
+static int64_t raw_bytes(const nsai_problem *p) {
   const nsai_model *m = &p->model;
-  int64_t tokens = p->page_size ? p->page_size : p->max_kv_len, rows = 0;
-  int64_t entries = !nsai_compresses(m) ? 0
-                    : p->page_size      ? p->page_size / m->stride
-                                        : row_entries(p, m->stride);
-  int64_t norms = !m->norm_block ? 0
-                  : p->page_size ? p->page_size / m->norm_stride
-                                 : row_entries(p, m->norm_stride);
+  int64_t rows = 0;
   for (int pair = 0; pair < NSA_BRANCHES; pair++)
-    if (nsai_reads_pair(m, pair) && !(p->window_ring && pair == NSA_WIN)) rows += tokens;
-  int64_t raw_bytes = nsai_dtype_bytes(p->kv_dtype ? p->kv_dtype : m->dtype);
-  int64_t entry_bytes = nsai_dtype_bytes(p->cmp_dtype ? p->cmp_dtype : m->dtype);
-  int64_t both = m->head_dim_qk + m->head_dim_v; /* elements of a head's K and V */
-  int64_t entry = m->keys_only ? m->head_dim_qk : both;
-  int64_t norm_bytes = norms * m->head_dim_qk * nsai_dtype_bytes(m->dtype);
-  int64_t index_bytes = tokens * m->index_dim * entry_bytes; /* 0 without an index */
-  return (uint64_t)(m->kv_heads *
-                        (rows * both * raw_bytes + entries * entry * entry_bytes + norm_bytes) +
-                    index_bytes);
+    if (nsai_reads_pair(m, pair) && !(p->window_ring && pair == NSA_WIN))
+      rows += p->page_size ? p->page_size : p->max_kv_len;
+  return rows * m->kv_heads * (m->head_dim_qk + m->head_dim_v) *
+         nsai_dtype_bytes(p->kv_dtype ? p->kv_dtype : m->dtype);
+}
+
+/* Compressed entries, coarse keys and index keys. */
+static int64_t entry_bytes(const nsai_problem *p) {
+  const nsai_model *m = &p->model;
+  const int64_t tokens = p->page_size ? p->page_size : p->max_kv_len;
+  const int64_t size = nsai_dtype_bytes(p->cmp_dtype ? p->cmp_dtype : m->dtype);
+  const int64_t entry = m->head_dim_qk + (m->keys_only ? 0 : m->head_dim_v);
+  const int64_t entries = !nsai_compresses(m) ? 0
+                          : p->page_size      ? p->page_size / m->stride
+                                              : row_entries(p, m->stride);
+  const int64_t norms = !m->norm_block ? 0
+                        : p->page_size ? p->page_size / m->norm_stride
+                                       : row_entries(p, m->norm_stride);
+  return m->kv_heads *
+             (entries * entry * size + norms * m->head_dim_qk * nsai_dtype_bytes(m->dtype)) +
+         tokens * m->index_dim * size; /* 0 without an index */
+}
+
+uint64_t nsai_cache_page_bytes(const nsai_problem *p) {
+  return (uint64_t)(raw_bytes(p) + (nsai_problem_divides_cache(p) ? 0 : entry_bytes(p)));
 }

@@ -114,13 +114,14 @@ void kv_copy_page(kv_fixture *w, int32_t from, int32_t to) {
 /* ---- the fixture ---- */
 
 static nsa_plan *make_plan(const kv_fixture *w, int32_t op, int32_t max_q_len) {
-  nsa_problem p =
-      INIT(nsa_problem, .op = op, .page_size = w->options.page_size, .max_seqs = KV_SEQS,
-           .max_tokens = KV_MAX_TOKENS, .max_kv_len = KV_MAX_LEN, .max_q_len = max_q_len,
-           .window_ring = w->options.ring, .ranks = w->options.ranks,
-           .unit_tokens = w->options.unit_tokens, .kv_dtype = w->options.kv_codes ? NSA_E4M3 : 0,
-           .cmp_dtype = w->options.cmp_codes ? NSA_E4M3 : 0,
-           .index_lse = w->model.by == NSAI_BY_INDEX && op != NSA_OP_APPEND);
+  nsa_problem p = INIT(nsa_problem, .op = op, .page_size = w->options.page_size,
+                       .max_seqs = KV_SEQS, .max_tokens = KV_MAX_TOKENS, .max_kv_len = KV_MAX_LEN,
+                       .max_q_len = max_q_len, .window_ring = w->options.ring,
+                       .selection = op == NSA_OP_DECODE ? w->options.decode_selection : 0,
+                       .ranks = w->options.ranks, .unit_tokens = w->options.unit_tokens,
+                       .kv_dtype = w->options.kv_codes ? NSA_E4M3 : 0,
+                       .cmp_dtype = w->options.cmp_codes ? NSA_E4M3 : 0,
+                       .index_lse = w->model.by == NSAI_BY_INDEX && op != NSA_OP_APPEND);
   nsa_plan *plan = machine_plan(w->ctx, &p);
   return plan;
 }

@@ -33,7 +33,8 @@ typedef struct kv_options {
   bool head_scales;  /* a scale for each KV head, not one for all */
   int32_t ranks, unit_tokens; /* raw pages lie on ranks, of which the fixture is `rank`; no lists */
   int32_t rank;
-  const char *model[4]; /* overrides of the configuration, NULL-terminated */
+  int32_t decode_selection; /* problem.selection of the decode plan */
+  const char *model[4];     /* overrides of the configuration, NULL-terminated */
 } kv_options;
 
 typedef struct kv_fixture {
