@@ -16,7 +16,6 @@
 #include "base/math.h"
 #include "plan/context.h"
 #include "ranks/comm.h"
-#include "run/ranks.h"
 #include "variants/decode/batch.h"
 #include "variants/decode/params.h"
 #include "variants/decode/ranking.h"
@@ -446,7 +445,9 @@ static nsa_status exchange(const nsai_run *run, const nsai_kernel *kernel,
                            const NsaiRanksDecode *p) {
   const float *mine = p->gathered + p->rank * p->rank_stride;
   NSAI_TRY(combine(run, kernel, &p->coded.decode));
-  return nsai_ranks_gather_partials(run, mine, p->gathered, (uint64_t)p->rank_stride * 4);
+  nsai_queue_break(run->queue); /* the next kernel waits for the gather */
+  return nsai_comm_all_gather(run->comm, mine, p->gathered, (uint64_t)p->rank_stride * 4,
+                              run->queue->stream);
 }
 
 static NsaiRanksDecode params_of(const nsai_run *run, const nsai_form *form,
