@@ -119,6 +119,8 @@ def check_jobs(options):
         # A rank that hangs is ended by the communicator's limit, which leaves time for kernels that others compile.
         ranks = ["--ranks", "2", "--backward", "--timeout", "60"]
         yield Job("ranks", [rankcheck, "--device", "0", *ranks])
+        yield Job("ranks cache", [rankcheck, "cache", "--device", "0", "--ranks", "2..8", "--random", "210", "--longest", "1500",
+                                  "--codes", "any", "--seed", str(options.seed), "--timeout", "60"])
         yield Job("ranks nccl", [rankcheck, "--comm", "nccl", *ranks], {"NCCL_NVLS_ENABLE": "0"})
     yield Job("soak", [nsacheck, "cache", "--soak", "5000", "--codes", "both", "--threads", "2"])
 
@@ -174,6 +176,8 @@ def ranks_jobs(options):
     for tokens in ("4k", "64k", "128k"):
         yield Ranks(f"check {tokens}", [*check, "--ranks", most, "--tokens", tokens, "--repeat", "20", "--backward"], environment)
     yield Ranks("check random", [*check, "--ranks", most, "--random", "20", "--backward"], environment)
+    yield Ranks("check cache", [*check, "cache", "--ranks", most, "--random", "40", "--longest", "3000", "--codes", "any",
+                                "--timeout", "60"], environment)
     for fault in ("kill", "stall", "mismatch"):
         yield Ranks(f"fault {fault}", [*check, "--ranks", most, "--fault", fault, "--timeout", "5"], environment)
     for command, fill in itertools.product(("forward", "backward"), ("random", "correlated")):

@@ -1,12 +1,14 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * A cache over ranks on the fake GPU: one gather of the right bytes at its place between the kernels,
- * captures, failures, and the values that runtime.check_inputs full reads back.
+ * A cache over ranks on the fake GPU: one gather of the right bytes at its place between the kernels, the
+ * table that each kernel reads, captures, failures, and the values that runtime.check_inputs full reads
+ * back.
  */
 #include "support/cmocka_all.h"
 
 #include "machine.h"
+#include "params/kv_cache.h"
 #include "plan/context.h"
 #include "plan/plan.h"
 #include "ranks/comm_internal.h"
@@ -14,7 +16,7 @@
 #include <nsa/kv_cache.h>
 
 enum { RANKS = 2, RANK = 1, SEQS = 2, TOKENS = 4, PAGE = 16, PAGES = 8, ENTRY_PAGES = 6 };
-enum { HEADS = 6, KV_HEADS = 2, DK = 24, DV = 16, WORKSPACE = 16 << 20 };
+enum { HEADS = 6, KV_HEADS = 2, DK = 24, DV = 16, WORKSPACE = 64 << 20 };
 
 #define BEFORE                                                                                     \
   "decode_split_kv_compressed decode_split_kv_select decode_split_kv_attend "                      \
@@ -24,6 +26,7 @@ enum { HEADS = 6, KV_HEADS = 2, DK = 24, DV = 16, WORKSPACE = 16 << 20 };
 typedef struct seen {
   int gathers, launches; /* launches before the last gather */
   uint64_t bytes;
+  const void *send;
   bool in_place;
   nsa_status status; /* that it returns */
 } seen;
@@ -34,6 +37,7 @@ static nsa_status gather(void *user, const void *send, void *recv, uint64_t byte
   s->gathers++;
   s->launches = machine_record()->launches;
   s->bytes = bytes;
+  s->send = send;
   s->in_place = send == (char *)recv + RANK * bytes;
   return s->status;
 }
@@ -87,9 +91,9 @@ static void make_batch(world *w) {
   memcpy(w->batch.entry_table.data, entries, sizeof entries);
 }
 
-static void begin(world *w, const char *override, uint32_t flags) {
+static void begin_model(world *w, const machine_request *model, uint32_t flags) {
   memset(w, 0, sizeof *w);
-  machine_init(&w->m, &(machine_request){ .gpu = true, .override = override });
+  machine_init(&w->m, model);
   w->memory.model = w->m.ctx->config->model;
   w->append = plan_of(w, NSA_OP_APPEND);
   w->decode = plan_of(w, NSA_OP_DECODE);
@@ -111,6 +115,10 @@ static void begin(world *w, const char *override, uint32_t flags) {
   w->exec = INIT(nsa_exec, .comm = w->comm, .workspace_bytes = WORKSPACE,
                  .workspace = aligned_alloc(256, WORKSPACE)); /* never touched */
   machine_record()->launches = 0;
+}
+
+static void begin(world *w, const char *override, uint32_t flags) {
+  begin_model(w, &(machine_request){ .gpu = true, .override = override }, flags);
 }
 
 static void end(world *w) {
@@ -148,6 +156,150 @@ static void test_order(void **state) {
   machine_expect_launches(
       "decode_split_kv_compressed decode_split_kv_attend decode_split_kv_combine");
   assert_int_equal(w.seen.gathers, 1);
+  end(&w);
+}
+
+/* The batch is the first member of the structs of all kernels but those of products. */
+static const world *watched;
+static char tables[1024]; /* "KERNEL:TABLE ..." */
+
+static double note_table(const fake_cuda_launch *launch, const void *params) {
+  const NsaiCacheBatch *batch = params;
+  if (!strcmp(launch->name, "matmul") || !strcmp(launch->name, "compress_bias_activation"))
+    return 1;
+  const bool raw = batch->pages == watched->batch.block_table.data;
+  const size_t used = strlen(tables);
+  assert_true(raw || batch->pages == watched->batch.entry_table.data);
+  snprintf(tables + used, sizeof tables - used, "%s%s:%s", used ? " " : "", launch->name,
+           raw ? "raw" : "entries");
+  if (strcmp(launch->name, "kv_cache_append")) return 1;
+  const NsaiRanksAppend *append = params;
+  assert_ptr_equal(append->entry_pages, watched->batch.entry_table.data);
+  assert_int_equal(append->entry_page_stride, 4);
+  return 1;
+}
+
+static void expect_tables(world *w, nsa_status (*call)(world *), const char *want) {
+  watched = w;
+  tables[0] = '\0';
+  machine_record()->kernel = note_table;
+  machine_expect("call", call(w), NSA_OK, NULL);
+  machine_record()->kernel = NULL;
+  assert_string_equal(tables, want);
+}
+
+/* Lengths alone are read in select_topn_cta, decode_split_kv_select, _partial and _combine. */
+#define RAW_REST                                                                                   \
+  "decode_split_kv_attend:raw decode_split_kv_partial:raw decode_split_kv_combine:raw"
+
+static void test_tables(void **state) {
+  world w;
+  begin(&w, NULL, 0);
+  expect_tables(&w, append, "kv_cache_append:raw");
+  expect_tables(&w, decode,
+                "decode_split_kv_compressed:entries decode_split_kv_select:raw " RAW_REST);
+  end(&w);
+}
+
+/* A call with phi linear gathers raw tokens and scatters entries. */
+static void test_tables_of_products(void **state) {
+  world w;
+  begin_model(&w, &(machine_request){ .gpu = true, .phi = NSAI_PHI_LINEAR }, 0);
+  w.io.phi = w.m.toy.io.phi;
+  expect_tables(&w, append,
+                "kv_cache_append:raw kv_cache_gather_entries:raw "
+                "kv_cache_gather_entries:raw kv_cache_scatter_entries:entries");
+  end(&w);
+}
+
+static void test_tables_of_rankings(void **state) {
+  world w;
+  begin_model(&w, &(machine_request){ .gpu = true, .pool = NSAI_POOL_MAX, .normalized = true }, 0);
+  w.io.k_norm = paged(&w, ENTRY_PAGES, PAGE / 8, DK);
+  expect_tables(&w, append, "kv_cache_append:raw");
+  expect_tables(&w, decode,
+                "decode_split_kv_compressed:entries select_normalizer:entries "
+                "select_importance:entries select_topn_cta:raw " RAW_REST);
+  end(&w);
+  begin_model(&w,
+              &(machine_request){
+                  .gpu = true, .pool = NSAI_POOL_MAX, .phi = NSAI_PHI_NONE, .indexed = true },
+              0);
+  w.io.kv.k_cmp = w.io.kv.v_cmp = (nsa_tensor){ 0 };
+  w.io.k_idx = paged(&w, ENTRY_PAGES, PAGE, 40);
+  w.io.k_idx.shape[2] = 1;
+  w.io.new_k_idx = toy_tensor(&w.memory, NSA_BF16, 3, TOKENS, 1, 40);
+  w.io.index_q = toy_tensor(&w.memory, NSA_BF16, 3, TOKENS, KV_HEADS, 40);
+  expect_tables(&w, append, "kv_cache_append:raw");
+  expect_tables(&w, decode, "select_index_scores:entries select_topn_cta:raw " RAW_REST);
+  end(&w);
+}
+
+/* The NsaiRanksDecode of a step, and where its exchange lies. */
+static NsaiRanksDecode told[3];
+static int told_count;
+
+static double note_ranks(const fake_cuda_launch *launch, const void *params) {
+  const bool takes = !strcmp(launch->name, "decode_split_kv_attend") ||
+                     !strcmp(launch->name, "decode_split_kv_partial") ||
+                     !strcmp(launch->name, "decode_split_kv_combine");
+  if (takes) memcpy(&told[told_count++], params, sizeof *told);
+  return 1;
+}
+
+static void test_rank(void **state) {
+  world w;
+  begin(&w, NULL, 0);
+  told_count = 0;
+  machine_record()->kernel = note_ranks;
+  machine_expect("decode", decode(&w), NSA_OK, NULL);
+  machine_record()->kernel = NULL;
+  assert_int_equal(told_count, 3);
+  for (int i = 0; i < 3; i++) {
+    assert_int_equal(told[i].rank, RANK);
+    assert_int_equal(told[i].ranks, RANKS);
+    assert_int_equal(told[i].unit_blocks, PAGE / w.m.ctx->config->model.select_block);
+    assert_int_equal(told[i].rank_stride * 4, w.seen.bytes);
+    assert_ptr_equal(told[i].gathered + RANK * told[i].rank_stride, w.seen.send);
+  }
+  /* No kernel overlaps with the exchange: the last one waits for it. */
+  const fake_cuda_launch *launch = machine_record()->launch;
+  assert_true(launch[3].overlaps);
+  assert_false(launch[4].overlaps);
+  end(&w);
+}
+
+/* Kernels that are one launch cannot exchange; and no other kernel is compiled anew. */
+static void test_variants(void **state) {
+  static const char *const refused[] = { "decode_cluster", "decode_pipelined", "decode_single_cta",
+                                         "decode_select_attend" };
+  world w;
+  begin(&w, NULL, 0);
+  const nsa_problem p =
+      INIT(nsa_problem, .op = NSA_OP_DECODE, .max_tokens = TOKENS, .max_kv_len = 64,
+           .max_seqs = SEQS, .max_q_len = 2, .page_size = PAGE, .ranks = RANKS);
+  nsa_problem alone = p;
+  alone.ranks = 0;
+  for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+    nsai_reasons reasons = { 0 };
+    char text[2048];
+    reasons.text = nsai_writer_open(text, sizeof text);
+    nsai_variant_find(refused[i])->legal(&w.decode->problem, &w.m.ctx->target, &reasons);
+    if (!strstr(text, "problem.ranks is 2, and one launch has no place for an exchange"))
+      fail_msg("%s: %s", refused[i], text);
+  }
+  nsa_plan *one = machine_plan(w.m.ctx, &alone);
+  static const char *const over_ranks[] = { "decode_split_kv_attend", "decode_split_kv_partial",
+                                            "decode_split_kv_combine" };
+  for (int i = 0; i < 3; i++) {
+    const nsai_kernel_spec *spec = nsai_choice_kernel(&w.decode->choice, over_ranks[i]);
+    assert_non_null(spec);
+    assert_string_equal(spec->constants[spec->constant_count - 1].name, "kRanks");
+    spec = nsai_choice_kernel(&one->choice, over_ranks[i]);
+    if (spec) assert_string_not_equal(spec->constants[spec->constant_count - 1].name, "kRanks");
+  }
+  assert_null(nsai_choice_kernel(&one->choice, "decode_split_kv_partial"));
+  nsa_plan_destroy(one);
   end(&w);
 }
 
@@ -214,6 +366,11 @@ static void test_full(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_order),
+    cmocka_unit_test(test_tables),
+    cmocka_unit_test(test_tables_of_products),
+    cmocka_unit_test(test_tables_of_rankings),
+    cmocka_unit_test(test_rank),
+    cmocka_unit_test(test_variants),
     cmocka_unit_test(test_captures),
     cmocka_unit_test(test_failures),
     cmocka_unit_test(test_full),
