@@ -43,9 +43,7 @@ NSAI_DEVICE void discard_splits(const float *gO, const NsaiDecodeSplits &x, int 
     discard_line(gO + (i / kLines * rows * C::kHeadDimV + i % kLines * kLineFloats));
 }
 
-struct SharedStorage {
-  WarpRows o[kBranches];
-  WarpStats stats[kBranches];
+struct SharedStorage : WarpResults<kBranches> {
   // O of the row's first split from decode_split_kv_compressed and from decode_split_kv_attend.
   const float *splits[kWarps][kWarpRows][2];
 };
@@ -87,12 +85,13 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
 
   // ---- coordinates; warps without a row still take part in barriers
   const int heads = C::kGroup * p.kv_heads;
-  const SummedRow at = find_summed_row(p, heads, warp, lane);
-  const int row = at.row, head = at.head;
+  const u32 index = summed_row(p, warp, lane);
+  const bool exists = index < (u32)p.batch.q_tokens * heads;
+  const int row = exists ? (int)(index / heads) : 0, head = exists ? (int)(index % heads) : 0;
   const int group = head / C::kGroup, in_group = head % C::kGroup;
   const DecodeToken token = find_token(p.batch, row);
   const ScanRow scanned = find_scan_row<C>(p, token, group);
-  const bool works = at.exists && token.present;
+  const bool works = exists && token.present;
   const long long work_item = (long long)row * p.kv_heads + group;
   const OutputRow output_row = { row, head, works };
   const int wanted = p.branches | (p.probes ? 1 : 0);
@@ -127,18 +126,16 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
                                 p.attend.splits)
                  : splits_of<C>(p.attend, C::kGroup, work_item, in_group, 0, p.window_splits);
     if (!works || !(wanted >> b & 1)) splits.count = 0;
-    BranchRow mine;
-    if (kOverRanks<C> && b == kSelected)
-      mine = combine_splits<C>(ranks_of<C>(p, at.index, splits.count > 0), warp % p.row_warps,
-                               p.row_warps);
-    else
-      mine = combine_splits<C>(splits, warp % p.row_warps, p.row_warps);
+    BranchRow mine = kOverRanks<C> && b == kSelected
+                         ? combine_splits<C>(ranks_of<C>(p, index, splits.count > 0),
+                                             warp % p.row_warps, p.row_warps)
+                         : combine_splits<C>(splits, warp % p.row_warps, p.row_warps);
     if (p.row_warps == 1) {
       if (works && (wanted >> b & 1))
         finish_branch<C>(p.out[b], output_row, mine, gates[b], p.branches >> b & 1, sum, lane);
       continue;
     }
-    store_warp(shared.o[b], shared.stats[b], mine, warp, lane);
+    store_warp(shared, b, mine, warp, lane);
   }
 
   // ---- rows that several warps share
@@ -148,7 +145,7 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
 #pragma unroll
     for (int b = 0; b < kBranches; ++b) {
       if (!works || !(wanted >> b & 1)) continue;
-      BranchRow all = gather_warps(shared.o[b], shared.stats[b], warp, p.row_warps, lane);
+      BranchRow all = gather_warps(shared, b, warp, p.row_warps, lane);
       finish_branch<C>(p.out[b], output_row, all, gates[b], p.branches >> b & 1, sum, lane);
     }
   }

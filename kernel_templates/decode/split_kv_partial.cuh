@@ -18,11 +18,6 @@
 #include "decode/work.cuh"
 #include "params/kv_cache.h"
 
-struct SharedStorage {
-  WarpRows o;
-  WarpStats stats;
-};
-
 template <class C>
 NSAI_DEVICE void store_partial(const NsaiRanksDecode &p, const BranchRow &sum, u32 index,
                                int lane) {
@@ -37,28 +32,31 @@ NSAI_DEVICE void store_partial(const NsaiRanksDecode &p, const BranchRow &sum, u
 }
 
 template <class C> NSAI_DEVICE void combine_own(const NsaiRanksDecode &ranks) {
-  __shared__ SharedStorage shared;
+  __shared__ WarpResults<1> shared;
   const NsaiDecode &p = ranks.coded.decode;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
   // ---- coordinates
-  const SummedRow at = find_summed_row(p, C::kGroup * p.kv_heads, warp, lane);
-  const DecodeToken token = find_token(p.batch, at.row);
-  const long long work_item = (long long)at.row * p.kv_heads + at.head / C::kGroup;
-  RowSplits splits = splits_of<C>(p.attend, C::kGroup, work_item, at.head % C::kGroup,
-                                  p.window_splits, p.attend.splits);
-  if (!at.exists || !token.present) splits.count = 0;
+  const int heads = C::kGroup * p.kv_heads;
+  const u32 index = summed_row(p, warp, lane);
+  const bool exists = index < (u32)p.batch.q_tokens * heads;
+  const int row = exists ? (int)(index / heads) : 0, head = exists ? (int)(index % heads) : 0;
+  const DecodeToken token = find_token(p.batch, row);
+  const long long work_item = (long long)row * p.kv_heads + head / C::kGroup;
+  RowSplits splits = splits_of<C>(p.attend, C::kGroup, work_item, head % C::kGroup, p.window_splits,
+                                  p.attend.splits);
+  if (!exists || !token.present) splits.count = 0;
   begin_kernel(); // so far only the batch was read, which is older
 
   // ---- the splits
   BranchRow sum = combine_splits<C>(splits, warp % p.row_warps, p.row_warps);
   if (p.row_warps > 1) {
-    store_warp(shared.o, shared.stats, sum, warp, lane);
+    store_warp(shared, 0, sum, warp, lane);
     __syncthreads(); // all warps' partial results are written
     if (warp % p.row_warps) return;
-    sum = gather_warps(shared.o, shared.stats, warp, p.row_warps, lane);
+    sum = gather_warps(shared, 0, warp, p.row_warps, lane);
   }
-  if (at.exists) store_partial<C>(ranks, sum, at.index, lane);
+  if (exists) store_partial<C>(ranks, sum, index, lane);
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

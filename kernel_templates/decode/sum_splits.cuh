@@ -23,18 +23,9 @@ constexpr int kLanes = Config::kRowLanes, kWarpRows = 32 / kLanes; // lanes per 
 constexpr int kJ =
     (Config::kHeadDimV + 4 * kLanes - 1) / (4 * kLanes); // groups of four columns per lane
 
-// The row that a group of lanes takes. Warps without one still take part in barriers.
-struct SummedRow {
-  u32 index; // among [T, Hq]
-  bool exists;
-  int row, head; // of q
-};
-NSAI_DEVICE SummedRow find_summed_row(const NsaiDecode &p, int heads, int warp, int lane) {
-  const u32 index =
-      (blockIdx.x * (kWarps / p.row_warps) + warp / p.row_warps) * kWarpRows + lane / kLanes;
-  const bool exists = index < (u32)p.batch.q_tokens * heads;
-  return SummedRow{ index, exists, exists ? (int)(index / heads) : 0,
-                    exists ? (int)(index % heads) : 0 };
+// The row of [T, Hq] that a group of lanes takes; behind the last it has none.
+NSAI_DEVICE u32 summed_row(const NsaiDecode &p, int warp, int lane) {
+  return (blockIdx.x * (kWarps / p.row_warps) + warp / p.row_warps) * kWarpRows + lane / kLanes;
 }
 
 // The result of one row and branch, or of some of its splits.
@@ -49,10 +40,7 @@ struct RowSplits {
   const float *gStats;
   long long stride; // rows from one split to the next
   int count;
-  template <class C> NSAI_DEVICE const float *o(int split) const {
-    return gO + split * stride * C::kHeadDimV;
-  }
-  NSAI_DEVICE const float *stats(int split) const { return gStats + 2 * (split * stride); }
+  static constexpr int kStrideO = Config::kHeadDimV, kStrideStats = 2; // floats of a row
 };
 
 // The ranks' results of one row, which take the place of its splits.
@@ -61,8 +49,7 @@ struct RowRanks {
   const float *gStats;
   long long stride; // floats from one rank to the next
   int count;
-  template <class C> NSAI_DEVICE const float *o(int rank) const { return gO + rank * stride; }
-  NSAI_DEVICE const float *stats(int rank) const { return gStats + rank * stride; }
+  static constexpr int kStrideO = 1, kStrideStats = 1;
 };
 
 template <class C>
@@ -110,14 +97,14 @@ NSAI_DEVICE BranchRow combine_splits(const Splits &splits, int first, int step) 
     float4 x[kAtOnce][kJ];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int split = begin + i * step;
+      const long long row = (begin + i * step) * splits.stride;
       stats[i] = make_float2(kNoReference, 0.0f);
-      if (split >= splits.count) continue;
-      stats[i] = *(const float2 *)splits.stats(split);
+      if (begin + i * step >= splits.count) continue;
+      stats[i] = *(const float2 *)(splits.gStats + Splits::kStrideStats * row);
 #pragma unroll
       for (int j = 0; j < kJ; ++j)
         if (has_row_column<C::kHeadDimV, kLanes>(j))
-          x[i][j] = *(const float4 *)(splits.template o<C>(split) + row_column<kLanes>(j));
+          x[i][j] = *(const float4 *)(splits.gO + row * Splits::kStrideO + row_column<kLanes>(j));
     }
     float highest = kNoReference;
 #pragma unroll
@@ -134,30 +121,34 @@ NSAI_DEVICE BranchRow combine_splits(const Splits &splits, int first, int step) 
   return out;
 }
 
-// The warps' results in shared memory.
-using WarpRows = float4[kWarps][kJ][32];
-using WarpStats = float2[kWarps][kWarpRows];
+// The warps' results of kCount branches in shared memory.
+template <int kCount> struct WarpResults {
+  float4 o[kCount][kWarps][kJ][32];
+  float2 stats[kCount][kWarps][kWarpRows];
+};
 
-// Stores the warp's own.
-NSAI_DEVICE void store_warp(WarpRows &sO, WarpStats &sStats, const BranchRow &mine, int warp,
-                            int lane) {
+// Stores the warp's own of branch b.
+template <class Results>
+NSAI_DEVICE void store_warp(Results &shared, int b, const BranchRow &mine, int warp, int lane) {
 #pragma unroll
-  for (int j = 0; j < kJ; ++j) sO[warp][j][lane] = mine.o[j];
-  if (lane % kLanes == 0) sStats[warp][lane / kLanes] = make_float2(mine.reference, mine.total);
+  for (int j = 0; j < kJ; ++j) shared.o[b][warp][j][lane] = mine.o[j];
+  if (lane % kLanes == 0)
+    shared.stats[b][warp][lane / kLanes] = make_float2(mine.reference, mine.total);
 }
 
 // Combines the results of the warps that share a row, in warp order.
-NSAI_DEVICE BranchRow gather_warps(const WarpRows &sO, const WarpStats &sStats, int warp,
-                                   int row_warps, int lane) {
+template <class Results>
+NSAI_DEVICE BranchRow gather_warps(const Results &shared, int b, int warp, int row_warps,
+                                   int lane) {
   BranchRow out = { kNoReference, 0.0f, {} };
   for (int w = warp; w < warp + row_warps; ++w)
-    out.reference = fmaxf(out.reference, sStats[w][lane / kLanes].x);
+    out.reference = fmaxf(out.reference, shared.stats[b][w][lane / kLanes].x);
   for (int w = warp; w < warp + row_warps; ++w) {
-    const float2 stats = sStats[w][lane / kLanes];
+    const float2 stats = shared.stats[b][w][lane / kLanes];
     const float factor = exp2_approx(stats.x - out.reference);
     float4 x[kJ];
 #pragma unroll
-    for (int j = 0; j < kJ; ++j) x[j] = sO[w][j][lane];
+    for (int j = 0; j < kJ; ++j) x[j] = shared.o[b][w][j][lane];
     out.total = fmaf(factor, stats.y, out.total);
     add_scaled(out.o, factor, x);
   }

@@ -60,7 +60,7 @@ template <class C> NSAI_DEVICE const NsaiCodedAppend &coded(const NsaiAppend &p)
   return (const NsaiCodedAppend &)p;
 }
 
-// Where the compressed entries, coarse keys and index keys of sequence s lie; kPageRows: those of a page.
+// Where the compressed entries or coarse keys of sequence s lie; kPageRows: those of a page.
 template <class C, int kPageRows>
 NSAI_DEVICE CachedRows<kPageRows> find_entry_rows(const NsaiAppend &p, int s) {
   if constexpr (kOverRanks<C>) {
@@ -69,6 +69,15 @@ NSAI_DEVICE CachedRows<kPageRows> find_entry_rows(const NsaiAppend &p, int s) {
   } else {
     return find_rows<kPageRows>(p.batch, s, 0);
   }
+}
+
+// Where its index keys lie: they have a row for each token, as `rows` has.
+template <class C, class Rows>
+NSAI_DEVICE Rows find_index_rows(const NsaiAppend &p, int s, const Rows &rows) {
+  if constexpr (kOverRanks<C>)
+    return find_entry_rows<C, C::kPageSize>(p, s);
+  else
+    return rows;
 }
 
 template <class C> constexpr bool kMakesCoarseKeys = C::kNormBlock > 0;
@@ -264,7 +273,7 @@ template <class C> NSAI_DEVICE void append(const NsaiAppend &p) {
   }
 
   if constexpr (C::kIndexDim > 0)
-    copy_index_key<C>((const NsaiIndexedAppend &)p, find_entry_rows<C, C::kPageSize>(p, s), token,
+    copy_index_key<C>((const NsaiIndexedAppend &)p, find_index_rows<C>(p, s, rows), token,
                       at.position);
 
   // ---- the compressed block that ends with it

@@ -38,12 +38,6 @@ nsa_status nsai_backward_over_ranks(const nsai_run *run);
 /* nsa_decode over a cache whose raw pages lie on the ranks, likewise. */
 nsa_status nsai_decode_over_ranks(const nsai_run *run);
 
-/* Of the GPU's decode, between the kernels that make partial results of the selected branch and those that
- * read the partial results of all ranks: enqueues the one exchange. `send` and `recv` as for
- * nsai_comm_all_gather, in the workspace. Every rank must call it with the same bytes. */
-nsa_status nsai_ranks_gather_partials(const nsai_run *run, const void *send, void *recv,
-                                      uint64_t bytes);
-
 /* ---- what both passes share ---- */
 
 /* A list of the parts of one exchange. */

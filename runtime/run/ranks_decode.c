@@ -3,18 +3,12 @@
  *
  * A decode over a cache whose raw pages lie on several ranks. Each rank selects among all entries, which it
  * has, and attends to those of the selected blocks that it owns. One exchange of partial results follows,
- * which every rank adds up.
+ * which every rank adds up. On the GPU the variant makes the exchange, between its kernels.
  */
 #include "reference/reference.h"
 #include "run/ranks.h"
 
 #define ALL_PROCESSORS 0 /* threads of the CPU device */
-
-nsa_status nsai_ranks_gather_partials(const nsai_run *run, const void *send, void *recv,
-                                      uint64_t bytes) {
-  nsai_queue_break(run->queue);
-  return nsai_comm_all_gather(run->comm, send, recv, bytes, run->queue->stream);
-}
 
 static nsa_status gather_on_host(void *user, const void *send, void *recv, uint64_t bytes) {
   return nsai_comm_all_gather(user, send, recv, bytes, NULL);

@@ -111,11 +111,6 @@ static int64_t selected_steps(const nsai_problem *p, const nsai_kernel_spec *sca
   int64_t keys = (int64_t)p->model.select_count * p->model.select_block;
   return nsai_ceil_div(keys * (unites_lists(p) ? tile_tokens(p, scan) : 1), NSAI_DECODE_STEP);
 }
-/* Of so many selected steps, those that a rank attends to: twice its even part, since the blocks of a list do
- * not spread evenly. (A guess.) */
-static int64_t own_steps(const nsai_problem *p, int64_t selected) {
-  return p->ranks > 2 ? nsai_ceil_div(2 * selected, p->ranks) : selected;
-}
 static int64_t window_steps(const nsai_model *m) {
   return nsai_ceil_div(m->window, NSAI_DECODE_STEP);
 }
@@ -147,9 +142,8 @@ static void split_keys(const nsai_decode_sizes *s, int64_t selected, int64_t win
   const int32_t list_rows = unites_lists(s->problem) ? rows : nsai_padded_group(m);
   int64_t items = unites_lists(s->problem) ? out->tiles : nsai_larger(s->step.tokens, 1);
   int64_t lists = items * m->kv_heads, tiles = out->tiles * m->kv_heads;
-  int64_t own = own_steps(s->problem, selected);
-  int64_t room = room_for(attend_of(s), s->sms), all = own * lists + window * tiles;
-  int64_t of_selected = (room * own * 2 + all) / (all * 2);
+  int64_t room = room_for(attend_of(s), s->sms), all = selected * lists + window * tiles;
+  int64_t of_selected = (room * selected * 2 + all) / (all * 2);
   if (window) of_selected = nsai_smaller(of_selected, (room - tiles) / lists);
   out->selected_splits = attend_splits(selected, of_selected, least_steps(s, list_rows));
   int64_t of_window = nsai_smaller((room - out->selected_splits * lists) / tiles, room / lists);
@@ -162,7 +156,7 @@ static void split_keys(const nsai_decode_sizes *s, int64_t selected, int64_t win
 static void split_together(const nsai_decode_sizes *s, int64_t selected, int64_t window,
                            nsai_decode_split *out) {
   int64_t items = out->tiles * s->problem->model.kv_heads,
-          alike = own_steps(s->problem, selected) / tile_tokens(s->problem, s->scan);
+          alike = selected / tile_tokens(s->problem, s->scan);
   int64_t longest = LONGEST_ATTEND * nsai_larger(tile_tokens(s->problem, s->scan) / 2, 1);
   int64_t parts = nsai_larger(room_for(attend_of(s), s->sms) / items,
                               nsai_ceil_div(selected + window, longest));

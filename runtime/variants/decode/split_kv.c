@@ -297,8 +297,8 @@ static void specify_attend(const nsai_request *r, nsai_kernel_spec *spec) {
 
 /* CTAs of decode_split_kv_combine on a multiprocessor. Four leave 64 registers, which are too few
  * for O of 128 columns where a group is no power of two (NVRTC 13.0, sm_90a, bf16: groups of 9 to
- * 14, 20, 24, 28, 40, 48 and 56 spill 8 bytes; widths of 40 to 120, 192 and 256 do not), and for the
- * places of the ranks' results (a group of 16 spills 16 bytes). */
+ * 14, 20, 24, 28, 40, 48 and 56 spill 8 bytes; widths of 40 to 120, 192 and 256 do not), and for
+ * the places of the ranks' results (a group of 16 of 128 columns spills 104 bytes). */
 static int32_t combine_ctas(const nsai_problem *p, const nsai_target *t) {
   const nsai_model *m = &p->model;
   if (t->register_fallback) return 2;
@@ -445,7 +445,7 @@ static nsa_status exchange(const nsai_run *run, const nsai_kernel *kernel,
                            const NsaiRanksDecode *p) {
   const float *mine = p->gathered + p->rank * p->rank_stride;
   NSAI_TRY(combine(run, kernel, &p->coded.decode));
-  nsai_queue_break(run->queue);
+  nsai_queue_break(run->queue); /* the next kernel waits for the gather */
   return nsai_comm_all_gather(run->comm, mine, p->gathered, (uint64_t)p->rank_stride * 4,
                               run->queue->stream);
 }
