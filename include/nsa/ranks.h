@@ -81,20 +81,26 @@
  * batch.block_table those of raw tokens: page_size tokens each, but the tensors of entries and of raw
  * tokens have numbers of pages of their own. A rank's block_table has the pages
  *   of its own units, and
- *   of the latest tokens of each sequence, whoever owns them: in an append and the decode that follows those of
- *   the new tokens and the max(l, w, b) - 1 tokens before them (b: the normaliser's block; w counts for
- *   nothing where the window lies in rings),
- * and -1 elsewhere. The host frees a page of another rank's unit when the sequence has left it so far
- * behind. Lists (page_indptr) are refused.
+ *   of the latest tokens of each sequence, whoever owns them: of the new tokens of the call, and of the
+ *   max(l, w, b) - 1 tokens before them. b is the normaliser's block. l counts where the library makes
+ *   the entries, and w where the window does not lie in rings.
+ * Both tables have an entry for every page below kv_len. Where a rank needs no page, block_table has -1
+ * or any page, which is neither read nor written. So the host gives a page of another rank's unit back when
+ * the new tokens have left it so far behind; if it may reject tokens, the first of those that may go
+ * counts. Lists (page_indptr) are refused. Where values are checked (see nsa_forward), -1 for a page that
+ * the rank needs is NSA_E_ARG; an append, which does not know its rank, looks for the latest tokens
+ * alone. nsa_kv_page_bytes counts raw tokens; what it counts more for the same problem with ranks 0 is a
+ * page of entries.
  *
  * nsa_kv_append writes each new token into the rank's page of it, and every entry; nothing travels, and
- * it does not read exec.comm. nsa_decode takes the same q, gates and batch on every rank. Each attends to
- * those of its selected blocks that it owns; then one exchange brings 4 (Dv + 2) Hq bytes a token of every
- * rank to every other, and all add them up in the order of ranks. block_idx and lse of the compressed
- * branch are one GPU's bits; o, o_branch and lse of the selected branch are the same on all ranks, and
- * one GPU's to rounding. A call without the selected branch exchanges nothing. The batch's sizes
- * (num_seqs, tokens) must be the same on all ranks. A caller's ranges, counters (io.kv_reads), probes and
- * nsa_prefill do not run over ranks.
+ * it does not read exec.comm. nsa_decode takes the same q, gates and batch on every rank, with its own
+ * block_table. Each attends to those of its selected blocks that it owns, also where the caller selects
+ * them; then one exchange brings 4 (Dv + 2) Hq bytes a token of every rank to every other, and all add
+ * them up in the order of ranks. block_idx and lse of the compressed branch are one GPU's bits; o, o_branch
+ * and lse of the selected branch are the same on all ranks, and one GPU's to rounding. A call without the
+ * selected branch exchanges nothing. The batch's sizes (num_seqs, tokens) and exec.branches must be the
+ * same on all ranks. A graph may capture both calls, where the transport can be captured. A caller's
+ * ranges, counters (io.kv_reads), probes and nsa_prefill do not run over ranks.
  */
 #ifndef NSA_RANKS_H
 #define NSA_RANKS_H

@@ -403,34 +403,33 @@ static nsa_status check_pages(const cached *c, const page_list *list, int32_t s,
   return NSA_OK;
 }
 
-/* Over ranks -1 stands for a page that this rank need not have: that of another rank's unit, and behind
- * it are more tokens than any new one reaches back to. */
-static nsa_status check_raw_pages(const cached *c, int32_t s, int64_t kv_len) {
+/* Page i is -1, which over ranks stands for one that this rank need not have: of another rank's unit, and
+ * before all tokens that a new one reaches back to. */
+static nsa_status check_absent(const cached *c, int32_t s, int64_t i, int64_t kv_len) {
   const nsai_problem *p = c->check->problem;
+  const int64_t begin = i * c->page_size, end = nsai_smaller(begin + c->page_size, kv_len);
+  const int64_t kept = nsai_problem_kept_tokens(p);
+  const int64_t latest = kv_len - (first_token(c, s + 1) - first_token(c, s)) - kept;
+  const int64_t owner = begin / p->unit_tokens % p->ranks;
+  if (owner == c->check->rank)
+    return nsai_fail(NSA_E_ARG,
+                     "batch.block_table: page %lld of sequence %d is -1, but its token %lld lies "
+                     "in a unit of rank %lld, which is this one: give the page",
+                     (long long)i, s, (long long)begin, (long long)owner);
+  if (end <= latest) return NSA_OK;
+  return nsai_fail(
+      NSA_E_ARG,
+      "batch.block_table: page %lld of sequence %d is -1, but its token %lld is among the new "
+      "ones and the %lld before them, which every rank has: give a page",
+      (long long)i, s, (long long)nsai_larger(begin, latest), (long long)kept);
+}
+
+static nsa_status check_raw_pages(const cached *c, int32_t s, int64_t kv_len) {
   const page_list list = list_of(c, s);
-  if (!nsai_problem_divides_cache(p)) return check_pages(c, &list, s, kv_len);
-  const int64_t length = first_token(c, s + 1) - first_token(c, s);
-  const int64_t latest = nsai_larger(kv_len - length - nsai_problem_kept_tokens(p), 0);
+  if (!nsai_problem_divides_cache(c->check->problem)) return check_pages(c, &list, s, kv_len);
   NSAI_TRY(check_page_count(c, &list, s, kv_len));
-  for (int64_t i = 0; i * c->page_size < kv_len; i++) {
-    const int64_t begin = i * c->page_size;
-    const int64_t end = nsai_smaller(begin + c->page_size, kv_len);
-    const int64_t owner = begin / p->unit_tokens % p->ranks;
-    if (list.page[i] != -1) NSAI_TRY(check_page(&list, s, i));
-    if (list.page[i] != -1) continue;
-    if (owner == c->check->rank)
-      return nsai_fail(NSA_E_ARG,
-                       "batch.block_table: page %lld of sequence %d is -1, but its token %lld lies "
-                       "in a unit of rank %lld, which is this one: give the page",
-                       (long long)i, s, (long long)begin, (long long)owner);
-    if (end > latest)
-      return nsai_fail(
-          NSA_E_ARG,
-          "batch.block_table: page %lld of sequence %d is -1, but its token %lld is among the new "
-          "ones and the %lld before them, which every rank has: give a page",
-          (long long)i, s, (long long)nsai_larger(begin, latest),
-          (long long)nsai_problem_kept_tokens(p));
-  }
+  for (int64_t i = 0; i * c->page_size < kv_len; i++)
+    NSAI_TRY(list.page[i] == -1 ? check_absent(c, s, i, kv_len) : check_page(&list, s, i));
   return NSA_OK;
 }
 

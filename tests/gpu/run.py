@@ -159,12 +159,13 @@ class Bench(Ranks):
     """nsa-bench prints a line for each run over ranks; one without a time has the reason in its place."""
 
     def count(self, text):
-        lines = re.findall(r"^(?:forward|backward|back_saved) .* ranks .*$", text, re.MULTILINE)
-        self.passed = sum(" sustained" in line for line in lines)
+        lines = re.findall(r"^(?:forward|backward|back_saved|decode) .* ranks .*$", text, re.MULTILINE)
+        self.passed = sum(" sustained" in line or " with append" in line for line in lines)
         self.skipped = max(len(lines) - self.passed, not lines)
 
 
 RANK_TOKENS = "64k,128k,512k,1M"
+RANK_CONTEXTS = "65536,131072,524288,1048576"
 
 
 def ranks_jobs(options):
@@ -185,6 +186,11 @@ def ranks_jobs(options):
         yield Bench(f"bench {command} {fill}", [
             options.folder / "nsa-bench", command, "--ranks", ",".join(["1", *sizes]), "--tokens", RANK_TOKENS,
             "--filter", f"*fill={fill}:*", "--csv", options.logs.resolve() / "ranks.csv", *cache], environment)
+
+
+    yield Bench("bench decode", [
+        options.folder / "nsa-bench", "decode", "--ranks", ",".join(["1", *sizes]), "--contexts", RANK_CONTEXTS, "--batches", "1,16",
+        "--csv", options.logs.resolve() / "ranks-decode.csv", *cache], environment)
 
 
 def tokens_text(problem):

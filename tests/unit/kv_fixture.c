@@ -254,7 +254,7 @@ static int32_t kept_tokens(const kv_fixture *w) {
   return most ? most - 1 : 0;
 }
 
-static void spoil_page(kv_fixture *w, int32_t page) {
+static void poison_page(kv_fixture *w, int32_t page) {
   for (int i = 0; i < 2 * NSA_BRANCHES; i++) {
     const nsa_tensor *t = i % 2 ? &w->cache.v[i / 2] : &w->cache.k[i / 2];
     if (t->data && !(w->options.ring && i / 2 == NSA_WIN))
@@ -271,7 +271,7 @@ static void free_pages(kv_call *c) {
     for (int32_t i = 0; i < w->page_count[s] && !is_padded(c, s); i++) {
       const bool own = i * size / w->options.unit_tokens % w->options.ranks == w->options.rank;
       if (own || w->page[s][i] < 0 || (i + 1) * size > c->at[s] - kept_tokens(w)) continue;
-      spoil_page(w, w->page[s][i]);
+      poison_page(w, w->page[s][i]);
       w->freed[w->freed_count++] = w->page[s][i];
       w->page[s][i] = -1;
     }

@@ -225,11 +225,39 @@ static void test_models(void **state) {
     run_case(&(machine_request){ 0 }, &cases[i]);
 }
 
+/* Ranks that divide tokens otherwise would each leave out what the other does. */
+static void test_agreement(void **state) {
+  static const kv_options options = {
+    .page_size = 16, .ranks = 2, .unit_tokens = 16, .model = { "runtime.log_level=off" }
+  };
+  pthread_t threads[2];
+  task tasks[2];
+  group g;
+  group_init(&g, &(machine_request){ 0 }, &options);
+  const nsa_problem other =
+      INIT(nsa_problem, .op = NSA_OP_DECODE, .page_size = 16, .max_seqs = KV_SEQS,
+           .max_tokens = KV_MAX_TOKENS, .max_kv_len = KV_MAX_LEN, .max_q_len = KV_STEP, .ranks = 2,
+           .unit_tokens = 32);
+  nsa_plan_destroy(g.w[1].decode);
+  g.w[1].decode = machine_plan(g.w[1].ctx, &other);
+  for (int32_t r = 0; r < 2; r++) {
+    tasks[r] = (task){ .g = &g, .rank = r };
+    assert_int_equal(pthread_create(&threads[r], NULL, run_task, &tasks[r]), 0);
+  }
+  for (int32_t r = 0; r < 2; r++) assert_int_equal(pthread_join(threads[r], NULL), 0);
+  for (int32_t r = 0; r < 2; r++) {
+    assert_int_equal(tasks[r].status, NSA_E_RANKS);
+    if (!strstr(tasks[r].error, "problem.unit_tokens")) fail_msg("%s", tasks[r].error);
+  }
+  group_free(&g);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_layouts),
     cmocka_unit_test(test_kinds),
     cmocka_unit_test(test_models),
+    cmocka_unit_test(test_agreement),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

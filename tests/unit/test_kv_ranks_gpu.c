@@ -350,6 +350,9 @@ static void test_full(void **state) {
   begin(&w, "runtime.check_inputs=full", 0);
   int32_t *raw = toy_ints(&w.batch.block_table), *entries = toy_ints(&w.batch.entry_table);
   expect_checked(&w, NULL, true);
+  machine_record()->memory_calls = 0;
+  machine_expect("decode", decode(&w), NSA_OK, NULL);
+  assert_int_equal(machine_record()->memory_calls, 1 + 2 * SEQS); /* lengths, rows of both tables */
   raw[1] = -1;
   expect_checked(&w, "page 1 of sequence 0 is -1, but its token 16 lies in a unit of rank 1",
                  false);

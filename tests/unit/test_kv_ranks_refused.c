@@ -135,6 +135,11 @@ static void test_problems(void **state) {
   p = good, p.op = NSA_OP_APPEND, p.max_tokens = 64;
   machine_expect_story(ctx, &p, "an append sends nothing");
   nsa_destroy(ctx);
+  machine_yaml(&(machine_request){ .pool = NSAI_POOL_MAX, .normalized = true }, yaml, sizeof yaml);
+  ctx = machine_context(yaml, (const char *const[]){ "model.window=0", NULL }, false);
+  machine_expect_story(ctx, &good, "the 15 before"); /* coarse keys of 16 tokens */
+  nsa_destroy(ctx);
+  machine_yaml(&(machine_request){ 0 }, yaml, sizeof yaml);
   ctx = machine_context(yaml, (const char *const[]){ "runtime.count_reads=true", NULL }, false);
   expect_problem(ctx, &good, "reads are not counted over ranks");
   nsa_destroy(ctx);
