@@ -297,13 +297,15 @@ static void specify_attend(const nsai_request *r, nsai_kernel_spec *spec) {
 
 /* CTAs of decode_split_kv_combine on a multiprocessor. Four leave 64 registers, which are too few
  * for O of 128 columns where a group is no power of two (NVRTC 13.0, sm_90a, bf16: groups of 9 to
- * 14, 20, 24, 28, 40, 48 and 56 spill 8 bytes; widths of 40 to 120, 192 and 256 do not), and for
- * the places of the ranks' results (a group of 16 of 128 columns spills 104 bytes). */
+ * 14, 20, 24, 28, 40, 48 and 56 spill 8 bytes; widths of 40 to 120, 192 and 256 do not). Over ranks the
+ * places of their results take registers as well: with 128 columns groups of 16 would spill 104 bytes, and
+ * on sm_120, where it is three, groups of 4 16 bytes. */
 static int32_t combine_ctas(const nsai_problem *p, const nsai_target *t) {
   const nsai_model *m = &p->model;
   if (t->register_fallback) return 2;
   const bool whole = m->heads / m->kv_heads == nsai_padded_group(m);
-  return nsai_decode_has_wgmma(p, t) && !p->ranks && (whole || m->head_dim_v != 128) ? 4 : 3;
+  const bool four = nsai_decode_has_wgmma(p, t) && (whole || m->head_dim_v != 128);
+  return (four ? 4 : 3) - (p->ranks > 0);
 }
 
 static void specify_combine(const nsai_request *r, nsai_kernel_spec *spec) {

@@ -388,7 +388,7 @@ void chk_serve_record_destroy(chk_serve_record *record) {
 
 static void describe(const chk_serve *s, nsai_verify_result *result) {
   char text[512] = "";
-  FILE *out = fmemopen(text, sizeof text, "m");
+  FILE *out = fmemopen(text, sizeof text, "w");
   if (!out) return;
   chk_cache_options_print(&s->o, out);
   fprintf(out, " unit%d chunk%d", s->unit_tokens, s->chunk);
