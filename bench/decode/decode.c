@@ -50,8 +50,7 @@ static nsa_status enqueue(void *user) {
 
 static nsa_status replay(bench_decode_steps *s, nsai_cu_graph_exec graph) {
   const nsai_verify_device *device = s->caches->device;
-  return graph ? NSAI_CUDA(device->driver, cuGraphLaunch(graph, device->stream))
-               : enqueue(s);
+  return graph ? NSAI_CUDA(device->driver, cuGraphLaunch(graph, device->stream)) : enqueue(s);
 }
 
 nsa_status bench_decode_time(bench_decode_steps *s, double *us) {
