@@ -31,6 +31,10 @@ static void restrict_case(chk_cache_options *o) {
   if (o->selection == NSA_SELECT_RANGES) o->selection = NSA_SELECT_BLOCKS;
   o->lists = o->counted = o->probed = o->graph = false;
   o->slots &= o->ring;
+  /* Without raw tokens, as of the caller's entries alone, there is nothing to divide. */
+  bool any = false;
+  for (int pair = 0; pair < NSA_BRANCHES; pair++) any |= nsai_reads_pair(g, pair);
+  if (!any) g->window = 64;
   o->seqs = (int32_t)nsai_smaller(o->seqs, CHK_SERVE_SEQS);
   o->max_q_len = (int32_t)nsai_smaller(o->max_q_len, MOST_Q_LEN);
 }
