@@ -418,3 +418,15 @@ done:
   free(x.kv_len);
   return status;
 }
+
+#define MOST_CONTEXT 65536
+
+nsa_status bench_cache_error_longest(chk_plans *plans, bench_cache_error_request *request,
+                                     const int64_t *contexts, int count, FILE *out) {
+  if (request->dtypes.kv != NSA_E4M3 && request->dtypes.cmp != NSA_E4M3) return NSA_OK;
+  request->context = 0;
+  for (int i = 0; i < count; i++)
+    if (contexts[i] > request->context) request->context = contexts[i];
+  if (request->context > MOST_CONTEXT) request->context = MOST_CONTEXT;
+  return bench_cache_error(plans, request, out);
+}

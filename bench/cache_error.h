@@ -26,4 +26,9 @@ typedef struct bench_cache_error_request {
  * NSA_E_UNSUPPORTED where no kernel serves the codes; NSA_E_NOMEM, NSA_E_CUDA. */
 nsa_status bench_cache_error(chk_plans *plans, const bench_cache_error_request *request, FILE *out);
 
+/* The same over the longest of `contexts`, at most 65536 tokens: longer prompts only take longer. Without
+ * codes it writes nothing. Sets request->context. */
+nsa_status bench_cache_error_longest(chk_plans *plans, bench_cache_error_request *request,
+                                     const int64_t *contexts, int count, FILE *out);
+
 #endif /* BENCH_CACHE_ERROR_H */

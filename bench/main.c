@@ -7,6 +7,7 @@
 #include "cache_error.h"
 #include "csv.h"
 #include "decode/decode.h"
+#include "decode/ranks.h"
 #include "measure.h"
 #include "option.h"
 #include "plot/chart.h"
@@ -129,7 +130,8 @@ static const struct argp_option options[] = {
   { "from", OPT_FROM, "N", 0, "Shortest length in tokens (window, compressed; 128)", 0 },
   { "to", OPT_TO, "N", 0, "Longest length (window, compressed; 65536)", 0 },
   { "ranks", OPT_RANKS, "LIST", 0,
-    "Over so many GPUs with NCCL, 1,2 or 2..8, beside one and a model (forward, backward); what "
+    "Over so many GPUs with NCCL, 1,2 or 2..8, beside one (decode) and a model (forward, "
+    "backward); what "
     "the model makes of a CSV's times (table)",
     0 },
   { "tokens", OPT_TOKENS, "LIST", 0,
@@ -238,8 +240,11 @@ static void check_ranks(const arguments *a, struct argp_state *state) {
   const char *nvls = getenv("NCCL_NVLS_ENABLE");
   if (!a->over_ranks && a->token_count) argp_error(state, "--tokens needs --ranks");
   if (!a->over_ranks || a->command == TABLE) return;
-  if (a->command != FORWARD && a->command != BACKWARD)
+  if (a->command != FORWARD && a->command != BACKWARD && a->command != DECODE)
     argp_error(state, "%s takes no --ranks", command_names[a->command]);
+  if (a->command == DECODE && (a->token_count || a->page_size < 0))
+    argp_error(state,
+               "decode --ranks has --contexts, and pages: leave out --tokens and --page-size 0");
   if (a->branches || a->json || a->markdown || a->svg)
     argp_error(state, "--ranks takes no --branches, --json, --md or --svg: --csv has its times");
   if (a->token_count && (a->problem || a->problems))
@@ -513,6 +518,11 @@ done:
   return status;
 }
 
+static nsa_status count_failed(int64_t failed) {
+  return failed ? nsai_fail(NSA_E_UNSUPPORTED, "%lld runs have no time", (long long)failed)
+                : NSA_OK;
+}
+
 /* forward and backward over ranks. */
 static nsa_status over_ranks(const arguments *a, const bench_cases *list) {
   bench_ranks_options o = { .plans = a->plans,
@@ -527,9 +537,7 @@ static nsa_status over_ranks(const arguments *a, const bench_cases *list) {
   nsa_status status = bench_ranks(&o, list, stdout, csv, &failed);
   nsa_status closed = csv ? close_file(csv, a->csv) : NSA_OK;
   if (!status) status = closed;
-  if (!status && failed)
-    status = nsai_fail(NSA_E_UNSUPPORTED, "%lld runs have no time", (long long)failed);
-  return status;
+  return status ? status : count_failed(failed);
 }
 
 /* ---- the commands ---------------------------------------------------------------------------- */
@@ -603,35 +611,28 @@ static nsa_status write_decode(const arguments *a, const bench_decode_sheet *she
   return a->svg ? bench_decode_draw(sheet, a->svg, "decode") : NSA_OK;
 }
 
-#define MOST_ERROR_CONTEXT 65536 /* tokens: longer prompts only take longer */
-
-/* What codes cost in accuracy, over the longest context. Without codes: nothing. */
-static nsa_status report_error(const nsai_verify_case *c, chk_plans *plans,
-                               const bench_cached_dtypes *dtypes, const int64_t *contexts,
-                               int count, int32_t page_size) {
-  bench_cache_error_request request = { .c = c, .page_size = page_size, .dtypes = *dtypes };
-  if (dtypes->kv != NSA_E4M3 && dtypes->cmp != NSA_E4M3) return NSA_OK;
-  for (int i = 0; i < count; i++)
-    if (contexts[i] > request.context) request.context = contexts[i];
-  if (request.context > MOST_ERROR_CONTEXT) request.context = MOST_ERROR_CONTEXT;
-  return bench_cache_error(plans, &request, stdout);
-}
-
-static nsa_status decode(const arguments *a, const nsai_verify_case *c, chk_plans *plans, FILE *csv,
-                         int is_new) {
+static bench_decode_options decode_options(const arguments *a, const nsai_verify_case *c) {
   static const sizes contexts = { { 4096, 16384, 65536 }, 3 };
   static const sizes batches = { { 1, 4, 16, 32, 64, 256 }, 6 };
   bench_decode_options o = { .c = *c,
                              .dtypes = a->dtypes,
                              .q_len = a->q_len ? a->q_len : 1,
                              .page_size = a->page_size ? a->page_size : DEFAULT_PAGE };
-  bench_decode_sheet sheet = { 0 };
   o.context_count = take_sizes(&a->contexts, &contexts, o.contexts);
   o.batch_count = take_sizes(&a->batches, &batches, o.batches);
+  return o;
+}
+
+static nsa_status decode(const arguments *a, const nsai_verify_case *c, chk_plans *plans, FILE *csv,
+                         int is_new) {
+  const bench_decode_options o = decode_options(a, c);
+  bench_decode_sheet sheet = { 0 };
   nsa_status status =
       bench_decode(plans, &o, a->commit ? a->commit : "", stdout, csv, is_new, &sheet);
+  bench_cache_error_request request = { .c = c, .page_size = o.page_size, .dtypes = o.dtypes };
   if (!status) status = write_decode(a, &sheet, chk_plans_device(plans)->name);
-  if (!status) status = report_error(c, plans, &o.dtypes, o.contexts, o.context_count, o.page_size);
+  if (!status)
+    status = bench_cache_error_longest(plans, &request, o.contexts, o.context_count, stdout);
   free(sheet.cells);
   return status;
 }
@@ -662,10 +663,31 @@ static nsa_status prefill(const arguments *a, const nsai_verify_case *c, chk_pla
   o.chunk_count = take_sizes(&a->chunks, &chunks, o.chunks);
   nsa_status status =
       bench_prefill(plans, &o, a->commit ? a->commit : "", stdout, csv, is_new, &sheet);
+  bench_cache_error_request request = { .c = c, .page_size = o.page_size, .dtypes = o.dtypes };
   if (!status) status = write_prefill(a, &sheet);
-  if (!status) status = report_error(c, plans, &o.dtypes, o.contexts, o.context_count, o.page_size);
+  if (!status)
+    status = bench_cache_error_longest(plans, &request, o.contexts, o.context_count, stdout);
   free(sheet.cells);
   return status;
+}
+
+/* decode over ranks. */
+static int run_decode_ranks(const arguments *a, const nsai_verify_case *c) {
+  bench_decode_ranks_options o = { .plans = a->plans,
+                                   .commit = a->commit ? a->commit : "",
+                                   .decode = decode_options(a, c) };
+  FILE *csv = NULL;
+  int is_new = 0;
+  int64_t failed = 0;
+  memcpy(o.with, a->with_ranks, sizeof o.with);
+  nsa_status status = open_csv(a->csv, bench_decode_ranks_csv_header, &csv, &is_new);
+  if (is_new) bench_decode_ranks_csv_header(csv);
+  if (!status) status = bench_decode_ranks(&o, stdout, csv, &failed);
+  nsa_status closed = csv ? close_file(csv, a->csv) : NSA_OK;
+  if (!status) status = closed;
+  if (!status) status = count_failed(failed);
+  if (!status) return 0;
+  return fail(status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1);
 }
 
 /* decode, prefill. */
@@ -677,6 +699,7 @@ static int run_cached(const arguments *a) {
   int is_new = 0;
   nsa_status status = take_model(a, &c);
   if (status) return fail(2);
+  if (a->over_ranks) return run_decode_ranks(a, &c);
   status = chk_plans_create(&a->plans, &plans);
   if (status) return fail(status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1);
   status =

@@ -44,6 +44,7 @@ typedef struct arguments {
   int64_t max_kv_len;        /* 0: the file's value */
   int32_t probe_rows;        /* probe rows of the forward */
   bool index_lse;            /* of the operations that have one */
+  int32_t ranks;             /* that the raw pages of a cache lie on; 0: none */
   int32_t register_fallback; /* initial value of nsai_target.register_fallback */
   int32_t sample;            /* number of candidates of each stage; 0: the heuristic's choices */
   uint64_t seed;             /* of the sample */
@@ -60,6 +61,7 @@ enum {
   OPT_JOBS,
   OPT_PROBE_ROWS,
   OPT_INDEX_LSE,
+  OPT_RANKS,
   OPT_REGISTER_FALLBACK,
   OPT_SAMPLE,
   OPT_SEED
@@ -78,6 +80,9 @@ static const struct argp_option options[] = {
     "Also the kernel that reads the importance of N chosen rows (problem.max_probe_rows)", 0 },
   { "index-lse", OPT_INDEX_LSE, 0, 0,
     "Also the kernel of the log-sum-exp of an index (problem.index_lse)", 0 },
+  { "ranks", OPT_RANKS, "N", 0,
+    "Of a KV cache whose raw tokens lie on N ranks (problem.ranks), with --op decode or append",
+    0 },
   { "register-fallback", OPT_REGISTER_FALLBACK, "N", OPTION_HIDDEN,
     "Begin with the tiles that other compilers fall back to: 1 to 3", 0 },
   { "sample", OPT_SAMPLE, "N", 0,
@@ -152,6 +157,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     a->probe_rows = (int32_t)parse_count("--probe-rows", value, INT32_MAX, state);
     break;
   case OPT_INDEX_LSE: a->index_lse = true; break;
+  case OPT_RANKS: a->ranks = (int32_t)parse_count("--ranks", value, NSA_MAX_RANKS, state); break;
   case OPT_REGISTER_FALLBACK:
     a->register_fallback =
         (int32_t)parse_count("--register-fallback", value, NSAI_LAST_RESORT, state);
@@ -167,6 +173,8 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case ARGP_KEY_NO_ARGS: argp_usage(state); break;
   case ARGP_KEY_END:
     if (a->has_seed && !a->sample) argp_error(state, "--seed is one of a --sample");
+    if (a->ranks && a->op != NSA_OP_DECODE && a->op != NSA_OP_APPEND)
+      argp_error(state, "--ranks is of a cache: give --op decode or append");
     break;
   default: return ARGP_ERR_UNKNOWN;
   }
@@ -201,6 +209,7 @@ static nsa_problem problem_of(const arguments *a, const nsai_config *config, int
   p.max_kv_len = max_kv_len;
   p.max_probe_rows = has_rows ? a->probe_rows : 0;
   p.index_lse = has_rows && a->index_lse;
+  p.ranks = a->ranks;
   p.max_tokens = config->serving.max_tokens ? config->serving.max_tokens : NSAI_CLI_TOKENS;
   if (p.max_tokens < max_kv_len) p.max_tokens = max_kv_len;
   if (op == NSA_OP_DECODE) {

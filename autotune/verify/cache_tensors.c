@@ -161,31 +161,68 @@ static int64_t page_tokens(const nsai_verify_cache *w) {
   return w->options.page_size > 0 ? w->options.page_size : w->options.context;
 }
 
+/* New tokens of an append that fills the cache. */
+static int64_t prompt_tokens(const nsai_verify_cache *w) {
+  return nsai_smaller(w->options.context,
+                      w->options.ranks ? NSAI_VERIFY_CACHE_RANKS_PROMPT : NSAI_VERIFY_CACHE_PROMPT);
+}
+
+/* Pages of a rank's own units of one sequence, at most. */
+static int64_t own_pages(const nsai_verify_cache *w) {
+  const int64_t unit = w->options.unit_tokens / w->options.page_size;
+  return nsai_ceil_div(nsai_ceil_div(w->pages, unit), w->options.ranks) * unit;
+}
+
+/* Pages of a sequence's latest tokens: a prompt's, and those that it reaches back to. */
+static int64_t late_pages(const nsai_verify_cache *w) {
+  const nsai_model *g = w->options.model;
+  const int64_t reach = nsai_larger(nsai_larger(g->block, g->window), g->norm_block);
+  return nsai_ceil_div(prompt_tokens(w) + reach, w->options.page_size) + 1;
+}
+
+/* Which of a sequence's raw pages has its page `index`. */
+static int64_t raw_page(const nsai_verify_cache *w, int64_t index) {
+  if (!w->options.ranks) return index;
+  const int64_t unit = w->options.unit_tokens / w->options.page_size, number = index / unit;
+  if (number % w->options.ranks == w->options.rank)
+    return number / w->options.ranks * unit + index % unit;
+  return own_pages(w) + index % late_pages(w);
+}
+
 static nsa_status alloc_cache(nsai_verify_cache *w) {
   const nsai_verify_cache_dtypes dtypes = { w->options.kv_dtype, w->options.cmp_dtype };
   nsai_verify_cache_declare(w->options.model, dtypes,
-                            w->options.copies * w->options.batch * w->pages, page_tokens(w),
+                            w->options.copies * w->options.batch * w->raw_pages, page_tokens(w),
                             &w->cache);
   for (int i = 0; i < NSAI_VERIFY_CACHE_TENSORS; i++) {
     nsa_tensor *t = nsai_verify_cache_tensor(&w->cache, i);
+    if (i >= 2 * NSA_BRANCHES) t->shape[0] = w->options.copies * w->options.batch * w->pages;
     if (t->ndim) NSAI_TRY(nsai_verify_cache_alloc(w, nsai_verify_tensor_bytes(t), &t->data));
   }
   return NSA_OK;
 }
 
 /* Pages are scattered, as after some time of serving; rows are in order. */
-static nsa_status make_tables(nsai_verify_cache *w) {
-  const int64_t count = w->options.copies * w->options.batch * w->pages;
+static nsa_status make_table(nsai_verify_cache *w, bool raw, nsa_tensor *out) {
+  const int64_t rows = w->options.copies * w->options.batch, each = raw ? w->raw_pages : w->pages;
+  const int64_t count = rows * each;
   const int64_t step = w->options.page_size > 0 && count % SCATTER ? SCATTER : 1;
-  int32_t *values = malloc((size_t)count * sizeof *values);
-  if (!values) return nsai_fail_nomem("page tables", (size_t)count * sizeof *values);
-  for (int64_t i = 0; i < count; i++) values[i] = (int32_t)(i * step % count);
-  nsa_status status =
-      alloc_tensor(w, NSA_I32, 2, (int64_t[]){ w->options.copies * w->options.batch, w->pages },
-                   &w->tables);
-  if (!status) status = upload_ints(w, values, &w->tables);
+  int32_t *values = malloc((size_t)(rows * w->pages) * sizeof *values);
+  if (!values) return nsai_fail_nomem("page tables", (size_t)(rows * w->pages) * sizeof *values);
+  for (int64_t i = 0; i < rows * w->pages; i++) {
+    const int64_t index = i % w->pages;
+    const int64_t page = i / w->pages * each + (raw ? raw_page(w, index) : index);
+    values[i] = (int32_t)(page * step % count);
+  }
+  nsa_status status = alloc_tensor(w, NSA_I32, 2, (int64_t[]){ rows, w->pages }, out);
+  if (!status) status = upload_ints(w, values, out);
   free(values);
   return status;
+}
+
+static nsa_status make_tables(nsai_verify_cache *w) {
+  NSAI_TRY(make_table(w, true, &w->tables));
+  return w->options.ranks ? make_table(w, false, &w->entry_tables) : NSA_OK;
 }
 
 /* Rows [first, first + count) of the tables, as a batch has them. */
@@ -196,6 +233,9 @@ static void set_rows(const nsai_verify_cache *w, int64_t first, int64_t count, n
   batch->num_seqs = (int32_t)count;
   if (w->options.page_size > 0) {
     batch->block_table = rows;
+    if (!w->options.ranks) return;
+    rows.data = (int32_t *)w->entry_tables.data + first * w->pages;
+    batch->entry_table = rows;
     return;
   }
   rows.ndim = 1; /* each has one page: its row */
@@ -239,8 +279,7 @@ static nsa_status fill_entries(nsai_verify_cache *w, const nsai_verify_inputs *i
 /* Appends `prompt` to every sequence until the context is full. */
 static nsa_status fill_cache(nsai_verify_cache *w, const nsa_plan *plan, const nsa_io *prompt,
                              const nsa_exec *exec) {
-  const int64_t rows = nsai_smaller(w->options.context, NSAI_VERIFY_CACHE_PROMPT),
-                chunks = nsai_ceil_div(w->options.context, rows);
+  const int64_t rows = prompt_tokens(w), chunks = nsai_ceil_div(w->options.context, rows);
   nsa_tensor ends;
   int32_t *values = malloc((size_t)chunks * sizeof *values);
   if (!values) return nsai_fail_nomem("lengths", (size_t)chunks * sizeof *values);
@@ -278,10 +317,11 @@ static nsa_status limit_copies(nsai_verify_cache *w) {
   const double dims = g->head_dim_qk + g->head_dim_v, pairs = g->per_branch ? NSA_BRANCHES : 1;
   const double raw = w->options.kv_dtype == NSA_E4M3 ? 1 : 2,
                entry = w->options.cmp_dtype == NSA_E4M3 ? 1 : 2;
-  const double rows = (double)w->options.batch * (double)w->pages * (double)page_tokens(w);
+  const double rows = (double)w->options.batch * (double)w->pages * (double)page_tokens(w),
+               raw_rows = rows / (double)w->pages * (double)w->raw_pages;
   const double entries = nsai_compresses(g) ? entry / g->stride : 0;
   const double bytes =
-      dims * g->kv_heads * rows * (raw * pairs + entries) + entry * rows * g->index_dim;
+      dims * g->kv_heads * (raw_rows * raw * pairs + rows * entries) + entry * rows * g->index_dim;
   double memory = CPU_MEMORY;
   if (w->device->driver) {
     size_t all;
@@ -360,11 +400,12 @@ nsa_status nsai_verify_cache_create(const nsai_verify_device *device,
   nsa_io prompt = NSA_IO_INIT;
   *w = (nsai_verify_cache){ .device = device, .options = *options };
   w->pages = options->page_size > 0 ? nsai_ceil_div(options->context, options->page_size) : 1;
+  w->raw_pages = options->ranks ? own_pages(w) + late_pages(w) : w->pages;
   NSAI_TRY(limit_copies(w));
   NSAI_TRY(alloc_cache(w));
   NSAI_TRY(make_tables(w));
   NSAI_TRY(make_step(w, &in));
-  const int64_t rows = nsai_smaller(options->context, NSAI_VERIFY_CACHE_PROMPT);
+  const int64_t rows = prompt_tokens(w);
   NSAI_TRY(make_pairs(w, &in, rows, &prompt.new_kv));
   NSAI_TRY(make_index_keys(w, &in, rows, &prompt.new_k_idx));
   NSAI_TRY(nsa_plan_caps(append, &caps));

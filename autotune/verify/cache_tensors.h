@@ -28,16 +28,22 @@ typedef struct nsai_verify_cache_options {
   /* Of the cache: NSA_E4M3 with scales of 1, or anything else for the model's. The plans must agree. */
   int32_t kv_dtype, cmp_dtype;
   int64_t copies; /* desired number of copies of the caches; fewer are made if memory is short */
+  /* Over ranks (nsa/ranks.h), with pages: their number, this one, and U; 0: no ranks. Raw tokens are
+   * then those of this rank's units and the latest; those of other units have the pages of the
+   * latest, in turn. The plans must agree. */
+  int32_t ranks, rank, unit_tokens;
 } nsai_verify_cache_options;
 
 typedef struct nsai_verify_cache {
   const nsai_verify_device *device;
   nsai_verify_cache_options options; /* its `copies` is the actual number */
   int64_t pages;                     /* of one sequence; 1 without pages */
-  nsai_verify_kv cache;              /* of all copies */
-  nsa_io io;                         /* of a step; its kv is the cache */
+  int64_t raw_pages;    /* those that raw tokens of a sequence have; fewer over ranks */
+  nsai_verify_kv cache; /* of all copies */
+  nsa_io io;            /* of a step; its kv is the cache */
   nsa_tensor lengths,
-      tables; /* i32 [batch], i32 [copies * batch, pages] or slots [copies * batch] */
+      tables;              /* i32 [batch], i32 [copies * batch, pages] or slots [copies * batch] */
+  nsa_tensor entry_tables; /* over ranks, as `tables` */
   void *owned[48];
   int owned_count;
   void *workspace; /* used by steps, and before them by the appends */
@@ -45,12 +51,14 @@ typedef struct nsai_verify_cache {
 } nsai_verify_cache;
 
 /* Makes the caches and fills them by nsa_kv_append with `append`, a plan for one sequence of
- * NSAI_VERIFY_CACHE_PROMPT new tokens, or of the context if that is shorter. The append computes
+ * NSAI_VERIFY_CACHE_PROMPT (over ranks _RANKS_PROMPT) new tokens, or of the context if that is shorter. The append computes
  * compressed entries if phi is mean; else they are arbitrary numbers.
  *
  * NSA_E_NOMEM or NSA_E_CUDA when not even one copy fits. The caches must be destroyed in any
  * case. */
 #define NSAI_VERIFY_CACHE_PROMPT 65536
+#define NSAI_VERIFY_CACHE_RANKS_PROMPT                                                             \
+  4096 /* over ranks, each of which has the pages of all these */
 nsa_status nsai_verify_cache_create(const nsai_verify_device *device,
                                     const nsai_verify_cache_options *options,
                                     const nsa_plan *append, nsai_verify_cache *out);

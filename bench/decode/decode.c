@@ -7,6 +7,8 @@
 #include "time_launch.h"
 #include "verify/cache_tensors.h"
 
+#include <nsa/ranks.h>
+
 #include <string.h>
 
 #define REPLAYS 7
@@ -33,41 +35,39 @@ static nsa_status make_plan(nsa_ctx *ctx, int32_t op, const bench_decode_options
 
 /* ---- times ----------------------------------------------------------------------------------- */
 
-/* The calls that a graph repeats over the copies. */
-typedef struct steps {
-  const nsai_verify_cache *caches;
-  const nsa_plan *append, *decode; /* append NULL: no append */
-  nsa_exec exec;
-} steps;
-
 static nsa_status enqueue(void *user) {
-  const steps *s = user;
+  const bench_decode_steps *s = user;
   for (int64_t copy = 0; copy < s->caches->options.copies; copy++) {
     nsa_batch batch = nsai_verify_cache_batch(s->caches, copy);
     nsa_exec append = s->exec;
     append.branches = 0;
+    append.comm = NULL;
     if (s->append) NSAI_TRY(nsa_kv_append(s->append, &append, &batch, &s->caches->io));
     NSAI_TRY(nsa_decode(s->decode, &s->exec, &batch, &s->caches->io));
   }
   return NSA_OK;
 }
 
-/* The median of several replays, in microseconds per step. The first replay is a warm-up. */
-static nsa_status time_steps(steps *s, double *us) {
+static nsa_status replay(bench_decode_steps *s, nsai_cu_graph_exec graph) {
+  const nsai_verify_device *device = s->caches->device;
+  return graph ? NSAI_CUDA(device->driver, cuGraphLaunch(graph, device->stream)) : enqueue(s);
+}
+
+nsa_status bench_decode_time(bench_decode_steps *s, double *us) {
   const nsai_verify_device *device = s->caches->device;
   double ms[REPLAYS];
   nsai_cu_graph_exec graph = NULL;
   nsai_verify_timer timer;
   nsa_status status;
   NSAI_TRY(nsai_verify_timer_create(device, &timer));
-  if (device->driver) NSAI_TRY_TO(done, nsai_verify_device_capture(device, enqueue, s, &graph));
+  if (device->driver && s->captures)
+    NSAI_TRY_TO(done, nsai_verify_device_capture(device, enqueue, s, &graph));
   for (int i = -1; i < REPLAYS; i++) {
+    if (s->meet) NSAI_TRY_TO(done, s->meet(s->user));
     NSAI_TRY_TO(done, nsai_verify_timer_start(device, &timer));
-    if (graph)
-      NSAI_TRY_TO(done, NSAI_CUDA(device->driver, cuGraphLaunch(graph, device->stream)));
-    else
-      NSAI_TRY_TO(done, enqueue(s));
+    NSAI_TRY_TO(done, replay(s, graph));
     NSAI_TRY_TO(done, nsai_verify_timer_stop(device, &timer));
+    if (s->exec.comm) NSAI_TRY_TO(done, nsa_comm_wait(s->exec.comm, device->stream, 0));
     NSAI_TRY_TO(done, nsai_verify_timer_read(device, &timer, &ms[i < 0 ? 0 : i]));
   }
   *us = 1e3 * chk_median(ms, REPLAYS) / (double)s->caches->options.copies;
@@ -122,24 +122,26 @@ static nsa_status measure_parts(nsai_verify_cache *w, const step_plans *p,
     [NSA_CMP] = BENCH_DECODE_CMP, [NSA_SEL] = BENCH_DECODE_SEL, [NSA_WIN] = BENCH_DECODE_WIN
   };
   const nsai_model *g = w->options.model;
-  steps s = { .caches = w, .decode = p->decode, .exec = NSA_EXEC_INIT };
+  bench_decode_steps s = {
+    .caches = w, .decode = p->decode, .exec = NSA_EXEC_INIT, .captures = true
+  };
   NSAI_TRY(make_workspace(w, p, &s.exec));
   NSAI_TRY(bench_decode_count(w, p->counted, &s.exec, cell));
-  NSAI_TRY(time_steps(&s, &cell->us[BENCH_DECODE_TOTAL]));
+  NSAI_TRY(bench_decode_time(&s, &cell->us[BENCH_DECODE_TOTAL]));
   for (int b = 0; b < NSA_BRANCHES; b++) {
     if (!nsai_has_branch(g, b)) continue;
     s.exec.branches = 1u << b;
-    NSAI_TRY(time_steps(&s, &cell->us[part_of[b]]));
+    NSAI_TRY(bench_decode_time(&s, &cell->us[part_of[b]]));
   }
   if (p->dense) {
     s.decode = p->dense;
     s.exec.branches = 1u << NSA_WIN;
-    NSAI_TRY(time_steps(&s, &cell->us[BENCH_DECODE_DENSE]));
+    NSAI_TRY(bench_decode_time(&s, &cell->us[BENCH_DECODE_DENSE]));
   }
   s.decode = p->decode;
   s.append = p->append;
   s.exec.branches = 0;
-  return time_steps(&s, &cell->us[BENCH_DECODE_STEP]);
+  return bench_decode_time(&s, &cell->us[BENCH_DECODE_STEP]);
 }
 
 nsa_status bench_decode_measure(chk_plans *plans, const bench_decode_contexts *contexts,

@@ -11,6 +11,7 @@
 #include "cached.h"
 #include "plans.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 
 typedef struct bench_decode_options {
@@ -82,6 +83,21 @@ double bench_decode_gbps(double bytes, double us);
 
 /* Total over all branches. */
 double bench_decode_tokens(const bench_decode_reads *reads);
+
+struct nsai_verify_cache;
+
+/* The calls that a graph repeats over the copies of a cache. */
+typedef struct bench_decode_steps {
+  const struct nsai_verify_cache *caches;
+  const nsa_plan *append, *decode; /* append NULL: no append */
+  nsa_exec exec;                   /* with a communicator's runs its own */
+  bool captures;                   /* into a graph, on a GPU; else calls are enqueued each time */
+  nsa_status (*meet)(void *user);  /* called before each replay, so that ranks begin together */
+  void *user;
+} bench_decode_steps;
+
+/* The median of several replays, in microseconds per step. The first replay is a warm-up. */
+nsa_status bench_decode_time(bench_decode_steps *steps, double *us);
 
 /* Writes the header; csv.c documents the columns. */
 void bench_decode_csv_header(FILE *out);

@@ -561,6 +561,64 @@ func TestRanks(t *testing.T) {
 	}
 }
 
+// Two goroutines decode the last token over a cache of whose pages each has its turns; a third cache is whole.
+func TestCacheOverRanks(t *testing.T) {
+	const ranks, page, pages = 2, 16, (tokens + 15) / 16
+	ctx := newContext(t, Options{})
+	comms := must(ctx.Loopback(ranks, 0))(t)
+	length, table := must(BufferOf(int32(tokens)))(t), must(BufferOf[int32](2, 0, 1, 1, 2, 0))(t)
+	defer length.Free()
+	defer table.Free()
+	row := func(at int) Tensor { return must(table.Strided(at, []int{1, pages}, []int{pages, 1}))(t) }
+	var io IO
+	_, io.NewKV.K[0] = filled(t, random, tokens, 1, dim)
+	_, io.NewKV.V[0] = filled(t, random, tokens, 1, dim)
+	_, io.Q = filled(t, random, 1, heads, dim)
+	_, io.Gate.Value = filled(t, random, 1, heads, 3)
+	var done sync.WaitGroup
+	var outputs [ranks + 1]*Buffer[float32]
+	for rank := range outputs {
+		serving := Problem{Op: OpAppend, MaxTokens: tokens, MaxKVLen: tokens, PageSize: page, MaxSeqs: 1}
+		batch, io := Batch{NumSeqs: 1, KVLen: must(length.Tensor(1))(t), BlockTable: row(0)}, io
+		if rank < ranks {
+			serving.Ranks, serving.UnitTokens = ranks, page
+			batch.EntryTable = row(pages)
+		}
+		plan, exec := newTestPlan(t, ctx, serving)
+		serving.Op, serving.MaxTokens = OpDecode, 1
+		decode, decodeExec := newTestPlan(t, ctx, serving)
+		_, io.KV.K[0] = filled(t, zero, pages, page, 1, dim)
+		_, io.KV.V[0] = filled(t, zero, pages, page, 1, dim)
+		_, io.KV.KCmp = filled(t, zero, pages, page/8, 1, dim)
+		_, io.KV.VCmp = filled(t, zero, pages, page/8, 1, dim)
+		outputs[rank], io.O = filled(t, zero, 1, heads, dim)
+		if err := plan.Append(exec, &batch, &io); err != nil {
+			t.Fatal(err)
+		}
+		done.Add(1)
+		go func(rank int) {
+			defer done.Done()
+			var err error
+			if rank < ranks {
+				defer comms[rank].Close()
+				decodeExec.Over(comms[rank])
+				err = comms[rank].Agree(nil, 0, decode)
+			}
+			if err == nil {
+				err = decode.Decode(decodeExec, &batch, &io)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}(rank)
+	}
+	done.Wait()
+	for i, want := range outputs[ranks].Data() {
+		near(t, outputs[0].Data()[i], want)
+		near(t, outputs[1].Data()[i], want)
+	}
+}
+
 // rowsOf is windowAlone of the rows of some pieces.
 func rowsOf(t testing.TB, pieces []Piece) (IO, *Buffer[float32]) {
 	t.Helper()

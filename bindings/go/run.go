@@ -49,6 +49,7 @@ type Problem struct {
 	IndexLSE               int   // 1: runs may ask for IO.IndexLSE
 	KVDType, CmpDType      DType // of a cache: TypeE4M3; 0: what serving says; -1: the model's
 	Ranks, MaxPieces       int32 // of a run over ranks: their number, and the most pieces of one
+	UnitTokens             int32 // of a cache over ranks: successive tokens of a sequence on one rank
 }
 
 func (p *Problem) c() C.nsa_problem {
@@ -61,6 +62,7 @@ func (p *Problem) c() C.nsa_problem {
 		max_probe_rows: C.int64_t(p.MaxProbeRows),
 		kv_dtype:       C.int32_t(p.KVDType), cmp_dtype: C.int32_t(p.CmpDType),
 		index_lse: C.int32_t(p.IndexLSE), ranks: C.int32_t(p.Ranks), max_pieces: C.int32_t(p.MaxPieces),
+		unit_tokens: C.int32_t(p.UnitTokens),
 	}
 	if p.WindowRing {
 		c.window_ring = 1
@@ -153,7 +155,8 @@ type Batch struct {
 	NumSeqs                                                        int32
 	CuQ, CuKV, CuCmp                                               Tensor
 	KVLen, BlockTable, PageIndptr, PageIndices, Slots, SlotMapping Tensor
-	Shard                                                          *Shard // of a plan with Problem.Ranks
+	EntryTable                                                     Tensor // of a cache over ranks
+	Shard                                                          *Shard // of a forward or backward with Problem.Ranks
 }
 
 func (b *Batch) c() *C.nsa_batch {
@@ -166,6 +169,7 @@ func (b *Batch) c() *C.nsa_batch {
 		kv_len: b.KVLen.raw, block_table: b.BlockTable.raw,
 		page_indptr: b.PageIndptr.raw, page_indices: b.PageIndices.raw,
 		slots: b.Slots.raw, slot_mapping: b.SlotMapping.raw, shard: b.Shard.handle(),
+		entry_table: b.EntryTable.raw,
 	}
 }
 

@@ -96,6 +96,10 @@ typedef struct nsa_batch {
   /* Of a plan with problem.ranks, in the place of cu_q and cu_kv, see ranks.h: all other tensors are then
    * those of this rank's tokens, in the order of its pieces. */
   const struct nsa_shard *shard;
+
+  /* i32 [num_seqs, any], of a cache over ranks: the pages of compressed entries, coarse keys and index
+   * keys, as block_table has those of raw tokens; see ranks.h. */
+  nsa_tensor entry_table;
 } nsa_batch;
 #define NSA_BATCH_INIT NSA_INIT(nsa_batch)
 

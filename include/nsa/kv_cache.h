@@ -65,7 +65,8 @@
  * in a cache in e4m3: there the codes are added up in fp32 in ascending order, and the sum times
  * fp32(k_scale / b) is rounded once.
  * With select.by index there are no compressed entries, and io.k_idx [N, P, 1, Di] holds the index
- * keys, where raw tokens lie.
+ * keys, where raw tokens lie. Over ranks (ranks.h) entries, coarse keys and index keys lie in pages of
+ * their own, whose number N and table (batch.entry_table) are others.
  * Without pages N is a number of rows, P the tokens that a row has room for, at least max_kv_len,
  * and k_cmp has ceil(P/d) entries a row. Each sequence has one row, which batch.slots names.
  *
@@ -128,7 +129,8 @@ extern "C" {
 /* Says how many bytes one page takes in one layer: raw K and V of every pair that the model reads
  * and that lies in pages, the compressed entries, coarse keys, and index keys. Without pages: one row
  * of max_kv_len tokens. Rings are not counted; they take R * Hkv * (Dk + Dv) elements for each
- * sequence. Thread-safe.
+ * sequence. Over ranks (ranks.h): a page of raw tokens alone, since entries have pages of their own.
+ * Thread-safe.
  *
  * problem  of NSA_OP_PREFILL, NSA_OP_DECODE or NSA_OP_APPEND.
  * bytes    host memory, out.

@@ -86,11 +86,15 @@ typedef struct nsa_problem {
   /* 1: runs may ask for io.index_lse, of NSA_OP_FORWARD, NSA_OP_PREFILL and NSA_OP_DECODE with
    * select.by index [0: they may not, and the plan has no kernel for it] */
   int32_t index_lse;
-  /* Of a run over ranks (ranks.h), NSA_OP_FORWARD and NSA_OP_BACKWARD: the number of ranks. max_tokens
-   * then counts the tokens of this rank, max_kv_tokens and max_kv_len those of all [0: no ranks] */
+  /* Of a run over ranks (ranks.h): their number [0: no ranks]. NSA_OP_FORWARD and NSA_OP_BACKWARD:
+   * max_tokens then counts the tokens of this rank, max_kv_tokens and max_kv_len those of all.
+   * NSA_OP_DECODE and NSA_OP_APPEND: the raw pages of a cache lie on so many ranks. */
   int32_t ranks;
-  int32_t max_pieces; /* most pieces of a rank (nsa_shard_max_pieces) [2 * max_seqs] */
-  int32_t reserved;   /* must be 0 */
+  int32_t
+      max_pieces; /* most pieces of a rank (nsa_shard_max_pieces); with a cache 0 [2 * max_seqs] */
+  /* U, of a cache over ranks: so many tokens of a sequence lie on one rank before the next rank has its
+   * turn; a multiple of page_size and of l' [the least such multiple that is 1024 or more] */
+  int32_t unit_tokens;
 } nsa_problem;
 #define NSA_PROBLEM_INIT NSA_INIT(nsa_problem)
 

@@ -32,9 +32,10 @@
  * Gradients of phi and of the gate MLP are partial sums over this rank's tokens. The host adds them
  * over the ranks together with its other weights' gradients.
  *
- * What a run takes. nsa_forward and nsa_backward run over ranks; no other call does, and there is no
- * probe. exec.comm and batch.shard are required, and the batch has nothing else. Tensors of io and grads
- * with a row for each token have exactly the rows of this rank's pieces, one piece after the other.
+ * What a run takes. nsa_forward, nsa_backward and, see below, nsa_kv_append and nsa_decode run over
+ * ranks; no other call does, and there is no probe. Of the former two exec.comm and batch.shard are
+ * required, and the batch has nothing else. Tensors of io and grads with a row for each token have exactly
+ * the rows of this rank's pieces, one piece after the other.
  *   io.kv.k_cmp, v_cmp  With phi external the entries of the blocks whose last token this rank holds,
  *                       in the order of its pieces: a piece [b, e) has N(e) - N(b) of them, where N(L)
  *                       counts the blocks of L tokens. With another phi refused: entries stay inside.
@@ -62,6 +63,44 @@
  *
  * KV heads over ranks need nothing of this: with R <= Hkv each rank makes a context of Hkv / R KV
  * heads and their query heads, and no byte travels.
+ *
+ * A KV cache over ranks. Where R > Hkv, or where even one head's tokens outgrow a GPU, the raw tokens of
+ * a cache in pages are divided among ranks that share its KV heads: a group of c ranks, whose
+ * communicator has c ranks, too. The token at position p lies on rank (p / U) mod c
+ * (problem.unit_tokens), so that sequences grow evenly. Compressed entries, coarse keys and index keys
+ * (1/d of the raw tokens) lie on every rank: each selects by itself, with one GPU's bits, and nothing
+ * travels before.
+ *
+ *   problem.ranks = c;                              // of the plans of nsa_kv_append and nsa_decode
+ *   nsa_comm_agree(comm, &decode, 1, NULL, 0);      // no shard
+ *   nsa_kv_append(append, &exec, &batch, &io);      // every rank, all new tokens
+ *   exec.comm = comm;
+ *   nsa_decode(decode, &exec, &batch, &io);         // every rank, the same queries; o is the same
+ *
+ * Tables. batch.entry_table names pages of k_cmp, v_cmp, k_norm and k_idx for all tokens, and
+ * batch.block_table those of raw tokens: page_size tokens each, but the tensors of entries and of raw
+ * tokens have numbers of pages of their own. A rank's block_table has the pages
+ *   of its own units, and
+ *   of the latest tokens of each sequence, whoever owns them: of the new tokens of the call, and of the
+ *   max(l, w, b) - 1 tokens before them. b is the normaliser's block. l counts where the library makes
+ *   the entries, and w where the window does not lie in rings.
+ * Both tables have an entry for every page below kv_len. Where a rank needs no page, block_table has -1
+ * or any page, which is neither read nor written. So the host gives a page of another rank's unit back when
+ * the new tokens have left it so far behind; if it may reject tokens, the first of those that may go
+ * counts. Lists (page_indptr) are refused. Where values are checked (see nsa_forward), -1 for a page that
+ * the rank needs is NSA_E_ARG; an append, which does not know its rank, looks for the latest tokens
+ * alone. nsa_kv_page_bytes counts raw tokens; what it counts more for the same problem with ranks 0 is a
+ * page of entries.
+ *
+ * nsa_kv_append writes each new token into the rank's page of it, and every entry; nothing travels, and
+ * it does not read exec.comm. nsa_decode takes the same q, gates and batch on every rank, with its own
+ * block_table. Each attends to those of its selected blocks that it owns, also where the caller selects
+ * them; then one exchange brings 4 (Dv + 2) Hq bytes a token of every rank to every other, and all add
+ * them up in the order of ranks. block_idx and lse of the compressed branch are one GPU's bits; o, o_branch
+ * and lse of the selected branch are the same on all ranks, and one GPU's to rounding. A call without the
+ * selected branch exchanges nothing. The batch's sizes (num_seqs, tokens) and exec.branches must be the
+ * same on all ranks. A graph may capture both calls, where the transport can be captured. A caller's
+ * ranges, counters (io.kv_reads), probes and nsa_prefill do not run over ranks.
  */
 #ifndef NSA_RANKS_H
 #define NSA_RANKS_H

@@ -57,6 +57,13 @@ template <class C, class Packed, class Cached, class Coded, class Expanded>
 using EntryParamsOf =
     typename ParamsOf<kReadsExpanded<C>, CodedParamsOf<C, Packed, Cached, Coded>, Expanded>::Type;
 
+// Whether a cache's raw tokens lie on several ranks; most kernels have no Config::kRanks.
+template <class C, class = void> struct RanksOf { static constexpr bool kValue = false; };
+template <class C> struct RanksOf<C, decltype((void)C::kRanks)> {
+  static constexpr bool kValue = C::kRanks;
+};
+template <class C> constexpr bool kOverRanks = RanksOf<C>::kValue;
+
 // The Config of products in fp16 where a kernel reads codes: it holds every code, and the conversion
 // to it is a single instruction.
 template <class C, bool kCodes> struct ProductsOf { using Type = C; };

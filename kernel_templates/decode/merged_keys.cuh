@@ -23,6 +23,17 @@ struct MergedBlock {
   u32 tokens; // bit i: token i of the tile
 };
 
+// Which of the listed blocks a tile attends to: all of them, or those that lie on this rank.
+struct EveryBlock {
+  static constexpr bool kEvery = true;
+};
+struct OwnBlocks {
+  static constexpr bool kEvery = false;
+  int unit; // successive blocks of a sequence on one rank
+  int rank, ranks;
+  NSAI_DEVICE bool has(int block) const { return block >= 0 && block / unit % ranks == rank; }
+};
+
 template <class C> struct MergedListStorage {
   static constexpr int kTokens =
       Decode<C>::kTileTokens < C::kMaxQLen ? Decode<C>::kTileTokens : C::kMaxQLen;
@@ -80,30 +91,74 @@ NSAI_DEVICE int count_keys(const MergedListStorage<C> &shared, int count, int la
   return count ? listed_keys<C>(count, shared.blocks[count - 1].block, last) : 0;
 }
 
-// Loads the list of a tile with a single token and returns its number of blocks. All threads take
-// part.
-template <class C> NSAI_DEVICE int load_blocks(const int *gList, MergedListStorage<C> &shared) {
+// Calls store(i, block) for the i-th of a list's own blocks and returns their number. One warp.
+template <class C, class Store>
+NSAI_DEVICE int load_own_blocks(const int *gList, const OwnBlocks &taken, Store store) {
+  const int lane = threadIdx.x % 32;
   int count = 0;
-  for (int i = 0; i < C::kSelectCount; i += C::kThreads) {
-    const int at = i + (int)threadIdx.x;
-    const int block = at < C::kSelectCount ? gList[at] : -1;
-    if (at < C::kSelectCount) shared.blocks[at] = MergedBlock{ block, 1 };
-    count += __syncthreads_count(block >= 0);
+  for (int i = 0; i < C::kSelectCount; i += 32) {
+    const int block = i + lane < C::kSelectCount ? gList[i + lane] : -1;
+    const u32 own = __ballot_sync(~0u, taken.has(block));
+    if (own >> lane & 1) store(count + __popc(own & ((1u << lane) - 1)), block);
+    count += __popc(own);
   }
   return count;
+}
+
+// Loads the list of a tile with a single token and returns its number of blocks. All threads take
+// part.
+template <class C, class Taken>
+NSAI_DEVICE int load_blocks(const int *gList, const Taken &taken, MergedListStorage<C> &shared) {
+  if constexpr (Taken::kEvery) {
+    int count = 0;
+    for (int i = 0; i < C::kSelectCount; i += C::kThreads) {
+      const int at = i + (int)threadIdx.x;
+      const int block = at < C::kSelectCount ? gList[at] : -1;
+      if (at < C::kSelectCount) shared.blocks[at] = MergedBlock{ block, 1 };
+      count += __syncthreads_count(block >= 0);
+    }
+    return count;
+  } else {
+    if (threadIdx.x < 32)
+      shared.ends[0] = load_own_blocks<C>(gList, taken, [&](int i, int block) {
+        shared.blocks[i] = MergedBlock{ block, 1 };
+      });
+    __syncthreads(); // the blocks and, in `ends`, their number are written
+    return shared.ends[0];
+  }
+}
+
+// Copies the lists of a tile to shared memory; -1 stands behind a token's last block, and for tokens that
+// do not exist. All threads take part.
+template <class C, class Taken>
+NSAI_DEVICE void copy_lists(const int *gLists, long long stride, int tokens, const Taken &taken,
+                            int *sLists) {
+  using U = MergedListStorage<C>;
+  constexpr int kCount = U::kCount;
+  if constexpr (Taken::kEvery) {
+    for (int i = threadIdx.x; i < U::kEntries; i += C::kThreads)
+      sLists[i] = i / kCount < tokens ? gLists[i / kCount * stride + i % kCount] : -1;
+  } else {
+    for (int token = threadIdx.x / 32; token < U::kTokens; token += C::kThreads / 32) {
+      int *sList = sLists + token * kCount, count = 0;
+      if (token < tokens)
+        count = load_own_blocks<C>(gLists + token * stride, taken,
+                                   [&](int i, int block) { sList[i] = block; });
+      for (int i = count + (int)threadIdx.x % 32; i < kCount; i += 32) sList[i] = -1;
+    }
+  }
 }
 
 // Merges the lists of a tile, which lie `stride` ints apart, and finds each token's end; the first
 // token is at position `first`. Returns the number of blocks. `sLists` is free again on return. All
 // threads take part.
-template <class C>
+template <class C, class Taken>
 NSAI_DEVICE int merge_lists(const int *gLists, long long stride, int tokens, int first,
-                            MergedListStorage<C> &shared, int *sLists) {
+                            const Taken &taken, MergedListStorage<C> &shared, int *sLists) {
   using U = MergedListStorage<C>;
   constexpr int kCount = U::kCount, kTokens = U::kTokens, kEntries = U::kEntries,
                 kWords = U::kWords;
-  for (int i = threadIdx.x; i < kEntries; i += C::kThreads)
-    sLists[i] = i / kCount < tokens ? gLists[i / kCount * stride + i % kCount] : -1;
+  copy_lists<C>(gLists, stride, tokens, taken, sLists);
   for (int i = threadIdx.x; i < kTokens * kWords; i += C::kThreads)
     shared.counted[i / kWords][i % kWords] = 0;
   for (int i = threadIdx.x; i < kTokens; i += C::kThreads) shared.ends[i] = 0;
@@ -150,18 +205,19 @@ NSAI_DEVICE int merge_lists(const int *gLists, long long stride, int tokens, int
 
 // The keys that a tile's tokens attend to. `gLists`: the list of its first token and this KV head.
 // All threads take part.
-template <class C>
+template <class C, class Taken = EveryBlock>
 NSAI_DEVICE BlocksOfTile<C> merge_blocks(const DecodeTile &tile, int tokens, const int *gLists,
                                          long long stride, MergedListStorage<C> &shared,
-                                         int *sLists, int row_tile, int lane) {
+                                         int *sLists, int row_tile, int lane,
+                                         const Taken &taken = {}) {
   const int first = tile.seq.position(tile.first_query);
   BlocksOfTile<C> keys;
   keys.sBlocks = shared.blocks;
   if constexpr (!BlocksOfTile<C>::kOwned) {
-    keys.limit = count_keys<C>(shared, load_blocks<C>(gLists, shared), first);
+    keys.limit = count_keys<C>(shared, load_blocks<C>(gLists, taken, shared), first);
     keys.ends[0] = keys.ends[1] = keys.limit;
   } else {
-    const int count = merge_lists<C>(gLists, stride, tokens, first, shared, sLists);
+    const int count = merge_lists<C>(gLists, stride, tokens, first, taken, shared, sLists);
     keys.limit = count_keys<C>(shared, count, first + tokens - 1);
     u32 present = 0;
 #pragma unroll

@@ -21,11 +21,14 @@
 // (decode/mainloop.cuh). The tokens of a tile share the keys of their windows and of blocks that
 // several of them selected (decode/merged_keys.cuh). Ranges are never shared.
 //
+// Over ranks a tile's lists keep the blocks that this rank holds; all splits share these evenly.
+//
 // Bound by memory: 2 (Dk + Dv) bytes per key.
 //
 // Config: those of decode/mainloop.cuh, kSelectBlock (l'), kSelectCount (n), kRanges, kWindow (w),
 // kPooled (the lists come from decode_split_kv_select), kPageSize (P; 0: no pages), kRing (the
-// window's K and V lie in a ring buffer), kRawCodes (K and V are codes), kMinBlocks, kSharedBytes.
+// window's K and V lie in a ring buffer), kRawCodes (K and V are codes), kMinBlocks, kSharedBytes,
+// kRanks (which may be missing).
 #pragma once
 #include "core/launch.cuh"
 #include "data/cache_rows.cuh"
@@ -217,6 +220,16 @@ NSAI_DEVICE void discard_tile(const NsaiDecode &p, const WorkItem<C> &work_item)
                       work_item.split, p.attend.splits - p.window_splits);
 }
 
+// Of the listed blocks, those that are attended to here.
+template <class C> NSAI_DEVICE auto taken_blocks(const NsaiDecode &p) {
+  if constexpr (kOverRanks<C>) {
+    const NsaiRanksDecode &ranks = over_ranks<C>(p);
+    return OwnBlocks{ ranks.unit_blocks, ranks.rank, ranks.ranks };
+  } else {
+    return EveryBlock{};
+  }
+}
+
 // Attends to the blocks of a tile's tokens. `window_stages` is the window's work that the first
 // `window_splits` splits have already done.
 template <class C>
@@ -229,7 +242,7 @@ NSAI_DEVICE void attend_blocks(const NsaiDecode &p, SharedStorage &shared,
   __syncthreads(); // all warps have finished with the window
   BlocksOfTile<C> keys =
       merge_blocks<C>(work_item.tile, work_item.tokens, gLists, p.idx_token_stride, shared.of,
-                      shared.lists, at.row_tile, at.lane);
+                      shared.lists, at.row_tile, at.lane, taken_blocks<C>(p));
   const QueryRows<C> query_rows = { p.q, work_item.row(), work_item.tokens, work_item.group };
   const Share share =
       share_beside_window(count_stages<S>(keys.limit), work_item.split,
@@ -243,7 +256,7 @@ NSAI_DEVICE void attend_blocks(const NsaiDecode &p, SharedStorage &shared,
                              });
 }
 
-// Attends to the ranges of one token.
+// Attends to the ranges of one token, which do not run over ranks.
 template <class C>
 NSAI_DEVICE void attend_ranges(const NsaiDecode &p, SharedStorage &shared, int block) {
   const ListStream<C> at;
@@ -315,6 +328,6 @@ template <class C> NSAI_DEVICE void attend(const NsaiDecode &p) {
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     decode_split_kv_attend(
-        const __grid_constant__ ParamsOf<Config::kRawCodes, NsaiDecode, NsaiCodedDecode>::Type p) {
+        const __grid_constant__ DecodeParams<Config, (bool)Config::kRawCodes> p) {
   attend<Config>((const NsaiDecode &)p);
 }

@@ -10,6 +10,10 @@
 //   decode_split_kv_attend      window and selected branch, split over keys
 //   decode_split_kv_combine     splits into branches, gates, outputs
 //
+// Over ranks (Config::kRanks) decode_split_kv_attend takes the selected blocks whose raw tokens this rank
+// holds, and decode_split_kv_partial combines their splits. An exchange brings the ranks' results together,
+// and decode_split_kv_combine takes these for the selected branch.
+//
 // Tiles: kScanRows rows are kTileTokens tokens of one sequence times kGroupPadded heads,
 // token-major. Drafts of one sequence thus read compressed keys, windows and blocks that they have
 // in common only once. Every sequence has the same number of tiles (seq_tiles) or, if that would
@@ -89,6 +93,16 @@ NSAI_DEVICE float value_scale(const NsaiDecode &p, int b, int group) {
 template <bool kCoded> NSAI_DEVICE float branch_scale_log2(const NsaiDecode &p, int b, int group) {
   if constexpr (kCoded) return p.scale_log2 * key_scale(p, b, group);
   return p.scale_log2;
+}
+
+// The parameters of a kernel that reads codes if kCodes; and, over ranks, those that it adds.
+template <class C, bool kCodes>
+using DecodeParams =
+    typename ParamsOf<kOverRanks<C>, typename ParamsOf<kCodes, NsaiDecode, NsaiCodedDecode>::Type,
+                      NsaiRanksDecode>::Type;
+template <class C> NSAI_DEVICE const NsaiRanksDecode &over_ranks(const NsaiDecode &p) {
+  static_assert(kOverRanks<C>, "the kernel takes an NsaiRanksDecode");
+  return (const NsaiRanksDecode &)p;
 }
 
 // Kernels whose stages hold the keys of all branches in turn: whether raw K and V are codes, beside

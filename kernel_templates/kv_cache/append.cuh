@@ -23,6 +23,8 @@
 //
 // With kIndexDim it also writes the token's index key, which has one head, as elements or as codes.
 //
+// With kRanks entries, coarse keys and index keys have a block table of their own.
+//
 // Grid: x = T, one CTA per token; a thread moves 16 bytes of a head's row at a time. Tokens with t
 // < 0 or t >= max_kv_len, tokens behind all sequences and tokens with slot_mapping -1 write
 // nothing. Bound by memory or latency.
@@ -31,7 +33,7 @@
 // kRing (pair 2 lies in ring buffers), kMean (entries are written), kRawCodes (the pairs hold
 // codes), kEntryCodes, kEntryDimV (columns of an entry's V; 0: entries have none), kNormBlock (0: no
 // coarse keys), kNormStride, kIndexDim (0: no index keys), kIndexCodes (these are codes), kThreads,
-// kMinBlocks.
+// kMinBlocks, kRanks (which may be missing).
 #pragma once
 #include "core/e4m3.cuh"
 #include "core/launch.cuh"
@@ -56,6 +58,26 @@ struct NewToken {
 template <class C> NSAI_DEVICE const NsaiCodedAppend &coded(const NsaiAppend &p) {
   static_assert(C::kRawCodes || C::kEntryCodes, "the kernel takes an NsaiCodedAppend");
   return (const NsaiCodedAppend &)p;
+}
+
+// Where the compressed entries or coarse keys of sequence s lie; kPageRows: those of a page.
+template <class C, int kPageRows>
+NSAI_DEVICE CachedRows<kPageRows> find_entry_rows(const NsaiAppend &p, int s) {
+  if constexpr (kOverRanks<C>) {
+    const NsaiRanksAppend &ranks = (const NsaiRanksAppend &)p;
+    return CachedRows<kPageRows>{ ranks.entry_pages + s * ranks.entry_page_stride, 0, 0 };
+  } else {
+    return find_rows<kPageRows>(p.batch, s, 0);
+  }
+}
+
+// Where its index keys lie: they have a row for each token, as `rows` has.
+template <class C, class Rows>
+NSAI_DEVICE Rows find_index_rows(const NsaiAppend &p, int s, const Rows &rows) {
+  if constexpr (kOverRanks<C>)
+    return find_entry_rows<C, C::kPageSize>(p, s);
+  else
+    return rows;
 }
 
 template <class C> constexpr bool kMakesCoarseKeys = C::kNormBlock > 0;
@@ -171,7 +193,7 @@ template <class C, class E, class Rows>
 NSAI_DEVICE void write_entry(const NsaiAppend &p, const Rows &rows, const NewToken &at) {
   const int first = at.position - (E::kBlock - 1);
   const int old = at.seq.kv_len - at.seq.q_len; // tokens before the new ones
-  const auto entries = find_rows<C::kPageSize / E::kStride>(p.batch, at.s, 0);
+  const auto entries = find_entry_rows<C, C::kPageSize / E::kStride>(p, at.s);
   const int index = at.position / E::kStride; // of the entry
   for (int i = threadIdx.x; i < p.kv_heads * Piece<C, E::kDimV>::kPerHead; i += C::kThreads) {
     const Piece<C, E::kDimV> piece(i);
@@ -251,7 +273,8 @@ template <class C> NSAI_DEVICE void append(const NsaiAppend &p) {
   }
 
   if constexpr (C::kIndexDim > 0)
-    copy_index_key<C>((const NsaiIndexedAppend &)p, rows, token, at.position);
+    copy_index_key<C>((const NsaiIndexedAppend &)p, find_index_rows<C>(p, s, rows), token,
+                      at.position);
 
   // ---- the compressed block that ends with it
   if constexpr (C::kMean) {
@@ -266,12 +289,13 @@ template <class C> NSAI_DEVICE void append(const NsaiAppend &p) {
   }
 }
 
-using AppendParams = ParamsOf<
+using OneTableParams = ParamsOf<
     (Config::kIndexDim > 0),
     ParamsOf<kMakesCoarseKeys<Config>,
              ParamsOf<Config::kRawCodes || Config::kEntryCodes, NsaiAppend, NsaiCodedAppend>::Type,
              NsaiNormedAppend>::Type,
     ParamsOf<Config::kIndexCodes, NsaiIndexedAppend, NsaiIndexCodedAppend>::Type>::Type;
+using AppendParams = ParamsOf<kOverRanks<Config>, OneTableParams, NsaiRanksAppend>::Type;
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     kv_cache_append(const __grid_constant__ AppendParams p) {

@@ -312,6 +312,19 @@ typedef struct NsaiCodedDecode {
   NsaiPairScales scales[NSAI_BRANCH_COUNT]; /* of entries, selected and window */
 } NsaiCodedDecode;
 
+/* decode_split_kv_attend, _partial and _combine over ranks (Config::kRanks): this rank attends to those
+ * selected blocks whose raw tokens it holds, and all ranks' partial results become the branch. */
+typedef struct NsaiRanksDecode {
+  NsaiCodedDecode coded;
+  /* f32, of each rank O [T, Hq, Dv], not normalised, then the reference and the sum of its softmax
+   * [T, Hq, 2]; decode_split_kv_partial writes this rank's. */
+  float *gathered;
+  long long rank_stride; /* floats from one rank's to the next, a multiple of 4 */
+  int rank, ranks;
+  int unit_blocks; /* successive blocks of a sequence on one rank */
+  int reserved;
+} NsaiRanksDecode;
+
 /* decode_select_attend: a decode step behind the importance of the tokens [token_begin, token_end). */
 typedef struct NsaiSelectAttend {
   NsaiCodedDecode coded;
@@ -351,6 +364,13 @@ typedef struct NsaiIndexCodedAppend {
   NsaiIndexedAppend indexed;
   NsaiScale scale; /* of the index keys */
 } NsaiIndexCodedAppend;
+
+/* The same over ranks (Config::kRanks): entries, coarse keys and index keys have pages of their own. */
+typedef struct NsaiRanksAppend {
+  NsaiIndexCodedAppend append;
+  const int *entry_pages;      /* block tables, one sequence after the other */
+  long long entry_page_stride; /* ints */
+} NsaiRanksAppend;
 
 typedef struct NsaiCodedGatherEntries {
   NsaiGatherEntries gather;
@@ -405,12 +425,14 @@ NSAI_SIZE_IS(NsaiCodedImportance, 288);
 NSAI_SIZE_IS(NsaiCachedIndexLse, 264);
 NSAI_SIZE_IS(NsaiStepImportance, 336);
 NSAI_SIZE_IS(NsaiCodedDecode, 952);
+NSAI_SIZE_IS(NsaiRanksDecode, 984);
 NSAI_SIZE_IS(NsaiSelectAttend, 984);
 NSAI_SIZE_IS(NsaiScoredAttend, 1016);
 NSAI_SIZE_IS(NsaiCodedAppend, 648);
 NSAI_SIZE_IS(NsaiNormedAppend, 680);
 NSAI_SIZE_IS(NsaiIndexedAppend, 736);
 NSAI_SIZE_IS(NsaiIndexCodedAppend, 752);
+NSAI_SIZE_IS(NsaiRanksAppend, 768);
 NSAI_SIZE_IS(NsaiCodedGatherEntries, 168);
 NSAI_SIZE_IS(NsaiCodedScatterEntries, 208);
 NSAI_SIZE_IS(NsaiCachedSelect, 176);

@@ -170,7 +170,7 @@ class nsa_problem(C.Structure):
         ("index_lse", C.c_int32),
         ("ranks", C.c_int32),
         ("max_pieces", C.c_int32),
-        ("reserved", C.c_int32),
+        ("unit_tokens", C.c_int32),
     ]
 
 
@@ -210,6 +210,7 @@ class nsa_batch(C.Structure):
         ("slots", nsa_tensor),
         ("slot_mapping", nsa_tensor),
         ("shard", C.c_void_p),
+        ("entry_table", nsa_tensor),
     ]
 
 

@@ -21,7 +21,7 @@ NONE = -1  # NSA_NONE, a macro: not what the configuration's serving section say
 # The place of every tensor in a run's structs.
 PLACES = {"q": "io.q", "o": "io.o", "gates": "io.gate.value", "block_idx": "io.block_idx", "ranges": "io.ranges",
           "cu_q": "batch.cu_q", "cu_kv": "batch.cu_kv", "cu_cmp": "batch.cu_cmp", "kv_len": "batch.kv_len",
-          "block_table": "batch.block_table", "slots": "batch.slots", "slot_mapping": "batch.slot_mapping",
+          "block_table": "batch.block_table", "entry_table": "batch.entry_table", "slots": "batch.slots", "slot_mapping": "batch.slot_mapping",
           "page_indptr": "batch.page_indptr", "page_indices": "batch.page_indices",
           "k_cmp": "io.kv.k_cmp", "v_cmp": "io.kv.v_cmp", "k_norm": "io.k_norm",
           "k_cmp_scale": "io.k_cmp_scale", "v_cmp_scale": "io.v_cmp_scale", "k_idx_scale": "io.k_idx_scale",

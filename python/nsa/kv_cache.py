@@ -19,22 +19,24 @@ class Batch:
     """A step's sequences, in device memory that does not move: a captured graph reads new values.
 
     cu_seqlens int32 [n + 1], kv_len int32 [n], block_table int32 [n, pages a sequence], seqs: n, the rows of the
-    batch, max_q: the most new tokens of a row, tokens: of all rows. Rows of padding are counted, too.
+    batch, max_q: the most new tokens of a row, tokens: of all rows. Rows of padding are counted, too. A cache over
+    ranks also has entry_table, like block_table.
     """
 
-    def __init__(self, seqs: int, pages: int, device):
+    def __init__(self, seqs: int, pages: int, device, tables: int = 1):
         pin = torch.device(device).type == "cuda"
-        size = (seqs + 1) + seqs + seqs * pages
+        size = (seqs + 1) + seqs + tables * seqs * pages
         self._host = torch.zeros(size, dtype=torch.int32, pin_memory=pin)
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
         self.cu_seqlens = self._device[:seqs + 1]
         self.kv_len = self._device[seqs + 1:2 * seqs + 1]
-        self.block_table = self._device[2 * seqs + 1:].view(seqs, pages)
-        self._tables = self._host[2 * seqs + 1:].view(seqs, pages)
+        self.block_table, *others = self._device[2 * seqs + 1:].view(tables, seqs, pages)
+        self.entry_table = others[0] if others else None
+        self._tables = self._host[2 * seqs + 1:].view(tables, seqs, pages)
         self._copied = torch.cuda.Event() if pin else None
         self.seqs, self.max_q, self.tokens = seqs, 0, 0
 
-    def _fill(self, new: Sequence[int], lengths: Sequence[int], tables: Sequence[List[int]]) -> None:
+    def _fill(self, new: Sequence[int], lengths: Sequence[int], tables: Sequence[Sequence[List[int]]]) -> None:
         if self._copied is not None:
             self._copied.synchronize()  # the last copy has left the pinned memory
         begin = [0]
@@ -42,8 +44,9 @@ class Batch:
             begin.append(begin[-1] + n)
         self._host[:self.seqs + 1] = torch.tensor(begin, dtype=torch.int32)
         self._host[self.seqs + 1:2 * self.seqs + 1] = torch.tensor(lengths, dtype=torch.int32)
-        for row, table in zip(self._tables, tables):  # what stands behind a sequence's pages is not read
-            row[:len(table)] = torch.tensor(table, dtype=torch.int32)
+        for rows, lists in zip(self._tables, tables):
+            for row, pages in zip(rows, lists):  # what stands behind a sequence's pages is not read
+                row[:len(pages)] = torch.tensor(pages, dtype=torch.int32)
         self._device.copy_(self._host, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
@@ -76,6 +79,8 @@ class KVCache:
             o = cache.attend(layer, batch, q, gates)
     """
 
+    _entry_pages: Optional[int] = None  # where entries have pages of their own (ranks_cache.py), their number
+
     def __init__(self, config: Config, layers: int, pages: int, page_size: int = 64, *, max_len: Optional[int] = None,
                  max_q: int = 1, dtype: torch.dtype = torch.bfloat16, device="cuda",
                  weights: Optional[Sequence[Dict[str, Tensor]]] = None, kv_dtype: Optional[torch.dtype] = None,
@@ -89,23 +94,24 @@ class KVCache:
         if not 1 <= max_q <= 16:
             raise ValueError(f"max_q is {max_q}; a decode step has 1 to 16 new tokens of a sequence")
         self.config, self.page_size, self.max_q, self.device = config, page_size, max_q, torch.device(device)
-        self.max_len = min(max_len or pages * page_size, pages * page_size)
+        entry_pages = self.entry_pages = self._entry_pages or pages
+        self.max_len = min(max_len or entry_pages * page_size, entry_pages * page_size)
         self.weights = weights
         for name, given in (("kv_dtype", kv_dtype), ("cmp_dtype", cmp_dtype)):
             if given not in (None, dtype, _torch.CODES):
                 raise TypeError(f"{name} is {given}; it is torch.float8_e4m3fn, or the cache's dtype, {dtype}")
         of_config = lambda name: _torch.CODES if config.serving.get(name) == "e4m3" else dtype
         kv_dtype, cmp_dtype = kv_dtype or of_config("kv_dtype"), cmp_dtype or of_config("cmp_dtype")
-        make = lambda rows, dim, of: torch.zeros(pages, rows, config.kv_heads, dim, dtype=of, device=device)
+        make = lambda rows, dim, of, pages=entry_pages: torch.zeros(pages, rows, config.kv_heads, dim, dtype=of, device=device)
         names = (0,) if config.kv_sharing == "shared" else (0, 1, 2)
         self.layers: List[Dict[str, Tensor]] = []
         for layer in range(layers):
             tensors = {}
             for b in names:
-                tensors[f"k{b}"] = make(page_size, config.head_dim, kv_dtype)
-                tensors[f"v{b}"] = make(page_size, config.head_dim_v, kv_dtype)
+                tensors[f"k{b}"] = make(page_size, config.head_dim, kv_dtype, pages)
+                tensors[f"v{b}"] = make(page_size, config.head_dim_v, kv_dtype, pages)
             if config.index is not None:
-                tensors["k_idx"] = torch.zeros(pages, page_size, 1, config.index["dim"], dtype=cmp_dtype, device=device)
+                tensors["k_idx"] = torch.zeros(entry_pages, page_size, 1, config.index["dim"], dtype=cmp_dtype, device=device)
             if config.compress["phi"] != "none":
                 tensors["k_cmp"] = make(page_size // stride, config.head_dim, cmp_dtype)
             if "k_cmp" in tensors and config.compress.get("output", True):
@@ -114,8 +120,8 @@ class KVCache:
                 tensors["k_norm"] = make(page_size // norm_stride, config.head_dim, dtype)
             self._add_scales(tensors, scales[layer] if isinstance(scales, (list, tuple)) else scales or {})
             self.layers.append(tensors)
-        self._free = list(range(pages - 1, -1, -1))
-        self._users = [0] * pages
+        self._free = list(range(entry_pages - 1, -1, -1))
+        self._users = [0] * entry_pages
         self._tables: Dict[object, List[int]] = {}
         self._lengths: Dict[object, int] = {}
         self._batches: Dict[int, Batch] = {}
@@ -204,13 +210,17 @@ class KVCache:
                 self._copy_page(table, self.length(id) // self.page_size)
             table += [self._take() for _ in range(more)]
             self._lengths[id] = self.length(id) + n
+        tables = self._tables_of(ids, new)
         batch = self._batches.get(rows)
         if batch is None:
-            batch = self._batches[rows] = Batch(rows, -(-self.max_len // self.page_size), self.device)
+            batch = self._batches[rows] = Batch(rows, -(-self.max_len // self.page_size), self.device, len(tables))
         padding = rows - len(ids)
-        batch._fill([*new, *[max(new, default=0)] * padding], [*[self._lengths[id] for id in ids], *[0] * padding],
-                    [self._tables[id] for id in ids])
+        batch._fill([*new, *[max(new, default=0)] * padding], [*[self._lengths[id] for id in ids], *[0] * padding], tables)
         return batch
+
+    def _tables_of(self, ids: Sequence, new: Sequence[int]) -> List[List[List[int]]]:
+        """The batch's tables, of which this cache has one."""
+        return [[self._tables[id] for id in ids]]
 
     def _copy_page(self, table: List[int], index: int) -> None:
         old, new = table[index], self._take()

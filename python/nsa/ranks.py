@@ -6,6 +6,8 @@
     comm = nsa.ranks.Comm()                                                  # of the default group
     q, k, v, gates = (shard.take(x, comm.rank) for x in (q, k, v, gates))    # this rank's rows
     o = nsa.ranks.attention(q, k, v, gates, config=config, shard=shard, comm=comm)
+
+`KVCache` is a cache whose raw tokens are divided among ranks.
 """
 from __future__ import annotations
 
@@ -25,6 +27,7 @@ from ._library import BACKWARD, DONE, FORWARD, RanksError, check, last_error, li
 from ._places import INDEX
 from ._torch import (KV, Run, _branch_bits, _context_of, _int32, _kv_names, _listed, _named, _need, _nothing, _outputs_of,
                      _pairs, _requires_grad, _selection_of, _split, _with_index)
+from .ranks_cache import KVCache  # noqa: F401 - nsa.ranks.KVCache
 
 LAYOUTS = {"zigzag": _abi.NSA_SHARD_ZIGZAG, "contiguous": _abi.NSA_SHARD_CONTIGUOUS}
 MOST_AGREED = 128  # pairs of plan and shard; an nsa_comm remembers 256 of each
@@ -225,10 +228,12 @@ class Comm:
         torch.cuda.current_stream().synchronize()
         return backend._comm_ptr() or None
 
-    def agree(self, context, plan, shard: Shard) -> None:
+    def agree(self, context, plan, shard: Optional[Shard]) -> None:
         """Compares with the other ranks what is about to run. Blocking. A pair of plan and shard that is known is not compared
-        again, until all are forgotten: on every rank at the same call, and before the nsa_comm forgets its oldest."""
-        key = plan.handle.value, shard.handle.value
+        again, until all are forgotten: on every rank at the same call, and before the nsa_comm forgets its oldest. A cache has
+        no shard."""
+        shard_handle = shard.handle if shard is not None else None
+        key = plan.handle.value, shard.handle.value if shard is not None else None
         if key in self._agreed:
             return
         if len(self._agreed) >= MOST_AGREED:
@@ -237,7 +242,7 @@ class Comm:
         plans, handle = (C.c_void_p * 1)(plan.handle), self.handle(context)
         patience = max(AGREE_MS, self.options.timeout_ms)
         with self.table.patient(patience) if self.table else _nothing:
-            self._check(lib.nsa_comm_agree(handle, plans, 1, shard.handle, patience))
+            self._check(lib.nsa_comm_agree(handle, plans, 1, shard_handle, patience))
         self._agreed[key] = plan, shard  # which keeps both, so that nothing else gets their addresses
 
     def _check(self, status):

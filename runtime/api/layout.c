@@ -15,10 +15,10 @@
 
 GROWS(nsa_model, index_dim);
 GROWS(nsa_options, log_user);
-GROWS(nsa_problem, reserved);
+GROWS(nsa_problem, unit_tokens);
 GROWS(nsa_caps, variants);
 GROWS(nsa_exec, comm);
-GROWS(nsa_batch, shard);
+GROWS(nsa_batch, entry_table);
 GROWS(nsa_io, index_lse);
 GROWS(nsa_grads, d_gate);
 GROWS(nsa_index_grads, d_k_idx);

@@ -74,10 +74,26 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
   return NSA_OK;
 }
 
+/* Where the tokens of a cache over ranks lie, and what a decode step sends. */
+static void write_divided_cache(const nsai_problem *p, nsai_writer *text) {
+  const nsai_model *m = &p->model;
+  const int64_t sent = m->select_count ? (int64_t)m->heads * (m->head_dim_v + 2) * 4 : 0;
+  nsai_write(text,
+             "  over %d ranks, raw tokens by turns of %d (problem.unit_tokens); every rank has the "
+             "new tokens of a sequence and the %lld before them\n",
+             p->ranks, p->unit_tokens, (long long)nsai_problem_kept_tokens(p));
+  if (p->op == NSA_OP_APPEND)
+    nsai_write(text, "  an append sends nothing\n");
+  else
+    nsai_write(text, "  a decode sends %lld bytes a token from every rank to every other\n",
+               (long long)sent);
+}
+
 /* What a run over ranks holds beside the workspace of a piece. */
 static void write_ranks(const nsai_problem *p, const nsai_workspace *workspace, nsai_writer *text) {
   uint64_t whole = 0, sums = 0, received = 0;
-  if (!p->ranks) return;
+  if (nsai_problem_divides_cache(p)) write_divided_cache(p, text);
+  if (!p->ranks || nsai_problem_divides_cache(p)) return;
   for (int i = 0; i < NSAI_RANKS_TENSORS; i++) {
     whole += workspace->ranks.tensor[i].whole.bytes;
     sums += workspace->ranks.tensor[i].sums.bytes;
@@ -164,7 +180,7 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
     nsai_write(&text, "  every stage: the float64 reference (runtime.device: cpu)\n");
     if (nsai_workspace_make_cpu(&resolved, &workspace) == NSA_OK) {
       nsai_write(&text, "  workspace: %llu bytes, %s\n", (unsigned long long)workspace.total,
-                 resolved.ranks ? "which only what travels uses" : "which it does not use");
+                 resolved.max_pieces ? "which only what travels uses" : "which it does not use");
       write_ranks(&resolved, &workspace, &text);
     } else
       nsai_write(&text, "  %s\n", nsa_last_error());

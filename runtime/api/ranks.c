@@ -5,6 +5,7 @@
  */
 #include "ranks/shard.h"
 
+#include "base/math.h"
 #include "base/struct.h"
 #include "plan/context.h"
 #include "plan/spec.h"
@@ -19,23 +20,13 @@
  * row's keys are cut on a fixed grid, and keys that other rows of its tile chose add exact zeros. */
 #define TILE_ROWS 768
 
-static int64_t least_common_multiple(int64_t a, int64_t b) {
-  int64_t x = a, y = b;
-  while (y) {
-    const int64_t rest = x % y;
-    x = y, y = rest;
-  }
-  return a / x * b;
-}
-
 /* Pieces that begin at multiples of it are cut into the tiles that their sequence is cut into on one
  * GPU. */
 static int64_t alignment_of(const nsai_model *m) {
   int64_t tokens = TILE_ROWS / nsai_padded_group(m);
-  if (m->index_heads)
-    tokens = least_common_multiple(tokens, TILE_ROWS / nsai_index_padded_heads(m));
-  if (m->select_count) return least_common_multiple(tokens, m->select_block);
-  return nsai_compresses(m) ? least_common_multiple(tokens, m->stride) : tokens;
+  if (m->index_heads) tokens = nsai_common_multiple(tokens, TILE_ROWS / nsai_index_padded_heads(m));
+  if (m->select_count) return nsai_common_multiple(tokens, m->select_block);
+  return nsai_compresses(m) ? nsai_common_multiple(tokens, m->stride) : tokens;
 }
 
 nsa_status nsa_shard_create(nsa_ctx *ctx, const nsa_shard_options *options, nsa_shard **shard) {

@@ -73,7 +73,7 @@ static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *gi
   NSAI_TRY(read_struct(&io_type, false, given_io, &call->io, &io));
   const nsa_exec *exec = exec_read;
   NSAI_TRY(nsai_check_shard(plan, ((const nsa_exec *)exec_read)->comm, batch));
-  const nsa_shard *shard = plan->problem.ranks ? ((const nsa_batch *)batch)->shard : NULL;
+  const nsa_shard *shard = batch ? ((const nsa_batch *)batch)->shard : NULL;
   if (shard) batch = NULL; /* the shard says all that there is to say of sequences */
   if (batch && !((const nsa_batch *)batch)->num_seqs) {
     call->batch = *(const nsa_batch *)batch;
@@ -104,7 +104,7 @@ static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *gi
                      .tensors = &call->tensors,
                      .branches = branches,
                      .all_heads = &call->all_heads,
-                     .comm = exec->comm,
+                     .comm = op == NSA_OP_APPEND ? NULL : exec->comm,
                      .shard = shard };
   call->all_heads = nsai_problem_all_heads(&plan->problem);
   call->tensors.count = 0;
@@ -123,6 +123,7 @@ static nsai_check check_of(const nsai_run *run) {
                        .stream = run->driver ? run->queue->stream : NULL,
                        .level = run->plan->ctx->config->runtime.check_inputs,
                        .branches = run->branches,
+                       .rank = run->comm ? nsai_comm_rank(run->comm) : -1,
                        .tensors = run->tensors };
 }
 
@@ -144,8 +145,9 @@ static nsa_status check_call(nsai_run *run, check_fn fn) {
 /* A run over ranks, whose arguments have been checked as those of one rank's tokens. */
 static nsa_status over_ranks(const nsai_run *run, nsa_status (*fn)(const nsai_run *)) {
   const nsa_stream stream = run->driver ? run->queue->stream : NULL;
-  NSAI_TRY(nsai_check_ranks_io(&run->plan->problem, run->shard, nsai_comm_rank(run->comm), run->io,
-                               &run->sizes));
+  if (run->shard)
+    NSAI_TRY(nsai_check_ranks_io(&run->plan->problem, run->shard, nsai_comm_rank(run->comm),
+                                 run->io, &run->sizes));
   NSAI_TRY(nsai_comm_begin(run->comm, run->plan->digest, run->shard, stream));
   NSAI_TRY(fn(run));
   return nsai_comm_end(run->comm, stream);
@@ -194,6 +196,7 @@ static nsa_status cached(nsai_run *run) {
   const nsai_problem *p = &run->plan->problem;
   nsai_reference_cache cache = cache_of(run);
   NSAI_TRY(check_call(run, nsai_check_run));
+  if (run->comm) return over_ranks(run, nsai_decode_over_ranks);
   if (run->driver)
     return nsai_problem_splits(p) ? nsai_enqueue_decode(run) : nsai_enqueue_forward(run);
   NSAI_TRY(nsai_reference_cached(&p->model, &cache, p->selection, run->branches, run->batch,

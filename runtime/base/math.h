@@ -46,6 +46,16 @@ static inline int64_t nsai_round_up(int64_t x, int64_t step) {
   return up == NSAI_SIZE_MAX ? up : up / step * step;
 }
 
+/* The least common multiple of positive numbers. */
+static inline int64_t nsai_common_multiple(int64_t a, int64_t b) {
+  int64_t x = a, y = b;
+  while (y) {
+    const int64_t rest = x % y;
+    x = y, y = rest;
+  }
+  return a / x * b;
+}
+
 static inline int64_t nsai_larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t nsai_smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 

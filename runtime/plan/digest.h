@@ -42,6 +42,7 @@
   X(recompute)                                                                                     \
   X(ranks)                                                                                         \
   X(max_pieces)                                                                                    \
+  X(unit_tokens)                                                                                   \
   X(head_groups)
 #define NSAI_COUNT_ONE(member) +1
 

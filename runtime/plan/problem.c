@@ -3,6 +3,7 @@
  */
 #include "plan/problem.h"
 
+#include "base/math.h"
 #include "base/struct.h"
 #include "plan/forms.h"
 #include "plan/ranks_memory.h"
@@ -223,8 +224,6 @@ static nsa_status check_index_kl(const nsai_problem *p) {
 /* index_lse needs a model with an index, and an operation that selects blocks by it. */
 static nsa_status resolve_index_lse(const nsa_problem *problem, nsai_problem *out) {
   NSAI_TRY(check_choice("index_lse", problem->index_lse, 0, 1));
-  if (problem->reserved)
-    return nsai_fail(NSA_E_ARG, "problem.reserved is %d: it must be 0", problem->reserved);
   out->index_lse = problem->index_lse;
   if (!out->index_lse) return NSA_OK;
   if (out->model.by != NSAI_BY_INDEX)
@@ -247,7 +246,51 @@ static nsa_status resolve_index_lse(const nsa_problem *problem, nsai_problem *ou
 /* Shards may cut each sequence twice; more pieces than this would not fit a run's lists. */
 #define MOST_PIECES (2 * NSAI_MAX_SEQS)
 
-/* The number of ranks and of pieces; out->max_seqs is known. */
+/* Of a cache over ranks: tokens of a sequence that lie on one rank, whole pages and whole selection blocks. */
+#define LEAST_UNIT_TOKENS 1024
+
+static nsa_status resolve_unit(const nsa_problem *problem, nsai_problem *out) {
+  const int32_t block = out->model.select_count ? out->model.select_block : 1;
+  const int64_t both = nsai_common_multiple(out->page_size, block);
+  const int64_t unit =
+      problem->unit_tokens ? problem->unit_tokens : nsai_round_up(LEAST_UNIT_TOKENS, both);
+  if (unit < 1 || unit % both || unit > INT32_MAX)
+    return nsai_fail(NSA_E_ARG,
+                     "problem.unit_tokens is %lld: expected a multiple of %lld, so that pages and "
+                     "selection blocks lie whole on a rank, or 0",
+                     (long long)unit, (long long)both);
+  out->unit_tokens = (int32_t)unit;
+  return NSA_OK;
+}
+
+/* A cache whose raw pages lie on several ranks; its other capacities are known. */
+static nsa_status resolve_ranks_of_cache(const nsa_problem *problem, nsai_problem *out) {
+  if (!out->ranks) return NSA_OK;
+  if (problem->max_pieces)
+    return nsai_fail(NSA_E_ARG,
+                     "problem.max_pieces is %d, but a cache over ranks has no shard: leave it 0",
+                     problem->max_pieces);
+  if (!out->page_size)
+    return nsai_fail(NSA_E_ARG,
+                     "problem.ranks is %d, but the cache has no pages, which could lie on several "
+                     "ranks: give problem.page_size, or leave problem.ranks 0",
+                     problem->ranks);
+  if (out->selection == NSA_SELECT_RANGES)
+    return nsai_fail(NSA_E_ARG,
+                     "problem.ranks is %d and problem.selection is NSA_SELECT_RANGES, but ranges "
+                     "of a cache over ranks have no owner: give NSA_SELECT_BLOCKS or leave "
+                     "problem.ranks 0",
+                     problem->ranks);
+  if (out->count_reads)
+    return nsai_fail(NSA_E_ARG,
+                     "problem.ranks is %d and runtime.count_reads is true, but reads are not "
+                     "counted over ranks: set one of them off",
+                     problem->ranks);
+  out->head_groups = 1;
+  return resolve_unit(problem, out);
+}
+
+/* The number of ranks, and of pieces or of tokens of a unit; out->max_seqs is known. */
 static nsa_status resolve_ranks(const nsa_problem *problem, nsai_problem *out) {
   NSAI_TRY(check_choice("ranks", problem->ranks, 0, NSA_MAX_RANKS));
   if (!problem->ranks && problem->max_pieces)
@@ -255,12 +298,13 @@ static nsa_status resolve_ranks(const nsa_problem *problem, nsai_problem *out) {
                      "problem.max_pieces is %d, but problem.ranks is 0: leave it 0, or give the "
                      "number of ranks",
                      problem->max_pieces);
-  if (!problem->ranks) return NSA_OK;
-  if (!nsai_problem_is_packed(out))
+  if (problem->unit_tokens &&
+      !(problem->ranks && (out->op == NSA_OP_DECODE || out->op == NSA_OP_APPEND)))
     return nsai_fail(NSA_E_ARG,
-                     "problem.ranks is %d, but %s does not run over ranks: NSA_OP_FORWARD and "
-                     "NSA_OP_BACKWARD do; leave it 0",
-                     problem->ranks, nsai_op_name(out->op));
+                     "problem.unit_tokens is %d, but the problem is of no cache over ranks: leave "
+                     "it 0, or give problem.ranks with NSA_OP_DECODE or NSA_OP_APPEND",
+                     problem->unit_tokens);
+  if (!problem->ranks) return NSA_OK;
   if (problem->max_probe_rows)
     return nsai_fail(
         NSA_E_ARG,
@@ -268,6 +312,12 @@ static nsa_status resolve_ranks(const nsa_problem *problem, nsai_problem *out) {
         "probes: leave one of them 0",
         (long long)problem->max_probe_rows, problem->ranks);
   out->ranks = problem->ranks;
+  if (out->op == NSA_OP_DECODE || out->op == NSA_OP_APPEND) return NSA_OK;
+  if (!nsai_problem_is_packed(out))
+    return nsai_fail(NSA_E_ARG,
+                     "problem.ranks is %d, but %s does not run over ranks: NSA_OP_FORWARD, "
+                     "NSA_OP_BACKWARD, NSA_OP_DECODE and NSA_OP_APPEND do; leave it 0",
+                     problem->ranks, nsai_op_name(out->op));
   out->max_pieces = problem->max_pieces ? problem->max_pieces : 2 * out->max_seqs;
   return check_choice("max_pieces", out->max_pieces, 1, MOST_PIECES);
 }
@@ -319,6 +369,7 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
   NSAI_TRY(resolve_ranks(problem, out));
   if (nsai_problem_is_cached(out)) {
     NSAI_TRY(resolve_cached(config, problem, out));
+    NSAI_TRY(resolve_ranks_of_cache(problem, out));
   } else {
     NSAI_TRY(check_capacity("max_tokens", "max_tokens", out->max_tokens, NSAI_MAX_ROWS));
     NSAI_TRY(resolve_packed(config, problem, out));
@@ -358,7 +409,7 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
   const bool keys = out->cmp_dtype && m->by == NSAI_BY_INDEX;
   if (out->op == NSA_OP_PREFILL && (out->kv_dtype || keys))
     out->expand_bytes = (int64_t)config->thresholds.prefill_expand_bytes;
-  if (out->ranks) group_heads(config, out);
+  if (out->ranks && nsai_problem_is_packed(out)) group_heads(config, out);
   return NSA_OK;
 }
 
@@ -419,7 +470,8 @@ void nsai_problem_add_string(nsai_writer *text, const nsai_problem *p) {
   if (p->max_probe_rows) nsai_write(text, ":probe%d", p->max_probe_rows);
   if (p->index_lse) nsai_write(text, ":ilse");
   if (p->count_reads) nsai_write(text, ":reads");
-  if (p->ranks) nsai_write(text, ":cp%dx%d", p->ranks, p->max_pieces);
+  if (p->ranks)
+    nsai_write(text, ":cp%dx%d", p->ranks, p->unit_tokens ? p->unit_tokens : p->max_pieces);
   if (p->ranks && p->head_groups > 1) nsai_write(text, ":kvh%d", p->model.kv_heads);
   if (p->op == NSA_OP_BACKWARD && p->recompute)
     nsai_write(text, ":%s", p->recompute == NSAI_RECOMPUTE_ALWAYS ? "again" : "saved");
@@ -436,7 +488,7 @@ nsai_problem nsai_problem_all_heads(const nsai_problem *problem) {
 
 nsai_problem nsai_problem_without_ranks(const nsai_problem *problem) {
   nsai_problem one = *problem;
-  one.ranks = one.max_pieces = one.head_groups = 0;
+  one.ranks = one.max_pieces = one.unit_tokens = one.head_groups = 0;
   return one;
 }
 
@@ -451,6 +503,14 @@ bool nsai_problem_selects_all(const nsai_problem *p) {
 #define FEW_TILES 66
 #define TILE_ROWS 128
 #define MOST_SPLIT_TOKENS 64
+
+int64_t nsai_problem_kept_tokens(const nsai_problem *p) {
+  const nsai_model *m = &p->model;
+  int64_t reach = nsai_larger(1, m->norm_block);
+  if (nsai_phi_runs(m)) reach = nsai_larger(reach, m->block);
+  if (!p->window_ring) reach = nsai_larger(reach, m->window);
+  return reach - 1;
+}
 
 bool nsai_problem_splits(const nsai_problem *p) {
   const nsai_model *m = &p->model;

@@ -39,6 +39,9 @@ typedef struct nsai_problem {
   /* Over ranks: their number, and most pieces of one; 0: no ranks. max_tokens counts the tokens of a
    * rank, the capacities of K and V count those of all. Kernels are those of one piece. */
   int32_t ranks, max_pieces;
+  /* Of a cache over ranks, which has no pieces: the token at position p lies on rank (p / unit_tokens) mod
+   * ranks; 0: no such cache */
+  int32_t unit_tokens;
   /* Over ranks: the model has 1 / head_groups of the KV heads, of the index heads and of the query heads,
    * which a run takes group by group; 0: no ranks */
   int32_t head_groups;
@@ -63,6 +66,15 @@ static inline bool nsai_problem_is_cached(const nsai_problem *problem) {
  * over so long a context that its own kernels, which give a tile of queries to a CTA, would leave half
  * of the device idle. */
 bool nsai_problem_splits(const nsai_problem *problem);
+
+/* Whether the raw pages of a cache lie on several ranks. */
+static inline bool nsai_problem_divides_cache(const nsai_problem *problem) {
+  return problem->unit_tokens > 0;
+}
+
+/* Of a cache over ranks: so many tokens before the new ones of a sequence lie on every rank, since an entry,
+ * a coarse key or a window that ends among the new tokens reaches back to them. */
+int64_t nsai_problem_kept_tokens(const nsai_problem *problem);
 
 /* Whether some of the cache is stored in codes, NSA_E4M3. */
 static inline bool nsai_problem_has_codes(const nsai_problem *problem) {

@@ -169,7 +169,7 @@ static void reserve_forms(nsai_workspace *out, const nsai_problem *p, const nsai
 
 /* What a run over ranks holds beside a piece's workspace. */
 static void reserve_ranks(nsai_workspace *out, const nsai_problem *p) {
-  if (!p->ranks) return;
+  if (!p->ranks || nsai_problem_is_cached(p)) return;
   nsai_ranks_memory_size(p, &out->ranks);
   for (int i = 0; i < NSAI_RANKS_TENSORS; i++) {
     nsai_ranks_tensor *t = &out->ranks.tensor[i];

@@ -49,8 +49,7 @@ static void copy_row(const append *self, const nsa_tensor *source, const nsa_ten
 /* The index key of a new token. */
 static void copy_index_key(const append *self, int64_t token, nsai_ref_position position) {
   const nsa_tensor *from = &self->problem.io->new_k_idx, *to = &self->problem.io->k_idx;
-  const int64_t at =
-      nsai_ref_token_at(&self->problem, to, NSA_SEL, position.sequence, position.t, 0);
+  const int64_t at = nsai_ref_index_key_at(&self->problem, to, position.sequence, position.t);
   const int64_t row = token * from->stride[0];
   if (to->dtype == NSA_E4M3)
     store_codes(self, from, row, to, at, 0);

@@ -17,12 +17,19 @@ static int64_t slot_of(const nsa_batch *batch, int64_t sequence) {
   return batch->slots.data ? nsai_ref_load_i32(&batch->slots, sequence) : sequence;
 }
 
-/* Page `index` of a sequence, from a block table or a list of pages. */
+/* Page `index` of a sequence's raw tokens, from a block table or a list of pages. */
 static int64_t page_of(const nsa_batch *batch, int64_t sequence, int64_t index) {
   const nsa_tensor *table = &batch->block_table;
   if (table->data) return nsai_ref_load_i32(table, sequence * table->stride[0] + index);
   return nsai_ref_load_i32(&batch->page_indices,
                            nsai_ref_load_i32(&batch->page_indptr, sequence) + index);
+}
+
+/* The page of what is kept beside raw tokens. */
+static int64_t entry_page_of(const nsa_batch *batch, int64_t sequence, int64_t index) {
+  const nsa_tensor *table = &batch->entry_table;
+  if (!table->data) return page_of(batch, sequence, index);
+  return nsai_ref_load_i32(table, sequence * table->stride[0] + index);
 }
 
 static int64_t offset3(const nsa_tensor *x, int64_t row, int64_t slot, int64_t head) {
@@ -45,8 +52,19 @@ static int64_t entry_at(const nsai_ref_problem *problem, const nsa_tensor *x, in
                         int64_t end, int64_t stride, int64_t head) {
   const int64_t page_size = problem->cache->page_size;
   if (!page_size) return offset3(x, slot_of(problem->batch, sequence), end / stride, head);
-  return offset3(x, page_of(problem->batch, sequence, end / page_size), end % page_size / stride,
-                 head);
+  return offset3(x, entry_page_of(problem->batch, sequence, end / page_size),
+                 end % page_size / stride, head);
+}
+
+int64_t nsai_ref_index_key_at(const nsai_ref_problem *problem, const nsa_tensor *x,
+                              int64_t sequence, int64_t position) {
+  if (problem->cache) return entry_at(problem, x, sequence, position, 1, 0);
+  return nsai_ref_offset2(x, problem->sequences.kv[sequence] + position, 0);
+}
+
+bool nsai_ref_owns(const nsai_ref_problem *problem, int64_t position) {
+  const nsai_reference_ranks *ranks = problem->cache ? problem->cache->ranks : NULL;
+  return !ranks || position / ranks->unit_tokens % ranks->count == ranks->rank;
 }
 
 int64_t nsai_ref_entry_at(const nsai_ref_problem *problem, const nsa_tensor *x, int64_t sequence,

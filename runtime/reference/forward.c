@@ -16,8 +16,9 @@ typedef struct run {
   nsai_ref_problem *problem;
   const nsai_reference_rows *rows; /* NULL: all tokens, into io's tensors */
   bool dense;
-  nsai_ref_scratch *scratch; /* of the workers */
-  int64_t count;             /* tokens or rows */
+  nsai_ref_scratch *scratch;   /* of the workers */
+  int64_t count;               /* tokens or rows */
+  nsai_ref_partials *partials; /* of a decode over ranks; NULL: one pass is enough */
 } run;
 
 /* Element e of head h's output: dense attention, or the gated sum of the branches that ran. */
@@ -63,7 +64,6 @@ static void store_tensors(const run *self, const nsai_ref_scratch *scratch, cons
         nsai_ref_store(o, nsai_ref_offset2(o, token, head) + e, scratch->out[b][e * lanes + h]);
     }
   }
-  if (problem->select && io->block_idx.data) nsai_ref_store_idx(problem, scratch, token, group);
 }
 
 /* Copies one head's results into row r of the list. */
@@ -85,19 +85,56 @@ static void store_row(const run *self, const nsai_ref_scratch *scratch, const do
   }
 }
 
+/* The tokens of a slab; returns their number. */
+static int64_t slab_of(const run *self, int64_t item, int64_t tokens[NSAI_REF_SLAB]) {
+  const int64_t begin = item * NSAI_REF_SLAB;
+  int64_t count = 0;
+  for (; count < NSAI_REF_SLAB && begin + count < self->count; count++)
+    tokens[count] = begin + count;
+  return count;
+}
+
 static void run_tokens(void *context, int worker, int64_t item) {
   const run *self = context;
   const nsai_model *g = self->problem->model;
   nsai_ref_scratch *scratch = &self->scratch[worker];
-  int64_t tokens[NSAI_REF_SLAB] = { 0 }, begin = item * NSAI_REF_SLAB, count = 0;
-  for (; count < NSAI_REF_SLAB && begin + count < self->count; count++)
-    tokens[count] = begin + count;
-  if (self->problem->gated) nsai_ref_gates(self->problem, scratch, count, tokens);
+  int64_t tokens[NSAI_REF_SLAB] = { 0 };
+  const int64_t count = slab_of(self, item, tokens);
+  if (self->problem->gated && !self->partials)
+    nsai_ref_gates(self->problem, scratch, count, tokens);
   for (int64_t group = 0; group < g->kv_heads; group++)
     for (int64_t i = 0; i < count; i++) {
       compute(self, scratch, tokens[i], group);
+      if (self->problem->select && self->problem->io->block_idx.data)
+        nsai_ref_store_idx(self->problem, scratch, tokens[i], group);
+      if (self->partials)
+        nsai_ref_partials_store(self->partials, self->problem, scratch, tokens[i], group);
+      else
+        store_tensors(self, scratch, scratch->gates + i * nsai_ref_gate_row(g), tokens[i], group);
+    }
+}
+
+/* The second pass over ranks. */
+static void merge_tokens(void *context, int worker, int64_t item) {
+  const run *self = context;
+  const nsai_model *g = self->problem->model;
+  nsai_ref_scratch *scratch = &self->scratch[worker];
+  int64_t tokens[NSAI_REF_SLAB] = { 0 };
+  const int64_t count = slab_of(self, item, tokens);
+  if (self->problem->gated) nsai_ref_gates(self->problem, scratch, count, tokens);
+  for (int64_t group = 0; group < g->kv_heads; group++)
+    for (int64_t i = 0; i < count; i++) {
+      nsai_ref_partials_load(self->partials, self->problem, scratch, tokens[i], group);
       store_tensors(self, scratch, scratch->gates + i * nsai_ref_gate_row(g), tokens[i], group);
     }
+}
+
+/* Behind the first pass. */
+static nsa_status merge_ranks(run *self, int workers, int64_t items) {
+  if (!self->partials) return NSA_OK;
+  NSAI_TRY(nsai_ref_partials_gather(self->partials, self->problem));
+  nsai_ref_parallel(workers, items, merge_tokens, self);
+  return NSA_OK;
 }
 
 static void run_rows(void *context, int worker, int64_t item) {
@@ -139,7 +176,9 @@ static nsa_status execute(run *self) {
   int64_t keys = self->dense ? problem->sequences.max_kv : nsai_ref_most_keys(problem);
   NSAI_TRY(nsai_ref_scratch_create(problem, keys, workers, &self->scratch));
   if (stored) nsai_ref_compress_store(problem);
+  if (self->partials) NSAI_TRY(nsai_ref_partials_init(self->partials, problem));
   nsai_ref_parallel(workers, items, self->rows ? run_rows : run_tokens, self);
+  NSAI_TRY(merge_ranks(self, workers, items));
   if (probed) nsai_ref_probe(problem, self->scratch, workers);
   return NSA_OK;
 }
@@ -177,8 +216,12 @@ nsa_status nsai_reference_cached(const nsai_model *model, const nsai_reference_c
                                  int32_t selection, uint32_t branches, const nsa_batch *batch,
                                  const nsa_io *io, int threads) {
   nsai_ref_problem problem = { .cache = cache, .threads = threads };
-  run self = { .problem = &problem };
-  return forward(model, selection, branches, batch, io, &self);
+  nsai_ref_partials partials = { 0 };
+  const bool selected = nsai_has_branch(model, NSA_SEL) && (!branches || branches >> NSA_SEL & 1);
+  run self = { .problem = &problem, .partials = cache->ranks && selected ? &partials : NULL };
+  const nsa_status status = forward(model, selection, branches, batch, io, &self);
+  nsai_ref_partials_fini(&partials);
+  return status;
 }
 
 nsa_status nsai_reference_forward_rows(const nsai_model *model, int32_t selection,

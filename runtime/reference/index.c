@@ -14,11 +14,6 @@
 
 #define CHUNK 32 /* keys of a work item */
 
-/* The key of a token, which lies where the tokens of the selected branch's pair lie. */
-static int64_t key_at(const nsai_ref_problem *problem, int64_t sequence, int64_t position) {
-  return nsai_ref_token_at(problem, &problem->io->k_idx, NSA_SEL, sequence, position, 0);
-}
-
 static void load_chunk(void *context, int worker, int64_t item) {
   const nsai_ref_problem *problem = context;
   const nsai_ref_sequences *sequences = &problem->sequences;
@@ -27,7 +22,7 @@ static void load_chunk(void *context, int worker, int64_t item) {
   (void)worker;
   for (int64_t at = item * CHUNK; at < nsai_smaller((item + 1) * CHUNK, total); at++) {
     const int64_t s = nsai_ref_sequence_of(sequences->kv, sequences->count, at);
-    const int64_t from = key_at(problem, s, at - sequences->kv[s]);
+    const int64_t from = nsai_ref_index_key_at(problem, k, s, at - sequences->kv[s]);
     problem->ops->widen(k->dtype, nsai_ref_at(k, from), dim, problem->k_idx + at * dim);
     nsai_ref_count_reads(problem, &(nsai_ref_reads){ .source = k,
                                                      .is_k = true,

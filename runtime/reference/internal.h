@@ -151,6 +151,13 @@ int64_t nsai_ref_entry_at(const nsai_ref_problem *problem, const nsa_tensor *x, 
 int64_t nsai_ref_norm_at(const nsai_ref_problem *problem, const nsa_tensor *x, int64_t sequence,
                          int64_t block, int64_t head);
 
+/* The same for the index key of the token at `position` in `x`, io->k_idx. */
+int64_t nsai_ref_index_key_at(const nsai_ref_problem *problem, const nsa_tensor *x,
+                              int64_t sequence, int64_t position);
+
+/* Whether this rank has the block whose first token stands at `position`; without ranks it has all. */
+bool nsai_ref_owns(const nsai_ref_problem *problem, int64_t position);
+
 /* ---- codes.c: a cache in NSA_E4M3 ---- */
 
 /* The scale of KV head `head` in `x`, a tensor of io.kv or io.k_idx; 1 where it has no codes. */
@@ -403,6 +410,31 @@ void nsai_ref_store_idx(const nsai_ref_problem *problem, const nsai_ref_scratch 
  * from scratch->idx or the caller's blocks or ranges. Returns their number. */
 int64_t nsai_ref_selected_ranges(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
                                  int64_t token, int64_t t, int64_t group);
+
+/* ---- ranks.c: a decode whose raw pages lie on ranks ---- */
+
+/* The results of all tokens between the two passes. */
+typedef struct nsai_ref_partials {
+  int64_t tokens; /* T: rows of q */
+  double *kept;   /* of the branches that need no other rank */
+  float *all;     /* [ranks, T, Hq, Dv + 2]: of the selected branch */
+  float *own;     /* this rank's of them */
+} nsai_ref_partials;
+
+/* NSA_E_NOMEM; nsai_ref_partials_fini is valid after it, too, and for zeros. */
+nsa_status nsai_ref_partials_init(nsai_ref_partials *partials, const nsai_ref_problem *problem);
+void nsai_ref_partials_fini(nsai_ref_partials *partials);
+
+/* Keeps what nsai_ref_attend left in the scratch, and brings it back with the selected branch of all
+ * ranks. */
+void nsai_ref_partials_store(const nsai_ref_partials *partials, const nsai_ref_problem *problem,
+                             const nsai_ref_scratch *scratch, int64_t token, int64_t group);
+void nsai_ref_partials_load(const nsai_ref_partials *partials, const nsai_ref_problem *problem,
+                            nsai_ref_scratch *scratch, int64_t token, int64_t group);
+
+/* Between the two: the exchange. */
+nsa_status nsai_ref_partials_gather(const nsai_ref_partials *partials,
+                                    const nsai_ref_problem *problem);
 
 /* ---- gate.c ---- */
 

@@ -33,7 +33,19 @@
 typedef struct nsai_reference_cache {
   int32_t page_size; /* tokens; 0: no pages, one row of the tensors for each sequence */
   bool window_ring;  /* the window's pair is stored in rings */
+  const struct nsai_reference_ranks
+      *ranks; /* of a decode whose raw pages lie on ranks; NULL: on none */
 } nsai_reference_cache;
+
+/* Where raw tokens lie: the one at position p on rank (p / unit_tokens) mod count. Whether entries have a
+ * table of their own, batch->entry_table says. */
+typedef struct nsai_reference_ranks {
+  int32_t count, rank;
+  int32_t unit_tokens;
+  /* Gathers `bytes` of every rank, in the order of ranks, to recv. `send` is this rank's place in it. */
+  nsa_status (*gather)(void *user, const void *send, void *recv, uint64_t bytes);
+  void *user;
+} nsai_reference_ranks;
 
 /* A list of (token, head) rows and the memory for their float64 results. Adjacent rows of one
  * token and KV group are computed together: sort by token, then head. */
@@ -67,7 +79,8 @@ nsa_status nsai_reference_index_lse(const nsai_model *model, const nsai_referenc
                                     const nsa_batch *batch, const nsa_io *io, int threads);
 
 /* nsa_decode and nsa_prefill: the complete forward over a cache, using the compressed keys
- * stored there. phi is not read. */
+ * stored there. phi is not read. Over ranks it gathers once where the selected branch runs and there are
+ * tokens, and may return what `gather` returns. */
 nsa_status nsai_reference_cached(const nsai_model *model, const nsai_reference_cache *cache,
                                  int32_t selection, uint32_t branches, const nsa_batch *batch,
                                  const nsa_io *io, int threads);

@@ -94,7 +94,8 @@ int64_t nsai_ref_selected_ranges(const nsai_ref_problem *problem, nsai_ref_scrat
     row = row_offset(&io->block_idx, 3, token, group);
   for (int64_t i = 0; i < problem->model->select_count; i++) {
     nsai_ref_range range = entry(problem, scratch, row, t, i);
-    if (range.begin < range.end) insert(scratch->ranges, count++, range);
+    if (range.begin < range.end && nsai_ref_owns(problem, range.begin))
+      insert(scratch->ranges, count++, range);
   }
   /* Merges ranges that touch or overlap, so that each token counts once and tiles stay long. */
   for (int64_t i = 0; i < count; i++) {

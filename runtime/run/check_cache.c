@@ -6,6 +6,7 @@
  */
 #include "run/check_cache.h"
 
+#include "base/math.h"
 #include "plan/context.h"
 #include "run/check_index.h"
 #include "run/check_scales.h"
@@ -19,8 +20,10 @@
 typedef struct cached {
   const nsai_check *check;
   const nsa_batch *batch;
-  int64_t tokens;    /* rows of q, or new tokens */
-  int64_t pages;     /* of the cache's tensors, or their rows; NSAI_ANY: none lies in either */
+  int64_t tokens; /* rows of q, or new tokens */
+  int64_t pages;  /* of the cache's tensors, or their rows; NSAI_ANY: none lies in either */
+  int64_t
+      entry_pages; /* over ranks: of entries, coarse keys and index keys; `pages` has raw tokens alone */
   int64_t page_size; /* or the capacity of a row; NSAI_ANY as above */
   int64_t rings;     /* rows of the window's ring; NSAI_ANY: none */
   int64_t ring_size; /* tokens of each */
@@ -31,6 +34,7 @@ static cached cached_begin(const nsai_check *check, const nsa_batch *batch) {
   return (cached){ .check = check,
                    .batch = batch,
                    .pages = NSAI_ANY,
+                   .entry_pages = NSAI_ANY,
                    .page_size = page_size ? page_size : NSAI_ANY,
                    .rings = NSAI_ANY,
                    .ring_size = NSAI_ANY };
@@ -129,6 +133,11 @@ static nsa_status check_ring(cached *c, const nsa_tensor *t, const char *name, i
       "a ring holds the window and the problem.max_q_len - 1 tokens behind it");
 }
 
+/* The number of pages of what is kept beside raw tokens: the same pages, but over ranks. */
+static int64_t *entry_pages(cached *c) {
+  return nsai_problem_divides_cache(c->check->problem) ? &c->entry_pages : &c->pages;
+}
+
 /* Compressed K or V, under the pages of the raw ones. */
 static nsa_status check_entries(cached *c, const nsa_tensor *t, const char *side, int32_t dim) {
   const nsai_problem *p = c->check->problem;
@@ -136,12 +145,12 @@ static nsa_status check_entries(cached *c, const nsa_tensor *t, const char *side
   snprintf(name, sizeof name, "io.kv.%s_cmp", side);
   int64_t entries = p->page_size ? p->page_size / p->model.stride : NSAI_ANY;
   nsai_tensor_spec e = {
-    name, 4, { c->pages, entries, p->model.kv_heads, dim }, types_of(p->cmp_dtype)
+    name, 4, { *entry_pages(c), entries, p->model.kv_heads, dim }, types_of(p->cmp_dtype)
   };
   NSAI_TRY(check_cache_tensor(c, t, &e,
                               "the entries of a page, problem.page_size / model.compress.stride",
                               true));
-  c->pages = t->shape[0];
+  *entry_pages(c) = t->shape[0];
   if (p->page_size) return NSA_OK;
   return check_rows_length(t, name, row_entries(p, p->model.stride),
                            "a row holds an entry for each stride of problem.max_kv_len");
@@ -159,7 +168,7 @@ static nsa_status check_norms(cached *c, const nsa_tensor *t) {
   }
   const int64_t rows = p->page_size ? p->page_size / m->norm_stride : NSAI_ANY;
   nsai_tensor_spec e = {
-    name, 4, { c->pages, rows, m->kv_heads, m->head_dim_qk }, NSAI_DTYPE_MODEL
+    name, 4, { *entry_pages(c), rows, m->kv_heads, m->head_dim_qk }, NSAI_DTYPE_MODEL
   };
   NSAI_TRY(check_middle(
       c, t, &e,
@@ -167,6 +176,7 @@ static nsa_status check_norms(cached *c, const nsa_tensor *t) {
                    : NULL));
   NSAI_TRY(nsai_check_tensor(c->check, t, &e));
   if (p->op == NSA_OP_APPEND) NSAI_TRY(nsai_check_tensor_memory(c->check, t, name));
+  *entry_pages(c) = t->shape[0];
   if (p->page_size) return NSA_OK;
   return check_rows_length(t, name, row_entries(p, m->norm_stride),
                            "a row holds a coarse key for each stride of problem.max_kv_len");
@@ -181,9 +191,11 @@ static nsa_status check_index_keys(cached *c, const nsa_io *io) {
   const bool needed = p->op == NSA_OP_APPEND || nsai_check_ranks(c->check, io);
   if (p->model.by != NSAI_BY_INDEX || (!needed && !nsai_present(t))) return NSA_OK;
   nsai_tensor_spec e = {
-    name, 4, { c->pages, c->page_size, 1, p->model.index_dim }, types_of(p->cmp_dtype)
+    name, 4, { *entry_pages(c), c->page_size, 1, p->model.index_dim }, types_of(p->cmp_dtype)
   };
-  return check_cache_tensor(c, t, &e, "the tokens of a page, problem.page_size", true);
+  NSAI_TRY(check_cache_tensor(c, t, &e, "the tokens of a page, problem.page_size", true));
+  *entry_pages(c) = t->shape[0];
+  return NSA_OK;
 }
 
 static nsa_status check_pair(cached *c, const nsa_kv *kv, int pair) {
@@ -219,10 +231,28 @@ static nsa_status refuse(const nsa_tensor *t, const char *name, const char *why)
   return nsai_fail(NSA_E_ARG, "batch.%s is given, but %s: leave it out", name, why);
 }
 
+/* The tables of a cache over ranks. A call that touches no entries may still be given the batch of one
+ * that does. */
+static nsa_status check_tables(const cached *c) {
+  static const char why[] = "a cache over ranks has tables, batch.block_table and entry_table";
+  const nsa_batch *b = c->batch;
+  nsai_tensor_spec raw = { "batch.block_table", 2, { b->num_seqs, NSAI_ANY }, NSAI_DTYPE_I32 };
+  nsai_tensor_spec entries = { "batch.entry_table", 2, { b->num_seqs, NSAI_ANY }, NSAI_DTYPE_I32 };
+  NSAI_TRY(refuse(&b->page_indptr, "page_indptr", why));
+  NSAI_TRY(refuse(&b->page_indices, "page_indices", why));
+  NSAI_TRY(nsai_check_tensor(c->check, &b->block_table, &raw));
+  return c->entry_pages == NSAI_ANY
+             ? nsai_check_optional_tensor(c->check, &b->entry_table, &entries)
+             : nsai_check_tensor(c->check, &b->entry_table, &entries);
+}
+
 /* The pages of the sequences, in one of the two forms. */
 static nsa_status check_lists(const cached *c) {
   const nsa_batch *b = c->batch;
   int64_t n = b->num_seqs;
+  if (nsai_problem_divides_cache(c->check->problem)) return check_tables(c);
+  NSAI_TRY(refuse(&b->entry_table, "entry_table",
+                  "entries lie in the pages of raw tokens, unless the plan has problem.ranks"));
   if (!c->check->problem->page_size) {
     static const char why[] = "the plan's cache has no pages (problem.page_size)";
     NSAI_TRY(refuse(&b->block_table, "block_table", why));
@@ -315,41 +345,99 @@ static nsa_status check_batch(const cached *c) {
 
 /* ---- the batch's values: of arrays that the host can read ---- */
 
-/* A sequence's list of pages. */
-typedef struct page_list {
-  const int32_t *page;
-  int64_t count;
-} page_list;
-
-static page_list list_of(const nsa_batch *b, int32_t s) {
-  const int32_t *starts = b->page_indptr.data;
-  const nsa_tensor *pages = starts ? &b->page_indices : &b->block_table;
-  int64_t begin = starts ? starts[s] : s * pages->stride[0];
-  int64_t count = starts ? starts[s + 1] - starts[s] : pages->shape[1];
-  if (!pages->data) return (page_list){ NULL, 0 }; /* of padded rows alone: an empty list */
-  return (page_list){ (const int32_t *)pages->data + begin, count };
+/* First new token of a sequence. */
+static int64_t first_token(const cached *c, int64_t s) {
+  const int32_t *cu_q = c->batch->cu_q.data;
+  return cu_q ? cu_q[s] : s * (c->tokens / c->batch->num_seqs);
 }
 
-static nsa_status check_pages(const cached *c, int32_t s, int64_t kv_len) {
-  int64_t needed = (kv_len + c->page_size - 1) / c->page_size;
-  page_list list = list_of(c->batch, s);
-  bool table = !nsai_present(&c->batch->page_indptr);
-  if (list.count < needed)
-    return nsai_fail(NSA_E_ARG,
-                     "%s: sequence %d has %lld pages, its %lld tokens need %lld: %s, or lower "
-                     "batch.kv_len[%d]",
-                     table ? "batch.block_table" : "batch.page_indptr", s, (long long)list.count,
-                     (long long)kv_len, (long long)needed,
-                     table ? "widen the table" : "lengthen its list", s);
-  for (int64_t i = 0; i < needed; i++)
-    if (list.page[i] < 0 || (c->pages != NSAI_ANY && list.page[i] >= c->pages))
-      return nsai_fail(
-          NSA_E_ARG,
-          "%s: page %lld of sequence %d is %d, expected one of io.kv's %lld pages, which "
-          "are numbered from 0",
-          table ? "batch.block_table" : "batch.page_indices", (long long)i, s, list.page[i],
-          (long long)c->pages);
+/* A sequence's list of pages. */
+typedef struct page_list {
+  const char *name, *counts; /* of the array that has the pages, and of that which says how many */
+  const int32_t *page;
+  int64_t count;
+  int64_t pages; /* of the tensors that the list leads to; NSAI_ANY: not known */
+} page_list;
+
+static page_list row_of(const nsa_tensor *table, const char *name, int32_t s, int64_t pages) {
+  const int32_t *page = table->data;
+  /* no data: of padded rows alone, an empty list */
+  if (!page) return (page_list){ .name = name, .counts = name, .pages = pages };
+  return (page_list){ name, name, page + s * table->stride[0], table->shape[1], pages };
+}
+
+/* Of raw tokens, and of everything else except over ranks. */
+static page_list list_of(const cached *c, int32_t s) {
+  const nsa_batch *b = c->batch;
+  const int32_t *starts = b->page_indptr.data, *page = b->page_indices.data;
+  if (!starts) return row_of(&b->block_table, "batch.block_table", s, c->pages);
+  return (page_list){ "batch.page_indices", "batch.page_indptr", page ? page + starts[s] : NULL,
+                      page ? starts[s + 1] - starts[s] : 0, c->pages };
+}
+
+/* Whether the list has a page for so many tokens. */
+static nsa_status check_page_count(const cached *c, const page_list *list, int32_t s,
+                                   int64_t kv_len) {
+  const int64_t needed = (kv_len + c->page_size - 1) / c->page_size;
+  const bool table = list->name == list->counts;
+  if (list->count >= needed) return NSA_OK;
+  return nsai_fail(NSA_E_ARG,
+                   "%s: sequence %d has %lld pages, its %lld tokens need %lld: %s, or lower "
+                   "batch.kv_len[%d]",
+                   list->counts, s, (long long)list->count, (long long)kv_len, (long long)needed,
+                   table ? "widen the table" : "lengthen its list", s);
+}
+
+static nsa_status check_page(const page_list *list, int32_t s, int64_t i) {
+  if (list->page[i] >= 0 && (list->pages == NSAI_ANY || list->page[i] < list->pages)) return NSA_OK;
+  return nsai_fail(NSA_E_ARG,
+                   "%s: page %lld of sequence %d is %d, expected one of io.kv's %lld pages, which "
+                   "are numbered from 0",
+                   list->name, (long long)i, s, list->page[i], (long long)list->pages);
+}
+
+/* All pages of a sequence. */
+static nsa_status check_pages(const cached *c, const page_list *list, int32_t s, int64_t kv_len) {
+  NSAI_TRY(check_page_count(c, list, s, kv_len));
+  for (int64_t i = 0; i * c->page_size < kv_len; i++) NSAI_TRY(check_page(list, s, i));
   return NSA_OK;
+}
+
+/* Page i is -1, which over ranks stands for one that this rank need not have: of another rank's unit, and
+ * before all tokens that a new one reaches back to. */
+static nsa_status check_absent(const cached *c, int32_t s, int64_t i, int64_t kv_len) {
+  const nsai_problem *p = c->check->problem;
+  const int64_t begin = i * c->page_size, end = nsai_smaller(begin + c->page_size, kv_len);
+  const int64_t kept = nsai_problem_kept_tokens(p);
+  const int64_t latest = kv_len - (first_token(c, s + 1) - first_token(c, s)) - kept;
+  const int64_t owner = begin / p->unit_tokens % p->ranks;
+  if (owner == c->check->rank)
+    return nsai_fail(NSA_E_ARG,
+                     "batch.block_table: page %lld of sequence %d is -1, but its token %lld lies "
+                     "in a unit of rank %lld, which is this one: give the page",
+                     (long long)i, s, (long long)begin, (long long)owner);
+  if (end <= latest) return NSA_OK;
+  return nsai_fail(
+      NSA_E_ARG,
+      "batch.block_table: page %lld of sequence %d is -1, but its token %lld is among the new "
+      "ones and the %lld before them, which every rank has: give a page",
+      (long long)i, s, (long long)nsai_larger(begin, latest), (long long)kept);
+}
+
+static nsa_status check_raw_pages(const cached *c, int32_t s, int64_t kv_len) {
+  const page_list list = list_of(c, s);
+  if (!nsai_problem_divides_cache(c->check->problem)) return check_pages(c, &list, s, kv_len);
+  NSAI_TRY(check_page_count(c, &list, s, kv_len));
+  for (int64_t i = 0; i * c->page_size < kv_len; i++)
+    NSAI_TRY(list.page[i] == -1 ? check_absent(c, s, i, kv_len) : check_page(&list, s, i));
+  return NSA_OK;
+}
+
+/* Both tables of a sequence. */
+static nsa_status check_lists_of(const cached *c, int32_t s, int64_t kv_len) {
+  const page_list entries = row_of(&c->batch->entry_table, "batch.entry_table", s, c->entry_pages);
+  NSAI_TRY(check_raw_pages(c, s, kv_len));
+  return nsai_present(&c->batch->entry_table) ? check_pages(c, &entries, s, kv_len) : NSA_OK;
 }
 
 static nsa_status check_slot(const cached *c, int32_t s) {
@@ -374,7 +462,7 @@ static nsa_status check_mapping(const cached *c, int32_t s, int64_t token, int64
   if (c->page_size == NSAI_ANY) return NSA_OK; /* rings alone: what counts is that it is written */
   int64_t page = slots ? slots[s] : s, place = position;
   if (c->check->problem->page_size) {
-    page = list_of(b, s).page[position / c->page_size];
+    page = list_of(c, s).page[position / c->page_size];
     place = position % c->page_size;
   }
   if (slot == page * c->page_size + place) return NSA_OK;
@@ -386,12 +474,6 @@ static nsa_status check_mapping(const cached *c, int32_t s, int64_t token, int64
       (long long)(page * c->page_size + place));
 }
 
-/* First new token of a sequence. */
-static int64_t first_token(const cached *c, int64_t s) {
-  const int32_t *cu_q = c->batch->cu_q.data;
-  return cu_q ? cu_q[s] : s * (c->tokens / c->batch->num_seqs);
-}
-
 static nsa_status check_sequence(const cached *c, int32_t s) {
   const nsai_problem *p = c->check->problem;
   const nsa_batch *b = c->batch;
@@ -401,7 +483,7 @@ static nsa_status check_sequence(const cached *c, int32_t s) {
                      "batch.kv_len[%d] is %lld, expected 0 to the plan's %lld: raise "
                      "problem.max_kv_len",
                      s, (long long)kv_len, (long long)p->max_kv_len);
-  if (p->page_size) NSAI_TRY(check_pages(c, s, kv_len));
+  if (p->page_size) NSAI_TRY(check_lists_of(c, s, kv_len));
   if (kv_len && nsai_present(&b->slots)) NSAI_TRY(check_slot(c, s)); /* a padded row has none */
   if (p->op != NSA_OP_APPEND || !nsai_present(&b->slot_mapping)) return NSA_OK;
   int64_t end = first_token(c, s + 1);
@@ -494,24 +576,34 @@ nsa_status nsai_check_append(const nsai_check *check, const nsa_batch *batch, co
   return check_values(&c);
 }
 
-uint64_t nsai_cache_page_bytes(const nsai_problem *p) {
+/* Raw K and V of all pairs that lie in pages. */
+static int64_t raw_bytes(const nsai_problem *p) {
   const nsai_model *m = &p->model;
-  int64_t tokens = p->page_size ? p->page_size : p->max_kv_len, rows = 0;
-  int64_t entries = !nsai_compresses(m) ? 0
-                    : p->page_size      ? p->page_size / m->stride
-                                        : row_entries(p, m->stride);
-  int64_t norms = !m->norm_block ? 0
-                  : p->page_size ? p->page_size / m->norm_stride
-                                 : row_entries(p, m->norm_stride);
+  int64_t rows = 0;
   for (int pair = 0; pair < NSA_BRANCHES; pair++)
-    if (nsai_reads_pair(m, pair) && !(p->window_ring && pair == NSA_WIN)) rows += tokens;
-  int64_t raw_bytes = nsai_dtype_bytes(p->kv_dtype ? p->kv_dtype : m->dtype);
-  int64_t entry_bytes = nsai_dtype_bytes(p->cmp_dtype ? p->cmp_dtype : m->dtype);
-  int64_t both = m->head_dim_qk + m->head_dim_v; /* elements of a head's K and V */
-  int64_t entry = m->keys_only ? m->head_dim_qk : both;
-  int64_t norm_bytes = norms * m->head_dim_qk * nsai_dtype_bytes(m->dtype);
-  int64_t index_bytes = tokens * m->index_dim * entry_bytes; /* 0 without an index */
-  return (uint64_t)(m->kv_heads *
-                        (rows * both * raw_bytes + entries * entry * entry_bytes + norm_bytes) +
-                    index_bytes);
+    if (nsai_reads_pair(m, pair) && !(p->window_ring && pair == NSA_WIN))
+      rows += p->page_size ? p->page_size : p->max_kv_len;
+  return rows * m->kv_heads * (m->head_dim_qk + m->head_dim_v) *
+         nsai_dtype_bytes(p->kv_dtype ? p->kv_dtype : m->dtype);
+}
+
+/* Compressed entries, coarse keys and index keys. */
+static int64_t entry_bytes(const nsai_problem *p) {
+  const nsai_model *m = &p->model;
+  const int64_t tokens = p->page_size ? p->page_size : p->max_kv_len;
+  const int64_t size = nsai_dtype_bytes(p->cmp_dtype ? p->cmp_dtype : m->dtype);
+  const int64_t entry = m->head_dim_qk + (m->keys_only ? 0 : m->head_dim_v);
+  const int64_t entries = !nsai_compresses(m) ? 0
+                          : p->page_size      ? p->page_size / m->stride
+                                              : row_entries(p, m->stride);
+  const int64_t norms = !m->norm_block ? 0
+                        : p->page_size ? p->page_size / m->norm_stride
+                                       : row_entries(p, m->norm_stride);
+  return m->kv_heads *
+             (entries * entry * size + norms * m->head_dim_qk * nsai_dtype_bytes(m->dtype)) +
+         tokens * m->index_dim * size; /* 0 without an index */
+}
+
+uint64_t nsai_cache_page_bytes(const nsai_problem *p) {
+  return (uint64_t)(raw_bytes(p) + (nsai_problem_divides_cache(p) ? 0 : entry_bytes(p)));
 }

@@ -72,29 +72,25 @@ static nsa_status check_shard(const nsai_problem *p, const nsa_shard *shard) {
   return NSA_OK;
 }
 
-nsa_status nsai_check_shard(const nsa_plan *plan, const nsa_comm *comm, const nsa_batch *batch) {
+static nsa_status check_no_ranks(const nsa_comm *comm, const nsa_shard *shard) {
+  if (comm)
+    return nsai_fail(NSA_E_ARG,
+                     "exec.comm is given, but the plan has no ranks: leave it out, or make the "
+                     "plan with problem.ranks");
+  if (shard)
+    return nsai_fail(NSA_E_ARG,
+                     "batch.shard is given, but the plan has no ranks: leave it out, or make the "
+                     "plan with problem.ranks");
+  return NSA_OK;
+}
+
+/* The communicator of a plan over ranks. */
+static nsa_status check_comm(const nsa_plan *plan, const nsa_comm *comm) {
   const nsai_problem *p = &plan->problem;
-  const nsa_shard *shard = batch ? batch->shard : NULL;
-  if (!p->ranks) {
-    if (comm)
-      return nsai_fail(NSA_E_ARG,
-                       "exec.comm is given, but the plan has no ranks: leave it out, or make the "
-                       "plan with problem.ranks");
-    if (shard)
-      return nsai_fail(NSA_E_ARG,
-                       "batch.shard is given, but the plan has no ranks: leave it out, or make the "
-                       "plan with problem.ranks");
-    return NSA_OK;
-  }
   if (!comm)
     return nsai_fail(NSA_E_ARG,
                      "exec.comm is missing: the plan was made for problem.ranks %d; give this "
                      "rank's communicator, or make a plan with problem.ranks 0",
-                     p->ranks);
-  if (!shard)
-    return nsai_fail(NSA_E_ARG,
-                     "batch.shard is missing: the plan was made for problem.ranks %d; give the "
-                     "shard of nsa_shard_create, or make a plan with problem.ranks 0",
                      p->ranks);
   if (nsai_comm_size(comm) != p->ranks)
     return nsai_fail(
@@ -108,6 +104,29 @@ nsa_status nsai_check_shard(const nsa_plan *plan, const nsa_comm *comm, const ns
     return nsai_fail(NSA_E_ARG,
                      "exec.comm was made for another device than the plan: make it with a "
                      "context of the plan's device");
+  return NSA_OK;
+}
+
+/* Of a cache over ranks: only a decode exchanges something. */
+static nsa_status check_divided_cache(const nsa_plan *plan, const nsa_comm *comm,
+                                      const nsa_shard *shard) {
+  if (shard)
+    return nsai_fail(NSA_E_ARG, "batch.shard is given, but a cache over ranks has none, since "
+                                "problem.unit_tokens says where its tokens lie: leave it out");
+  return plan->problem.op == NSA_OP_APPEND ? NSA_OK : check_comm(plan, comm);
+}
+
+nsa_status nsai_check_shard(const nsa_plan *plan, const nsa_comm *comm, const nsa_batch *batch) {
+  const nsai_problem *p = &plan->problem;
+  const nsa_shard *shard = batch ? batch->shard : NULL;
+  if (!p->ranks) return check_no_ranks(comm, shard);
+  if (nsai_problem_divides_cache(p)) return check_divided_cache(plan, comm, shard);
+  if (comm && !shard)
+    return nsai_fail(NSA_E_ARG,
+                     "batch.shard is missing: the plan was made for problem.ranks %d; give the "
+                     "shard of nsa_shard_create, or make a plan with problem.ranks 0",
+                     p->ranks);
+  NSAI_TRY(check_comm(plan, comm));
   NSAI_TRY(refuse_arrays(batch));
   if (batch->num_seqs && batch->num_seqs != shard->num_seqs)
     return nsai_fail(NSA_E_ARG, "batch.num_seqs is %d, batch.shard has %d sequences: leave it 0",

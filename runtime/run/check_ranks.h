@@ -13,7 +13,8 @@
 #include <nsa/ranks.h>
 
 /* Whether exec.comm and batch.shard are there if and only if the plan has problem.ranks, and fit its
- * capacities. `batch` may be NULL. NSA_E_ARG. */
+ * capacities. A cache over ranks has no shard, and an append into it no communicator. `batch` may be
+ * NULL. NSA_E_ARG. */
 nsa_status nsai_check_shard(const nsa_plan *plan, const nsa_comm *comm, const nsa_batch *batch);
 
 /* This rank's tensors, behind nsai_check_run: they have the rows of its pieces. NSA_E_ARG. */

@@ -66,7 +66,8 @@ const char *nsai_array_of_cache(const nsa_batch *batch) {
                  { "page_indptr", &batch->page_indptr },
                  { "page_indices", &batch->page_indices },
                  { "slots", &batch->slots },
-                 { "slot_mapping", &batch->slot_mapping } };
+                 { "slot_mapping", &batch->slot_mapping },
+                 { "entry_table", &batch->entry_table } };
   for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
     if (nsai_present(fields[i].tensor)) return fields[i].name;
   return NULL;

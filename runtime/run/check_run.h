@@ -26,6 +26,7 @@ typedef struct nsai_check {
   nsa_stream stream;          /* of a GPU's run */
   int32_t level;              /* NSAI_CHECK_* of runtime.check_inputs */
   uint32_t branches;          /* that will run */
+  int32_t rank;               /* over ranks: this one; -1: the call has no communicator */
   nsai_call_tensors *tensors; /* receives every tensor that passes; NULL: nobody asks */
 } nsai_check;
 

@@ -23,9 +23,9 @@ static nsa_status copy_array(const nsai_check *check, nsai_arena *memory, nsa_te
 
 static nsa_status copy_arrays(const nsai_check *check, nsai_batch_values *values) {
   nsa_batch *b = &values->copy;
-  nsa_tensor *all[] = { &b->cu_q,         &b->cu_kv,       &b->cu_cmp,
-                        &b->kv_len,       &b->block_table, &b->page_indptr,
-                        &b->page_indices, &b->slots,       &b->slot_mapping };
+  nsa_tensor *all[] = { &b->cu_q,         &b->cu_kv,       &b->cu_cmp,       &b->kv_len,
+                        &b->block_table,  &b->page_indptr, &b->page_indices, &b->slots,
+                        &b->slot_mapping, &b->entry_table };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     NSAI_TRY(copy_array(check, &values->memory, all[i]));
   return NSAI_CUDA(check->driver, cuStreamSynchronize(check->stream));

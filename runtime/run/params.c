@@ -265,6 +265,8 @@ int nsai_longest_sequence(const nsai_run *run) {
   const nsa_batch *b = run->batch;
   if (!p->page_size || nsai_present(&b->page_indptr)) return (int)p->max_kv_len;
   int64_t pages = b->block_table.shape[1], all = (p->max_kv_len + p->page_size - 1) / p->page_size;
+  if (p->ranks && nsai_present(&b->entry_table))
+    pages = nsai_smaller(pages, b->entry_table.shape[1]);
   return (int)(pages < all ? pages * p->page_size : p->max_kv_len);
 }
 
@@ -283,6 +285,15 @@ NsaiCacheBatch nsai_cache_batch(const nsai_run *run) {
                            .q_each = (int)(run->sizes.tokens / b->num_seqs),
                            .max_kv_len = nsai_longest_sequence(run),
                            .page_size = (int)run->plan->problem.page_size };
+}
+
+NsaiCacheBatch nsai_entry_batch(const nsai_run *run) {
+  NsaiCacheBatch out = nsai_cache_batch(run);
+  const nsa_tensor *pages = &run->batch->entry_table;
+  if (!run->plan->problem.ranks) return out;
+  out.pages = pages->data;
+  out.page_list_stride = pages->stride[0];
+  return out;
 }
 
 NsaiCacheTensor nsai_cache_tensor(const nsa_tensor *t) {

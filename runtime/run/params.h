@@ -116,11 +116,13 @@ nsa_status nsai_run_gemm(const nsai_run *run, const nsai_gemm *gemm, const void 
 
 /* ---- a cache (data/cache_rows.cuh) ---- */
 
-/* Tokens that no sequence has more of: the plan's, and those that a row of the table has pages for. */
+/* Tokens that no sequence has more of: the plan's, and those that a row of each table has pages for. */
 int nsai_longest_sequence(const nsai_run *run);
 
-/* The run's sequences and where they lie. */
+/* The run's sequences and where their raw tokens lie; and where their compressed entries, coarse keys and
+ * index keys do, which over ranks have pages of their own. */
 NsaiCacheBatch nsai_cache_batch(const nsai_run *run);
+NsaiCacheBatch nsai_entry_batch(const nsai_run *run);
 
 /* A tensor of the cache: k, v, k_cmp or v_cmp. Strides of codes count words of two. */
 NsaiCacheTensor nsai_cache_tensor(const nsa_tensor *tensor);

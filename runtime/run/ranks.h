@@ -35,6 +35,9 @@
 nsa_status nsai_forward_over_ranks(const nsai_run *run);
 nsa_status nsai_backward_over_ranks(const nsai_run *run);
 
+/* nsa_decode over a cache whose raw pages lie on the ranks, likewise. */
+nsa_status nsai_decode_over_ranks(const nsai_run *run);
+
 /* ---- what both passes share ---- */
 
 /* A list of the parts of one exchange. */

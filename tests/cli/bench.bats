@@ -671,6 +671,27 @@ PY
   [[ $stderr == *'has other columns'* ]]
 }
 
+@test "decode --ranks: steps over ranks that are threads, one GPU first" {
+  local model=fwd:h4/1:d16/16:l8/4:s8x4+1+1:w16:q=64 bad
+  run -0 --separate-stderr bench decode --device cpu --ranks 3 --contexts 400,2100 --batches 1,2 --q-len 2 --problem $model --csv d.csv --commit abc
+  [[ ${#lines[@]} == 8 && ${lines[0]} == 'decode      400 tokens batch    1  1 ranks '*' us '*' with append' ]]
+  [[ ${lines[7]} =~ ^'decode     2100 tokens batch    2  3 ranks '.*' us '.*' with append '.*[0-9]\ x$ ]]
+  [[ $(head -1 d.csv) == date,commit,device,problem,ranks,unit_tokens,S,batch,* && $(wc -l <d.csv) == 9 ]]
+  grep -qE '^[^,]*,abc,"cpu","fwd:[^"]*",1,0,400,1,2,64,model,model,1,[0-9.e-]+,[0-9.e-]+,1,1,$' d.csv
+  grep -qE '^[^,]*,abc,"cpu","fwd:[^"]*",3,1024,2100,2,2,64,model,model,1,[0-9.e-]+,[0-9.e-]+,[0-9.e-]+,[0-9.e-]+,$' d.csv
+  run -0 --separate-stderr bench decode --device cpu --ranks 2 --contexts 300 --batches 1 --kv fp8 --cmp fp8 --problem $model
+  # Without a time: the reason, and the status is 1.
+  run -1 --separate-stderr bench decode --device cpu --ranks 2 --contexts 300 --batches 1 --page-size 24 --problem $model --csv bad.csv
+  [[ ${lines[0]} == *'page_size'* && $(tail -1 bad.csv) == *'page_size'* ]]
+  for bad in '--tokens 4k' '--page-size 0'; do
+    run -2 --separate-stderr bench decode --device cpu --ranks 2 $bad
+    [[ $stderr == *'decode --ranks has --contexts, and pages'* ]]
+  done
+  run -2 --separate-stderr bench decode --device cpu --ranks 2 --json x.json
+  [[ $stderr == *'--ranks takes no'* ]]
+  NSA_DRIVER_PATH=/nowhere NCCL_NVLS_ENABLE=0 run -77 --separate-stderr bench decode --ranks 2
+}
+
 @test "table --ranks: the model, from times of one GPU" {
   results=$NSA_SOURCE/bench/results
   run -0 --separate-stderr bench table "$results/h200-2026-11-24-training.csv" --ranks 2,64 --tokens 64k,1M,100
@@ -716,6 +737,10 @@ PY
   cat >programs/nsa-bench <<'SH'
 #!/usr/bin/env bash
 echo "$NCCL_NVLS_ENABLE nsa-bench $*" >>calls.txt
+if [[ $1 == decode ]]; then
+  [[ "$*" == *" --ranks 1,2 --contexts 65536,131072,524288,1048576 --batches 1,16 --csv "* ]] || exit 2
+  exec "$REAL_BENCH" decode --device cpu --ranks 1,2 --contexts 300 --batches 1 --problem fwd:h4/1:d16/16:l8/4:s8x4+1+1:w16:q=64
+fi
 [[ "$*" == *" --ranks 1,2 --tokens 64k,128k,512k,1M --filter "* ]] || exit 2
 fill=random
 [[ "$*" == *fill=correlated:* ]] && fill=correlated
@@ -732,8 +757,8 @@ SH
   chmod +x programs/*
   REAL_BENCH=$NSA_BENCH run -1 python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --gpus 3 --seconds 300 --logs logs
   [[ $output == *'1 failed '*'fault stall  exit 1'* && $output == *'2 passed   0 failed    1 skipped '*'check 128k'* ]]
-  [[ $output == *'27 passed   1 failed    7 skipped in 12 processes; no time was left for 0'* ]]
-  [[ $(grep -c '^0 ' calls.txt) == 12 && $(wc -l <calls.txt) == 12 ]]
+  [[ $output == *'31 passed   1 failed    8 skipped in 14 processes; no time was left for 0'* ]]
+  [[ $(grep -c '^0 ' calls.txt) == 14 && $(wc -l <calls.txt) == 14 ]]
   [[ $(wc -l <logs/ranks.csv) == 13 && $(wc -l <logs/ranks.md) == 10 ]] # header and 12; 4 lines and 6
   grep -qE '^\| back_saved \| correlated \| 256 \| cpu \| [0-9.]+, [0-9.]+ \| [0-9.]+, [0-9.]+ \([0-9.]+, [0-9.]+\); [+-][0-9.]+ % \|$' logs/ranks.md
   # Not by itself: machines with one GPU have nothing for it.

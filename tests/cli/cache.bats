@@ -205,6 +205,19 @@ load common
   run -2 autotune compile --arch sm_80 --probe-rows none small.yaml
 }
 
+@test "a cache over ranks has kernels of its own, in decode steps and appends alone" {
+  need_nvrtc
+  small_model
+  compiled() { autotune compile --arch sm_80 --set serving.page_size=16 "$@" small.yaml | sed 's/.*: \([0-9]*\) kernel.*/\1/'; }
+  (($(compiled --op append) == 1))
+  (($(compiled --op append --ranks 2) == 1))
+  (($(compiled --op decode --set variants.force.decode=decode_split_kv) >= 4))
+  (($(compiled --op decode --ranks 2) == 3)) # attend, partial, combine
+  (($(compiled --op decode --ranks 8) == 0)) # any number has the same
+  run -2 autotune compile --arch sm_80 --ranks 2 small.yaml
+  run -2 autotune compile --arch sm_80 --op decode --ranks 65 small.yaml
+}
+
 @test "a probe of a decode step: steps of fewer sequences probe what rows they have" {
   need_nvrtc
   small_model

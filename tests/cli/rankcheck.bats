@@ -17,6 +17,13 @@ refused() { # refused TEXT OPTION...
   refused '--fault runs a forward of its own' --fault kill --backward
   refused '--fault runs a forward of its own' --fault kill --repeat 2
   refused '--fault adds none' --fault kill --list
+  refused 'cache has scenarios of its own' cache --tokens 4k
+  refused 'cache has scenarios of its own' cache --backward
+  refused 'cache has scenarios of its own' cache --fault kill
+  refused '--longest and --codes belong' --longest 300
+  refused '--longest and --codes belong' --codes any
+  refused 'leave out cache' cache --problem ranks=2:cache:decode:seed=1
+  refused "unexpected argument 'caches'" caches
   local option
   for option in '--ranks 3' '--tokens 4k' '--random 1' '--backward' '--fault kill'; do
     refused '--problem has its own ranks' --problem ranks=2:align=16:fwd:q=64 $option
@@ -27,6 +34,16 @@ refused() { # refused TEXT OPTION...
   run -0 rankcheck --problem ranks=3:align=16:fwd:q=300
   [[ ${lines[0]} == 'passed '*' ranks=3:split=zigzag:align=16:fwd:'* ]]
   [[ ${lines[-1]} == '1 passed, 0 failed, 0 skipped (loopback, '* ]]
+}
+
+@test "a cache over ranks runs, and its problems can be repeated" {
+  run -0 rankcheck cache --ranks 2,3 --random 2 --longest 100 --list
+  [ "$output" = $'ranks=2:cache:decode:seed=1:longest=100\nranks=3:cache:decode:seed=2:longest=100' ]
+  run -0 rankcheck --problem ranks=3:cache:decode:seed=36:longest=100:steps=1
+  [[ ${lines[0]} == 'passed '*' ranks=3:cache:decode:seed=36:longest=100:steps=1' ]]
+  refused 'of caches only decode' --problem ranks=2:cache:prefill:seed=1
+  refused 'of caches only decode' --problem ranks=2:cache:soak:seed=1:steps=9
+  refused 'no split and no align' --problem ranks=2:align=16:cache:decode:seed=1
 }
 
 @test "without GPUs processes are skipped" {

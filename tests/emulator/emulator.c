@@ -191,7 +191,7 @@ static double run(const fake_cuda_launch *launch, const void *params) {
   static void *stacks;
   pthread_mutex_lock(&running);
   if (!params) {
-    multiply(&fake_cuda_record()->product);
+    multiply(fake_cuda_product());
   } else {
     emulator_launch_fn start;
     void *symbol = dlsym(launch->code, "emulator_launch");

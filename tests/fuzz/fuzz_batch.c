@@ -10,6 +10,9 @@
  */
 #include "fuzz.h"
 
+#include "plan/plan.h"
+#include "ranks/comm_internal.h"
+
 #include <nsa/nsa.h>
 #include <stdbool.h>
 
@@ -17,7 +20,8 @@
 #include <string.h>
 
 enum { HQ = 2, HKV = 1, DIM = 16, STRIDE = 4, P = 16, N = 6, ROWS = 3, RING = 17, MAX_LEN = 64 };
-enum { SEQS = 3, TOKENS = 12, FORMS = 3 };
+enum { ENTRY_PAGES = 4, RANKS = 2, RANK = 1 };
+enum { SEQS = 3, TOKENS = 12, FORMS = 4 };
 
 static const char model[] =
     "nsa: 1\n"
@@ -76,10 +80,11 @@ static nsa_tensor rows_of(nsa_tensor t, int64_t rows) {
   return t;
 }
 
-/* ---- one form of the cache: pages, pages and rings, rows ---- */
+/* ---- one form of the cache: pages, pages and rings, rows, pages over ranks ---- */
 
 typedef struct fixture {
-  bool has_pages, has_rings;
+  bool has_pages, has_rings, has_ranks; /* over ranks there is no prefill */
+  nsa_comm *comm;
   nsa_plan *append, *decode, *prefill;
   nsa_io io;
 } fixture;
@@ -94,16 +99,46 @@ static nsa_plan *plan_of(nsa_ctx *ctx, const fixture *w, int32_t op) {
   p.max_kv_len = MAX_LEN;
   p.page_size = w->has_pages ? P : NSA_NONE;
   p.window_ring = w->has_rings;
+  p.ranks = w->has_ranks ? RANKS : 0;
+  p.unit_tokens = w->has_ranks ? P : 0;
   require(nsa_plan_create(ctx, &p, NULL, NULL, &plan) == NSA_OK);
   return plan;
 }
 
+/* A transport that takes this rank's data for those of all. */
+static nsa_status gather(void *user, const void *send, void *recv, uint64_t bytes,
+                         nsa_stream stream) {
+  (void)user, (void)stream;
+  for (int r = 0; r < RANKS; r++) memmove((char *)recv + (uint64_t)r * bytes, send, bytes);
+  return NSA_OK;
+}
+
+static nsa_status exchange(void *user, const nsa_part *send, int32_t send_count,
+                           const nsa_part *recv, int32_t recv_count, nsa_stream stream) {
+  (void)user, (void)send, (void)send_count, (void)recv, (void)recv_count, (void)stream;
+  return NSA_E_INTERNAL;
+}
+
+static void open_comm(nsa_ctx *ctx, fixture *w) {
+  nsa_comm_ops ops = NSA_COMM_OPS_INIT;
+  ops.rank = RANK;
+  ops.size = RANKS;
+  ops.exchange = exchange;
+  ops.all_gather = gather;
+  require(nsa_comm_create(ctx, &ops, NULL, &w->comm) == NSA_OK);
+  nsai_agreed_add(&w->comm->plans, w->decode->digest);
+}
+
 static void open_fixture(nsa_ctx *ctx, int form, fixture *w) {
-  w->has_pages = form < 2;
+  w->has_pages = form != 2;
+  w->has_ranks = form == 3;
   w->has_rings = form == 1;
   w->append = plan_of(ctx, w, NSA_OP_APPEND);
   w->decode = plan_of(ctx, w, NSA_OP_DECODE);
-  w->prefill = plan_of(ctx, w, NSA_OP_PREFILL);
+  if (w->has_ranks)
+    open_comm(ctx, w);
+  else
+    w->prefill = plan_of(ctx, w, NSA_OP_PREFILL);
   w->io = (nsa_io)NSA_IO_INIT;
   int64_t pages = w->has_pages ? N : ROWS, size = w->has_pages ? P : MAX_LEN;
   for (int b = 0; b < NSA_BRANCHES; b++) {
@@ -116,6 +151,7 @@ static void open_fixture(nsa_ctx *ctx, int form, fixture *w) {
       *at[1] = tensor(NSA_F32, 3, TOKENS, HKV, DIM, 0);
     }
   }
+  if (w->has_ranks) pages = ENTRY_PAGES;
   w->io.kv.k_cmp = tensor(NSA_F32, 4, pages, size / STRIDE, HKV, DIM);
   w->io.kv.v_cmp = tensor(NSA_F32, 4, pages, size / STRIDE, HKV, DIM);
   w->io.q = tensor(NSA_F32, 3, TOKENS, HQ, DIM, 0);
@@ -149,13 +185,14 @@ static void take_batch(input *in, const fixture *w, int32_t seqs, int64_t tokens
   } else if (w->has_pages) {
     b->block_table = take_array(in, NSA_I32, 2, seqs, width);
   }
+  if (w->has_ranks) b->entry_table = take_array(in, NSA_I32, 2, seqs, width);
   if (given & GIVES_SLOTS) b->slots = take_array(in, NSA_I32, 1, seqs, 0);
   if (given & GIVES_MAPPING) b->slot_mapping = take_array(in, NSA_I64, 1, tokens, 0);
 }
 
 static void free_batch(nsa_batch *b) {
-  nsa_tensor *const all[] = { &b->kv_len,       &b->cu_q,  &b->page_indptr, &b->block_table,
-                              &b->page_indices, &b->slots, &b->slot_mapping };
+  nsa_tensor *const all[] = { &b->kv_len,       &b->cu_q,  &b->page_indptr,  &b->block_table,
+                              &b->page_indices, &b->slots, &b->slot_mapping, &b->entry_table };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]->data);
 }
 
@@ -183,9 +220,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   io.q = rows_of(io.q, tokens);
   io.o = rows_of(io.o, tokens);
   io.gate.value = rows_of(io.gate.value, tokens);
+  exec.comm = w->comm;
   nsa_status got[] = { nsa_kv_append(w->append, &exec, &batch, &io),
-                       nsa_decode(w->decode, &exec, &batch, &io),
-                       nsa_prefill(w->prefill, &exec, &batch, &io) };
+                       nsa_decode(w->decode, &exec, &batch, &io), NSA_OK };
+  got[2] = w->has_ranks ? got[1] : nsa_prefill(w->prefill, &exec, &batch, &io);
   for (size_t i = 0; i < sizeof got / sizeof *got; i++)
     require(got[i] == NSA_OK || (got[i] == NSA_E_ARG && names_field(nsa_last_error())));
   require(got[1] == got[2]); /* both attend, and nothing of them differs here */

@@ -119,6 +119,8 @@ def check_jobs(options):
         # A rank that hangs is ended by the communicator's limit, which leaves time for kernels that others compile.
         ranks = ["--ranks", "2", "--backward", "--timeout", "60"]
         yield Job("ranks", [rankcheck, "--device", "0", *ranks])
+        yield Job("ranks cache", [rankcheck, "cache", "--device", "0", "--ranks", "2..8", "--random", "210", "--longest", "1500",
+                                  "--codes", "any", "--seed", str(options.seed), "--timeout", "60"])
         yield Job("ranks nccl", [rankcheck, "--comm", "nccl", *ranks], {"NCCL_NVLS_ENABLE": "0"})
     yield Job("soak", [nsacheck, "cache", "--soak", "5000", "--codes", "both", "--threads", "2"])
 
@@ -157,12 +159,13 @@ class Bench(Ranks):
     """nsa-bench prints a line for each run over ranks; one without a time has the reason in its place."""
 
     def count(self, text):
-        lines = re.findall(r"^(?:forward|backward|back_saved) .* ranks .*$", text, re.MULTILINE)
-        self.passed = sum(" sustained" in line for line in lines)
+        lines = re.findall(r"^(?:forward|backward|back_saved|decode) .* ranks .*$", text, re.MULTILINE)
+        self.passed = sum(" sustained" in line or " with append" in line for line in lines)
         self.skipped = max(len(lines) - self.passed, not lines)
 
 
 RANK_TOKENS = "64k,128k,512k,1M"
+RANK_CONTEXTS = "65536,131072,524288,1048576"
 
 
 def ranks_jobs(options):
@@ -174,6 +177,8 @@ def ranks_jobs(options):
     for tokens in ("4k", "64k", "128k"):
         yield Ranks(f"check {tokens}", [*check, "--ranks", most, "--tokens", tokens, "--repeat", "20", "--backward"], environment)
     yield Ranks("check random", [*check, "--ranks", most, "--random", "20", "--backward"], environment)
+    yield Ranks("check cache", [*check, "cache", "--ranks", most, "--random", "40", "--longest", "3000", "--codes", "any",
+                                "--timeout", "60"], environment)
     for fault in ("kill", "stall", "mismatch"):
         yield Ranks(f"fault {fault}", [*check, "--ranks", most, "--fault", fault, "--timeout", "5"], environment)
     for command, fill in itertools.product(("forward", "backward"), ("random", "correlated")):
@@ -181,6 +186,11 @@ def ranks_jobs(options):
         yield Bench(f"bench {command} {fill}", [
             options.folder / "nsa-bench", command, "--ranks", ",".join(["1", *sizes]), "--tokens", RANK_TOKENS,
             "--filter", f"*fill={fill}:*", "--csv", options.logs.resolve() / "ranks.csv", *cache], environment)
+
+
+    yield Bench("bench decode", [
+        options.folder / "nsa-bench", "decode", "--ranks", ",".join(["1", *sizes]), "--contexts", RANK_CONTEXTS, "--batches", "1,16",
+        "--csv", options.logs.resolve() / "ranks-decode.csv", *cache], environment)
 
 
 def tokens_text(problem):

@@ -130,6 +130,10 @@ static fake_matrix matrix_of(const void *data, const descriptor *layout, int32_t
                         .transposed = transposed };
 }
 
+static _Thread_local fake_product product;
+
+const fake_product *fake_cuda_product(void) { return &product; }
+
 nsai_cublas_status cublasLtMatmul(nsai_cublaslt_handle handle, nsai_cublaslt_desc desc,
                                   const void *alpha, const void *a, nsai_cublaslt_layout a_layout,
                                   const void *b, nsai_cublaslt_layout b_layout, const void *beta,
@@ -142,15 +146,16 @@ nsai_cublas_status cublasLtMatmul(nsai_cublaslt_handle handle, nsai_cublaslt_des
       !fits(desc, a_layout, b_layout, d_layout))
     return 7;
   const int32_t *transposed = ((const descriptor *)desc)->transposed;
+  product = (fake_product){ .a = matrix_of(a, a_layout, transposed[0]),
+                            .b = matrix_of(b, b_layout, transposed[1]),
+                            .c = matrix_of(c, c_layout, 0),
+                            .d = matrix_of(d, d_layout, 0),
+                            .alpha = *(const float *)alpha,
+                            .beta = *(const float *)beta,
+                            .workspace = workspace,
+                            .workspace_bytes = workspace_bytes };
   pthread_mutex_lock(&fake_cuda_lock);
-  fake_cuda_record()->product = (fake_product){ .a = matrix_of(a, a_layout, transposed[0]),
-                                                .b = matrix_of(b, b_layout, transposed[1]),
-                                                .c = matrix_of(c, c_layout, 0),
-                                                .d = matrix_of(d, d_layout, 0),
-                                                .alpha = *(const float *)alpha,
-                                                .beta = *(const float *)beta,
-                                                .workspace = workspace,
-                                                .workspace_bytes = workspace_bytes };
+  fake_cuda_record()->product = product;
   pthread_mutex_unlock(&fake_cuda_lock);
   fake_cuda_enqueue(&launch, NULL);
   return 0;

@@ -97,6 +97,9 @@ fake_cuda_state *fake_cuda_record(void);
 /* Within the module: protects the clocks and the last product. */
 extern pthread_mutex_t fake_cuda_lock;
 
+/* Within the module: the product that this thread performs. */
+const fake_product *fake_cuda_product(void);
+
 /* Performs a launch: records it and advances the clock. */
 void fake_cuda_enqueue(const fake_cuda_launch *launch, const void *params);
 

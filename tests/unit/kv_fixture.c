@@ -49,6 +49,7 @@ static void make_cache(kv_fixture *w) {
   const nsai_model *g = &w->model;
   bool paged = w->options.page_size > 0;
   int64_t rows = paged ? KV_PAGES : KV_SEQS + 1, tokens = paged ? w->options.page_size : KV_MAX_LEN;
+  const int64_t entry_rows = w->options.ranks ? KV_ENTRY_PAGES : rows;
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
     if (!nsai_reads_pair(g, pair)) continue;
     bool ring = w->options.ring && pair == NSA_WIN;
@@ -58,12 +59,13 @@ static void make_cache(kv_fixture *w) {
   }
   const bool codes = w->options.cmp_codes;
   if (g->norm_block)
-    w->k_norm = cache_tensor(w, false, rows, tokens / g->norm_stride, g->head_dim_qk);
-  if (g->by == NSAI_BY_INDEX) w->k_idx = tensor_of_heads(w, codes, rows, tokens, 1, g->index_dim);
+    w->k_norm = cache_tensor(w, false, entry_rows, tokens / g->norm_stride, g->head_dim_qk);
+  if (g->by == NSAI_BY_INDEX)
+    w->k_idx = tensor_of_heads(w, codes, entry_rows, tokens, 1, g->index_dim);
   if (!nsai_compresses(g)) return;
-  w->cache.k_cmp = cache_tensor(w, codes, rows, tokens / g->stride, g->head_dim_qk);
+  w->cache.k_cmp = cache_tensor(w, codes, entry_rows, tokens / g->stride, g->head_dim_qk);
   if (g->keys_only) return;
-  w->cache.v_cmp = cache_tensor(w, codes, rows, tokens / g->stride, g->head_dim_v);
+  w->cache.v_cmp = cache_tensor(w, codes, entry_rows, tokens / g->stride, g->head_dim_v);
 }
 
 /* A scale that is no power of two: rounding by it, and by its reciprocal, shows. */
@@ -94,6 +96,7 @@ static void make_scales(kv_fixture *w) {
 }
 
 int32_t kv_new_page(kv_fixture *w) {
+  if (w->freed_count) return w->freed[--w->freed_count];
   assert_true(w->pages_used < KV_PAGES);
   return w->pages_used++ * 27 % KV_PAGES; /* 27 is odd: every page once */
 }
@@ -111,12 +114,14 @@ void kv_copy_page(kv_fixture *w, int32_t from, int32_t to) {
 /* ---- the fixture ---- */
 
 static nsa_plan *make_plan(const kv_fixture *w, int32_t op, int32_t max_q_len) {
-  nsa_problem p =
-      INIT(nsa_problem, .op = op, .page_size = w->options.page_size, .max_seqs = KV_SEQS,
-           .max_tokens = KV_MAX_TOKENS, .max_kv_len = KV_MAX_LEN, .max_q_len = max_q_len,
-           .window_ring = w->options.ring, .kv_dtype = w->options.kv_codes ? NSA_E4M3 : 0,
-           .cmp_dtype = w->options.cmp_codes ? NSA_E4M3 : 0,
-           .index_lse = w->model.by == NSAI_BY_INDEX && op != NSA_OP_APPEND);
+  nsa_problem p = INIT(nsa_problem, .op = op, .page_size = w->options.page_size,
+                       .max_seqs = KV_SEQS, .max_tokens = KV_MAX_TOKENS, .max_kv_len = KV_MAX_LEN,
+                       .max_q_len = max_q_len, .window_ring = w->options.ring,
+                       .selection = op == NSA_OP_DECODE ? w->options.decode_selection : 0,
+                       .ranks = w->options.ranks, .unit_tokens = w->options.unit_tokens,
+                       .kv_dtype = w->options.kv_codes ? NSA_E4M3 : 0,
+                       .cmp_dtype = w->options.cmp_codes ? NSA_E4M3 : 0,
+                       .index_lse = w->model.by == NSAI_BY_INDEX && op != NSA_OP_APPEND);
   nsa_plan *plan = machine_plan(w->ctx, &p);
   return plan;
 }
@@ -142,12 +147,13 @@ void kv_init(kv_fixture *w, const machine_request *model, const kv_options *opti
   w->ctx = machine_context(yaml, options->model, false);
   w->model = w->ctx->config->model;
   w->append = make_plan(w, NSA_OP_APPEND, options->ring ? KV_CHUNK : 0);
-  w->prefill = make_plan(w, NSA_OP_PREFILL, options->ring ? KV_CHUNK : 0);
+  if (!options->ranks) w->prefill = make_plan(w, NSA_OP_PREFILL, options->ring ? KV_CHUNK : 0);
   w->decode = make_plan(w, NSA_OP_DECODE, KV_STEP);
   w->exec = (nsa_exec)NSA_EXEC_INIT;
   const nsa_plan *const plans[] = { w->append, w->prefill, w->decode };
   for (int i = 0; i < 3; i++) {
     nsa_caps caps = NSA_CAPS_INIT;
+    if (!plans[i]) continue;
     machine_expect("nsa_plan_caps", nsa_plan_caps(plans[i], &caps), NSA_OK, NULL);
     if (caps.workspace_bytes > w->exec.workspace_bytes)
       w->exec.workspace_bytes = caps.workspace_bytes;
@@ -156,7 +162,7 @@ void kv_init(kv_fixture *w, const machine_request *model, const kv_options *opti
   assert_non_null(w->exec.workspace);
   toy_init(&w->toy, &w->model, seqs, lengths, lengths);
   for (int s = 0; s < KV_SEQS; s++)
-    for (int i = 0; i < KV_MAX_LIST; i++) w->page[s][i] = NOWHERE;
+    for (int i = 0; i < KV_MAX_LIST; i++) w->page[s][i] = w->entry_page[s][i] = NOWHERE;
   make_cache(w);
   make_scales(w);
 }
@@ -231,14 +237,55 @@ static nsa_tensor gather(kv_call *c, const nsa_tensor *all) {
 static void take_pages(kv_call *c) {
   kv_fixture *w = c->fixture;
   for (int s = 0; s < w->seqs; s++)
-    while (w->page_count[s] * w->options.page_size < kv_len_of(c, s))
+    while (w->page_count[s] * w->options.page_size < kv_len_of(c, s)) {
+      if (w->options.ranks) /* 19 is no factor of it: every page once */
+        w->entry_page[s][w->page_count[s]] = w->entry_pages_used++ * 19 % KV_ENTRY_PAGES;
+      assert_true(w->entry_pages_used <= KV_ENTRY_PAGES);
       w->page[s][w->page_count[s]++] = kv_new_page(w);
+    }
+}
+
+/* Tokens before a sequence's new ones that each rank must have. */
+static int32_t kept_tokens(const kv_fixture *w) {
+  const nsai_model *g = &w->model;
+  int32_t most = w->options.ring ? 0 : g->window;
+  if (nsai_phi_runs(g) && g->block > most) most = g->block;
+  if (g->norm_block > most) most = g->norm_block;
+  return most ? most - 1 : 0;
+}
+
+static void poison_page(kv_fixture *w, int32_t page) {
+  for (int i = 0; i < 2 * NSA_BRANCHES; i++) {
+    const nsa_tensor *t = i % 2 ? &w->cache.v[i / 2] : &w->cache.k[i / 2];
+    if (t->data && !(w->options.ring && i / 2 == NSA_WIN))
+      memset(element(t, page * t->stride[0]), 0xff, bytes_of(t, t->stride[0]));
+  }
+}
+
+/* Gives back the pages of other ranks' units which the call does not need, before those that it needs are
+ * taken. */
+static void free_pages(kv_call *c) {
+  kv_fixture *w = c->fixture;
+  const int32_t size = w->options.page_size;
+  for (int s = 0; s < w->seqs && w->options.ranks; s++)
+    for (int32_t i = 0; i < w->page_count[s] && !is_padded(c, s); i++) {
+      const bool own = i * size / w->options.unit_tokens % w->options.ranks == w->options.rank;
+      if (own || w->page[s][i] < 0 || (i + 1) * size > c->at[s] - kept_tokens(w)) continue;
+      poison_page(w, w->page[s][i]);
+      w->freed[w->freed_count++] = w->page[s][i];
+      w->page[s][i] = -1;
+    }
 }
 
 static void make_lists(kv_call *c) {
   kv_fixture *w = c->fixture;
   nsa_batch *b = &c->batch;
+  free_pages(c);
   take_pages(c);
+  if (w->options.ranks) {
+    b->entry_table = toy_tensor(&c->memory, NSA_I32, 2, w->seqs, KV_MAX_LIST, 0);
+    memcpy(b->entry_table.data, w->entry_page, (size_t)w->seqs * sizeof w->entry_page[0]);
+  }
   if (!w->options.lists) {
     b->block_table = toy_tensor(&c->memory, NSA_I32, 2, w->seqs, KV_MAX_LIST, 0);
     memcpy(b->block_table.data, w->page, (size_t)w->seqs * sizeof w->page[0]);

@@ -16,21 +16,25 @@
 #define KV_MAX_LEN 144 /* tokens of a sequence; 9 pages of 16 */
 #define KV_MAX_LIST 16 /* pages in a sequence's list, including those that must not be read */
 #define KV_MAX_TOKENS 256
-#define KV_STEP 8   /* max_q_len of the decode plan */
-#define KV_CHUNK 40 /* max_q_len of the other plans, with rings */
-#define KV_RING 59  /* tokens of a ring: w + KV_CHUNK - 1 */
+#define KV_ENTRY_PAGES 48 /* over ranks: of entries, coarse keys and index keys */
+#define KV_STEP 8         /* max_q_len of the decode plan */
+#define KV_CHUNK 40       /* max_q_len of the other plans, with rings */
+#define KV_RING 59        /* tokens of a ring: w + KV_CHUNK - 1 */
 
 /* How the cache is laid out in memory. */
 typedef struct kv_options {
-  int32_t page_size;    /* problem.page_size */
-  bool hnd;             /* heads before tokens */
-  bool lists;           /* page_indptr and page_indices, not a table */
-  bool ring;            /* with per_branch */
-  bool slots;           /* rows are assigned from the last one on; else sequence s has row s */
-  bool kv_codes;        /* raw pairs in e4m3 */
-  bool cmp_codes;       /* entries, or index keys, in e4m3 */
-  bool head_scales;     /* a scale for each KV head, not one for all */
-  const char *model[4]; /* overrides of the configuration, NULL-terminated */
+  int32_t page_size; /* problem.page_size */
+  bool hnd;          /* heads before tokens */
+  bool lists;        /* page_indptr and page_indices, not a table */
+  bool ring;         /* with per_branch */
+  bool slots;        /* rows are assigned from the last one on; else sequence s has row s */
+  bool kv_codes;     /* raw pairs in e4m3 */
+  bool cmp_codes;    /* entries, or index keys, in e4m3 */
+  bool head_scales;  /* a scale for each KV head, not one for all */
+  int32_t ranks, unit_tokens; /* raw pages lie on ranks, of which the fixture is `rank`; no lists */
+  int32_t rank;
+  int32_t decode_selection; /* problem.selection of the decode plan */
+  const char *model[4];     /* overrides of the configuration, NULL-terminated */
 } kv_options;
 
 typedef struct kv_fixture {
@@ -52,7 +56,10 @@ typedef struct kv_fixture {
   int32_t len[KV_SEQS]; /* tokens that the cache holds */
   int32_t page[KV_SEQS][KV_MAX_LIST];
   int32_t page_count[KV_SEQS];
-  int32_t pages_used; /* pages are assigned in a scattered order */
+  int32_t pages_used;                   /* pages are assigned in a scattered order */
+  int32_t freed[KV_PAGES], freed_count; /* over ranks: pages that were given back, which are NaN */
+  int32_t entry_page[KV_SEQS][KV_MAX_LIST];
+  int32_t entry_pages_used;
 } kv_fixture;
 
 /* Rows, and every size of a page. */

@@ -106,6 +106,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   const nsai_model *m = &p->model;
   const nsai_tiles one = shape(ONE_PER_SM);
   nsai_legal_common(p, reasons);
+  nsai_decode_legal_ranks(p, reasons);
   nsai_legal_ranking(p, "decode_split_kv", reasons);
   nsai_decode_legal_codes(p, reasons);
   if (nsai_target_major(t) != 9)

@@ -94,6 +94,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   const int before = reasons->count;
   const nsai_tiles least = tiles_of(1, 4, 2);
   nsai_legal_common(p, reasons);
+  nsai_decode_legal_ranks(p, reasons);
   if (nsai_ranks_by_branch(m) || nsai_compresses_values(m) || m->window)
     nsai_refuse(reasons,
                 "the model has branches beside the selected one, or ranks blocks by its compressed "

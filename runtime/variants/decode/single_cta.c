@@ -65,6 +65,7 @@ static int64_t most_items(const nsai_problem *p, const nsai_target *t) {
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   const nsai_tiles least = nsai_decode_stream_tiles(4, 2, 1);
   nsai_legal_common(p, reasons);
+  nsai_decode_legal_ranks(p, reasons);
   nsai_legal_ranking(p, "decode_split_kv", reasons);
   if (p->selection != NSA_SELECT_TOPN || p->max_probe_rows)
     nsai_refuse(reasons,

@@ -8,9 +8,14 @@
  * kernels of a prefill rank them: select_normalizer, select_importance and select_topn take the place
  * of decode_split_kv_select, and decode_split_kv_compressed runs for the branch's output alone. Of an
  * index select_index_scores and select_topn do, and there is no compressed branch.
+ *
+ * Over ranks every rank does all of this with the same queries but for the selected branch, of which it
+ * attends to the blocks that it holds: decode_split_kv_partial, an exchange, and decode_split_kv_combine
+ * bring the ranks' results together.
  */
 #include "base/math.h"
 #include "plan/context.h"
+#include "ranks/comm.h"
 #include "variants/decode/batch.h"
 #include "variants/decode/params.h"
 #include "variants/decode/ranking.h"
@@ -32,6 +37,7 @@ enum {
   PROBE,
   IMPORTANCE, /* or index scores, as PROBE */
   TOPN,
+  PARTIAL,
   NORMALIZER,
   KERNELS = NORMALIZER + NSAI_NORMALIZER_KERNELS
 };
@@ -42,11 +48,12 @@ enum {
   CARRIES,      /* f32 [items, splits, consumer groups, rows] */
   ATTEND_O,     /* f32 [T, Hkv, splits, G, Dv] */
   ATTEND_STATS, /* f32 [T, Hkv, splits, G, 2] */
+  GATHERED,     /* f32 [ranks, exchanged_floats] */
   NORMALIZED,   /* those of select_normalizer */
   BUFFERS = NORMALIZED + NSAI_NORMALIZER_BUFFERS
 };
 
-#define COMBINE_THREADS 256 /* what decode_split_kv_combine asserts */
+#define COMBINE_THREADS 256 /* what decode/sum_splits.cuh asserts */
 
 static uint32_t scan_shared(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   const int32_t rows = nsai_decode_tile_rows(p, t);
@@ -266,6 +273,11 @@ static void specify_select(const nsai_request *r, nsai_kernel_spec *spec) {
                                                                            : 4);
 }
 
+/* The kernels that take an NsaiRanksDecode. */
+static void add_ranks(nsai_kernel_spec *spec, const nsai_problem *p) {
+  if (p->ranks) nsai_constant_add(spec, "kRanks", 1);
+}
+
 static void specify_attend(const nsai_request *r, nsai_kernel_spec *spec) {
   const nsai_problem *p = r->problem;
   *spec = (nsai_kernel_spec){ .entry = "decode_split_kv_attend",
@@ -280,16 +292,20 @@ static void specify_attend(const nsai_request *r, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kWindow", p->model.window);
   nsai_constant_add(spec, "kRing", p->window_ring);
   nsai_decode_raw_codes_add(spec, p);
+  add_ranks(spec, p);
 }
 
 /* CTAs of decode_split_kv_combine on a multiprocessor. Four leave 64 registers, which are too few
  * for O of 128 columns where a group is no power of two (NVRTC 13.0, sm_90a, bf16: groups of 9 to
- * 14, 20, 24, 28, 40, 48 and 56 spill 8 bytes; widths of 40 to 120, 192 and 256 do not). */
+ * 14, 20, 24, 28, 40, 48 and 56 spill 8 bytes; widths of 40 to 120, 192 and 256 do not). Over ranks the
+ * places of their results take registers as well: with 128 columns groups of 16 would spill 104 bytes, and
+ * on sm_120, where it is three, groups of 4 16 bytes. */
 static int32_t combine_ctas(const nsai_problem *p, const nsai_target *t) {
   const nsai_model *m = &p->model;
   if (t->register_fallback) return 2;
   const bool whole = m->heads / m->kv_heads == nsai_padded_group(m);
-  return nsai_decode_has_wgmma(p, t) && (whole || m->head_dim_v != 128) ? 4 : 3;
+  const bool four = nsai_decode_has_wgmma(p, t) && (whole || m->head_dim_v != 128);
+  return (four ? 4 : 3) - (p->ranks > 0);
 }
 
 static void specify_combine(const nsai_request *r, nsai_kernel_spec *spec) {
@@ -303,6 +319,20 @@ static void specify_combine(const nsai_request *r, nsai_kernel_spec *spec) {
   nsai_gate_add(spec, r->problem);
   nsai_constant_add(spec, "kRowLanes", 32 / nsai_decode_warp_rows(m));
   nsai_constant_add(spec, "kMinBlocks", combine_ctas(r->problem, r->target));
+  add_ranks(spec, r->problem);
+}
+
+static void specify_partial(const nsai_request *r, nsai_kernel_spec *spec) {
+  const nsai_model *m = &r->problem->model;
+  *spec = (nsai_kernel_spec){ .entry = "decode_split_kv_partial",
+                              .dtype = m->dtype,
+                              .threads = COMBINE_THREADS,
+                              .compile_cost = 250 };
+  nsai_decode_work_add(spec, r);
+  nsai_constant_add(spec, "kHeadDimV", m->head_dim_v);
+  nsai_constant_add(spec, "kRowLanes", 32 / nsai_decode_warp_rows(m));
+  nsai_constant_add(spec, "kMinBlocks", combine_ctas(r->problem, r->target));
+  add_ranks(spec, r->problem);
 }
 
 static bool has_index(const nsai_problem *p) { return p->model.by == NSAI_BY_INDEX; }
@@ -340,11 +370,17 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
     specify_select(&scan, &kernel[SELECT]);
   if (m->select_count || m->window) specify_attend(&attend, &kernel[ATTEND]);
   specify_combine(r, &kernel[COMBINE]);
+  if (p->ranks && m->select_count) specify_partial(r, &kernel[PARTIAL]);
   if (p->max_probe_rows) nsai_step_scores_specify(r, true, &kernel[PROBE]);
 }
 
 static const nsai_kernel_spec *present(const nsai_kernel_spec *spec) {
   return spec->entry ? spec : NULL;
+}
+
+/* Floats of a rank's result of the selected branch; the next rank's begins on 16 bytes. */
+static int64_t exchanged_floats(const nsai_problem *p, int64_t tokens) {
+  return nsai_round_up(NSAI_PRODUCT(tokens, p->model.heads, p->model.head_dim_v + 2), 4);
 }
 
 static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
@@ -365,6 +401,8 @@ static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
   if (out->bytes[POOLED])
     out->bytes[CARRIES] =
         NSAI_PRODUCT(most.scan_results, nsai_decode_scan_groups(p, scan), rows, 4);
+  if (kernel[PARTIAL].entry)
+    out->bytes[GATHERED] = NSAI_PRODUCT(p->ranks, exchanged_floats(p, p->max_tokens), 4);
   if (!m->select_count && !m->window) return;
   out->bytes[ATTEND_O] = NSAI_PRODUCT(most.attend_results, group, m->head_dim_v, 4);
   out->bytes[ATTEND_STATS] = NSAI_PRODUCT(most.attend_results, group, 2, 4);
@@ -380,7 +418,8 @@ static nsai_decode_split split_of(const nsai_run *run, const nsai_form *form) {
   return nsai_decode_split_make(&sizes);
 }
 
-/* `p` is the first member of an NsaiCodedDecode, which kernels with codes take. */
+/* `p` is the first member of an NsaiCodedDecode, which kernels with codes take, and that is the first of an
+ * NsaiRanksDecode. */
 static nsa_status launch(const nsai_run *run, const nsai_kernel *kernel, int64_t grid,
                          const NsaiDecode *p) {
   return nsai_launch(run->queue, kernel, (uint64_t)grid, 1, p);
@@ -396,23 +435,42 @@ static nsa_status sort_lists(const nsai_run *run, const nsai_kernel *kernel, Nsa
   return NSA_OK;
 }
 
+/* decode_split_kv_combine, or decode_split_kv_partial. */
 static nsa_status combine(const nsai_run *run, const nsai_kernel *kernel, const NsaiDecode *p) {
   const nsai_model *m = &run->plan->problem.model;
   const int64_t rows = kernel->threads / 32 * nsai_decode_warp_rows(m) / p->row_warps;
   return launch(run, kernel, nsai_ceil_div(run->sizes.tokens * m->heads, rows), p);
 }
 
-static NsaiCodedDecode params_of(const nsai_run *run, const nsai_form *form,
+/* Brings the ranks' results of the selected branch to every rank. */
+static nsa_status exchange(const nsai_run *run, const nsai_kernel *kernel,
+                           const NsaiRanksDecode *p) {
+  const float *mine = p->gathered + p->rank * p->rank_stride;
+  NSAI_TRY(combine(run, kernel, &p->coded.decode));
+  nsai_queue_break(run->queue); /* the next kernel waits for the gather */
+  return nsai_comm_all_gather(run->comm, mine, p->gathered, (uint64_t)p->rank_stride * 4,
+                              run->queue->stream);
+}
+
+static NsaiRanksDecode params_of(const nsai_run *run, const nsai_form *form,
                                  const nsai_decode_split *split) {
-  NsaiCodedDecode coded = nsai_decode_params(run, split);
-  NsaiDecode *p = &coded.decode;
+  const nsai_problem *problem = &run->plan->problem;
+  NsaiRanksDecode ranks = { .coded = nsai_decode_params(run, split) };
+  NsaiDecode *p = &ranks.coded.decode;
+  if (problem->ranks && nsai_run_has(run, NSA_SEL)) {
+    ranks.gathered = nsai_decode_at(run, form->buffer[GATHERED]);
+    ranks.rank_stride = exchanged_floats(problem, run->sizes.tokens);
+    ranks.rank = nsai_comm_rank(run->comm);
+    ranks.ranks = problem->ranks;
+    ranks.unit_blocks = problem->unit_tokens / problem->model.select_block;
+  }
   p->scan.o = nsai_decode_at(run, form->buffer[SCAN_O]);
   p->scan.stats = nsai_decode_at(run, form->buffer[SCAN_STATS]);
   p->attend.o = nsai_decode_at(run, form->buffer[ATTEND_O]);
   p->attend.stats = nsai_decode_at(run, form->buffer[ATTEND_STATS]);
   p->pooled = nsai_decode_at(run, form->buffer[POOLED]);
   p->carries = nsai_decode_at(run, form->buffer[CARRIES]);
-  return coded;
+  return ranks;
 }
 
 /* Ranks blocks, in chunks of tokens; `lse`: not of an index. */
@@ -458,16 +516,21 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   const nsai_decode_split split = split_of(run, form);
   const bool ranks = nsai_run_selects(run) || nsai_decode_probes(run);
   const bool brought = run->plan->problem.selection != NSA_SELECT_TOPN;
-  NsaiCodedDecode coded = params_of(run, form, &split);
-  NsaiDecode *p = &coded.decode;
+  NsaiRanksDecode over_ranks = params_of(run, form, &split);
+  NsaiDecode *p = &over_ranks.coded.decode;
   (void)span;
   if (!nsai_compresses_values(m))
     p->scan.splits = 0; /* there are no partial results, and no memory for them */
-  if (nsai_run_has(run, NSA_CMP) || (ranks && nsai_ranks_by_branch(m)))
+  if (nsai_run_has(run, NSA_CMP) || (ranks && nsai_ranks_by_branch(m))) {
+    p->batch = nsai_entry_batch(run);
     NSAI_TRY(launch(run, &kernel[COMPRESSED], split.tiles * p->kv_heads * split.scan_splits, p));
+    p->batch = nsai_cache_batch(run);
+  }
   NSAI_TRY(select_blocks(run, form, p));
   if (nsai_run_has(run, NSA_SEL) && brought) NSAI_TRY(sort_lists(run, &kernel[SORT], p));
   if (p->attend.splits) NSAI_TRY(launch(run, &kernel[ATTEND], split.attend_items * p->kv_heads, p));
+  if (run->plan->problem.ranks && nsai_run_has(run, NSA_SEL))
+    NSAI_TRY(exchange(run, &kernel[PARTIAL], &over_ranks));
   NSAI_TRY(combine(run, &kernel[COMBINE], p));
   return nsai_decode_probes(run) ? probe_rows(run, form) : NSA_OK;
 }

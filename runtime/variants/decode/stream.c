@@ -124,3 +124,11 @@ void nsai_decode_legal_codes(const nsai_problem *p, nsai_reasons *reasons) {
         "problem.cmp_dtype is e4m3 and problem.kv_dtype is not, for which it has no pipeline: "
         "take decode_split_kv");
 }
+
+void nsai_decode_legal_ranks(const nsai_problem *p, nsai_reasons *reasons) {
+  if (p->ranks)
+    nsai_refuse(reasons,
+                "problem.ranks is %d, and one launch has no place for an exchange: take "
+                "decode_split_kv",
+                p->ranks);
+}

@@ -64,4 +64,7 @@ void nsai_decode_raw_codes_add(nsai_kernel_spec *spec, const nsai_problem *probl
  * branches share. */
 void nsai_decode_legal_codes(const nsai_problem *problem, nsai_reasons *reasons);
 
+/* Refuses a cache whose raw tokens lie on several ranks. */
+void nsai_decode_legal_ranks(const nsai_problem *problem, nsai_reasons *reasons);
+
 #endif /* NSAI_VARIANTS_DECODE_STREAM_H */

@@ -59,8 +59,8 @@ static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
   const nsai_model *m = &run->plan->problem.model;
   const nsa_io *io = run->io;
-  const NsaiIndexCodedAppend params = nsai_append_params(run);
-  const NsaiAppend append = params.indexed.normed.coded.append;
+  const NsaiRanksAppend params = nsai_append_params(run);
+  const NsaiAppend append = params.append.indexed.normed.coded.append;
   const int64_t rows = product_rows(m, run->sizes.tokens, run->sizes.num_seqs);
   const NsaiView k_rows = nsai_buffer_view(run, form->buffer[K_CMP], m->kv_heads, m->head_dim_qk);
   const NsaiView v_rows = nsai_buffer_view(run, form->buffer[V_CMP], m->kv_heads, m->head_dim_v);
@@ -68,7 +68,7 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
                             m->head_dim_qk, rows,         NSAI_PHI_GATHER_K };
   const nsai_phi_pass v = { &io->phi.v,    &io->kv.v[0], &append,          v_rows,
                             m->head_dim_v, rows,         NSAI_PHI_GATHER_V };
-  const NsaiCodedScatterEntries scatter = { .scatter = { .batch = append.batch,
+  const NsaiCodedScatterEntries scatter = { .scatter = { .batch = nsai_entry_batch(run),
                                                          .slot_mapping = append.slot_mapping,
                                                          .entries = nsai_cache_entries(&io->kv),
                                                          .k = k_rows.data,

@@ -37,6 +37,7 @@ void nsai_append_specify(const nsai_problem *p, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kNormStride", m->norm_stride);
   nsai_constant_add(spec, "kIndexDim", m->index_dim);
   nsai_constant_add(spec, "kIndexCodes", m->index_dim && p->cmp_dtype == NSA_E4M3);
+  if (p->ranks) nsai_constant_add(spec, "kRanks", 1);
   nsai_append_add_cache(p, spec);
 }
 
@@ -44,11 +45,14 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_append_specify(r->problem, &kernel[APPEND]);
 }
 
-NsaiIndexCodedAppend nsai_append_params(const nsai_run *run) {
+NsaiRanksAppend nsai_append_params(const nsai_run *run) {
   const nsai_model *m = &run->plan->problem.model;
   const nsa_kv *cache = &run->io->kv, *new_kv = &run->io->new_kv;
-  NsaiIndexCodedAppend out = { 0 };
-  NsaiNormedAppend *normed = &out.indexed.normed;
+  const NsaiCacheBatch entries = nsai_entry_batch(run);
+  NsaiRanksAppend out = { .entry_pages = entries.pages,
+                          .entry_page_stride = entries.page_list_stride };
+  NsaiIndexedAppend *indexed = &out.append.indexed;
+  NsaiNormedAppend *normed = &indexed->normed;
   NsaiAppend *p = &normed->coded.append;
   *p = (NsaiAppend){ .batch = nsai_cache_batch(run),
                      .slot_mapping = run->batch->slot_mapping.data,
@@ -65,14 +69,14 @@ NsaiIndexCodedAppend nsai_append_params(const nsai_run *run) {
   if (m->phi == NSAI_PHI_MEAN) p->entries = nsai_cache_entries(cache);
   if (m->norm_block) normed->norms = nsai_cache_tensor(&run->io->k_norm);
   if (m->by != NSAI_BY_INDEX) return out;
-  out.indexed.index = nsai_cache_tensor(&run->io->k_idx);
-  out.indexed.new_index = nsai_view(&run->io->new_k_idx);
-  out.scale = nsai_entry_scales(run).k;
+  indexed->index = nsai_cache_tensor(&run->io->k_idx);
+  indexed->new_index = nsai_view(&run->io->new_k_idx);
+  out.append.scale = nsai_entry_scales(run).k;
   return out;
 }
 
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
-  const NsaiIndexCodedAppend p = nsai_append_params(run);
+  const NsaiRanksAppend p = nsai_append_params(run);
   (void)span;
   return nsai_launch(run->queue, &form->kernel[APPEND], (uint64_t)run->sizes.tokens, 1, &p);
 }

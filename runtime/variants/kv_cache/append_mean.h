@@ -18,8 +18,8 @@ void nsai_append_specify(const nsai_problem *problem, nsai_kernel_spec *spec);
 /* Adds how entries and pages lie. */
 void nsai_append_add_cache(const nsai_problem *problem, nsai_kernel_spec *spec);
 
-/* A kernel without index keys in codes takes the first member alone, one without index keys that member's
- * first, and so on to NsaiAppend. */
-NsaiIndexCodedAppend nsai_append_params(const nsai_run *run);
+/* A kernel that does not run over ranks takes the first member alone, one without index keys in codes that
+ * member's first, and so on to NsaiAppend. */
+NsaiRanksAppend nsai_append_params(const nsai_run *run);
 
 #endif /* NSAI_VARIANTS_KV_CACHE_APPEND_MEAN_H */

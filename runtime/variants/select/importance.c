@@ -208,7 +208,7 @@ nsa_status nsai_importance_launch(const nsai_run *run, const nsai_kernel *kernel
     return nsai_launch(run->queue, kernel, grid, (uint32_t)x->splits, p);
   /* A kernel that is not of a decode step takes the first member alone, and one without codes that
    * member's first. */
-  NsaiStepImportance step = { .coded = { .cached = { .batch = nsai_cache_batch(run),
+  NsaiStepImportance step = { .coded = { .cached = { .batch = nsai_entry_batch(run),
                                                      .k = nsai_cache_tensor(x->keys),
                                                      .packed = *p },
                                          .k_scale = nsai_entry_scales(run).k },

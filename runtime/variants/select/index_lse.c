@@ -80,7 +80,7 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
                            .scale_log2 = (float)(LOG2E / sqrt((double)m->index_dim)) };
   (void)span;
   if (!nsai_problem_is_cached(problem)) return nsai_launch(run->queue, kernel, grid, 1, &p);
-  const NsaiCachedIndexLse cached = { .batch = nsai_cache_batch(run),
+  const NsaiCachedIndexLse cached = { .batch = nsai_entry_batch(run),
                                       .k = nsai_cache_tensor(&run->io->k_idx),
                                       .k_scale = nsai_entry_scales(run).k,
                                       .packed = p };

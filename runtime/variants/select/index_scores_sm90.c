@@ -90,7 +90,7 @@ static NsaiCacheTensor expanded_keys(const nsai_run *run, const nsai_form *form)
 
 static nsa_status expand(const nsai_run *run, const nsai_form *form) {
   const int64_t longest = nsai_longest_sequence(run);
-  const NsaiExpandTokens p = { .batch = nsai_cache_batch(run),
+  const NsaiExpandTokens p = { .batch = nsai_entry_batch(run),
                                .from.k = nsai_cache_tensor(&run->io->k_idx),
                                .to.k = expanded_keys(run, form),
                                .kv_heads = 1,
@@ -227,7 +227,7 @@ static nsa_status launch_scores(const nsai_run *run, const nsai_form *form, cons
   const uint32_t splits = (uint32_t)nsai_index_splits(run, (int64_t)grid, 1);
   if (nsai_problem_is_cached(&run->plan->problem)) {
     NsaiCachedIndexScoresTma cached = { .packed = p,
-                                        .batch = nsai_cache_batch(run),
+                                        .batch = nsai_entry_batch(run),
                                         .pages = (int)run->io->k_idx.shape[0],
                                         .k_scale = nsai_entry_scales(run).k.data };
     if (expanded) { /* a sequence lies in the row of its number */

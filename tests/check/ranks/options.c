@@ -12,7 +12,20 @@
 
 #define DEFAULT_REPEAT 2
 
-enum { OPT_COMM = 256, OPT_RANDOM, OPT_FAULT, OPT_TIMEOUT, OPT_CACHE_DIR, OPT_SELF_TEST, OPT_TAP };
+#define DEFAULT_LONGEST 400
+#define DEFAULT_SCENARIOS 40
+
+enum {
+  OPT_COMM = 256,
+  OPT_RANDOM,
+  OPT_FAULT,
+  OPT_TIMEOUT,
+  OPT_CACHE_DIR,
+  OPT_SELF_TEST,
+  OPT_TAP,
+  OPT_LONGEST,
+  OPT_CODES
+};
 
 static const struct argp_option options[] = {
   { "comm", OPT_COMM, "KIND", 0,
@@ -26,6 +39,9 @@ static const struct argp_option options[] = {
   { "random", OPT_RANDOM, "COUNT", 0,
     "Random problems of random models: every phi, gate, dtype, layout, ragged packs", 0 },
   { "seed", 's', "N", 0, "Their seed (1)", 0 },
+  { "longest", OPT_LONGEST, "TOKENS", 0, "cache: about the longest sequences (400)", 0 },
+  { "codes", OPT_CODES, "KIND", 0,
+    "cache: what is stored in e4m3: none, kv, cmp, both or any (none)", 0 },
   { "backward", 'b', 0, 0, "Backward passes, too", 0 },
   { "problem", 'p', "STR", 0, "Only this problem, as printed by a failure", 0 },
   { "fault", OPT_FAULT, "LIST", 0,
@@ -68,6 +84,12 @@ static void refuse_idle(const chk_ranks_options *o, struct argp_state *state) {
   const bool listed = o->token_count || o->random >= 0;
   bool ranks = false;
   for (int i = 0; i <= NSA_MAX_RANKS; i++) ranks |= o->with_ranks[i];
+  if (o->cache && (o->token_count || o->backward || o->faults))
+    argp_error(state, "cache has scenarios of its own: leave out --tokens, --backward and --fault");
+  if (!o->cache && (o->longest || o->codes))
+    argp_error(state, "--longest and --codes belong to scenarios of a cache: nsarankcheck cache");
+  if (o->problem && o->cache)
+    argp_error(state, "--problem says whether it is one of a cache: leave out cache");
   if (o->problem && (ranks || listed || o->backward || o->faults))
     argp_error(state,
                "--problem has its own ranks and pass: leave out --ranks, --tokens, --random, "
@@ -82,6 +104,8 @@ static void refuse_idle(const chk_ranks_options *o, struct argp_state *state) {
 
 static void finish(chk_ranks_options *o, struct argp_state *state) {
   refuse_idle(o, state);
+  if (!o->longest) o->longest = DEFAULT_LONGEST;
+  if (o->cache && o->random < 0) o->random = DEFAULT_SCENARIOS;
   if (!o->rank.repeat) o->rank.repeat = DEFAULT_REPEAT;
   if (o->nccl && !multicast_is_off() && !o->list)
     argp_error(state, "--comm nccl needs NVLink multicast off: set NCCL_NVLS_ENABLE=0");
@@ -137,7 +161,17 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case 'v': o->verbose = true; break;
   case OPT_TAP: o->tap = true; break;
   case OPT_SELF_TEST: o->self_test = true; break;
-  case ARGP_KEY_ARG: argp_error(state, "unexpected argument '%s'", value); break;
+  case OPT_LONGEST:
+    o->longest =
+        (int32_t)chk_option_number("longest", value, CHK_CACHE_LEAST_LONGEST, 1 << 20, state);
+    break;
+  case OPT_CODES:
+    o->codes = (chk_cache_codes)nsai_program_word("--codes", value, chk_cache_codes_names, state);
+    break;
+  case ARGP_KEY_ARG:
+    if (strcmp(value, "cache")) argp_error(state, "unexpected argument '%s'", value);
+    o->cache = true;
+    break;
   case ARGP_KEY_END: finish(o, state); break;
   default: return ARGP_ERR_UNKNOWN;
   }
@@ -148,12 +182,15 @@ void chk_ranks_options_read(int argc, char **argv, chk_ranks_options *o) {
   static const struct argp argp = {
     options,
     parse,
-    NULL,
+    "[cache]",
     "Check runs of libnsa over ranks against the run of one rank on the same device: the bits of "
     "o, "
     "lse, block_idx and d_q, and sums of gradients to 1e-6 of the greatest, on a GPU to what fp32 "
     "sums "
-    "in another order allow.\v"
+    "in another order allow. cache: appends and decode steps over a cache whose raw pages lie on "
+    "several "
+    "ranks, the bits of block_idx, of the compressed branch's lse and of every page, the rest to "
+    "rounding.\v"
     "Without --tokens, --random, --problem or --fault the fixed list runs. A problem is one line "
     "of "
     "text, which tests/check/ranks/problem.h describes. Exit status: 0 all passed, 1 failures, 2 "
@@ -228,7 +265,10 @@ static int add_all(const chk_ranks_options *o, chk_ranks_list *list, int32_t ran
   }
   for (int64_t i = turn; i < o->random; i += turns) {
     chk_ranks_problem p;
-    chk_ranks_random(o->seed, i, ranks, o->backward, cpu, &p);
+    if (o->cache)
+      chk_ranks_random_cache(o->seed, i, ranks, o->longest, o->codes, &p);
+    else
+      chk_ranks_random(o->seed, i, ranks, o->backward, cpu, &p);
     if (add(&list->problems, &list->count, &p)) return -1;
   }
   chk_ranks_problem fault;

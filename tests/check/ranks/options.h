@@ -17,6 +17,9 @@ typedef struct chk_ranks_options {
   const char *sets[CHK_RANKS_MOST_SETS + 1];
   int set_count;
   chk_rank_options rank;
+  bool cache; /* scenarios of a cache over ranks */
+  int32_t longest;
+  chk_cache_codes codes;
   bool nccl, backward, list, self_test, tap, verbose;
   bool with_ranks[NSA_MAX_RANKS + 1];
   int64_t tokens[CHK_RANKS_MOST_TOKENS];

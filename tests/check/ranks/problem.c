@@ -68,6 +68,19 @@ static int read_field(const char *field, size_t length, chk_ranks_problem *p) {
   return 0;
 }
 
+static int parse_cache(const char *text, chk_ranks_problem *p, char *error, size_t size) {
+  if (chk_cache_case_parse(text, &p->cache, error, size)) return -1;
+  if (p->layout != NSA_SHARD_ZIGZAG || p->alignment) {
+    snprintf(error, size, "a cache over ranks has no split and no align");
+    return -1;
+  }
+  if (p->cache.kind != CHK_CACHE_DECODE || p->cache.large || p->cache.spread || p->cache.force) {
+    snprintf(error, size, "of caches only decode runs over ranks, without large, spread and force");
+    return -1;
+  }
+  return 0;
+}
+
 int chk_ranks_parse(const char *text, chk_ranks_problem *p, char *error, size_t size) {
   *p = (chk_ranks_problem){ .ranks = 2, .layout = NSA_SHARD_ZIGZAG };
   int status;
@@ -80,6 +93,8 @@ int chk_ranks_parse(const char *text, chk_ranks_problem *p, char *error, size_t 
              text);
     return -1;
   }
+  p->is_cache = chk_cache_case_is(text);
+  if (p->is_cache) return parse_cache(text, p, error, size);
   if (nsai_verify_case_parse(text, &p->c, error, size)) return -1;
   if (p->c.kind != NSAI_VERIFY_FORWARD && p->c.kind != NSAI_VERIFY_BACKWARD) {
     snprintf(error, size, "only fwd and bwd run over ranks");
@@ -94,6 +109,11 @@ int chk_ranks_parse(const char *text, chk_ranks_problem *p, char *error, size_t 
 
 void chk_ranks_print(const chk_ranks_problem *p, char *text, size_t size) {
   char c[NSAI_VERIFY_CASE_TEXT];
+  if (p->is_cache) {
+    chk_cache_case_print(&p->cache, c, sizeof c);
+    snprintf(text, size, "ranks=%d:%s", p->ranks, c);
+    return;
+  }
   nsai_verify_case_print(&p->c, c, sizeof c);
   snprintf(text, size, "ranks=%d:split=%s:align=%lld:%s", p->ranks,
            split_names[p->layout - NSA_SHARD_ZIGZAG], (long long)p->alignment, c);
@@ -159,6 +179,16 @@ void chk_ranks_random(uint64_t seed, int64_t number, int32_t ranks, bool backwar
   if (backward && pick(&random, 0, 1)) draw_backward(&random, c);
   if (pick(&random, 0, 3) == 0) p->layout = pick(&random, NSA_SHARD_CONTIGUOUS, NSA_SHARD_GIVEN);
   if (exact && pick(&random, 0, 3)) p->alignment = chk_ranks_stride(c) * pick(&random, 1, 3);
+}
+
+void chk_ranks_random_cache(uint64_t seed, int64_t number, int32_t ranks, int32_t longest,
+                            chk_cache_codes codes, chk_ranks_problem *p) {
+  *p = (chk_ranks_problem){ .ranks = ranks, .layout = NSA_SHARD_ZIGZAG, .is_cache = true };
+  p->cache = CHK_CACHE_CASE_INIT;
+  p->cache.kind = CHK_CACHE_DECODE;
+  p->cache.seed = seed + (uint64_t)number;
+  p->cache.longest = longest;
+  p->cache.codes = codes;
 }
 
 /* ---- shards ---------------------------------------------------------------------------------- */

@@ -9,10 +9,14 @@
  * split is zigzag, contiguous or given (pieces at random begins, by the case's seed, of random
  * ranks). align is nsa_shard_options.alignment, 0: the default. autotune/verify/case.h describes
  * the rest, a fwd or a bwd whose sequences have as many query as KV tokens.
+ *
+ *   ranks=4:cache:decode:seed=7:longest=600    appends and decode steps over a cache whose raw pages
+ *                                              lie on 4 ranks (serve.h); cache/options.h has the fields
  */
 #ifndef CHK_RANKS_PROBLEM_H
 #define CHK_RANKS_PROBLEM_H
 
+#include "cache/options.h"
 #include "verify/case.h"
 
 #include <nsa/ranks.h>
@@ -21,6 +25,8 @@ typedef struct chk_ranks_problem {
   int32_t ranks, layout; /* NSA_SHARD_* */
   int64_t alignment;     /* 0: the default */
   nsai_verify_case c;    /* of all tokens */
+  bool is_cache;         /* instead of all these but for ranks: */
+  chk_cache_case cache;
 } chk_ranks_problem;
 
 #define CHK_RANKS_TEXT (NSAI_VERIFY_CASE_TEXT + 64)
@@ -35,6 +41,10 @@ void chk_ranks_print(const chk_ranks_problem *p, char *text, size_t size);
  * only. */
 void chk_ranks_random(uint64_t seed, int64_t number, int32_t ranks, bool backward, bool exact,
                       chk_ranks_problem *p);
+
+/* The same over a cache, of scenarios of `longest` tokens. */
+void chk_ranks_random_cache(uint64_t seed, int64_t number, int32_t ranks, int32_t longest,
+                            chk_cache_codes codes, chk_ranks_problem *p);
 
 /* The least alignment of a case's model. */
 int64_t chk_ranks_stride(const nsai_verify_case *c);

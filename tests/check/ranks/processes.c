@@ -10,6 +10,7 @@
 #include "ranks/fork.h"
 #include "ranks/merge.h"
 #include "ranks/runners.h"
+#include "ranks/serve.h"
 
 /* What a process does, and what it shares. `outcomes` lies in the shared memory behind the shared.
  */
@@ -20,6 +21,38 @@ typedef struct task {
   const chk_fault *fault; /* NULL: checks */
   chk_shared *shared;
 } task;
+
+/* One problem over a cache on one rank. */
+static void run_cache(const task *t, int32_t rank, chk_plans *plans, const chk_ranks_problem *p) {
+  chk_serve_record record = { 0 };
+  nsai_verify_result *result = &t->shared->result[rank];
+  nsa_ctx *ctx = NULL;
+  *result = (nsai_verify_result){ .outcome = NSAI_VERIFY_PASSED };
+  chk_rank r = { .rank = rank,
+                 .options = &t->runner->rank,
+                 .p = p,
+                 .shared = t->shared,
+                 .plans = plans,
+                 .device = chk_plans_device(plans),
+                 .record = &record,
+                 .result = result };
+  nsa_status status = chk_serve_record_create(plans, r.device, p, &record, result);
+  bool made = !status && result->outcome == NSAI_VERIFY_PASSED;
+  if (made) status = chk_serve_context(plans, p, &ctx);
+  made &= !status;
+  if (made)
+    status = chk_rank_nccl(t->shared, rank, ctx, t->runner->rank.timeout_ms, &r.comm);
+  else
+    (void)chk_shared_meet(t->shared, rank); /* the meeting of chk_rank_nccl */
+  if (status)
+    chk_conclude(status, true, result);
+  else if (made)
+    chk_serve_check(&r);
+  nsa_comm_destroy(r.comm);
+  if (chk_shared_meet(t->shared, rank) && !rank && made && result->outcome == NSAI_VERIFY_PASSED)
+    chk_serve_compare_ranks(t->shared, &record, result);
+  chk_serve_record_destroy(&record);
+}
 
 /* One problem on one rank. */
 static void run_rank(const task *t, int32_t rank, chk_plans *plans, const chk_ranks_problem *p) {
@@ -72,7 +105,10 @@ static void live(void *user, int32_t rank) {
     if (shared->status[i]) goto done; /* all see the same */
   for (int64_t i = 0; i < t->count; i++) {
     const double start = nsai_seconds();
-    run_rank(t, rank, plans, &t->problems[i]);
+    if (t->problems[i].is_cache)
+      run_cache(t, rank, plans, &t->problems[i]);
+    else
+      run_rank(t, rank, plans, &t->problems[i]);
     if (t->fault) break;
     if (!rank) {
       char text[CHK_RANKS_TEXT];

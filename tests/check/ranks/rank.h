@@ -51,6 +51,7 @@ typedef struct chk_rank_options {
   int32_t timeout_ms;             /* 0: the communicator's default */
   const chk_ranks_damage *damage; /* NULL: none */
   bool as_gpu;                    /* with a GPU's bounds on the CPU device, too */
+  int serve_damage;               /* of a problem over a cache: CHK_SERVE_DAMAGE_* (serve.h) */
 } chk_rank_options;
 
 typedef struct chk_rank {
@@ -64,6 +65,8 @@ typedef struct chk_rank {
   /* NULL: the rank makes inputs of its own, which are the whole's in distribution. It then has the
    * memory of its tokens alone, and nothing can be compared. */
   const chk_whole *whole;
+  /* Of a problem over a cache, in place of `whole` (serve.h) */
+  const struct chk_serve_record *record;
   nsai_verify_result *result;
 
   /* set by chk_rank_prepare */

@@ -3,6 +3,8 @@
  */
 #include "ranks/self_test.h"
 
+#include "ranks/serve.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -74,6 +76,7 @@ int chk_ranks_self_test(const chk_plans_options *plans, FILE *out) {
       if (damaged) unnoticed += say(out, damages[i].damage.name, result.outcome == wanted, &result);
     }
   }
+  unnoticed += chk_serve_self_test(plans, out);
   /* A rank that does not fail, where the others must report one. */
   char error[256];
   chk_ranks_problem p;

@@ -8,6 +8,7 @@
 #include "check.h"
 #include "ranks/merge.h"
 #include "ranks/runners.h"
+#include "ranks/serve.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -24,15 +25,17 @@ static void *work(void *argument) {
   thread *t = argument;
   if (t->fault)
     chk_fault_check(&t->rank, t->fault);
+  else if (t->rank.p->is_cache)
+    chk_serve_check(&t->rank);
   else
     chk_rank_check(&t->rank);
   return NULL;
 }
 
-/* The threads of one problem; the comms exist. A thread that cannot be started is a failure that
+/* The threads of one problem; the comms exist. `like`: has what one rank alone computed. A thread that cannot be started is a failure that
  * the others notice by their timeout. */
 static nsa_status run_all(const chk_runner *runner, chk_plans *plans, const chk_ranks_problem *p,
-                          const chk_fault *fault, const chk_whole *whole, nsa_comm **comms,
+                          const chk_fault *fault, const chk_rank *like, nsa_comm **comms,
                           chk_shared *shared) {
   nsa_status status = NSA_OK;
   thread *threads = calloc((size_t)p->ranks, sizeof *threads);
@@ -48,7 +51,8 @@ static nsa_status run_all(const chk_runner *runner, chk_plans *plans, const chk_
                           .plans = plans,
                           .device = &t->device,
                           .comm = comms[i],
-                          .whole = whole,
+                          .whole = like->whole,
+                          .record = like->record,
                           .result = &shared->result[i] };
   }
   for (int32_t i = 0; i < p->ranks; i++) {
@@ -68,12 +72,39 @@ done:
   return status;
 }
 
+/* A problem over a cache. */
+static nsa_status run_cache(const chk_runner *runner, chk_plans *plans, const chk_ranks_problem *p,
+                            nsai_verify_result *result) {
+  nsa_comm *comms[NSA_MAX_RANKS] = { 0 };
+  nsa_comm_options options = NSA_COMM_OPTIONS_INIT;
+  chk_shared *shared = NULL;
+  chk_serve_record record = { 0 };
+  const chk_rank like = { .record = &record };
+  nsa_ctx *ctx = NULL;
+  options.timeout_ms = runner->rank.timeout_ms;
+  nsa_status status = chk_shared_create(p->ranks, &shared);
+  if (!status) status = nsai_verify_device_enter(chk_plans_device(plans));
+  if (!status) status = chk_serve_record_create(plans, chk_plans_device(plans), p, &record, result);
+  const bool made = !status && result->outcome == NSAI_VERIFY_PASSED;
+  if (made) status = chk_serve_context(plans, p, &ctx);
+  if (made && !status) status = nsa_comm_loopback(ctx, p->ranks, &options, comms);
+  if (made && !status) status = run_all(runner, plans, p, NULL, &like, comms, shared);
+  for (int32_t i = 0; made && !status && i < p->ranks; i++) chk_merge(&shared->result[i], result);
+  if (made && !status && result->outcome == NSAI_VERIFY_PASSED)
+    chk_serve_compare_ranks(shared, &record, result);
+  chk_serve_record_destroy(&record);
+  chk_shared_destroy(shared);
+  return status;
+}
+
 static nsa_status run_one(const chk_runner *runner, chk_plans *plans, const chk_ranks_problem *p,
                           const chk_fault *fault, nsai_verify_result *result) {
   nsa_comm *comms[NSA_MAX_RANKS] = { 0 };
   nsa_comm_options options = NSA_COMM_OPTIONS_INIT;
   chk_shared *shared = NULL;
   chk_whole whole = { 0 };
+  const chk_rank like = { .whole = &whole };
+  if (p->is_cache) return run_cache(runner, plans, p, result);
   nsa_status status = chk_shared_create(p->ranks, &shared);
   options.timeout_ms = fault ? fault->timeout_ms : runner->rank.timeout_ms;
   if (!status) status = nsai_verify_device_enter(chk_plans_device(plans));
@@ -82,7 +113,7 @@ static nsa_status run_one(const chk_runner *runner, chk_plans *plans, const chk_
       (chk_plans_device(plans)->driver || runner->rank.as_gpu))
     status = chk_partials_measure(&whole, p);
   if (!status) status = nsa_comm_loopback(whole.trial.plan.ctx, p->ranks, &options, comms);
-  if (!status) status = run_all(runner, plans, p, fault, &whole, comms, shared);
+  if (!status) status = run_all(runner, plans, p, fault, &like, comms, shared);
   if (!status) {
     for (int32_t i = 0; i < p->ranks; i++) chk_merge(&shared->result[i], result);
     if (fault)

@@ -226,7 +226,7 @@ pub struct nsa_problem {
     pub index_lse: i32,
     pub ranks: i32,
     pub max_pieces: i32,
-    pub reserved: i32,
+    pub unit_tokens: i32,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -325,6 +325,7 @@ pub struct nsa_batch {
     pub slots: nsa_tensor,
     pub slot_mapping: nsa_tensor,
     pub shard: *const nsa_shard,
+    pub entry_table: nsa_tensor,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

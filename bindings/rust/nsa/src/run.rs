@@ -124,6 +124,8 @@ impl<'a> Batch<'a> {
         slots: Tensor => slots;
         /// i64 [T], of an append: where each new token goes, or -1.
         slot_mapping: Tensor => slot_mapping;
+        /// i32 [num_seqs, any], of a cache over ranks: the pages of compressed entries.
+        entry_table: Tensor => entry_table;
     }
 }
 

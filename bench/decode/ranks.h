@@ -1,0 +1,35 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsa-bench decode --ranks: times steps over a cache whose raw pages lie on several ranks
+ * (nsa/ranks.h), beside one GPU, which is timed first. Ranks are processes with a GPU each, and NCCL;
+ * on the CPU device they are threads, to try the program out. Each rank times a graph of steps, as one GPU
+ * does (decode.h); the time of a step is that of the slowest rank.
+ */
+#ifndef BENCH_DECODE_RANKS_H
+#define BENCH_DECODE_RANKS_H
+
+#include "decode/decode.h"
+
+#include <nsa/ranks.h>
+
+typedef struct bench_decode_ranks_options {
+  chk_plans_options plans;      /* `device` is the ordinal of rank 0 */
+  bool with[NSA_MAX_RANKS + 1]; /* one GPU is timed in any case */
+  const char *commit;           /* may be empty */
+  bench_decode_options decode;
+} bench_decode_ranks_options;
+
+/* One line a cell and number of ranks: date, commit, device, problem, ranks, unit_tokens (0: one GPU), S,
+ * batch, q_len, page_size, kv_dtype, cmp_dtype, copies, ms_total (a step of nsa_decode), ms_append
+ * (nsa_kv_append and nsa_decode), total_ratio, append_ratio (one GPU's time over this one; empty when it
+ * has none), note (why there is no time). */
+void bench_decode_ranks_csv_header(FILE *out);
+
+/* Times all cells, and prints a line for each to `out`, and to `csv` unless it is NULL. *failed counts
+ * those without a time, except those for which the GPUs have too little memory. NSA_E_NO_DRIVER,
+ * NSA_E_NO_DEVICE: there are too few GPUs. */
+nsa_status bench_decode_ranks(const bench_decode_ranks_options *options, FILE *out, FILE *csv,
+                              int64_t *failed);
+
+#endif /* BENCH_DECODE_RANKS_H */

@@ -1,0 +1,263 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * A cache whose raw pages lie on ranks, which are threads on the CPU device, beside a cache of one rank
+ * that takes the same steps. Blocks, the compressed branch and the window have its bits, the selected
+ * branch is equal to rounding, and all ranks have the same bits. A page that a rank need not have is
+ * gone: it is NaN, or another sequence's.
+ */
+#include "support/cmocka_all.h"
+
+#include "kv_fixture.h"
+
+#include <math.h>
+#include <nsa/ranks.h>
+#include <pthread.h>
+
+#define MOST_RANKS 5
+#define SEQS 4
+static const int32_t lengths[SEQS] = { 144, 70, 5, 97 };
+
+/* The ranks of a case, and one cache with all pages. */
+typedef struct group {
+  int32_t ranks;
+  kv_fixture one;
+  kv_fixture w[MOST_RANKS];
+  nsa_comm *comms[MOST_RANKS];
+} group;
+
+/* What a rank's thread does; cmocka's assertions belong to the main one. */
+typedef struct task {
+  group *g;
+  int32_t rank;
+  kv_call *call; /* NULL: nsa_comm_agree */
+  uint32_t branches;
+  nsa_status status;
+  char error[256];
+} task;
+
+static void *run_task(void *user) {
+  task *t = user;
+  kv_fixture *w = &t->g->w[t->rank];
+  const nsa_plan *const plan = w->decode;
+  nsa_exec exec = w->exec;
+  exec.comm = t->g->comms[t->rank];
+  exec.branches = t->branches;
+  t->status = t->call ? nsa_decode(plan, &exec, &t->call->batch, &t->call->io)
+                      : nsa_comm_agree(exec.comm, &plan, 1, NULL, 0);
+  if (t->status != NSA_OK) snprintf(t->error, sizeof t->error, "%s", nsa_last_error());
+  return NULL;
+}
+
+/* Runs one call on every rank. */
+static void on_all_ranks(const char *what, group *g, kv_call *calls, uint32_t branches) {
+  pthread_t threads[MOST_RANKS];
+  task tasks[MOST_RANKS];
+  for (int32_t r = 0; r < g->ranks; r++) {
+    tasks[r] = (task){ .g = g, .rank = r, .call = calls ? &calls[r] : NULL, .branches = branches };
+    assert_int_equal(pthread_create(&threads[r], NULL, run_task, &tasks[r]), 0);
+  }
+  for (int32_t r = 0; r < g->ranks; r++) assert_int_equal(pthread_join(threads[r], NULL), 0);
+  for (int32_t r = 0; r < g->ranks; r++)
+    if (tasks[r].status) fail_msg("%s: rank %d: %s", what, r, tasks[r].error);
+}
+
+static void group_init(group *g, const machine_request *model, const kv_options *options) {
+  kv_options whole = *options;
+  memset(g, 0, sizeof *g);
+  g->ranks = options->ranks;
+  whole.ranks = whole.unit_tokens = whole.decode_selection = 0;
+  kv_init(&g->one, model, &whole, SEQS, lengths);
+  for (int32_t r = 0; r < g->ranks; r++) {
+    kv_options mine = *options;
+    mine.rank = r;
+    kv_init(&g->w[r], model, &mine, SEQS, lengths);
+  }
+  machine_expect("loopback", nsa_comm_loopback(g->w[0].ctx, g->ranks, NULL, g->comms), NSA_OK,
+                 NULL);
+  on_all_ranks("agree", g, NULL, 0);
+}
+
+static void group_free(group *g) {
+  for (int32_t r = 0; r < g->ranks; r++) nsa_comm_destroy(g->comms[r]);
+  for (int32_t r = 0; r < g->ranks; r++) kv_free(&g->w[r]);
+  kv_free(&g->one);
+}
+
+/* ---- comparing ---- */
+
+/* A tensor beside that of one rank: the same bits, or equal to rounding. */
+static void compare(const char *what, const nsa_tensor *got, const nsa_tensor *want,
+                    double tolerance) {
+  if (!got->data) return;
+  if (tolerance == 0) toy_same(what, got, want, got->shape[0]);
+  for (int64_t row = 0; tolerance > 0 && row < got->shape[0]; row++)
+    for (int64_t e = 0; e < got->stride[0]; e++) {
+      const double x = toy_at(got, row, 0, e), y = toy_at(want, row, 0, e);
+      if (x == y) continue; /* both may be -inf, of a padded row */
+      if (!(fabs(x - y) <= tolerance * (1 + fabs(y))))
+        fail_msg("%s: row %d is %g, expected %g", what, (int)row, x, y);
+    }
+}
+
+/* float32 partial results: 2^-24 of a sum, more of its logarithm. bf16 outputs may round otherwise. */
+static double tolerance_of(const kv_fixture *w) { return w->model.dtype == NSA_F32 ? 2e-6 : 0.008; }
+
+static void compare_rank(const kv_call *c, const nsa_io *want) {
+  const double near = tolerance_of(c->fixture);
+  const nsa_io *got = &c->io;
+  compare("block_idx", &got->block_idx, &want->block_idx, 0);
+  compare("index_lse", &got->index_lse, &want->index_lse, 0);
+  for (int b = 0; b < NSA_BRANCHES; b++) {
+    compare("lse", &got->lse[b], &want->lse[b], b == NSA_SEL ? 2e-6 : 0);
+    compare("o_branch", &got->o_branch[b], &want->o_branch[b], b == NSA_SEL ? near : 0);
+  }
+  compare("o", &got->o, &want->o, near);
+}
+
+/* ---- steps ---- */
+
+/* One step of all sequences, on every rank; `decode`: with the queries of the new tokens. */
+static void step(group *g, const int32_t *q_len, bool decode) {
+  kv_call calls[MOST_RANKS], one;
+  int32_t at[SEQS];
+  for (int s = 0; s < SEQS; s++) at[s] = q_len[s] ? g->one.len[s] : -1;
+  kv_call_init(&one, &g->one, q_len, at);
+  kv_append(&one);
+  if (decode) kv_attend(&one, true);
+  for (int32_t r = 0; r < g->ranks; r++) {
+    kv_call_init(&calls[r], &g->w[r], q_len, at);
+    if (g->w[r].options.decode_selection) calls[r].io.block_idx = one.io.block_idx;
+    kv_append(&calls[r]);
+  }
+  if (decode) on_all_ranks("decode", g, calls, 0);
+  for (int32_t r = 0; r < g->ranks && decode; r++) {
+    compare_rank(&calls[r], &one.io);
+    toy_same_outputs("ranks", &calls[0].io, &calls[r].io, calls[0].tokens);
+  }
+  for (int32_t r = 0; r < g->ranks; r++) kv_call_free(&calls[r]);
+  for (int s = 0; s < SEQS; s++) g->one.len[s] += q_len[s];
+  kv_call_free(&one);
+}
+
+/* Steps of at most `most` tokens of a sequence until every one is at its end. Every third step is a draft
+ * of which a part is rejected. */
+static void walk(group *g, int32_t most, bool decode) {
+  uint32_t random = 11;
+  for (int count = 0;; count++) {
+    int32_t q_len[SEQS], all = 0;
+    for (int s = 0; s < SEQS; s++) {
+      random = random * 1664525u + 1013904223u; /* Numerical Recipes' generator */
+      const int32_t rest = kv_length(&g->one, s) - g->one.len[s];
+      q_len[s] = (int32_t)(random >> 8) % (most + 1);
+      if (q_len[s] > rest || count > 100) q_len[s] = rest < most ? rest : most;
+      all += rest;
+    }
+    if (!all) return;
+    step(g, q_len, decode);
+    for (int s = 0; s < SEQS && decode && count % 3 == 2; s++) g->one.len[s] -= q_len[s] / 2;
+  }
+}
+
+/* A prompt by appends alone, then decode steps. */
+static void run_case(const machine_request *model, const kv_options *options) {
+  static const int32_t prompt[] = { 80, 33, 2, 40 };
+  group g;
+  group_init(&g, model, options);
+  if (options->ring) {
+    step(&g, (const int32_t[]){ 40, 33, 2, 40 }, false);
+    step(&g, (const int32_t[]){ 40, 0, 0, 1 }, false);
+  } else {
+    step(&g, prompt, false);
+  }
+  walk(&g, KV_STEP, true);
+  group_free(&g);
+}
+
+static void test_layouts(void **state) {
+  for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks += ranks < 3 ? 1 : 2)
+    for (int bits = 0; bits < 8; bits++) {
+      const kv_options options = { .page_size = bits & 1 ? 32 : 16,
+                                   .hnd = bits & 1,
+                                   .ring = bits & 2,
+                                   .slots = bits & 2,
+                                   .ranks = ranks,
+                                   .unit_tokens = bits & 4   ? 32
+                                                  : bits & 1 ? 64
+                                                             : 16 };
+      run_case(&(machine_request){ .per_branch = true }, &options);
+      if (!options.ring) run_case(&(machine_request){ 0 }, &options);
+    }
+}
+
+static void test_kinds(void **state) {
+  static const kv_options options = { .page_size = 16, .ranks = 3, .unit_tokens = 16 };
+  static const kv_options codes = { .page_size = 16,
+                                    .ranks = 2,
+                                    .unit_tokens = 16,
+                                    .kv_codes = true,
+                                    .cmp_codes = true,
+                                    .head_scales = true,
+                                    .model = { "model.head_dim_qk=32" } };
+  kv_options blocks = options;
+  blocks.decode_selection = NSA_SELECT_BLOCKS;
+  run_case(&(machine_request){ .phi = NSAI_PHI_LINEAR }, &options);
+  run_case(&(machine_request){ .phi = NSAI_PHI_MLP, .per_branch = true }, &options);
+  run_case(&(machine_request){ .phi = NSAI_PHI_MEAN, .keys_only = true }, &options);
+  run_case(&(machine_request){ .pool = NSAI_POOL_MAX, .normalized = true }, &options);
+  run_case(&kv_indexed, &options);
+  run_case(&(machine_request){ .gate = NSAI_GATE_NONE }, &options);
+  run_case(&(machine_request){ 0 }, &codes);
+  run_case(&(machine_request){ 0 }, &blocks);
+}
+
+static void test_models(void **state) {
+  static const kv_options cases[] = {
+    { .page_size = 16,
+      .ranks = 2,
+      .unit_tokens = 48,
+      .model = { "model.compress.block=48", "model.select.block=48" } },
+    { .page_size = 32, .ranks = 2, .unit_tokens = 32, .model = { "model.select.count=0" } },
+    { .page_size = 16, .ranks = 2, .unit_tokens = 16, .model = { "model.window=0" } },
+    { .page_size = 16, .ranks = 3, .unit_tokens = 16, .model = { "model.dtype=bf16" } },
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    run_case(&(machine_request){ 0 }, &cases[i]);
+}
+
+/* Ranks that divide tokens otherwise would each leave out what the other does. */
+static void test_agreement(void **state) {
+  static const kv_options options = {
+    .page_size = 16, .ranks = 2, .unit_tokens = 16, .model = { "runtime.log_level=off" }
+  };
+  pthread_t threads[2];
+  task tasks[2];
+  group g;
+  group_init(&g, &(machine_request){ 0 }, &options);
+  const nsa_problem other =
+      INIT(nsa_problem, .op = NSA_OP_DECODE, .page_size = 16, .max_seqs = KV_SEQS,
+           .max_tokens = KV_MAX_TOKENS, .max_kv_len = KV_MAX_LEN, .max_q_len = KV_STEP, .ranks = 2,
+           .unit_tokens = 32);
+  nsa_plan_destroy(g.w[1].decode);
+  g.w[1].decode = machine_plan(g.w[1].ctx, &other);
+  for (int32_t r = 0; r < 2; r++) {
+    tasks[r] = (task){ .g = &g, .rank = r };
+    assert_int_equal(pthread_create(&threads[r], NULL, run_task, &tasks[r]), 0);
+  }
+  for (int32_t r = 0; r < 2; r++) assert_int_equal(pthread_join(threads[r], NULL), 0);
+  for (int32_t r = 0; r < 2; r++) {
+    assert_int_equal(tasks[r].status, NSA_E_RANKS);
+    if (!strstr(tasks[r].error, "problem.unit_tokens")) fail_msg("%s", tasks[r].error);
+  }
+  group_free(&g);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_layouts),
+    cmocka_unit_test(test_kinds),
+    cmocka_unit_test(test_models),
+    cmocka_unit_test(test_agreement),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
