@@ -26,8 +26,14 @@
  * that own their tokens, which add them in the order of ranks: every run gives the same bits. A run
  * takes host memory for the list of what travels; without it, NSA_E_NOMEM, the communicator ends.
  *
+ * Hosts. Where equally many successive ranks share each host (nsa_comm_options.host_ranks), a run exchanges
+ * in two levels, so that a row crosses between two hosts once instead of once for every rank. K and V go to
+ * the rank of the same index on other hosts first, and then inside each host. Sums are added up inside a
+ * host first, in the order of its ranks; then their owner adds up those of the hosts, in their order.
+ *
  * Bits. With a shard of the default alignment and the same variants, o, lse, block_idx and d_q are
- * those of one GPU, bit for bit. Gradients of K, V and weights differ by the order of their sums.
+ * those of one GPU, bit for bit. Gradients of K, V and weights differ by the order of their sums: those
+ * of K and V by rounding also where the same ranks share hosts in another number, or one.
  *
  * Gradients of phi and of the gate MLP are partial sums over this rank's tokens. The host adds them
  * over the ranks together with its other weights' gradients.
@@ -49,7 +55,10 @@
  * Workspace beside that of a run without ranks, in bytes, for S tokens of all ranks, at most T tokens and
  * P pieces of one (problem.max_pieces), and w bytes an element:
  *   w (Dk + Dv) Hkv S                for each pair of K and V that the model reads: those of all
- *   4 (Dk + Dv) Hkv (S + (R - 1) T)  likewise, backward: this rank's sums, and those that it receives
+ *   4 (Dk + Dv) Hkv (S + (R - 1) T)  likewise, backward: this rank's sums, and those that it receives.
+ *                                    With hosts of H it receives at most (H - 1) R/H T rows inside its host,
+ *                                    and then (R/H - 1) T in the same memory: no more, so that a plan
+ *                                    need not know the hosts
  *   w (Dk + Dv) Hkv (S/d + 1)        with phi external: the entries of all
  *   4 (Dk + Dv) Hkv (S/d + 1 + (R - 1)(T/d + P))  likewise, backward: sums of the entries
  *   w Di S                           forward with an index: its keys of all
@@ -180,7 +189,9 @@ enum {
 typedef struct nsa_comm_ops {
   uint32_t struct_size;
   int32_t rank, size; /* this rank, and the number of ranks, at most NSA_MAX_RANKS */
-  int32_t host_ranks; /* successive ranks that share a host; no exchange depends on it yet [size] */
+  /* Successive ranks that share a host, a divisor of `size`. All ranks give the same. Runs exchange in two
+   * levels where it is more than 1 and less than `size` [found by nsa_comm_agree] */
+  int32_t host_ranks;
   uint32_t flags;     /* NSA_COMM_* */
   uint32_t reserved;  /* must be 0 */
   void *user;         /* passed to every function */
@@ -201,6 +212,9 @@ typedef struct nsa_comm_ops {
 typedef struct nsa_comm_options {
   uint32_t struct_size;
   int32_t timeout_ms; /* after which calls give up on other ranks [60000] */
+  /* As nsa_comm_ops.host_ranks, which it overrides. The number of ranks: one host, whatever the ranks run
+   * on. [nsa_comm_ops.host_ranks, or found by nsa_comm_agree] */
+  int32_t host_ranks;
 } nsa_comm_options;
 #define NSA_COMM_OPTIONS_INIT NSA_INIT(nsa_comm_options)
 

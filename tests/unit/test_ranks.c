@@ -3,19 +3,23 @@
  *
  * nsa_forward and nsa_backward over ranks that are threads on the CPU device, beside one run of all
  * tokens: the same bits of every output and gradient of query rows; gradients of K, V and weights to
- * 1e-6; the same bits again in every run. And what is refused.
+ * 1e-6; the same bits again in every run. Ranks also play hosts, whose bytes are counted. And what is
+ * refused.
  */
 #include "support/cmocka_all.h"
 
+#include "base/duration.h"
 #include "gradients.h"
 #include "plan/plan.h"
+#include "ranks/comm.h"
 #include "ranks/shard.h"
 #include "run/check_ranks.h"
 
 #include <math.h>
 #include <pthread.h>
+#include <unistd.h>
 
-#define MOST_RANKS 8
+#define MOST_RANKS 16
 #define MOST_OWNED 128
 #define GATE_CHANNELS 24
 #define ALIGNMENT 16
@@ -24,6 +28,19 @@ static const int32_t lengths[] = { 203, 37, 0, 130, 3 };
 #define SEQS 5
 #define TOKENS 373
 #define LONGEST 203
+
+/* A transport between a rank and its loopback communicator, which counts, and at some call fails. */
+enum { WIRE_FAILS = 1, WIRE_STALLS = 2 };
+typedef struct wire {
+  nsa_comm *inner;
+  int32_t rank;
+  int32_t host_ranks; /* by which it counts */
+  int32_t calls;
+  bool runs;                /* not nsa_comm_agree, in which each rank tells all others */
+  uint64_t inside, between; /* bytes sent */
+  bool strays;              /* sends to another index on another host */
+  int32_t fault, at_call;   /* WIRE_*, in this call, from 1 on */
+} wire;
 
 /* A model, and what is cut into ranks. */
 typedef struct world {
@@ -34,7 +51,14 @@ typedef struct world {
   nsa_shard *shard;
   int32_t ranks, layout, alignment;
   nsa_plan *forward, *backward;
+  const nsa_piece *given;
+  int64_t given_count;
   nsa_comm *comms[MOST_RANKS];
+  int32_t host_ranks; /* 0: found; all share this host */
+  bool wired;         /* by wires */
+  int32_t counted;    /* which take so many ranks for a host */
+  wire wires[MOST_RANKS];
+  int32_t timeout_ms;
   bool accumulate;
 } world;
 
@@ -270,7 +294,9 @@ static nsa_status run_rank(rank_state *s) {
   nsa_status status = NSA_OK;
   const nsa_plan *plans[] = { w->forward, w->backward };
   nsa_batch batch = INIT(nsa_batch, .shard = w->shard);
+  w->wires[s->rank].runs = false;
   status = nsa_comm_agree(w->comms[s->rank], plans, 2, w->shard, 0);
+  w->wires[s->rank].runs = true;
   for (int i = 0; i < 2 && !status; i++) {
     nsa_exec exec = INIT(nsa_exec, .comm = w->comms[s->rank]);
     machine_add_workspace(plans[i], &exec);
@@ -369,12 +395,54 @@ static nsa_problem problem_over(const world *w, int32_t op) {
   return problem;
 }
 
+/* ---- wires ---- */
+
+static nsa_status wire_exchange(void *user, const nsa_part *send, int32_t send_count,
+                                const nsa_part *recv, int32_t recv_count, nsa_stream stream) {
+  wire *w = user;
+  if (++w->calls == w->at_call && w->fault == WIRE_FAILS) return NSA_E_IO;
+  if (w->calls == w->at_call && w->fault == WIRE_STALLS)
+    while (nsa_comm_check(w->inner) == NSA_OK) usleep(1000);
+  for (int32_t i = 0; i < send_count && w->runs; i++) {
+    const int32_t to = send[i].rank, h = w->host_ranks;
+    const bool same = to / h == w->rank / h;
+    *(same ? &w->inside : &w->between) += send[i].bytes;
+    w->strays |= !same && to % h != w->rank % h;
+  }
+  return nsai_comm_exchange(w->inner, send, send_count, recv, recv_count, stream);
+}
+
+static nsa_status wire_abort(void *user) {
+  nsai_comm_fail(((wire *)user)->inner, "the wire is cut");
+  return NSA_OK;
+}
+
+/* Puts wires before the communicators. */
+static void open_wires(world *w) {
+  for (int32_t r = 0; r < w->ranks; r++) {
+    const wire old = w->wires[r];
+    w->wires[r] = (wire){ .inner = w->comms[r],
+                          .rank = r,
+                          .host_ranks = w->counted ? w->counted : w->ranks,
+                          .fault = old.fault,
+                          .at_call = old.at_call };
+    const nsa_comm_ops ops =
+        INIT(nsa_comm_ops, .rank = r, .size = w->ranks, .host_ranks = w->host_ranks,
+             .user = &w->wires[r], .exchange = wire_exchange, .abort = wire_abort);
+    machine_expect("nsa_comm_create", nsa_comm_create(w->ctx, &ops, NULL, &w->comms[r]), NSA_OK,
+                   NULL);
+  }
+}
+
 static void open_ranks(world *w) {
   const int64_t long_lengths[SEQS] = { lengths[0], lengths[1], lengths[2], lengths[3], lengths[4] };
   const nsa_shard_options options =
       INIT(nsa_shard_options, .layout = w->layout, .ranks = w->ranks, .num_seqs = SEQS,
-           .lengths = long_lengths, .alignment = w->alignment);
-  const nsa_comm_options brief = INIT(nsa_comm_options, .timeout_ms = 20000);
+           .lengths = long_lengths, .alignment = w->alignment, .given = w->given,
+           .given_count = w->given_count);
+  const nsa_comm_options brief =
+      INIT(nsa_comm_options, .timeout_ms = w->timeout_ms ? w->timeout_ms : 20000,
+           .host_ranks = w->host_ranks);
   machine_expect("nsa_shard_create", nsa_shard_create(w->ctx, &options, &w->shard), NSA_OK, NULL);
   const nsa_problem forward = problem_over(w, NSA_OP_FORWARD),
                     backward = problem_over(w, NSA_OP_BACKWARD);
@@ -382,10 +450,12 @@ static void open_ranks(world *w) {
   w->backward = machine_plan(w->ctx, &backward);
   machine_expect("nsa_comm_loopback", nsa_comm_loopback(w->ctx, w->ranks, &brief, w->comms), NSA_OK,
                  NULL);
+  if (w->wired) open_wires(w);
 }
 
 static void close_ranks(world *w) {
   for (int32_t r = 0; r < w->ranks; r++) nsa_comm_destroy(w->comms[r]);
+  for (int32_t r = 0; w->wired && r < w->ranks; r++) nsa_comm_destroy(w->wires[r].inner);
   nsa_plan_destroy(w->forward);
   nsa_plan_destroy(w->backward);
   nsa_shard_destroy(w->shard);
@@ -521,6 +591,154 @@ static void test_head_groups(void **state) {
   assert_non_null(strstr(text, ":kvh1"));
   machine_expect_story(w.ctx, &p, "K and V of all ranks 59680 bytes");
   close_ranks(&w);
+  world_free(&w);
+}
+
+/* ---- hosts ---- */
+
+static const int32_t hosts_of[][2] = { { 4, 2 }, { 6, 2 },  { 6, 3 },  { 8, 2 },
+                                       { 8, 4 }, { 16, 2 }, { 16, 4 }, { 16, 8 } };
+
+/* Runs over this many ranks, as hosts of `host_ranks`. */
+static void check_hosts(world *w, int32_t ranks, int32_t host_ranks, int32_t layout) {
+  w->host_ranks = host_ranks;
+  check_ranks(w, ranks, layout);
+}
+
+static void sum_wires(const world *w, uint64_t *inside, uint64_t *between, bool *strays) {
+  *inside = *between = 0;
+  *strays = false;
+  for (int32_t r = 0; r < w->ranks; r++) {
+    *inside += w->wires[r].inside;
+    *between += w->wires[r].between;
+    *strays |= w->wires[r].strays;
+  }
+}
+
+/* Every division into hosts: results, calls, and what crosses. */
+static void test_hosts(void **state) {
+  const int agreements = 4; /* two of two rounds */
+  world w;
+  (void)state;
+  world_init(&w, &(machine_request){ 0 });
+  w.alignment = 4; /* 16 ranks have pieces of the two long sequences; the others live on one rank */
+  w.wired = true;
+  for (size_t i = 0; i < sizeof hosts_of / sizeof *hosts_of; i++) {
+    const int32_t ranks = hosts_of[i][0], each = hosts_of[i][1];
+    uint64_t inside, between, one_inside, one_between;
+    bool strays, one_strays;
+    w.counted = each;
+    check_hosts(&w, ranks, each, NSA_SHARD_ZIGZAG);
+    for (int32_t r = 0; r < ranks; r++) /* two levels of K, V, K, V and sums, two runs of each */
+      assert_int_equal(w.wires[r].calls, agreements + 2 * 3 * 2);
+    sum_wires(&w, &inside, &between, &strays);
+    check_hosts(&w, ranks, ranks, NSA_SHARD_ZIGZAG);
+    for (int32_t r = 0; r < ranks; r++) assert_int_equal(w.wires[r].calls, agreements + 2 * 3);
+    sum_wires(&w, &one_inside, &one_between, &one_strays);
+    print_message("%d ranks of %d: %llu inside, %llu between; in one level %llu, %llu\n", ranks,
+                  each, (unsigned long long)inside, (unsigned long long)between,
+                  (unsigned long long)one_inside, (unsigned long long)one_between);
+    assert_true(!strays && one_strays);
+    /* Each row goes to each other host once, and every rank receives what it did. */
+    assert_true(inside + between == one_inside + one_between);
+    assert_true(between * (uint64_t)each <= one_between * 21 / 20);
+  }
+  world_free(&w);
+}
+
+/* What else travels: pairs, entries, keys of an index; by other layouts; and by heads. */
+static void test_models_over_hosts(void **state) {
+  static const struct {
+    machine_request request;
+    int32_t ranks, host_ranks, layout;
+  } cases[] = {
+    { { .per_branch = true }, 6, 3, NSA_SHARD_CONTIGUOUS },
+    { { .phi = NSAI_PHI_LINEAR, .per_branch = true }, 4, 2, NSA_SHARD_ZIGZAG },
+    { { .phi = NSAI_PHI_MLP, .gate = NSAI_GATE_MLP }, 6, 2, NSA_SHARD_ZIGZAG },
+    { { .phi = NSAI_PHI_EXTERNAL, .per_branch = true }, 8, 4, NSA_SHARD_ZIGZAG },
+    { { .phi = NSAI_PHI_EXTERNAL }, 16, 4, NSA_SHARD_CONTIGUOUS },
+    { { .phi = NSAI_PHI_NONE, .pool = NSAI_POOL_MAX, .indexed = true }, 6, 3, NSA_SHARD_ZIGZAG },
+    { { .keys_only = true }, 4, 2, NSA_SHARD_ZIGZAG },
+    { { .dtype = NSA_BF16 }, 8, 2, NSA_SHARD_ZIGZAG },
+    { { .override = "thresholds.ranks_buffer_bytes=0", .phi = NSAI_PHI_EXTERNAL },
+      4,
+      2,
+      NSA_SHARD_ZIGZAG },
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    world w;
+    world_init(&w, &cases[i].request);
+    w.alignment = 4;
+    check_hosts(&w, cases[i].ranks, cases[i].host_ranks, cases[i].layout);
+    w.accumulate = true;
+    check_hosts(&w, cases[i].ranks, cases[i].host_ranks, cases[i].layout);
+    world_free(&w);
+  }
+}
+
+/* Given pieces: a rank without any passes on what its neighbour needs, a host has none, ranks of one
+ * column hold a sequence, and a sequence lies on one rank. */
+static void test_given_over_hosts(void **state) {
+  static const nsa_piece sparse[] = { { 0, 0, 0, 80 }, { 3, 0, 80, 60 }, { 1, 0, 140, 63 },
+                                      { 3, 1, 0, 37 }, { 1, 3, 0, 64 },  { 3, 3, 64, 66 },
+                                      { 0, 4, 0, 3 } };
+  static const nsa_piece on_one_host[] = {
+    { 2, 0, 0, 80 }, { 3, 0, 80, 123 }, { 2, 1, 0, 37 }, { 3, 3, 0, 130 }, { 3, 4, 0, 3 }
+  };
+  static const nsa_piece last[] = { { 0, 0, 192, 11 }, { 5, 0, 0, 192 }, { 4, 1, 0, 37 },
+                                    { 4, 3, 0, 32 },   { 1, 3, 32, 98 }, { 2, 4, 0, 3 } };
+  static const struct {
+    const nsa_piece *pieces;
+    int64_t count;
+    int32_t ranks, host_ranks;
+  } cases[] = { { sparse, 7, 4, 2 },      { on_one_host, 5, 4, 2 }, { last, 6, 6, 3 },
+                { last, 6, 6, 2 },        { last, 6, 8, 4 },        { sparse, 7, 16, 8 },
+                { on_one_host, 5, 16, 4 } };
+  (void)state;
+  for (int external = 0; external < 2; external++) {
+    world w;
+    world_init(&w, &(machine_request){ .phi = external ? NSAI_PHI_EXTERNAL : NSAI_PHI_MEAN });
+    w.alignment = 4;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+      w.given = cases[i].pieces;
+      w.given_count = cases[i].count;
+      check_hosts(&w, cases[i].ranks, cases[i].host_ranks, NSA_SHARD_GIVEN);
+    }
+    world_free(&w);
+  }
+}
+
+/* A rank that is lost in any exchange of either level: every other rank says so in time. */
+static void test_lost_over_hosts(void **state) {
+  enum { AGREEMENT = 2, CALLS = AGREEMENT + 6, TIMEOUT_MS = 150 };
+  world w;
+  (void)state;
+  world_init(&w, &(machine_request){ .override = "runtime.log_level=off" });
+  w.alignment = 4;
+  w.wired = true;
+  w.ranks = 6;
+  w.host_ranks = 3;
+  w.layout = NSA_SHARD_ZIGZAG;
+  for (int32_t fault = WIRE_FAILS; fault <= WIRE_STALLS; fault++)
+    for (int32_t call = AGREEMENT + 1; call <= CALLS; call++) {
+      rank_state s[MOST_RANKS];
+      const int32_t lost = call % w.ranks;
+      memset(w.wires, 0, sizeof w.wires);
+      w.wires[lost] = (wire){ .fault = fault, .at_call = call };
+      w.timeout_ms = fault == WIRE_STALLS ? TIMEOUT_MS : 20000;
+      open_ranks(&w);
+      const double since = nsai_seconds();
+      run_ranks(&w, s);
+      const double seconds = nsai_seconds() - since;
+      for (int32_t r = 0; r < w.ranks; r++)
+        if (s[r].status != NSA_E_RANKS || w.wires[r].calls != call)
+          fail_msg("rank %d of call %d: %s, %d calls: %s", r, call, nsa_status_name(s[r].status),
+                   w.wires[r].calls, s[r].error);
+      if (seconds > 5) fail_msg("call %d: after %f s", call, seconds);
+      free_ranks(&w, s);
+      close_ranks(&w);
+    }
   world_free(&w);
 }
 
@@ -709,12 +927,21 @@ static void test_room_of_d_o(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_ranks),       cmocka_unit_test(test_phi),
-    cmocka_unit_test(test_gates),       cmocka_unit_test(test_selections),
-    cmocka_unit_test(test_head_groups), cmocka_unit_test(test_problems),
-    cmocka_unit_test(test_runs),        cmocka_unit_test(test_any_alignment),
-    cmocka_unit_test(test_parts),       cmocka_unit_test(test_index_keys),
+    cmocka_unit_test(test_ranks),
+    cmocka_unit_test(test_phi),
+    cmocka_unit_test(test_gates),
+    cmocka_unit_test(test_selections),
+    cmocka_unit_test(test_head_groups),
+    cmocka_unit_test(test_problems),
+    cmocka_unit_test(test_runs),
+    cmocka_unit_test(test_any_alignment),
+    cmocka_unit_test(test_parts),
+    cmocka_unit_test(test_index_keys),
     cmocka_unit_test(test_room_of_d_o),
+    cmocka_unit_test(test_hosts),
+    cmocka_unit_test(test_models_over_hosts),
+    cmocka_unit_test(test_given_over_hosts),
+    cmocka_unit_test(test_lost_over_hosts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
