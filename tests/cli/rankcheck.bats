@@ -18,7 +18,7 @@ refused() { # refused TEXT OPTION...
   refused '--fault runs a forward of its own' --fault kill --repeat 2
   refused '--fault adds none' --fault kill --list
   local option
-  for option in '--ranks 3' '--tokens 4k' '--random 1' '--backward' '--fault kill'; do
+  for option in '--ranks 3' '--hosts 2' '--tokens 4k' '--random 1' '--backward' '--fault kill'; do
     refused '--problem has its own ranks' --problem ranks=2:align=16:fwd:q=64 $option
   done
 }
@@ -27,6 +27,18 @@ refused() { # refused TEXT OPTION...
   run -0 rankcheck --problem ranks=3:align=16:fwd:q=300
   [[ ${lines[0]} == 'passed '*' ranks=3:split=zigzag:align=16:fwd:'* ]]
   [[ ${lines[-1]} == '1 passed, 0 failed, 0 skipped (loopback, '* ]]
+}
+
+@test "ranks play hosts, where they are as many on each" {
+  run -0 rankcheck --problem ranks=4:hosts=2:align=16:fwd:q=300
+  [[ ${lines[0]} == 'passed '*' ranks=4:hosts=2:split=zigzag:align=16:fwd:'* ]]
+  run -0 rankcheck --ranks 4,6 --hosts 1,2,3 --tokens 64 --list
+  [ "$(grep -o 'ranks=.:hosts=.' <<<"$output" | xargs)" = \
+    'ranks=4:hosts=1 ranks=4:hosts=2 ranks=6:hosts=1 ranks=6:hosts=2 ranks=6:hosts=3' ]
+  run -2 --separate-stderr rankcheck --problem ranks=4:hosts=3:fwd:q=64
+  [[ $stderr == *'4 ranks are not 3 equal hosts'* ]]
+  run -2 --separate-stderr rankcheck --ranks 4 --hosts 3
+  [[ $stderr == *'these options give no problem'* ]]
 }
 
 @test "without GPUs processes are skipped" {
