@@ -192,9 +192,9 @@ typedef struct nsa_comm_ops {
   /* Successive ranks that share a host, a divisor of `size`. All ranks give the same. Runs exchange in two
    * levels where it is more than 1 and less than `size` [found by nsa_comm_agree] */
   int32_t host_ranks;
-  uint32_t flags;     /* NSA_COMM_* */
-  uint32_t reserved;  /* must be 0 */
-  void *user;         /* passed to every function */
+  uint32_t flags;    /* NSA_COMM_* */
+  uint32_t reserved; /* must be 0 */
+  void *user;        /* passed to every function */
   nsa_status (*exchange)(void *user, const nsa_part *send, int32_t send_count, const nsa_part *recv,
                          int32_t recv_count, nsa_stream stream);
   /* `bytes` of every rank, in the order of ranks, to recv[size * bytes] [by exchange] */
