@@ -292,7 +292,9 @@ NSA_API nsa_status nsa_comm_loopback(nsa_ctx *ctx, int32_t size, const nsa_comm_
  * of plans. What was not agreed upon does not run; a plan of one call may run with the shard of
  * another. The communicator remembers the 256 plans and the 256 shards of the latest agreements, by
  * what they consist of: a plan that is destroyed and made again need not be agreed upon again, and
- * one that is agreed upon again counts as new. Uses the
+ * one that is agreed upon again counts as new. The first agreement also finds which ranks share a host, by
+ * the boot ids of their machines (without one, the host name), unless host_ranks is given: where ranks of a
+ * host are successive, and each host has as many. Uses the
  * transport on a stream of its own, where NCCL may let it wait for runs in flight, and allocates some
  * KB of device memory at its first call.
  *
