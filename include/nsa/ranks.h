@@ -278,8 +278,9 @@ NSA_API nsa_status nsa_comm_nccl_init(nsa_ctx *ctx, const char id[NSA_NCCL_ID_BY
  * contexts may be one. A rank's call waits on the host until every rank has made the same call, or for
  * options.timeout_ms, then NSA_E_RANKS. Cannot be captured into a CUDA graph. Blocking.
  *
- * size   1 to NSA_MAX_RANKS
- * comms  an array of `size`, out; all NULL on failure. Each is destroyed by itself.
+ * size     1 to NSA_MAX_RANKS
+ * options  NULL: the defaults. By host_ranks the ranks play several hosts; else they share one.
+ * comms    an array of `size`, out; all NULL on failure. Each is destroyed by itself.
  *
  * Returns what nsa_comm_create returns. */
 NSA_API nsa_status nsa_comm_loopback(nsa_ctx *ctx, int32_t size, const nsa_comm_options *options,

@@ -183,14 +183,14 @@ static nsa_status pack(const nsai_ranks_pass *pass, int item) {
   return NSA_OK;
 }
 
-/* Lists the owner's rows of a tensor, as far as those that are needed reach. `rows` is the first of all
- * ranks' rows. */
+/* The rows of all ranks: of a gathered tensor, or of its sums. */
 typedef struct row_source {
   const nsai_ranks_tensor *tensor;
   char *rows;
   int64_t row_bytes;
 } row_source;
 
+/* Lists the owner's rows up to where the tokens of each sequence end. */
 static void list_rows(const nsai_ranks_pass *pass, const row_source *from, int32_t owner,
                       const int64_t *ends, int32_t peer, nsai_part_list *list) {
   const nsa_shard *shard = pass->shard;
