@@ -324,7 +324,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_SVG: a->svg = value; break;
   case OPT_CHECK: a->check = 1; break;
   case OPT_RANKS:
-    chk_option_ranks(value, a->with_ranks, NSA_MAX_RANKS, state);
+    chk_option_ranks("ranks", value, a->with_ranks, NSA_MAX_RANKS, state);
     a->over_ranks = true;
     break;
   case OPT_TOKENS: chk_option_tokens(value, a->tokens, &a->token_count, BENCH_SIZES, state); break;

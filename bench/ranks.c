@@ -134,8 +134,8 @@ static nsa_status connect_ranks(task *t, bench_rank *b) {
   nsa_comm_options options = NSA_COMM_OPTIONS_INIT;
   nsa_status status = NSA_OK;
   if (t->shared->size == 1) return NSA_OK;
-  if (!t->plans) return chk_rank_nccl(t->shared, b->r.rank, b->r.plan.ctx, TIMEOUT_MS, &b->r.comm);
   options.timeout_ms = TIMEOUT_MS;
+  if (!t->plans) return chk_rank_nccl(t->shared, b->r.rank, b->r.plan.ctx, &options, &b->r.comm);
   if (!b->r.rank) status = nsa_comm_loopback(b->r.plan.ctx, t->shared->size, &options, t->comms);
   if (!bench_rank_all_well(b, status))
     return status ? status : nsai_fail(NSA_E_RANKS, "rank 0 made no communicator");

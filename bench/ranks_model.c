@@ -59,19 +59,31 @@ static double kv_elements(const nsai_model *m) {
   return (double)pairs * m->kv_heads * (m->head_dim_qk + m->head_dim_v);
 }
 
-/* Where the last token of each rank in each sequence ends: [ranks, num_seqs]. */
-static int64_t *find_ends(const nsa_shard *shard) {
-  int64_t *end = calloc((size_t)shard->ranks * (size_t)shard->num_seqs + 1, sizeof *end);
-  for (int32_t r = 0; end && r < shard->ranks; r++)
-    for (int32_t i = shard->rank_begin[r]; i < shard->rank_begin[r + 1]; i++) {
-      const nsa_piece *piece = &shard->pieces[i];
-      int64_t *at = &end[(int64_t)r * shard->num_seqs + piece->sequence];
-      if (piece->begin + piece->length > *at) *at = piece->begin + piece->length;
-    }
-  return end;
+/* Where the last tokens of ranks in each sequence end: of each rank, and of all ranks of its host. */
+typedef struct rank_ends {
+  int64_t *rank; /* [ranks, num_seqs] */
+  int64_t *host; /* [hosts, num_seqs], of BENCH_RANKS_HOST ranks */
+} rank_ends;
+
+static void extend(int64_t *end, int64_t to) {
+  if (to > *end) *end = to;
 }
 
-/* Tokens of `owner` that `reader` sees. */
+/* In `memory`: zeros, two for each rank and sequence. */
+static rank_ends find_ends(const nsa_shard *shard, int64_t *memory) {
+  const int64_t seqs = shard->num_seqs;
+  const rank_ends out = { memory, memory + shard->ranks * seqs };
+  for (int32_t r = 0; r < shard->ranks; r++)
+    for (int32_t i = shard->rank_begin[r]; i < shard->rank_begin[r + 1]; i++) {
+      const nsa_piece *piece = &shard->pieces[i];
+      extend(&out.rank[r * seqs + piece->sequence], piece->begin + piece->length);
+      extend(&out.host[r / BENCH_RANKS_HOST * seqs + piece->sequence],
+             piece->begin + piece->length);
+    }
+  return out;
+}
+
+/* Tokens of `owner` that a reader sees, whose ends are those of index `reader`. */
 static double seen_tokens(const nsa_shard *shard, const int64_t *end, int32_t owner,
                           int32_t reader) {
   double sum = 0;
@@ -86,13 +98,35 @@ static double seen_tokens(const nsa_shard *shard, const int64_t *end, int32_t ow
 
 /* Tokens that cross between a rank and the others. K and V come from the owners of the tokens that
  * the rank sees, and go to the ranks that see its own; sums go the other way. */
-static bench_ranks_bytes crossing(const nsa_shard *shard, const int64_t *end, int32_t rank) {
+static bench_ranks_bytes cross_at_once(const nsa_shard *shard, const rank_ends *ends,
+                                       int32_t rank) {
   bench_ranks_bytes in = { 0 }, out = { 0 };
   for (int32_t other = 0; other < shard->ranks; other++) {
     const bool same = other / BENCH_RANKS_HOST == rank / BENCH_RANKS_HOST;
     if (other == rank) continue;
-    *(same ? &in.inside : &in.between) += seen_tokens(shard, end, other, rank);
-    *(same ? &out.inside : &out.between) += seen_tokens(shard, end, rank, other);
+    *(same ? &in.inside : &in.between) += seen_tokens(shard, ends->rank, other, rank);
+    *(same ? &out.inside : &out.between) += seen_tokens(shard, ends->rank, rank, other);
+  }
+  return (bench_ranks_bytes){ fmax(in.inside, out.inside), fmax(in.between, out.between) };
+}
+
+/* The same in two levels (runtime/run/ranks.h): between hosts a rank sends its own tokens, and receives those
+ * of its column that its host sees; inside its host it sends the tokens of its column. */
+static bench_ranks_bytes cross_in_levels(const nsa_shard *shard, const rank_ends *ends,
+                                         int32_t rank) {
+  bench_ranks_bytes in = { 0 }, out = { 0 };
+  const int32_t host = rank / BENCH_RANKS_HOST, first = host * BENCH_RANKS_HOST;
+  for (int32_t h = 0; h < shard->ranks / BENCH_RANKS_HOST; h++) {
+    const int32_t of_column = h * BENCH_RANKS_HOST + (rank - first);
+    if (h != host) {
+      in.between += seen_tokens(shard, ends->host, of_column, host);
+      out.between += seen_tokens(shard, ends->host, rank, h);
+    }
+    for (int32_t i = 0; i < BENCH_RANKS_HOST; i++) {
+      if (first + i == rank) continue;
+      in.inside += seen_tokens(shard, ends->rank, h * BENCH_RANKS_HOST + i, rank);
+      out.inside += seen_tokens(shard, ends->rank, of_column, first + i);
+    }
   }
   return (bench_ranks_bytes){ fmax(in.inside, out.inside), fmax(in.between, out.between) };
 }
@@ -110,12 +144,17 @@ static double work_of(const nsa_shard *shard, int32_t rank, double *summed) {
 }
 
 nsa_status bench_ranks_count(const nsai_model *m, const nsa_shard *shard, bench_ranks_work *out) {
-  int64_t *end = find_ends(shard);
+  int64_t *end = calloc(2 * (size_t)shard->ranks * (size_t)shard->num_seqs + 1, sizeof *end);
   double all = 0, most = 0, summed;
   *out = (bench_ranks_work){ .ranks = shard->ranks, .tokens = (double)shard->total_tokens };
   if (!end) return nsai_fail_nomem("the ends of ranks", sizeof *end);
+  const rank_ends ends = find_ends(shard, end);
+  out->two_levels = shard->ranks > BENCH_RANKS_HOST && shard->ranks % BENCH_RANKS_HOST == 0;
+  /* The parts of this rank's rows; over hosts, those of its column, their sum, and other hosts'. */
+  out->added = out->tokens * (out->two_levels ? 1 + 2.0 / BENCH_RANKS_HOST : 1);
   for (int32_t r = 0; r < shard->ranks; r++) {
-    const bench_ranks_bytes tokens = crossing(shard, end, r);
+    const bench_ranks_bytes tokens =
+        out->two_levels ? cross_in_levels(shard, &ends, r) : cross_at_once(shard, &ends, r);
     const double work = work_of(shard, r, &summed);
     all += work;
     if (work > most) most = work, out->rank_tokens = (double)shard->rank_tokens[r];
@@ -134,10 +173,12 @@ nsa_status bench_ranks_count(const nsai_model *m, const nsa_shard *shard, bench_
 
 /* ---- the model ------------------------------------------------------------------------------- */
 
-static double exchange_ms(const bench_ranks_bytes *bytes) {
+static double exchange_ms(const bench_ranks_work *w, const bench_ranks_bytes *bytes) {
   if (!(bytes->inside > 0) && !(bytes->between > 0)) return 0;
-  return (bytes->between > 0 ? EXCHANGE_BETWEEN_MS : EXCHANGE_MS) + bytes->inside / INSIDE_RATE +
-         bytes->between / BETWEEN_RATE;
+  const double start = w->two_levels          ? EXCHANGE_BETWEEN_MS + EXCHANGE_MS
+                       : (bytes->between > 0) ? EXCHANGE_BETWEEN_MS
+                                              : EXCHANGE_MS;
+  return start + bytes->inside / INSIDE_RATE + bytes->between / BETWEEN_RATE;
 }
 
 /* How much longer a run over these queries takes because the last round of tiles is half empty. */
@@ -156,6 +197,6 @@ double bench_ranks_model_ms(const nsai_model *m, const bench_ranks_work *w, bool
   const double sum = backward ? 4 * elements / MEMORY_RATE : 0; /* of a token, once */
   const double one_gpu_sums = SUM_PASSES * sum * w->tokens;
   const double divided = fmax(0, one_gpu_ms - compress - one_gpu_sums) * w->share * tail;
-  const double undivided = compress + SUM_PASSES * sum * w->summed + sum * w->tokens;
-  return divided + undivided + exchange_ms(&w->kv) + (backward ? exchange_ms(&w->sums) : 0);
+  const double undivided = compress + SUM_PASSES * sum * w->summed + sum * w->added;
+  return divided + undivided + exchange_ms(w, &w->kv) + (backward ? exchange_ms(w, &w->sums) : 0);
 }

@@ -11,9 +11,9 @@
  *             of dK and dV. Bytes over the memory's rate.
  * tail        the last round of tiles leaves half of the SMs idle.
  * exchanges   K and V, and in the backward pass the sums. Their bytes are counted in the shard, as
- *             runtime/run/ranks_exchange.c sends them; the rank with the most decides. Each takes a
- *             fixed time, and its bytes over the rates inside a host and between hosts. Nothing else
- *             runs meanwhile.
+ *             runtime/run/ranks_exchange.c sends them, over hosts in two levels; the rank with the most
+ *             decides. Each level takes a fixed time, and its bytes over the rate inside a host or
+ *             between hosts. Nothing else runs meanwhile.
  *
  * Two H200 of one host, random inputs, 32k to 128k tokens: within 5 % of what was measured
  * (bench/results/h200-2026-11-27-ranks.txt; tests/unit/test_ranks_model.c). More GPUs, and more than
@@ -28,7 +28,8 @@
 #include <nsa/ranks.h>
 #include <stdbool.h>
 
-#define BENCH_RANKS_HOST 8 /* ranks of a host: neighbours by their numbers */
+#define BENCH_RANKS_HOST                                                                           \
+  8 /* ranks of a host: neighbours by their numbers; the last may have fewer */
 
 /* A measured time of one GPU. */
 typedef struct bench_one_gpu {
@@ -47,10 +48,12 @@ typedef struct bench_ranks_bytes {
 /* What the model needs of a shard. */
 typedef struct bench_ranks_work {
   int32_t ranks;
-  double tokens;              /* of all sequences */
-  double share;               /* of one GPU's work: of the rank with the most */
-  double rank_tokens;         /* of that rank */
-  double summed;              /* tokens whose sums a rank writes, once for each of its pieces */
+  double tokens;      /* of all sequences */
+  double share;       /* of one GPU's work: of the rank with the most */
+  double rank_tokens; /* of that rank */
+  double summed;      /* tokens whose sums a rank writes, once for each of its pieces */
+  double added;       /* tokens whose sums a rank reads, or writes in fp32, to add up parts */
+  bool two_levels;    /* of each exchange: inside hosts and between them */
   bench_ranks_bytes kv, sums; /* K and V in 16 bits; sums of dK and dV in fp32 */
 } bench_ranks_work;
 

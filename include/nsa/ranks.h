@@ -26,8 +26,14 @@
  * that own their tokens, which add them in the order of ranks: every run gives the same bits. A run
  * takes host memory for the list of what travels; without it, NSA_E_NOMEM, the communicator ends.
  *
+ * Hosts. Where equally many successive ranks share each host (nsa_comm_options.host_ranks), a run exchanges
+ * in two levels, so that a row crosses between two hosts once instead of once for every rank. K and V go to
+ * the rank of the same index on other hosts first, and then inside each host. Sums are added up inside a
+ * host first, in the order of its ranks; then their owner adds up those of the hosts, in their order.
+ *
  * Bits. With a shard of the default alignment and the same variants, o, lse, block_idx and d_q are
- * those of one GPU, bit for bit. Gradients of K, V and weights differ by the order of their sums.
+ * those of one GPU, bit for bit. Gradients of K, V and weights differ by the order of their sums: those
+ * of K and V by rounding also where the same ranks share hosts in another number, or one.
  *
  * Gradients of phi and of the gate MLP are partial sums over this rank's tokens. The host adds them
  * over the ranks together with its other weights' gradients.
@@ -50,7 +56,10 @@
  * Workspace beside that of a run without ranks, in bytes, for S tokens of all ranks, at most T tokens and
  * P pieces of one (problem.max_pieces), and w bytes an element:
  *   w (Dk + Dv) Hkv S                for each pair of K and V that the model reads: those of all
- *   4 (Dk + Dv) Hkv (S + (R - 1) T)  likewise, backward: this rank's sums, and those that it receives
+ *   4 (Dk + Dv) Hkv (S + (R - 1) T)  likewise, backward: this rank's sums, and those that it receives.
+ *                                    With hosts of H it receives at most (H - 1) R/H T rows inside its host,
+ *                                    and then (R/H - 1) T in the same memory: no more, so that a plan
+ *                                    need not know the hosts
  *   w (Dk + Dv) Hkv (S/d + 1)        with phi external: the entries of all
  *   4 (Dk + Dv) Hkv (S/d + 1 + (R - 1)(T/d + P))  likewise, backward: sums of the entries
  *   w Di S                           forward with an index: its keys of all
@@ -219,10 +228,12 @@ enum {
 typedef struct nsa_comm_ops {
   uint32_t struct_size;
   int32_t rank, size; /* this rank, and the number of ranks, at most NSA_MAX_RANKS */
-  int32_t host_ranks; /* successive ranks that share a host; no exchange depends on it yet [size] */
-  uint32_t flags;     /* NSA_COMM_* */
-  uint32_t reserved;  /* must be 0 */
-  void *user;         /* passed to every function */
+  /* Successive ranks that share a host, a divisor of `size`. All ranks give the same. Runs exchange in two
+   * levels where it is more than 1 and less than `size` [found by nsa_comm_agree] */
+  int32_t host_ranks;
+  uint32_t flags;    /* NSA_COMM_* */
+  uint32_t reserved; /* must be 0 */
+  void *user;        /* passed to every function */
   nsa_status (*exchange)(void *user, const nsa_part *send, int32_t send_count, const nsa_part *recv,
                          int32_t recv_count, nsa_stream stream);
   /* `bytes` of every rank, in the order of ranks, to recv[size * bytes] [by exchange] */
@@ -240,6 +251,9 @@ typedef struct nsa_comm_ops {
 typedef struct nsa_comm_options {
   uint32_t struct_size;
   int32_t timeout_ms; /* after which calls give up on other ranks [60000] */
+  /* As nsa_comm_ops.host_ranks, which it overrides. The number of ranks: one host, whatever the ranks run
+   * on. [nsa_comm_ops.host_ranks, or found by nsa_comm_agree] */
+  int32_t host_ranks;
 } nsa_comm_options;
 #define NSA_COMM_OPTIONS_INIT NSA_INIT(nsa_comm_options)
 
@@ -303,8 +317,9 @@ NSA_API nsa_status nsa_comm_nccl_init(nsa_ctx *ctx, const char id[NSA_NCCL_ID_BY
  * contexts may be one. A rank's call waits on the host until every rank has made the same call, or for
  * options.timeout_ms, then NSA_E_RANKS. Cannot be captured into a CUDA graph. Blocking.
  *
- * size   1 to NSA_MAX_RANKS
- * comms  an array of `size`, out; all NULL on failure. Each is destroyed by itself.
+ * size     1 to NSA_MAX_RANKS
+ * options  NULL: the defaults. By host_ranks the ranks play several hosts; else they share one.
+ * comms    an array of `size`, out; all NULL on failure. Each is destroyed by itself.
  *
  * Returns what nsa_comm_create returns. */
 NSA_API nsa_status nsa_comm_loopback(nsa_ctx *ctx, int32_t size, const nsa_comm_options *options,
@@ -317,7 +332,9 @@ NSA_API nsa_status nsa_comm_loopback(nsa_ctx *ctx, int32_t size, const nsa_comm_
  * of plans. What was not agreed upon does not run; a plan of one call may run with the shard of
  * another. The communicator remembers the 256 plans and the 256 shards of the latest agreements, by
  * what they consist of: a plan that is destroyed and made again need not be agreed upon again, and
- * one that is agreed upon again counts as new. Uses the
+ * one that is agreed upon again counts as new. The first agreement also finds which ranks share a host, by
+ * the boot ids of their machines (without one, the host name), unless host_ranks is given: where ranks of a
+ * host are successive, and each host has as many. Uses the
  * transport on a stream of its own, where NCCL may let it wait for runs in flight, and allocates some
  * KB of device memory at its first call.
  *

@@ -356,6 +356,7 @@ class nsa_comm_options(C.Structure):
     _fields_ = [
         ("struct_size", C.c_uint32),
         ("timeout_ms", C.c_int32),
+        ("host_ranks", C.c_int32),
     ]
 
 

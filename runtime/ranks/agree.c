@@ -4,7 +4,7 @@
  * nsa_comm_agree. Two rounds of messages through the transport itself, on a stream of their own:
  *
  *   heads    64 bytes of every rank, by exchange: each rank's arrives by itself, so that one knows
- *            who did not answer. They say how long the bodies are.
+ *            who did not answer. They say how long the bodies are, and on which host the rank is.
  *   bodies   a digest of every field, by all_gather
  *
  * Every rank compares the same messages in the same way, and so comes to the same result.
@@ -17,7 +17,7 @@
 #include <string.h>
 
 #define MAGIC UINT64_C(0x534b4e415241534e) /* "NSARANKS" */
-#define PROTOCOL 1
+#define PROTOCOL 2
 #define ALIGNMENT 256    /* bytes, of slots */
 #define PEEK_SECONDS 0.2 /* for a copy of some KB while other streams stand still */
 #define MAX_NAMED 4      /* fields in an error's text */
@@ -29,7 +29,9 @@ typedef struct head {
   int32_t rank, size;
   int32_t plan_count, plan_fields, common_count;
   int32_t has_shard;
-  int32_t reserved[5];
+  int32_t host_ranks; /* 0: to be found */
+  uint32_t host[2];   /* nsai_host_id */
+  int32_t reserved[2];
   int32_t rounds; /* calls of nsa_comm_agree, this one included */
   uint32_t end;   /* low half of the magic number */
 } head;
@@ -341,6 +343,7 @@ static nsa_status compare_heads(const talk *t) {
     { "the library's fields of a plan", offsetof(head, plan_fields) },
     { "the library's common fields", offsetof(head, common_count) },
     { "whether a shard is given", offsetof(head, has_shard) },
+    { "host_ranks of the communicator", offsetof(head, host_ranks) },
   };
   for (size_t i = 0; i < sizeof members / sizeof *members; i++)
     for (int32_t r = 1; r < nsai_comm_size(t->comm); r++) {
@@ -366,20 +369,33 @@ static nsa_status compare_heads(const talk *t) {
   return NSA_OK;
 }
 
+/* Which ranks share a host, from the same heads on every rank. */
+static void find_hosts(nsa_comm *comm) {
+  const int32_t size = nsai_comm_size(comm);
+  uint64_t host[NSA_MAX_RANKS];
+  for (int32_t r = 0; r < size; r++)
+    memcpy(&host[r], message_of(comm, r) + offsetof(head, host), sizeof host[r]);
+  comm->host_ranks = nsai_find_host_ranks(host, size);
+  nsai_log(comm->place.logger, NSA_LOG_DEBUG, "ranks", "%d of %d ranks share a host",
+           comm->host_ranks, size);
+}
+
 /* ---- the call ---- */
 
 static nsa_status exchange_heads(talk *t) {
   nsa_comm *comm = t->comm;
-  const head h = { .magic = MAGIC,
-                   .protocol = PROTOCOL,
-                   .rank = nsai_comm_rank(comm),
-                   .size = nsai_comm_size(comm),
-                   .plan_count = t->mine->plan_count,
-                   .plan_fields = t->mine->plan_fields,
-                   .common_count = t->mine->common_count,
-                   .has_shard = t->mine->shard != NULL,
-                   .rounds = comm->agree.calls,
-                   .end = (uint32_t)MAGIC };
+  head h = { .magic = MAGIC,
+             .protocol = PROTOCOL,
+             .rank = nsai_comm_rank(comm),
+             .size = nsai_comm_size(comm),
+             .plan_count = t->mine->plan_count,
+             .plan_fields = t->mine->plan_fields,
+             .common_count = t->mine->common_count,
+             .has_shard = t->mine->shard != NULL,
+             .host_ranks = comm->host_ranks,
+             .rounds = comm->agree.calls,
+             .end = (uint32_t)MAGIC };
+  memcpy(h.host, &comm->host_id, sizeof h.host);
   NSAI_TRY(reserve(comm, sizeof h));
   t->since = nsai_seconds();
   nsai_comm_limit_calls(comm, t->timeout_ms);
@@ -388,7 +404,9 @@ static nsa_status exchange_heads(talk *t) {
   t->bytes = sizeof h;
   t->arrived = head_arrived;
   NSAI_TRY(talk_round(t, false));
-  return compare_heads(t);
+  NSAI_TRY(compare_heads(t));
+  if (!comm->host_ranks) find_hosts(comm);
+  return NSA_OK;
 }
 
 /* What the first round left of the timeout; at least 1, with which nobody waits to speak of. */

@@ -36,6 +36,14 @@ nsa_status nsai_comm_options_read(const nsa_comm_options *options, nsa_comm_opti
   return NSA_OK;
 }
 
+static nsa_status check_host_ranks(const char *name, int32_t host_ranks, int32_t size) {
+  if (host_ranks >= 0 && (!host_ranks || size % host_ranks == 0)) return NSA_OK;
+  return nsai_fail(NSA_E_ARG,
+                   "%s is %d: give a divisor of the number of ranks, which is %d, or 0 to let "
+                   "nsa_comm_agree find the hosts",
+                   name, host_ranks, size);
+}
+
 nsa_status nsai_comm_make(const nsai_comm_place *place, const nsai_transport *transport,
                           const nsa_comm_options *options, nsa_comm **out) {
   nsa_status status = NSA_OK;
@@ -43,11 +51,14 @@ nsa_status nsai_comm_make(const nsai_comm_place *place, const nsai_transport *tr
   nsa_comm *comm = NULL;
   *out = NULL;
   NSAI_TRY_TO(fail, nsai_comm_options_read(options, &read));
+  NSAI_TRY_TO(fail, check_host_ranks("options.host_ranks", read.host_ranks, transport->ops.size));
   comm = calloc(1, sizeof *comm);
   if (!comm) NSAI_TRY_TO(fail, nsai_fail_nomem("a communicator", sizeof *comm));
   comm->transport = *transport;
   comm->place = *place;
   comm->timeout_ms = comm->call_ms = read.timeout_ms;
+  comm->host_ranks = read.host_ranks ? read.host_ranks : transport->ops.host_ranks;
+  comm->host_id = nsai_host_id();
   pthread_mutex_init(&comm->lock, NULL);
   pthread_cond_init(&comm->end, NULL);
   nsai_log(place->logger, NSA_LOG_DEBUG, "ranks", "rank %d of %d by %s, timeout %d ms",
@@ -74,13 +85,7 @@ nsa_status nsai_comm_create(const nsai_comm_place *place, const nsa_comm_ops *op
   if (o->rank < 0 || o->rank >= o->size)
     return nsai_fail(NSA_E_ARG, "ops.rank is %d: give this rank, 0 to ops.size - 1 = %d", o->rank,
                      o->size - 1);
-  if (!o->host_ranks) o->host_ranks = o->size;
-  if (o->host_ranks < 0 || o->size % o->host_ranks)
-    return nsai_fail(
-        NSA_E_ARG,
-        "ops.host_ranks is %d: give a divisor of ops.size, which is %d, or 0 where all "
-        "ranks share a host",
-        o->host_ranks, o->size);
+  NSAI_TRY(check_host_ranks("ops.host_ranks", o->host_ranks, o->size));
   if (o->flags & ~(uint32_t)NSA_COMM_CAPTURES)
     return nsai_fail(NSA_E_ARG, "ops.flags is 0x%x: this library knows NSA_COMM_CAPTURES alone",
                      o->flags);
@@ -115,6 +120,11 @@ void nsai_comm_destroy(nsa_comm *comm) {
 
 int32_t nsai_comm_rank(const nsa_comm *comm) { return comm->transport.ops.rank; }
 int32_t nsai_comm_size(const nsa_comm *comm) { return comm->transport.ops.size; }
+
+int32_t nsai_comm_host_ranks(const nsa_comm *comm) {
+  return comm->host_ranks > 1 ? comm->host_ranks : nsai_comm_size(comm);
+}
+
 nsa_ctx *nsai_comm_context(const nsa_comm *comm) { return comm->place.ctx; }
 
 /* ---- the device ---- */

@@ -54,6 +54,10 @@ void nsai_comm_destroy(nsa_comm *comm);
 int32_t nsai_comm_rank(const nsa_comm *comm);
 int32_t nsai_comm_size(const nsa_comm *comm);
 
+/* Successive ranks that share a host, where exchanges go in two levels: more than 1 and fewer than all
+ * ranks. Else the number of ranks, also before nsa_comm_agree has found hosts. */
+int32_t nsai_comm_host_ranks(const nsa_comm *comm);
+
 /* The context that the communicator was made with. */
 nsa_ctx *nsai_comm_context(const nsa_comm *comm);
 

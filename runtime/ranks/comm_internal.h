@@ -74,7 +74,9 @@ struct nsa_comm {
   nsai_transport transport;
   nsai_comm_place place;
   int32_t timeout_ms;
-  nsa_part *parts; /* room for the parts of one exchange that travel */
+  int32_t host_ranks; /* successive ranks that share a host; 0: nsa_comm_agree has not found them */
+  uint64_t host_id;   /* nsai_host_id, by which it does */
+  nsa_part *parts;    /* room for the parts of one exchange that travel */
   int32_t parts_room;
   nsai_agreed plans, shards;
   nsai_agree_room agree;
@@ -127,6 +129,13 @@ void nsai_comm_leave(const nsai_comm_place *place, const nsai_comm_entered *ente
 /* Sleeps between two looks at something that another rank or the device is to do: short at first.
  * `since` is when the waiting began, in seconds. */
 void nsai_comm_nap(double since);
+
+/* A number that all processes of this host have alike, and hardly any of another host. */
+uint64_t nsai_host_id(void);
+
+/* How many ranks share a host, from the number of each rank's host: if ranks of a host are neighbours and all
+ * hosts have as many. Else `size`. */
+int32_t nsai_find_host_ranks(const uint64_t *host, int32_t size);
 
 /* Frees the room. The transport has ended: nothing uses it. */
 void nsai_agree_room_fini(nsa_comm *comm);

@@ -356,7 +356,6 @@ static nsa_status join(room *r, int32_t rank, const nsa_comm_options *options, n
   const nsai_transport transport = { .ops = { .struct_size = sizeof(nsa_comm_ops),
                                               .rank = rank,
                                               .size = r->size,
-                                              .host_ranks = r->size,
                                               .user = m,
                                               .exchange = exchange,
                                               .poll = poll_room },

@@ -216,7 +216,6 @@ static nsa_status make_comm(connection *c, const nsa_comm_options *options, nsa_
   const nsai_transport transport = { .ops = { .struct_size = sizeof(nsa_comm_ops),
                                               .rank = c->rank,
                                               .size = c->size,
-                                              .host_ranks = c->size,
                                               .flags = NSA_COMM_CAPTURES,
                                               .user = c,
                                               .exchange = exchange,

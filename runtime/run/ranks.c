@@ -120,7 +120,7 @@ static nsa_status compress_sequence(const nsai_ranks_pass *pass, int32_t sequenc
 nsa_status nsai_ranks_compress(const nsai_ranks_pass *pass) {
   if (!pass->run->driver || !nsai_phi_runs(&pass->run->plan->problem.model)) return NSA_OK;
   for (int32_t s = 0; s < pass->shard->num_seqs; s++) {
-    const int64_t end = nsai_ranks_end(pass, pass->rank, s);
+    const int64_t end = nsai_ranks_ends(pass, pass->rank)[s];
     if (end) NSAI_TRY(compress_sequence(pass, s, end));
   }
   return NSA_OK;

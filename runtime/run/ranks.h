@@ -11,6 +11,16 @@
  *
  * The backward pass also sends each rank's partial sums of dK and dV to the ranks that own the tokens.
  *
+ * Over several hosts both go in two levels. Rank r is the one of index r mod H on host r / H, where H ranks
+ * share a host, and ranks of one index are a column:
+ *
+ *   K, V   1. between hosts, along columns: the rows of a rank, to the hosts that need them
+ *          2. inside a host: the rows of its column, to the ranks that need them
+ *   sums   1. inside a host: its partial sums of a column, to the rank of that column, which adds them up
+ *          2. between hosts, along columns: the sum of a host, to the rank that owns the rows
+ *
+ * So each row crosses between two hosts once, not H times. On one host the level between hosts is empty.
+ *
  * H200, 64/4 heads, D 128, shared K and V, random inputs, NCCL, ms on one GPU and on two; the backward
  * pass with saved outputs, and without:
  *
@@ -52,11 +62,14 @@ typedef struct nsai_ranks_pass {
   const nsa_shard *shard;
   const nsai_ranks_memory *memory;
   int32_t rank;
-  const nsa_piece *piece; /* [pieces]: this rank's */
+  int32_t hosts, host_ranks; /* their product is the number of ranks; 1 host: one level */
+  int32_t host, index;       /* of this rank: its host, and its place there */
+  const nsa_piece *piece;    /* [pieces]: this rank's */
   int32_t pieces;
   /* [ranks, num_seqs]: where a rank's last token of a sequence ends; 0: it has none. It needs no later
    * rows, and its sums have none. */
   int64_t *end;
+  int64_t *host_end; /* [hosts, num_seqs]: the largest of a host's ranks */
   nsai_part_list send, recv;
   bool
       uploaded; /* the offsets of the pieces are in the workspace: one group of heads writes them for all */
@@ -75,20 +88,34 @@ void nsai_ranks_close(nsai_ranks_pass *pass);
 nsai_ranks_rows nsai_ranks_rows_of(const nsai_ranks_pass *pass, const nsai_ranks_tensor *tensor,
                                    const nsa_piece *piece, int64_t limit);
 
-/* Where rank r's last token of a sequence ends. */
-static inline int64_t nsai_ranks_end(const nsai_ranks_pass *pass, int32_t rank, int32_t sequence) {
-  return pass->end[(int64_t)rank * pass->shard->num_seqs + sequence];
+/* Where the last tokens of a rank, or of a host's ranks, end: [num_seqs]. */
+static inline const int64_t *nsai_ranks_ends(const nsai_ranks_pass *pass, int32_t rank) {
+  return pass->end + (int64_t)rank * pass->shard->num_seqs;
+}
+static inline const int64_t *nsai_ranks_host_ends(const nsai_ranks_pass *pass, int32_t host) {
+  return pass->host_end + (int64_t)host * pass->shard->num_seqs;
+}
+
+static inline int32_t nsai_ranks_at(const nsai_ranks_pass *pass, int32_t host, int32_t index) {
+  return host * pass->host_ranks + index;
 }
 
 /* Gathers K and V, the caller's entries, and the keys of the index. */
 nsa_status nsai_ranks_gather(nsai_ranks_pass *pass);
 
-/* Sends this rank's sums to the owners of their rows, and receives those of its own. */
-nsa_status nsai_ranks_send_sums(nsai_ranks_pass *pass);
+/* Inside a host: sends this rank's sums to the columns that own their rows, and receives those of its
+ * own column. Then between hosts, where there are several: the same of the hosts' sums, which stand in
+ * the place of this rank's. */
+nsa_status nsai_ranks_send_inside(nsai_ranks_pass *pass);
+nsa_status nsai_ranks_send_between(nsai_ranks_pass *pass);
 
-/* Another rank's part of the sums of this rank's row `local`. */
-float *nsai_ranks_received(const nsai_ranks_pass *pass, const nsai_ranks_tensor *tensor,
-                           int32_t from, int64_t local);
+/* The part of the rank of index `from` of this host of the sums of a row, which is `local` of its owner: that
+ * of this column on `host`. And another host's part of this rank's row `local`; both use the same memory,
+ * one after the other. */
+float *nsai_ranks_received_inside(const nsai_ranks_pass *pass, const nsai_ranks_tensor *tensor,
+                                  int32_t from, int32_t host, int64_t local);
+float *nsai_ranks_received_between(const nsai_ranks_pass *pass, const nsai_ranks_tensor *tensor,
+                                   int32_t from, int64_t local);
 
 /* Elements of the gathered tensor, or of its sums, before a row. */
 static inline int64_t nsai_ranks_elements(const nsai_ranks_tensor *tensor, int64_t row) {

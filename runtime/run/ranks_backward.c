@@ -3,7 +3,9 @@
  *
  * The backward pass over ranks. Each piece adds its dK and dV to fp32 sums over the tokens up to its
  * end. All ranks exchange these, whatever gradients each asks for, and every owner adds up the parts of
- * its tokens in the order of ranks, so that every run gives the same bits. Gradients of weights are
+ * its tokens in the order of ranks, so that every run gives the same bits. Over several hosts a rank adds
+ * up the parts of its host's ranks for the tokens of its column, in place of its own part, and the owner
+ * adds up the hosts' in their order; sums that are cut otherwise round otherwise. Gradients of weights are
  * added up over this rank's pieces in fp32 and rounded once.
  *
  * dK and dV differ from those of one GPU as sums in fp32 do that are cut at other rows: on an H200 by
@@ -83,30 +85,104 @@ static nsa_status enqueue_sum(const nsai_run *run, const NsaiRanksSum *sum, cons
   return NSA_OK;
 }
 
-/* One gradient's rows of one piece, which begin at the local row `local`. */
-static nsa_status sum_rows(const nsai_ranks_pass *pass, const nsai_ranks_tensor *t,
-                           const nsa_piece *piece, int64_t local, const nsa_tensor *out) {
-  const nsai_run *run = pass->run;
-  const nsai_ranks_rows all = nsai_ranks_rows_of(pass, t, piece, INT64_MAX);
-  const float *sums = nsai_buffer_at(run, t->sums);
+/* A piece of this rank's column, on some host, whose rows begin at the local row `local` of its owner. */
+typedef struct column_piece {
+  const nsa_piece *piece;
+  int32_t host;
+  int64_t local;
+} column_piece;
+
+static float *sums_of(const nsai_ranks_pass *pass, const nsai_ranks_tensor *t, int64_t row) {
+  return (float *)nsai_buffer_at(pass->run, t->sums) + nsai_ranks_elements(t, row);
+}
+
+static void add_part(NsaiRanksSum *sum, const float *part, int64_t rows) {
+  sum->part[sum->parts] = part;
+  sum->part_rows[sum->parts++] = (int)rows;
+}
+
+/* The parts of this host's ranks, in their order. */
+static void add_ranks(const nsai_ranks_pass *pass, const nsai_ranks_tensor *t,
+                      const column_piece *of, NsaiRanksSum *sum) {
+  for (int32_t i = 0; i < pass->host_ranks; i++) {
+    const int64_t *ends = nsai_ranks_ends(pass, nsai_ranks_at(pass, pass->host, i));
+    const nsai_ranks_rows rows = nsai_ranks_rows_of(pass, t, of->piece, ends[of->piece->sequence]);
+    if (rows.count)
+      add_part(sum,
+               i == pass->index ? sums_of(pass, t, rows.row)
+                                : nsai_ranks_received_inside(pass, t, i, of->host, of->local),
+               rows.count);
+  }
+}
+
+/* The sums of hosts, in their order. */
+static void add_hosts(const nsai_ranks_pass *pass, const nsai_ranks_tensor *t,
+                      const column_piece *of, NsaiRanksSum *sum) {
+  for (int32_t h = 0; h < pass->hosts; h++) {
+    const int64_t *ends = nsai_ranks_host_ends(pass, h);
+    const nsai_ranks_rows rows = nsai_ranks_rows_of(pass, t, of->piece, ends[of->piece->sequence]);
+    if (rows.count)
+      add_part(sum,
+               h == pass->host ? sums_of(pass, t, rows.row)
+                               : nsai_ranks_received_between(pass, t, h, of->local),
+               rows.count);
+  }
+}
+
+/* One gradient's rows of one piece of this rank. */
+static nsa_status sum_piece(const nsai_ranks_pass *pass, const nsai_ranks_tensor *t,
+                            const column_piece *of, const nsa_tensor *out) {
+  const nsai_ranks_rows all = nsai_ranks_rows_of(pass, t, of->piece, INT64_MAX);
   nsa_tensor rows = *out;
   if (!all.count) return NSA_OK;
-  nsai_ranks_slice(&rows, local, all.count);
+  nsai_ranks_slice(&rows, of->local, all.count);
   NsaiRanksSum sum = { .out = { .view = nsai_view(&rows),
                                 .is_float = out->dtype == NSA_F32,
-                                .accumulate = (int)run->grads->accumulate },
+                                .accumulate = (int)pass->run->grads->accumulate },
                        .rows = (int)all.count,
                        .heads = t->heads,
                        .columns = t->dim };
-  for (int32_t r = 0; r < pass->shard->ranks; r++) {
-    const nsai_ranks_rows part =
-        nsai_ranks_rows_of(pass, t, piece, nsai_ranks_end(pass, r, piece->sequence));
-    if (!part.count) continue;
-    sum.part[sum.parts] = r == pass->rank ? sums + nsai_ranks_elements(t, part.row)
-                                          : nsai_ranks_received(pass, t, r, local);
-    sum.part_rows[sum.parts++] = (int)part.count;
+  if (pass->hosts > 1)
+    add_hosts(pass, t, of, &sum);
+  else
+    add_ranks(pass, t, of, &sum);
+  return enqueue_sum(pass->run, &sum, &rows);
+}
+
+/* The host's sum of the rows of one piece of this column, in the place of this rank's part. Each thread
+ * reads its element of all parts before it writes it. Rows behind this rank's own end were not written. */
+static nsa_status sum_piece_of_host(const nsai_ranks_pass *pass, const nsai_ranks_tensor *t,
+                                    const column_piece *of) {
+  const int64_t *ends = nsai_ranks_host_ends(pass, pass->host);
+  const nsai_ranks_rows all = nsai_ranks_rows_of(pass, t, of->piece, ends[of->piece->sequence]);
+  if (!all.count) return NSA_OK;
+  float *to = sums_of(pass, t, all.row);
+  const nsa_tensor rows = nsai_ranks_rows_tensor(t, to, NSA_F32, all.count);
+  NsaiRanksSum sum = { .out = { .view = nsai_view(&rows), .is_float = 1 },
+                       .rows = (int)all.count,
+                       .heads = t->heads,
+                       .columns = t->dim };
+  add_ranks(pass, t, of, &sum);
+  if (sum.parts == 1 && sum.part[0] == to) return NSA_OK; /* nobody else adds to it */
+  return enqueue_sum(pass->run, &sum, &rows);
+}
+
+/* Of every tensor that travels, whatever gradients this rank asks for: other hosts wait for them. */
+static nsa_status sum_host(const nsai_ranks_pass *pass) {
+  const nsa_shard *shard = pass->shard;
+  for (int item = 0; item < NSAI_RANKS_K_IDX; item++) {
+    const nsai_ranks_tensor *t = &pass->memory->tensor[item];
+    for (int32_t h = 0; h < pass->hosts && t->exists; h++) {
+      const int32_t owner = nsai_ranks_at(pass, h, pass->index);
+      column_piece of = { .host = h };
+      for (int32_t i = shard->rank_begin[owner]; i < shard->rank_begin[owner + 1]; i++) {
+        of.piece = &shard->pieces[i];
+        NSAI_TRY(sum_piece_of_host(pass, t, &of));
+        of.local += nsai_ranks_rows_of(pass, t, of.piece, INT64_MAX).count;
+      }
+    }
   }
-  return enqueue_sum(run, &sum, &rows);
+  return NSA_OK;
 }
 
 static nsa_status sum_tensors(const nsai_ranks_pass *pass) {
@@ -114,10 +190,11 @@ static nsa_status sum_tensors(const nsai_ranks_pass *pass) {
   for (int item = 0; item < NSAI_RANKS_K_IDX; item++) {
     const nsai_ranks_tensor *t = &pass->memory->tensor[item];
     const nsa_tensor *out = gradient_of(&wanted, item);
-    int64_t local = 0;
+    column_piece of = { .host = pass->host };
     for (int32_t i = 0; i < pass->pieces && t->exists && nsai_present(out); i++) {
-      NSAI_TRY(sum_rows(pass, t, &pass->piece[i], local, out));
-      local += nsai_ranks_rows_of(pass, t, &pass->piece[i], INT64_MAX).count;
+      of.piece = &pass->piece[i];
+      NSAI_TRY(sum_piece(pass, t, &of, out));
+      of.local += nsai_ranks_rows_of(pass, t, of.piece, INT64_MAX).count;
     }
   }
   return NSA_OK;
@@ -272,8 +349,11 @@ static nsa_status backward(nsai_ranks_pass *pass) {
   NSAI_TRY(nsai_ranks_gather(pass));
   if (nsai_run_has(pass->run, NSA_CMP)) NSAI_TRY(nsai_ranks_compress(pass));
   NSAI_TRY(run_pieces(pass));
-  NSAI_TRY(nsai_ranks_send_sums(pass));
-  if (pass->run->driver) nsai_queue_break(pass->run->queue);
+  NSAI_TRY(nsai_ranks_send_inside(pass));
+  if (pass->hosts > 1) {
+    NSAI_TRY(sum_host(pass));
+    NSAI_TRY(nsai_ranks_send_between(pass));
+  }
   NSAI_TRY(sum_tensors(pass));
   return store_weights(pass);
 }

@@ -1,8 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What travels in a run over ranks. Two ranks list the parts between them in one order, by tensor and
- * then by the owner's pieces, so that the n-th part that one sends is the n-th that the other receives.
+ * What travels in a run over ranks, in the two levels of run/ranks.h. Two ranks list the parts between them
+ * in one order, by tensor, then by the owner, then by its pieces, so that the n-th part that one sends is
+ * the n-th that the other receives.
  */
 #include "run/check_tensor.h"
 #include "run/params.h"
@@ -11,44 +12,69 @@
 #include <stdlib.h>
 #include <string.h>
 
+static void extend(int64_t *end, int64_t to) {
+  if (to > *end) *end = to;
+}
+
 static void set_ends(nsai_ranks_pass *pass) {
   const nsa_shard *shard = pass->shard;
   for (int32_t r = 0; r < shard->ranks; r++)
     for (int32_t i = shard->rank_begin[r]; i < shard->rank_begin[r + 1]; i++) {
       const nsa_piece *piece = &shard->pieces[i];
-      int64_t *end = &pass->end[(int64_t)r * shard->num_seqs + piece->sequence];
-      const int64_t behind = piece->begin + piece->length;
-      if (behind > *end) *end = behind;
+      const int64_t end = piece->begin + piece->length, sequences = shard->num_seqs;
+      extend(&pass->end[r * sequences + piece->sequence], end);
+      extend(&pass->host_end[r / pass->host_ranks * sequences + piece->sequence], end);
     }
+}
+
+/* The most parts of a tensor that this rank sends or receives in one exchange. */
+static size_t most_parts(const nsai_ranks_pass *pass) {
+  const nsa_shard *shard = pass->shard;
+  size_t all = (size_t)shard->rank_begin[shard->ranks], column = 0;
+  for (int32_t h = 0; h < pass->hosts; h++) {
+    const int32_t *begin = &shard->rank_begin[nsai_ranks_at(pass, h, pass->index)];
+    column += (size_t)(begin[1] - begin[0]);
+  }
+  /* Inside the host, rows of its own column to each mate, or those of other columns to or from them.
+   * Between hosts, its own rows to each, or those of its column. */
+  const size_t mates = (size_t)(pass->host_ranks - 1) * column, others = all - column;
+  const size_t inside = mates > others ? mates : others;
+  const size_t between = (size_t)(pass->hosts - 1) * (size_t)pass->pieces;
+  return inside > between + column ? inside : between + column;
 }
 
 nsa_status nsai_ranks_open(const nsai_run *run, nsai_ranks_pass *out) {
   const nsa_shard *shard = run->shard;
   const int32_t rank = nsai_comm_rank(run->comm), first = shard->rank_begin[rank];
-  const size_t ends = (size_t)shard->ranks * (size_t)shard->num_seqs * sizeof(int64_t);
+  const int32_t host_ranks = nsai_comm_host_ranks(run->comm);
   *out = (nsai_ranks_pass){ .run = run,
                             .shard = shard,
                             .memory = &run->plan->workspace.ranks,
                             .rank = rank,
+                            .hosts = shard->ranks / host_ranks,
+                            .host_ranks = host_ranks,
+                            .host = rank / host_ranks,
+                            .index = rank % host_ranks,
                             .piece = &shard->pieces[first],
                             .pieces = shard->rank_begin[rank + 1] - first };
-  /* K and V go from this rank to all others, and their sums back; so both lists may be the longer. */
-  const size_t others = (size_t)(shard->rank_begin[shard->ranks] - out->pieces),
-               own = (size_t)out->pieces * (size_t)(shard->ranks - 1);
-  const size_t parts = NSAI_RANKS_TENSORS * (others > own ? others : own) * sizeof(nsa_part);
+  const size_t sequences = (size_t)shard->num_seqs * sizeof(int64_t);
+  const size_t ends = (size_t)shard->ranks * sequences, host_ends = (size_t)out->hosts * sequences;
+  const size_t parts = NSAI_RANKS_TENSORS * most_parts(out) * sizeof(nsa_part);
   out->end = calloc(1, ends + 1);
+  out->host_end = calloc(1, host_ends + 1);
   out->send.part = malloc(parts + 1);
   out->recv.part = malloc(parts + 1);
-  if (out->end && out->send.part && out->recv.part) {
+  if (out->end && out->host_end && out->send.part && out->recv.part) {
     set_ends(out);
     return NSA_OK;
   }
   nsai_ranks_close(out);
-  return nsai_fail_nomem("the parts of an exchange", ends + 2 * parts);
+  return nsai_fail_nomem("the parts of an exchange", ends + host_ends + 2 * parts);
 }
 
 void nsai_ranks_close(nsai_ranks_pass *pass) {
   free(pass->end);
+  free(pass->host_end);
   free(pass->send.part);
   free(pass->recv.part);
   *pass = (nsai_ranks_pass){ 0 };
@@ -157,74 +183,151 @@ static nsa_status pack(const nsai_ranks_pass *pass, int item) {
   return NSA_OK;
 }
 
-/* Parts of one gathered tensor. */
-static void list_gather(nsai_ranks_pass *pass, const nsai_ranks_tensor *t) {
+/* The rows of all ranks: of a gathered tensor, or of its sums. */
+typedef struct row_source {
+  const nsai_ranks_tensor *tensor;
+  char *rows;
+  int64_t row_bytes;
+} row_source;
+
+/* Lists the owner's rows up to where the tokens of each sequence end. */
+static void list_rows(const nsai_ranks_pass *pass, const row_source *from, int32_t owner,
+                      const int64_t *ends, int32_t peer, nsai_part_list *list) {
   const nsa_shard *shard = pass->shard;
-  const int32_t dtype = pass->run->plan->problem.model.dtype;
-  const int64_t row = nsai_ranks_elements(t, 1) * nsai_dtype_bytes(dtype);
-  char *whole = nsai_buffer_at(pass->run, t->whole);
-  for (int32_t r = 0; r < shard->ranks; r++) {
-    if (r == pass->rank) continue;
-    for (int32_t i = 0; i < pass->pieces; i++) {
-      const nsa_piece *piece = &pass->piece[i];
-      const nsai_ranks_rows rows =
-          nsai_ranks_rows_of(pass, t, piece, nsai_ranks_end(pass, r, piece->sequence));
-      add_part(&pass->send, whole + rows.row * row, rows.count * row, r);
-    }
-    for (int32_t i = shard->rank_begin[r]; i < shard->rank_begin[r + 1]; i++) {
-      const nsa_piece *piece = &shard->pieces[i];
-      const nsai_ranks_rows rows =
-          nsai_ranks_rows_of(pass, t, piece, nsai_ranks_end(pass, pass->rank, piece->sequence));
-      add_part(&pass->recv, whole + rows.row * row, rows.count * row, r);
+  for (int32_t i = shard->rank_begin[owner]; i < shard->rank_begin[owner + 1]; i++) {
+    const nsa_piece *piece = &shard->pieces[i];
+    const nsai_ranks_rows rows =
+        nsai_ranks_rows_of(pass, from->tensor, piece, ends[piece->sequence]);
+    add_part(list, from->rows + rows.row * from->row_bytes, rows.count * from->row_bytes, peer);
+  }
+}
+
+/* This rank's rows to the hosts that need them, and those that any rank of this host needs. */
+static void list_gather_between(nsai_ranks_pass *pass, const row_source *whole) {
+  const int64_t *own = nsai_ranks_host_ends(pass, pass->host);
+  for (int32_t h = 0; h < pass->hosts; h++) {
+    const int32_t peer = nsai_ranks_at(pass, h, pass->index);
+    if (h == pass->host) continue;
+    list_rows(pass, whole, pass->rank, nsai_ranks_host_ends(pass, h), peer, &pass->send);
+    list_rows(pass, whole, peer, own, peer, &pass->recv);
+  }
+}
+
+/* The rows of this column to the ranks of this host, and those of other columns. */
+static void list_gather_inside(nsai_ranks_pass *pass, const row_source *whole) {
+  const int64_t *own = nsai_ranks_ends(pass, pass->rank);
+  for (int32_t i = 0; i < pass->host_ranks; i++) {
+    const int32_t peer = nsai_ranks_at(pass, pass->host, i);
+    if (i == pass->index) continue;
+    for (int32_t h = 0; h < pass->hosts; h++) {
+      list_rows(pass, whole, nsai_ranks_at(pass, h, pass->index), nsai_ranks_ends(pass, peer), peer,
+                &pass->send);
+      list_rows(pass, whole, nsai_ranks_at(pass, h, i), own, peer, &pass->recv);
     }
   }
 }
 
-nsa_status nsai_ranks_gather(nsai_ranks_pass *pass) {
+/* Lists the parts of every tensor, and exchanges them. */
+static nsa_status gather_level(nsai_ranks_pass *pass,
+                               void (*list)(nsai_ranks_pass *, const row_source *)) {
+  const int64_t size = nsai_dtype_bytes(pass->run->plan->problem.model.dtype);
   pass->send.count = pass->recv.count = 0;
   for (int item = 0; item < NSAI_RANKS_TENSORS; item++) {
-    if (!pass->memory->tensor[item].exists) continue;
-    NSAI_TRY(pack(pass, item));
-    list_gather(pass, &pass->memory->tensor[item]);
+    const nsai_ranks_tensor *t = &pass->memory->tensor[item];
+    if (!t->exists) continue;
+    const row_source whole = { t, nsai_buffer_at(pass->run, t->whole),
+                               nsai_ranks_elements(t, 1) * size };
+    list(pass, &whole);
   }
   return exchange(pass);
+}
+
+nsa_status nsai_ranks_gather(nsai_ranks_pass *pass) {
+  for (int item = 0; item < NSAI_RANKS_TENSORS; item++)
+    if (pass->memory->tensor[item].exists) NSAI_TRY(pack(pass, item));
+  if (pass->hosts > 1) NSAI_TRY(gather_level(pass, list_gather_between));
+  return gather_level(pass, list_gather_inside);
 }
 
 /* ---- sums ---- */
 
-float *nsai_ranks_received(const nsai_ranks_pass *pass, const nsai_ranks_tensor *t, int32_t from,
-                           int64_t local) {
-  const int64_t part = from < pass->rank ? from : from - 1;
+/* Parts of `local_rows` rows, one after the other. */
+static float *received(const nsai_ranks_pass *pass, const nsai_ranks_tensor *t, int64_t part,
+                       int64_t local) {
   return (float *)nsai_buffer_at(pass->run, t->received) +
          nsai_ranks_elements(t, part * t->local_rows + local);
 }
 
-static void list_sums(nsai_ranks_pass *pass, const nsai_ranks_tensor *t) {
+/* The place of `other` in a list without `self`. */
+static int64_t place_of(int32_t other, int32_t self) { return other < self ? other : other - 1; }
+
+float *nsai_ranks_received_inside(const nsai_ranks_pass *pass, const nsai_ranks_tensor *t,
+                                  int32_t from, int32_t host, int64_t local) {
+  return received(pass, t, place_of(from, pass->index) * pass->hosts + host, local);
+}
+
+float *nsai_ranks_received_between(const nsai_ranks_pass *pass, const nsai_ranks_tensor *t,
+                                   int32_t from, int64_t local) {
+  return received(pass, t, place_of(from, pass->host), local);
+}
+
+/* Lists where a peer's sums of the owner's rows go: `to` is the place of its local row 0. */
+static void list_received(nsai_ranks_pass *pass, const nsai_ranks_tensor *t, float *to,
+                          int32_t owner, const int64_t *ends, int32_t peer) {
   const nsa_shard *shard = pass->shard;
-  const int64_t row = nsai_ranks_elements(t, 1) * (int64_t)sizeof(float);
-  char *sums = nsai_buffer_at(pass->run, t->sums);
-  for (int32_t r = 0; r < shard->ranks; r++) {
-    int64_t local = 0;
-    if (r == pass->rank) continue;
-    for (int32_t i = shard->rank_begin[r]; i < shard->rank_begin[r + 1]; i++) {
-      const nsa_piece *piece = &shard->pieces[i];
-      const nsai_ranks_rows rows =
-          nsai_ranks_rows_of(pass, t, piece, nsai_ranks_end(pass, pass->rank, piece->sequence));
-      add_part(&pass->send, sums + rows.row * row, rows.count * row, r);
-    }
-    for (int32_t i = 0; i < pass->pieces; i++) {
-      const nsa_piece *piece = &pass->piece[i];
-      const nsai_ranks_rows rows =
-          nsai_ranks_rows_of(pass, t, piece, nsai_ranks_end(pass, r, piece->sequence));
-      add_part(&pass->recv, nsai_ranks_received(pass, t, r, local), rows.count * row, r);
-      local += nsai_ranks_rows_of(pass, t, piece, INT64_MAX).count;
+  for (int32_t i = shard->rank_begin[owner]; i < shard->rank_begin[owner + 1]; i++) {
+    const nsa_piece *piece = &shard->pieces[i];
+    const nsai_ranks_rows rows = nsai_ranks_rows_of(pass, t, piece, ends[piece->sequence]);
+    add_part(&pass->recv, to, nsai_ranks_elements(t, rows.count) * (int64_t)sizeof *to, peer);
+    to += nsai_ranks_elements(t, nsai_ranks_rows_of(pass, t, piece, INT64_MAX).count);
+  }
+}
+
+static row_source sums_of(const nsai_ranks_pass *pass, const nsai_ranks_tensor *t) {
+  return (row_source){ t, nsai_buffer_at(pass->run, t->sums),
+                       nsai_ranks_elements(t, 1) * (int64_t)sizeof(float) };
+}
+
+static void list_sums_inside(nsai_ranks_pass *pass, const nsai_ranks_tensor *t) {
+  const row_source sums = sums_of(pass, t);
+  const int64_t *own = nsai_ranks_ends(pass, pass->rank);
+  for (int32_t i = 0; i < pass->host_ranks; i++) {
+    const int32_t peer = nsai_ranks_at(pass, pass->host, i);
+    if (i == pass->index) continue;
+    for (int32_t h = 0; h < pass->hosts; h++) {
+      list_rows(pass, &sums, nsai_ranks_at(pass, h, i), own, peer, &pass->send);
+      list_received(pass, t, nsai_ranks_received_inside(pass, t, i, h, 0),
+                    nsai_ranks_at(pass, h, pass->index), nsai_ranks_ends(pass, peer), peer);
     }
   }
 }
 
-nsa_status nsai_ranks_send_sums(nsai_ranks_pass *pass) {
+static void list_sums_between(nsai_ranks_pass *pass, const nsai_ranks_tensor *t) {
+  const row_source sums = sums_of(pass, t);
+  const int64_t *own = nsai_ranks_host_ends(pass, pass->host);
+  for (int32_t h = 0; h < pass->hosts; h++) {
+    const int32_t peer = nsai_ranks_at(pass, h, pass->index);
+    if (h == pass->host) continue;
+    list_rows(pass, &sums, peer, own, peer, &pass->send);
+    list_received(pass, t, nsai_ranks_received_between(pass, t, h, 0), pass->rank,
+                  nsai_ranks_host_ends(pass, h), peer);
+  }
+}
+
+static nsa_status send_sums(nsai_ranks_pass *pass,
+                            void (*list)(nsai_ranks_pass *, const nsai_ranks_tensor *)) {
   pass->send.count = pass->recv.count = 0;
   for (int item = 0; item < NSAI_RANKS_TENSORS; item++)
-    if (pass->memory->tensor[item].exists) list_sums(pass, &pass->memory->tensor[item]);
-  return exchange(pass);
+    if (pass->memory->tensor[item].exists) list(pass, &pass->memory->tensor[item]);
+  NSAI_TRY(exchange(pass));
+  if (pass->run->driver) nsai_queue_break(pass->run->queue);
+  return NSA_OK;
+}
+
+nsa_status nsai_ranks_send_inside(nsai_ranks_pass *pass) {
+  return send_sums(pass, list_sums_inside);
+}
+
+nsa_status nsai_ranks_send_between(nsai_ranks_pass *pass) {
+  return send_sums(pass, list_sums_between);
 }

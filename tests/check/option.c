@@ -45,14 +45,15 @@ nsai_model chk_option_model(const char *value, const char *is_not, struct argp_s
   return model;
 }
 
-void chk_option_ranks(const char *value, bool *with, int64_t most, struct argp_state *state) {
+void chk_option_ranks(const char *name, const char *value, bool *with, int64_t most,
+                      struct argp_state *state) {
   char copy[256], *save = NULL;
   snprintf(copy, sizeof copy, "%s", value);
   for (char *word = strtok_r(copy, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
     char *dots = strstr(word, "..");
     if (dots) *dots = '\0';
-    const int64_t first = chk_option_number("ranks", word, 1, most, state);
-    const int64_t last = dots ? chk_option_number("ranks", dots + 2, first, most, state) : first;
+    const int64_t first = chk_option_number(name, word, 1, most, state);
+    const int64_t last = dots ? chk_option_number(name, dots + 2, first, most, state) : first;
     for (int64_t i = first; i <= last; i++) with[i] = true;
   }
 }

@@ -26,7 +26,8 @@ int32_t chk_option_device(const char *value, struct argp_state *state);
 nsai_model chk_option_model(const char *value, const char *is_not, struct argp_state *state);
 
 /* Marks the numbers of ranks of "2,4" or "2..16" in `with`, whose last index is `most`. */
-void chk_option_ranks(const char *value, bool *with, int64_t most, struct argp_state *state);
+void chk_option_ranks(const char *name, const char *value, bool *with, int64_t most,
+                      struct argp_state *state);
 
 /* Appends the numbers of "4k,128k,1M" to `out`, which holds *count of at most `most`. */
 void chk_option_tokens(const char *value, int64_t *out, int *count, int most,

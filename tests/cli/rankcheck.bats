@@ -20,12 +20,13 @@ refused() { # refused TEXT OPTION...
   refused 'cache has scenarios of its own' cache --tokens 4k
   refused 'cache has scenarios of its own' cache --backward
   refused 'cache has scenarios of its own' cache --fault kill
+  refused 'cache has scenarios of its own' cache --hosts 2
   refused '--longest and --codes belong' --longest 300
   refused '--longest and --codes belong' --codes any
   refused 'leave out cache' cache --problem ranks=2:cache:decode:seed=1
   refused "unexpected argument 'caches'" caches
   local option
-  for option in '--ranks 3' '--tokens 4k' '--random 1' '--backward' '--fault kill'; do
+  for option in '--ranks 3' '--hosts 2' '--tokens 4k' '--random 1' '--backward' '--fault kill'; do
     refused '--problem has its own ranks' --problem ranks=2:align=16:fwd:q=64 $option
   done
 }
@@ -44,6 +45,18 @@ refused() { # refused TEXT OPTION...
   refused 'of caches only decode' --problem ranks=2:cache:prefill:seed=1
   refused 'of caches only decode' --problem ranks=2:cache:soak:seed=1:steps=9
   refused 'no split and no align' --problem ranks=2:align=16:cache:decode:seed=1
+}
+
+@test "ranks play hosts, where they are as many on each" {
+  run -0 rankcheck --problem ranks=4:hosts=2:align=16:fwd:q=300
+  [[ ${lines[0]} == 'passed '*' ranks=4:hosts=2:split=zigzag:align=16:fwd:'* ]]
+  run -0 rankcheck --ranks 4,6 --hosts 1,2,3 --tokens 64 --list
+  [ "$(grep -o 'ranks=.:hosts=.' <<<"$output" | xargs)" = \
+    'ranks=4:hosts=1 ranks=4:hosts=2 ranks=6:hosts=1 ranks=6:hosts=2 ranks=6:hosts=3' ]
+  run -2 --separate-stderr rankcheck --problem ranks=4:hosts=3:fwd:q=64
+  [[ $stderr == *'4 ranks are not 3 equal hosts'* ]]
+  run -2 --separate-stderr rankcheck --ranks 4 --hosts 3
+  [[ $stderr == *'these options give no problem'* ]]
 }
 
 @test "without GPUs processes are skipped" {

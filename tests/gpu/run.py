@@ -176,6 +176,10 @@ def ranks_jobs(options):
     yield Ranks("check", [*check, "--ranks", ",".join(sizes), "--backward", "--timeout", "60"], environment)
     for tokens in ("4k", "64k", "128k"):
         yield Ranks(f"check {tokens}", [*check, "--ranks", most, "--tokens", tokens, "--repeat", "20", "--backward"], environment)
+    if int(most) > 2:  # ranks of one machine play two hosts: exchanges in two levels
+        hosts = [*check, "--ranks", most, "--hosts", "2"]
+        yield Ranks("check hosts", [*hosts, "--tokens", "4k,64k", "--repeat", "20", "--backward"], environment)
+        yield Ranks("fault hosts", [*hosts, "--fault", "kill,stall", "--timeout", "5"], environment)
     yield Ranks("check random", [*check, "--ranks", most, "--random", "20", "--backward"], environment)
     yield Ranks("check cache", [*check, "cache", "--ranks", most, "--random", "40", "--longest", "3000", "--codes", "any",
                                 "--timeout", "60"], environment)

@@ -27,23 +27,23 @@ CONFIGS = {
 }
 
 
-def in_a_process(rank, device, work, meeting, arguments):
+def in_a_process(rank, device, work, meeting, ranks, arguments):
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(rank)
     else:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("nccl" if device == "cuda" else "gloo", init_method=meeting, rank=rank, world_size=RANKS,
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", init_method=meeting, rank=rank, world_size=ranks,
                             timeout=datetime.timedelta(seconds=300))
     work(rank, torch.device(device, rank) if device == "cuda" else torch.device(device), *arguments)
     dist.destroy_process_group()
     os._exit(0)  # as in test_fsdp.py
 
 
-def spawn(work, device, tmp_path, *arguments):
-    if device == "cuda" and torch.cuda.device_count() < RANKS:
-        pytest.skip("needs two GPUs: NCCL takes one for each process")
-    torch.multiprocessing.spawn(in_a_process, (device, work, f"file://{tmp_path}/meeting", arguments), nprocs=RANKS)
+def spawn(work, device, tmp_path, *arguments, ranks=RANKS):
+    if device == "cuda" and torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} GPUs: NCCL takes one for each process")
+    torch.multiprocessing.spawn(in_a_process, (device, work, f"file://{tmp_path}/meeting", ranks, arguments), nprocs=ranks)
 
 
 def inputs_of(config, tokens, where):
@@ -142,6 +142,41 @@ def test_an_own_communicator(device, tmp_path):
     if device != "cuda":
         pytest.skip("of NCCL")
     spawn(compare, device, tmp_path, "mean", [5000], "zigzag", True)
+
+
+def play_hosts(rank, where, ranks):
+    """Hosts of two ranks, and one host, which ranks that share this one find by themselves."""
+    config = nsa.Config(**SHAPE, **CONFIGS["mean"])
+    shard = nsa.ranks.Shard(config, [400, 20], ranks, "zigzag", 0 if where.type == "cuda" else 16)
+    q, k, v, gates, weights = inputs_of(config, shard.total, where)
+    d_o = torch.randn(q.shape, generator=torch.Generator().manual_seed(5)).to(q)
+    take = lambda x: shard.take(x.detach(), rank).requires_grad_()
+    found = []
+    for host_ranks in (2, ranks, 0):
+        comm = nsa.ranks.Comm(timeout=60, host_ranks=host_ranks)
+        attend = lambda *a, **b: nsa.ranks.attention(*a, config=config, shard=shard, comm=comm, **b)
+        found.append(run(attend, take(q), [take(k[0])], [take(v[0])], take(gates), weights, shard.take(d_o, rank)))
+        comm.wait()
+        comm.close()
+    hosts, one, default = found
+    for name, want in one[2].items():
+        assert torch.equal(default[2][name], want)
+        if name[0] in "kv":  # sums in another order
+            torch.testing.assert_close(hosts[2][name], want, rtol=0, atol=(1e-2 if where.type == "cuda" else 1e-6) * want.abs().max().item())
+        else:
+            assert torch.equal(hosts[2][name], want)
+    assert all(torch.equal(hosts[i], one[i]) for i in (0, 1))
+    dist.barrier()
+    comm = nsa.ranks.Comm(timeout=20, host_ranks=2 if rank else 4)
+    with pytest.raises(nsa.RanksError, match="host_ranks"):
+        nsa.ranks.attention(take(q), take(k[0]), take(v[0]), take(gates), config=config, shard=shard, comm=comm)
+    comm.close()
+    with pytest.raises(nsa.ArgumentError, match="host_ranks is 3"):
+        nsa.ranks.Comm(host_ranks=3).handle(config.context("cpu", "f32"))
+
+
+def test_ranks_that_play_hosts(device, tmp_path):
+    spawn(play_hosts, device, tmp_path, 4, ranks=4)
 
 
 def disagree(rank, where):

@@ -14,6 +14,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#define SIX 6 /* ranks that can be 2 or 3 hosts */
+
 static const machine_request quiet_cpu = { .override = QUIET };
 static const machine_request quiet_gpu = { .gpu = true, .override = QUIET };
 
@@ -460,6 +462,108 @@ static void test_bad_tables(void **state) {
   machine_free(&m);
 }
 
+/* ---- ranks that share a host ---- */
+
+static void test_find_hosts(void **state) {
+  static const struct {
+    uint64_t host[12];
+    int32_t size, each;
+  } cases[] = {
+    { { 7 }, 1, 1 },
+    { { 7, 7, 7, 7 }, 4, 4 },
+    { { 7, 7, 9, 9 }, 4, 2 },
+    { { 9, 9, 9, 7, 7, 7, 1, 1, 1 }, 9, 3 },
+    { { 1, 2, 3, 4 }, 4, 1 },
+    { { 1, 1, 2, 2, 2, 2 }, 6, 6 }, /* hosts with fewer ranks and with more */
+    { { 1, 1, 1, 2, 2 }, 5, 5 },
+    { { 1, 2, 1, 2 }, 4, 4 },       /* neighbours are on other hosts */
+    { { 1, 1, 2, 2, 1, 1 }, 6, 6 }, /* a host twice */
+    { { 1, 1, 2, 3 }, 4, 4 },
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    assert_int_equal(nsai_find_host_ranks(cases[i].host, cases[i].size), cases[i].each);
+  assert_true(nsai_host_id() == nsai_host_id());
+}
+
+/* Ranks that differ in a host's ranks would exchange different parts; those of one host find one, those
+ * that play hosts find these, and keep what they found. */
+static void test_agree_on_hosts(void **state) {
+  enum { SIZE = 6 };
+  machine m;
+  rank ranks[MOST_RANKS];
+  machine_init(&m, &quiet_cpu);
+  ranks_loopback(m.ctx, ranks, SIZE, 20000, rank_agrees);
+  for (int32_t i = 0; i < SIZE; i++) {
+    assert_int_equal(nsai_comm_host_ranks(ranks[i].comm), SIZE);
+    ranks[i].plan = m.plan;
+    ranks[i].comm->host_id = (uint64_t)(i / 2);
+    ranks[i].repeats = 1;
+  }
+  ranks[4].comm->host_ranks = 3;
+  ranks_run(ranks, SIZE);
+  ranks_expect_lost(ranks, SIZE, -1, "host_ranks of the communicator: rank 0 has 0, rank 4 3");
+  ranks[4].comm->host_ranks = 0;
+  for (int32_t i = 0; i < SIZE; i++) ranks[i] = again(&ranks[i], m.plan, NULL);
+  ranks_run(ranks, SIZE);
+  ranks_expect_ok(ranks, SIZE);
+  for (int32_t i = 0; i < SIZE; i++) {
+    assert_int_equal(nsai_comm_host_ranks(ranks[i].comm), 2);
+    ranks[i].comm->host_id = 0;
+    ranks[i] = again(&ranks[i], m.plan, NULL);
+  }
+  ranks_run(ranks, SIZE);
+  ranks_expect_ok(ranks, SIZE);
+  for (int32_t i = 0; i < SIZE; i++) assert_int_equal(nsai_comm_host_ranks(ranks[i].comm), 2);
+  ranks_destroy(ranks, SIZE);
+  /* Ranks that are each alone on a host have nothing to give to neighbours. */
+  ranks_loopback(m.ctx, ranks, SIZE, 20000, rank_agrees);
+  for (int32_t i = 0; i < SIZE; i++) {
+    ranks[i].plan = m.plan;
+    ranks[i].comm->host_id = (uint64_t)i;
+  }
+  ranks_run(ranks, SIZE);
+  ranks_expect_ok(ranks, SIZE);
+  for (int32_t i = 0; i < SIZE; i++) assert_int_equal(nsai_comm_host_ranks(ranks[i].comm), SIZE);
+  ranks_destroy(ranks, SIZE);
+  machine_free(&m);
+}
+
+static void test_host_options(void **state) {
+  machine m;
+  nsa_comm *comm, *comms[SIX];
+  nsa_comm_options options = NSA_COMM_OPTIONS_INIT;
+  const nsa_comm_ops ops = {
+    .struct_size = sizeof ops, .size = SIX, .host_ranks = 2, .exchange = host_exchange
+  };
+  machine_init(&m, &quiet_cpu);
+  machine_expect("ops", nsa_comm_create(m.ctx, &ops, NULL, &comm), NSA_OK, NULL);
+  assert_int_equal(nsai_comm_host_ranks(comm), 2);
+  nsa_comm_destroy(comm);
+  options.host_ranks = 3; /* goes before the table's */
+  machine_expect("both", nsa_comm_create(m.ctx, &ops, &options, &comm), NSA_OK, NULL);
+  assert_int_equal(nsai_comm_host_ranks(comm), 3);
+  nsa_comm_destroy(comm);
+  machine_expect("loopback", nsa_comm_loopback(m.ctx, SIX, &options, comms), NSA_OK, NULL);
+  for (int32_t i = 0; i < SIX; i++) {
+    assert_int_equal(nsai_comm_host_ranks(comms[i]), 3);
+    nsa_comm_destroy(comms[i]);
+  }
+  options.struct_size = offsetof(nsa_comm_options, host_ranks); /* of an older program */
+  machine_expect("older", nsa_comm_create(m.ctx, &ops, &options, &comm), NSA_OK, NULL);
+  assert_int_equal(nsai_comm_host_ranks(comm), 2);
+  nsa_comm_destroy(comm);
+  options.struct_size = sizeof options;
+  for (options.host_ranks = -1; options.host_ranks <= 12; options.host_ranks += 5) { /* -1, 4, 9 */
+    machine_expect("bad", nsa_comm_create(m.ctx, &ops, &options, &comm), NSA_E_ARG,
+                   "options.host_ranks is");
+    assert_null(comm);
+    machine_expect("bad", nsa_comm_loopback(m.ctx, SIX, &options, comms), NSA_E_ARG,
+                   "give a divisor of the number of ranks, which is 6");
+    assert_null(comms[0]);
+  }
+  machine_free(&m);
+}
+
 /* ---- streams ---- */
 
 static void agrees_patiently(rank *r) {
@@ -675,6 +779,9 @@ int main(void) {
     cmocka_unit_test(test_dead_is_aborted),
     cmocka_unit_test(test_fork),
     cmocka_unit_test(test_capture),
+    cmocka_unit_test(test_find_hosts),
+    cmocka_unit_test(test_agree_on_hosts),
+    cmocka_unit_test(test_host_options),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

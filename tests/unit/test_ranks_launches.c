@@ -9,6 +9,8 @@
 
 #include "gradients.h"
 #include "plan/plan.h"
+#include "ranks/comm_internal.h"
+#include "ranks/shard.h"
 
 #define SEQS 2
 
@@ -176,6 +178,56 @@ static void test_backward(void **state) {
   close_rank(&r);
 }
 
+static nsa_status idle_exchange(void *user, const nsa_part *send, int32_t send_count,
+                                const nsa_part *recv, int32_t recv_count, nsa_stream stream) {
+  (void)user, (void)send, (void)send_count, (void)recv, (void)recv_count, (void)stream;
+  return NSA_OK;
+}
+
+/* Rank 0 of 4, on the first of two hosts, with a transport that moves nothing. It holds sequence 0 and the
+ * first 20 tokens of sequence 1; its neighbour needs these as well, and no rank of the host sees further
+ * ones of its column. */
+static void test_backward_over_hosts(void **state) {
+  static const int64_t seqs[SEQS] = { 20, 36 };
+  static const nsa_piece pieces[] = {
+    { 0, 0, 0, 20 }, { 0, 1, 0, 20 }, { 1, 1, 20, 4 }, { 2, 1, 24, 4 }, { 3, 1, 28, 8 }
+  };
+  machine m;
+  nsa_shard *shard;
+  nsa_comm *comm;
+  machine_init(&m, &(machine_request){ .gpu = true, .op = NSA_OP_BACKWARD });
+  const nsa_shard_options options =
+      INIT(nsa_shard_options, .layout = NSA_SHARD_GIVEN, .ranks = 4, .num_seqs = SEQS,
+           .lengths = seqs, .alignment = 4, .given = pieces, .given_count = 5);
+  const nsa_problem problem =
+      INIT(nsa_problem, .op = NSA_OP_BACKWARD, .max_tokens = 40, .max_kv_tokens = 56,
+           .max_kv_len = 36, .max_seqs = SEQS, .ranks = 4, .max_pieces = 2);
+  const nsa_comm_ops ops =
+      INIT(nsa_comm_ops, .size = 4, .host_ranks = 2, .exchange = idle_exchange);
+  machine_expect("shard", nsa_shard_create(m.ctx, &options, &shard), NSA_OK, NULL);
+  machine_expect("comm", nsa_comm_create(m.ctx, &ops, NULL, &comm), NSA_OK, NULL);
+  nsa_plan *plan = machine_plan(m.ctx, &problem);
+  nsai_agreed_add(&comm->plans, plan->digest);
+  nsai_agreed_add(&comm->shards, shard->digest);
+  nsa_exec exec = INIT(nsa_exec, .comm = comm);
+  machine_add_workspace(plan, &exec);
+  const nsa_batch batch = INIT(nsa_batch, .shard = shard);
+  m.toy.io.kv.k_cmp = m.toy.io.kv.v_cmp = (nsa_tensor){ 0 };
+  const nsa_grads grads = make_grads(&m.toy, NSA_F32);
+  fake_cuda_state *record = machine_record();
+  *record = (fake_cuda_state){ .retained = record->retained, .handles = record->handles };
+  machine_expect("run", nsa_backward(plan, &exec, &batch, &m.toy.io, &grads), NSA_OK, NULL);
+  machine_expect_launches(
+      "compress_mean compress_mean " BACKWARD " " BACKWARD
+      " backward_ranks_sum backward_ranks_sum" /* the host's dK and dV of the second piece */
+      " backward_ranks_sum backward_ranks_sum backward_ranks_sum backward_ranks_sum");
+  free(exec.workspace);
+  nsa_comm_destroy(comm);
+  nsa_plan_destroy(plan);
+  nsa_shard_destroy(shard);
+  machine_free(&m);
+}
+
 /* The KV heads of the toy one after the other. */
 static void test_head_groups(void **state) {
   one_rank r;
@@ -217,7 +269,7 @@ int main(void) {
     cmocka_unit_test(test_one_piece),   cmocka_unit_test(test_piece_by_piece),
     cmocka_unit_test(test_normalizer),  cmocka_unit_test(test_backward),
     cmocka_unit_test(test_head_groups), cmocka_unit_test(test_long_pieces),
-    cmocka_unit_test(test_many_pieces),
+    cmocka_unit_test(test_many_pieces), cmocka_unit_test(test_backward_over_hosts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

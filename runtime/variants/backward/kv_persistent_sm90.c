@@ -5,7 +5,7 @@
  * which take items by tickets (backward/pipelines/dkv_items.cuh). A kernel before them clears the
  * tickets of all groups of KV heads.
  *
- * It is a candidate of the tuner, and no default. No GPU has run it, and it is not timed in this form. A prototype took,
+ * `variants.force` alone takes it: no default, and not the tuner. No GPU has run it, and it is not timed in this form. A prototype took,
  * on an H200 with 64/4 heads, D 128 and correlated inputs, in ms of the kernels and of the whole pass:
  *
  *   tokens    lists            window           backward
@@ -72,7 +72,7 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   if (p->model.window && reasons->count == before) nsai_dkv_tma_legal(p, t, &window, reasons);
 }
 
-/* Not before a GPU has run it. */
+/* Not before a GPU has run it: neither the heuristic nor the tuner takes it. */
 static bool sensible(const nsai_problem *p, const nsai_target *t) {
   (void)p, (void)t;
   return false;

@@ -16,11 +16,13 @@
 
 const char *const chk_fault_names[] = { "none", "kill", "stall", "mismatch", NULL };
 
-void chk_fault_print(const chk_fault *fault, int32_t ranks, char *text, size_t size) {
+void chk_fault_print(const chk_fault *fault, const chk_ranks_problem *p, char *text, size_t size) {
+  char hosts[24] = "";
   const char *in = fault->in_agree ? "agree" : "run";
   if (fault->kind == CHK_FAULT_MISMATCH) in = fault->in_agree ? "plan" : "shard";
-  snprintf(text, size, "ranks=%d:fault=%s:in=%s:bad=%d", ranks, chk_fault_names[fault->kind], in,
-           fault->bad);
+  if (p->hosts) snprintf(hosts, sizeof hosts, ":hosts=%d", p->hosts);
+  snprintf(text, size, "ranks=%d%s:fault=%s:in=%s:bad=%d", p->ranks, hosts,
+           chk_fault_names[fault->kind], in, fault->bad);
 }
 
 static bool is_killed(const chk_rank *r, const chk_fault *fault) {

@@ -29,7 +29,7 @@ typedef struct chk_fault {
 } chk_fault;
 
 /* "ranks=2:fault=kill:in=agree:bad=0" */
-void chk_fault_print(const chk_fault *fault, int32_t ranks, char *text, size_t size);
+void chk_fault_print(const chk_fault *fault, const chk_ranks_problem *p, char *text, size_t size);
 
 /* One rank's part; every rank calls it. A killed process does not return. */
 void chk_fault_check(chk_rank *r, const chk_fault *fault);

@@ -39,7 +39,7 @@ static void print_result(void *user, int64_t number, const char *text,
 static void print_fault(const chk_ranks_options *o, const chk_ranks_problem *p,
                         const chk_fault *fault, int64_t number, const nsai_verify_result *result) {
   char text[CHK_RANKS_TEXT];
-  chk_fault_print(fault, p->ranks, text, sizeof text);
+  chk_fault_print(fault, p, text, sizeof text);
   if (o->tap) {
     chk_result_tap(stdout, number, text, result);
   } else {
@@ -47,8 +47,9 @@ static void print_fault(const chk_ranks_options *o, const chk_ranks_problem *p,
     printf("%-7s %6.2f s  %s\n", words[result->outcome], result->seconds, text);
     if (result->text[0]) printf("        %s\n", result->text);
     if (result->outcome == NSAI_VERIFY_FAILED)
-      printf("        repeat: nsarankcheck%s --ranks %d --fault %s --timeout %g\n", o->again,
-             p->ranks, chk_fault_names[fault->kind], fault->timeout_ms / 1e3);
+      printf("        repeat: nsarankcheck%s --ranks %d --hosts %d --fault %s --timeout %g\n",
+             o->again, p->ranks, p->hosts ? p->hosts : 1, chk_fault_names[fault->kind],
+             fault->timeout_ms / 1e3);
   }
   fflush(stdout);
 }

@@ -17,6 +17,7 @@
 
 enum {
   OPT_COMM = 256,
+  OPT_HOSTS,
   OPT_RANDOM,
   OPT_FAULT,
   OPT_TIMEOUT,
@@ -31,6 +32,9 @@ static const struct argp_option options[] = {
   { "comm", OPT_COMM, "KIND", 0,
     "loopback: ranks are threads of one device; nccl: processes, one a GPU (loopback)", 0 },
   { "ranks", 'r', "LIST", 0, "Numbers of ranks: 2,4 or 2..16 (2)", 0 },
+  { "hosts", OPT_HOSTS, "LIST", 0,
+    "Numbers of hosts that ranks play, 1,2,4, where they divide the ranks (found; random ones)",
+    0 },
   { "device", 'd', "DEVICE", 0,
     "cpu, or the ordinal of a GPU; with nccl that of rank 0 (cpu; nccl: 0)", 0 },
   { "tokens", 't', "LIST", 0,
@@ -82,18 +86,18 @@ static bool multicast_is_off(void) {
  * that passed. */
 static void refuse_idle(const chk_ranks_options *o, struct argp_state *state) {
   const bool listed = o->token_count || o->random >= 0;
-  bool ranks = false;
-  for (int i = 0; i <= NSA_MAX_RANKS; i++) ranks |= o->with_ranks[i];
-  if (o->cache && (o->token_count || o->backward || o->faults))
-    argp_error(state, "cache has scenarios of its own: leave out --tokens, --backward and --fault");
+  bool ranks = false, hosts = false;
+  for (int i = 0; i <= NSA_MAX_RANKS; i++) ranks |= o->with_ranks[i], hosts |= o->with_hosts[i];
+  if (o->cache && (o->token_count || o->backward || o->faults || hosts))
+    argp_error(state, "cache has scenarios of its own: leave out --tokens, --backward, --fault and "
+                      "--hosts");
   if (!o->cache && (o->longest || o->codes))
     argp_error(state, "--longest and --codes belong to scenarios of a cache: nsarankcheck cache");
   if (o->problem && o->cache)
     argp_error(state, "--problem says whether it is one of a cache: leave out cache");
-  if (o->problem && (ranks || listed || o->backward || o->faults))
-    argp_error(state,
-               "--problem has its own ranks and pass: leave out --ranks, --tokens, --random, "
-               "--backward and --fault");
+  if (o->problem && (ranks || hosts || listed || o->backward || o->faults))
+    argp_error(state, "--problem has its own ranks and pass: leave out --ranks, --hosts, --tokens, "
+                      "--random, --backward and --fault");
   if (o->faults && o->with_ranks[1])
     argp_error(state, "--fault needs another rank, which must notice it: give --ranks from 2 on");
   if (o->faults && !listed && (o->backward || o->rank.repeat))
@@ -128,7 +132,8 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     o->nccl = nsai_program_word("--comm", value, comms, state) == 1;
     remember(o, "--comm", value);
     break;
-  case 'r': chk_option_ranks(value, o->with_ranks, NSA_MAX_RANKS, state); break;
+  case 'r': chk_option_ranks("ranks", value, o->with_ranks, NSA_MAX_RANKS, state); break;
+  case OPT_HOSTS: chk_option_ranks("hosts", value, o->with_hosts, NSA_MAX_RANKS, state); break;
   case 'd':
     o->plans.device = chk_option_device(value, state);
     remember(o, "--device", value);
@@ -250,8 +255,8 @@ static int add_fixed(chk_ranks_list *list, const char *text, int32_t ranks, bool
 
 /* All problems for `ranks` ranks. Random ones are dealt out: number i goes to the next of the list.
  */
-static int add_all(const chk_ranks_options *o, chk_ranks_list *list, int32_t ranks, int32_t turn,
-                   int32_t turns) {
+static int add_ranks(const chk_ranks_options *o, chk_ranks_list *list, int32_t ranks, int32_t turn,
+                     int32_t turns) {
   char text[128];
   const bool cpu = o->plans.device == NSAI_VERIFY_DEVICE_CPU;
   for (int pass = 0; pass <= o->backward; pass++) {
@@ -276,6 +281,21 @@ static int add_all(const chk_ranks_options *o, chk_ranks_list *list, int32_t ran
   if (chk_ranks_parse("fwd:q=1600", &fault, text, sizeof text)) return -1;
   fault.ranks = ranks;
   return add(&list->faults, &list->fault_count, &fault);
+}
+
+/* The same once for each number of hosts that divides the ranks. */
+static int add_all(const chk_ranks_options *o, chk_ranks_list *list, int32_t ranks, int32_t turn,
+                   int32_t turns) {
+  bool asked = false;
+  for (int32_t hosts = 1; hosts <= NSA_MAX_RANKS; hosts++) {
+    const int64_t count = list->count, fault_count = list->fault_count;
+    asked |= o->with_hosts[hosts];
+    if (!o->with_hosts[hosts] || ranks % hosts) continue;
+    if (add_ranks(o, list, ranks, turn, turns)) return -1;
+    for (int64_t i = count; i < list->count; i++) list->problems[i].hosts = hosts;
+    for (int64_t i = fault_count; i < list->fault_count; i++) list->faults[i].hosts = hosts;
+  }
+  return asked ? 0 : add_ranks(o, list, ranks, turn, turns);
 }
 
 int chk_ranks_list_make(const chk_ranks_options *o, chk_ranks_list *list) {

@@ -22,6 +22,7 @@ typedef struct chk_ranks_options {
   chk_cache_codes codes;
   bool nccl, backward, list, self_test, tap, verbose;
   bool with_ranks[NSA_MAX_RANKS + 1];
+  bool with_hosts[NSA_MAX_RANKS + 1]; /* none: found */
   int64_t tokens[CHK_RANKS_MOST_TOKENS];
   int token_count;
   const char *problem;

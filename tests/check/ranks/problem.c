@@ -58,11 +58,15 @@ static int read_field(const char *field, size_t length, chk_ranks_problem *p) {
     p->layout = NSA_SHARD_ZIGZAG + found;
     return found < 0 ? -1 : 0;
   }
-  const bool ranks = name == 5 && !memcmp(field, "ranks", 5);
-  if (!ranks && (name != 5 || memcmp(field, "align", 5) != 0)) return 1;
-  if (!nsai_parse_integer(number, ranks, ranks ? NSA_MAX_RANKS : NSAI_MAX_ROWS, &value)) return -1;
+  const bool ranks = name == 5 && !memcmp(field, "ranks", 5),
+             hosts = name == 5 && !memcmp(field, "hosts", 5), number_of = ranks || hosts;
+  if (!number_of && (name != 5 || memcmp(field, "align", 5) != 0)) return 1;
+  if (!nsai_parse_integer(number, number_of, number_of ? NSA_MAX_RANKS : NSAI_MAX_ROWS, &value))
+    return -1;
   if (ranks)
     p->ranks = (int32_t)value;
+  else if (hosts)
+    p->hosts = (int32_t)value;
   else
     p->alignment = value;
   return 0;
@@ -94,7 +98,15 @@ int chk_ranks_parse(const char *text, chk_ranks_problem *p, char *error, size_t 
     return -1;
   }
   p->is_cache = chk_cache_case_is(text);
+  if (p->is_cache && p->hosts) {
+    snprintf(error, size, "a cache has no hosts");
+    return -1;
+  }
   if (p->is_cache) return parse_cache(text, p, error, size);
+  if (p->hosts && p->ranks % p->hosts) {
+    snprintf(error, size, "%d ranks are not %d equal hosts", p->ranks, p->hosts);
+    return -1;
+  }
   if (nsai_verify_case_parse(text, &p->c, error, size)) return -1;
   if (p->c.kind != NSAI_VERIFY_FORWARD && p->c.kind != NSAI_VERIFY_BACKWARD) {
     snprintf(error, size, "only fwd and bwd run over ranks");
@@ -108,15 +120,23 @@ int chk_ranks_parse(const char *text, chk_ranks_problem *p, char *error, size_t 
 }
 
 void chk_ranks_print(const chk_ranks_problem *p, char *text, size_t size) {
-  char c[NSAI_VERIFY_CASE_TEXT];
+  char c[NSAI_VERIFY_CASE_TEXT], hosts[24] = "";
   if (p->is_cache) {
     chk_cache_case_print(&p->cache, c, sizeof c);
     snprintf(text, size, "ranks=%d:%s", p->ranks, c);
     return;
   }
   nsai_verify_case_print(&p->c, c, sizeof c);
-  snprintf(text, size, "ranks=%d:split=%s:align=%lld:%s", p->ranks,
+  if (p->hosts) snprintf(hosts, sizeof hosts, ":hosts=%d", p->hosts);
+  snprintf(text, size, "ranks=%d%s:split=%s:align=%lld:%s", p->ranks, hosts,
            split_names[p->layout - NSA_SHARD_ZIGZAG], (long long)p->alignment, c);
+}
+
+nsa_comm_options chk_ranks_comm_options(const chk_ranks_problem *p, int32_t timeout_ms) {
+  nsa_comm_options options = NSA_COMM_OPTIONS_INIT;
+  options.timeout_ms = timeout_ms;
+  options.host_ranks = p->hosts ? p->ranks / p->hosts : 0;
+  return options;
 }
 
 int64_t chk_ranks_stride(const nsai_verify_case *c) {
@@ -179,6 +199,8 @@ void chk_ranks_random(uint64_t seed, int64_t number, int32_t ranks, bool backwar
   if (backward && pick(&random, 0, 1)) draw_backward(&random, c);
   if (pick(&random, 0, 3) == 0) p->layout = pick(&random, NSA_SHARD_CONTIGUOUS, NSA_SHARD_GIVEN);
   if (exact && pick(&random, 0, 3)) p->alignment = chk_ranks_stride(c) * pick(&random, 1, 3);
+  const int32_t hosts = pick(&random, 1, ranks);
+  if (ranks % hosts == 0) p->hosts = hosts;
 }
 
 void chk_ranks_random_cache(uint64_t seed, int64_t number, int32_t ranks, int32_t longest,

@@ -4,8 +4,10 @@
  * A problem of nsarankcheck, as a struct and as one line of text: how many ranks, how tokens are
  * divided among them, and the case that they compute together.
  *
- *   ranks=4:split=zigzag:align=16:fwd:bf16:h4/2:...    (one line, no spaces)
+ *   ranks=4:hosts=2:split=zigzag:align=16:fwd:bf16:h4/2:...    (one line, no spaces)
  *
+ * hosts, a divisor of ranks, is how many hosts the ranks play, whatever they run on; without it they are on
+ * those that nsa_comm_agree finds.
  * split is zigzag, contiguous or given (pieces at random begins, by the case's seed, of random
  * ranks). align is nsa_shard_options.alignment, 0: the default. autotune/verify/case.h describes
  * the rest, a fwd or a bwd whose sequences have as many query as KV tokens.
@@ -23,6 +25,7 @@
 
 typedef struct chk_ranks_problem {
   int32_t ranks, layout; /* NSA_SHARD_* */
+  int32_t hosts;         /* 0: found */
   int64_t alignment;     /* 0: the default */
   nsai_verify_case c;    /* of all tokens */
   bool is_cache;         /* instead of all these but for ranks: */
@@ -30,6 +33,9 @@ typedef struct chk_ranks_problem {
 } chk_ranks_problem;
 
 #define CHK_RANKS_TEXT (NSAI_VERIFY_CASE_TEXT + 64)
+
+/* What the communicator of a problem is made with. */
+nsa_comm_options chk_ranks_comm_options(const chk_ranks_problem *p, int32_t timeout_ms);
 
 /* Returns 0, or -1 with a sentence in `error`. */
 int chk_ranks_parse(const char *text, chk_ranks_problem *p, char *error, size_t size);

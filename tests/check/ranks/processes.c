@@ -69,10 +69,11 @@ static void run_rank(const task *t, int32_t rank, chk_plans *plans, const chk_ra
                  .result = result };
   nsa_status status = chk_whole_create(plans, p, &whole);
   if (!status && !t->fault && chk_partials_matter(p)) status = chk_partials_measure(&whole, p);
+  const nsa_comm_options options =
+      chk_ranks_comm_options(p, t->fault ? t->fault->timeout_ms : t->runner->rank.timeout_ms);
   const bool whole_failed = status != NSA_OK;
   if (!whole_failed)
-    status = chk_rank_nccl(t->shared, rank, whole.trial.plan.ctx,
-                           t->fault ? t->fault->timeout_ms : t->runner->rank.timeout_ms, &r.comm);
+    status = chk_rank_nccl(t->shared, rank, whole.trial.plan.ctx, &options, &r.comm);
   else
     (void)chk_shared_meet(t->shared, rank); /* the meeting of chk_rank_nccl */
   if (status)

@@ -192,15 +192,13 @@ void chk_whole_destroy(chk_whole *whole) {
 
 /* ---- a rank ---------------------------------------------------------------------------------- */
 
-nsa_status chk_rank_nccl(chk_shared *shared, int32_t rank, nsa_ctx *ctx, int32_t timeout_ms,
-                         nsa_comm **comm) {
-  nsa_comm_options options = NSA_COMM_OPTIONS_INIT;
+nsa_status chk_rank_nccl(chk_shared *shared, int32_t rank, nsa_ctx *ctx,
+                         const nsa_comm_options *options, nsa_comm **comm) {
   nsa_status status = NSA_OK;
-  options.timeout_ms = timeout_ms;
   if (!rank) status = nsa_comm_nccl_id(ctx, shared->nccl_id);
   if (!chk_shared_meet(shared, rank)) return nsai_fail(NSA_E_INTERNAL, "a rank did not come");
   if (status) return status;
-  return nsa_comm_nccl_init(ctx, shared->nccl_id, rank, shared->size, &options, comm);
+  return nsa_comm_nccl_init(ctx, shared->nccl_id, rank, shared->size, options, comm);
 }
 
 nsa_status chk_rank_plan(chk_plans *plans, const chk_ranks_problem *p, const nsa_shard *shard,

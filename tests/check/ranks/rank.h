@@ -78,8 +78,8 @@ typedef struct chk_rank {
 
 /* An NCCL communicator of a context, whose id rank 0 makes. Every rank calls it, in a process of
  * its own. */
-nsa_status chk_rank_nccl(chk_shared *shared, int32_t rank, nsa_ctx *ctx, int32_t timeout_ms,
-                         nsa_comm **comm);
+nsa_status chk_rank_nccl(chk_shared *shared, int32_t rank, nsa_ctx *ctx,
+                         const nsa_comm_options *options, nsa_comm **comm);
 
 /* The plan over ranks of a problem, the same on every rank. */
 nsa_status chk_rank_plan(chk_plans *plans, const chk_ranks_problem *p, const nsa_shard *shard,

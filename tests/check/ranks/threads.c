@@ -100,13 +100,13 @@ static nsa_status run_cache(const chk_runner *runner, chk_plans *plans, const ch
 static nsa_status run_one(const chk_runner *runner, chk_plans *plans, const chk_ranks_problem *p,
                           const chk_fault *fault, nsai_verify_result *result) {
   nsa_comm *comms[NSA_MAX_RANKS] = { 0 };
-  nsa_comm_options options = NSA_COMM_OPTIONS_INIT;
+  const nsa_comm_options options =
+      chk_ranks_comm_options(p, fault ? fault->timeout_ms : runner->rank.timeout_ms);
   chk_shared *shared = NULL;
   chk_whole whole = { 0 };
   const chk_rank like = { .whole = &whole };
   if (p->is_cache) return run_cache(runner, plans, p, result);
   nsa_status status = chk_shared_create(p->ranks, &shared);
-  options.timeout_ms = fault ? fault->timeout_ms : runner->rank.timeout_ms;
   if (!status) status = nsai_verify_device_enter(chk_plans_device(plans));
   if (!status) status = chk_whole_create(plans, p, &whole);
   if (!status && !fault && chk_partials_matter(p) &&

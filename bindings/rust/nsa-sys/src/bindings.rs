@@ -585,6 +585,7 @@ pub struct nsa_comm_ops {
 pub struct nsa_comm_options {
     pub struct_size: u32,
     pub timeout_ms: i32,
+    pub host_ranks: i32,
 }
 extern "C" {
     pub fn nsa_comm_create(
