@@ -161,9 +161,9 @@ static nsa_status pack_rows(const nsai_ranks_pass *pass, const nsai_ranks_tensor
   const nsai_run *run = pass->run;
   const int64_t size = nsai_dtype_bytes(local->dtype), pitch = (int64_t)t->heads * t->dim * size;
   const bool joined = t->heads == 1 || local->stride[1] == t->dim;
+  if (!rows.count) return NSA_OK; /* a tensor without rows may have no memory */
   char *to = (char *)nsai_buffer_at(run, t->whole) + rows.row * pitch;
   const char *from = (const char *)local->data + rows.local * local->stride[0] * size;
-  if (!rows.count) return NSA_OK;
   if (joined) return copy_rows(run, to, pitch, from, local->stride[0] * size, pitch, rows.count);
   for (int32_t h = 0; h < t->heads; h++)
     NSAI_TRY(copy_rows(run, to + h * t->dim * size, pitch, from + h * local->stride[1] * size,
