@@ -214,7 +214,7 @@ static nsa_status connect_ranks(cell_run *r) {
     if (!all_well(r, status)) return status ? status : nsai_fail(NSA_E_RANKS, OTHER);
     r->comm = t->comms[r->rank];
   } else {
-    NSAI_TRY(chk_rank_nccl(t->shared, r->rank, r->decode.ctx, TIMEOUT_MS, &r->comm));
+    NSAI_TRY(chk_rank_nccl(t->shared, r->rank, r->decode.ctx, &options, &r->comm));
   }
   const nsa_plan *decode = r->decode.plan;
   return nsa_comm_agree(r->comm, &decode, 1, NULL, 0);

@@ -36,12 +36,14 @@ static void run_cache(const task *t, int32_t rank, chk_plans *plans, const chk_r
                  .device = chk_plans_device(plans),
                  .record = &record,
                  .result = result };
+  nsa_comm_options options = NSA_COMM_OPTIONS_INIT;
+  options.timeout_ms = t->runner->rank.timeout_ms;
   nsa_status status = chk_serve_record_create(plans, r.device, p, &record, result);
   bool made = !status && result->outcome == NSAI_VERIFY_PASSED;
   if (made) status = chk_serve_context(plans, p, &ctx);
   made &= !status;
   if (made)
-    status = chk_rank_nccl(t->shared, rank, ctx, t->runner->rank.timeout_ms, &r.comm);
+    status = chk_rank_nccl(t->shared, rank, ctx, &options, &r.comm);
   else
     (void)chk_shared_meet(t->shared, rank); /* the meeting of chk_rank_nccl */
   if (status)
