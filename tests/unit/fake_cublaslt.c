@@ -132,7 +132,7 @@ static fake_matrix matrix_of(const void *data, const descriptor *layout, int32_t
 
 static _Thread_local fake_product product;
 
-const fake_product *fake_cuda_product(void) { return &product; }
+fake_product *fake_cuda_product(void) { return &product; }
 
 nsai_cublas_status cublasLtMatmul(nsai_cublaslt_handle handle, nsai_cublaslt_desc desc,
                                   const void *alpha, const void *a, nsai_cublaslt_layout a_layout,

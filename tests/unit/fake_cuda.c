@@ -308,7 +308,7 @@ static void free_graph(graph_contents *g) {
 
 void fake_cuda_enqueue(const fake_cuda_launch *launch, const void *params) {
   if (record.capturing && record.load) {
-    const captured c = { *launch, (void *)(uintptr_t)params, record.product };
+    const captured c = { *launch, (void *)(uintptr_t)params, *fake_cuda_product() };
     if (!add_launch(&capture, &c, bytes_of(&c))) record.broken = LAUNCH_FAILED;
     return;
   }
@@ -565,7 +565,7 @@ static nsai_cu_result launch_graph(nsai_cu_graph_exec graph, nsai_cu_stream stre
   record.clock_ms += g->ms;
   pthread_mutex_unlock(&fake_cuda_lock);
   for (size_t i = 0; i < g->count; i++) {
-    record.product = g->launches[i].product;
+    *fake_cuda_product() = record.product = g->launches[i].product;
     fake_cuda_enqueue(&g->launches[i].launch, g->launches[i].params);
   }
   return record.broken;

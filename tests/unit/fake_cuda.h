@@ -98,7 +98,7 @@ fake_cuda_state *fake_cuda_record(void);
 extern pthread_mutex_t fake_cuda_lock;
 
 /* Within the module: the product that this thread performs. */
-const fake_product *fake_cuda_product(void);
+fake_product *fake_cuda_product(void);
 
 /* Performs a launch: records it and advances the clock. */
 void fake_cuda_enqueue(const fake_cuda_launch *launch, const void *params);
