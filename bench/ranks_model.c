@@ -19,8 +19,6 @@
 #define BETWEEN_RATE 50e6
 #define SMS 132
 #define TILE_ROWS 128 /* query heads times tokens of a tile */
-/* Work of a token at position p is proportional to 2 p + FIXED_COST, as runtime/ranks/shard.c has it. */
-#define FIXED_COST 69177.0
 /* An fp32 sum of dK and dV is written, read and added so often: bytes over its own. An estimate. */
 #define SUM_PASSES 6
 
@@ -131,13 +129,13 @@ static bench_ranks_bytes cross_in_levels(const nsa_shard *shard, const rank_ends
   return (bench_ranks_bytes){ fmax(in.inside, out.inside), fmax(in.between, out.between) };
 }
 
-/* A rank's work, in the unit of FIXED_COST, and the tokens whose sums it writes. */
+/* A rank's work, in the unit of NSAI_SHARD_FIXED_COST, and the tokens whose sums it writes. */
 static double work_of(const nsa_shard *shard, int32_t rank, double *summed) {
   double work = 0;
   *summed = 0;
   for (int32_t i = shard->rank_begin[rank]; i < shard->rank_begin[rank + 1]; i++) {
     const double begin = (double)shard->pieces[i].begin, length = (double)shard->pieces[i].length;
-    work += length * (2 * begin + length + FIXED_COST);
+    work += length * (2 * begin + length + NSAI_SHARD_FIXED_COST);
     *summed += begin + length;
   }
   return work;

@@ -7,29 +7,17 @@
 #include "support/cmocka_all.h"
 
 #include "config/config.h"
+#include "measured_model.h"
 #include "variants/decode/batch.h"
 #include "variants/decode/split.h"
 
 /* ---- problems ---- */
 
-static const nsai_model model = { .heads = 64,
-                                  .kv_heads = 4,
-                                  .head_dim_qk = 128,
-                                  .head_dim_v = 128,
-                                  .block = 32,
-                                  .stride = 16,
-                                  .select_block = 64,
-                                  .select_count = 16,
-                                  .select_init = 1,
-                                  .select_local = 2,
-                                  .window = 512,
-                                  .dtype = NSA_BF16 };
-
 /* A decode of so many sequences of up to 64k tokens, `q_len` new ones each, over pages of 64. */
 static nsai_problem decode_of(int32_t seqs, int32_t q_len) {
   return (nsai_problem){ .op = NSA_OP_DECODE,
                          .selection = NSA_SELECT_TOPN,
-                         .model = model,
+                         .model = measured_model,
                          .max_kv_len = 65536,
                          .max_tokens = (int64_t)seqs * q_len,
                          .max_seqs = seqs,
@@ -229,7 +217,7 @@ static void test_cluster_rules(void **state) {
   p.max_tokens = 1;
   p.model.select_count = 64;
   expect_cluster(&p, &h200, 0, "61 blocks");
-  p.model = model;
+  p.model = measured_model;
   p.model.heads = 128;
   expect_cluster(&p, &h200, 0, "32 heads");
 }

@@ -5,6 +5,7 @@
  */
 #include "support/cmocka_all.h"
 
+#include "measured_model.h"
 #include "ranks_model.h"
 
 #include "ranks/shard.h"
@@ -12,22 +13,6 @@
 #include <math.h>
 
 #define K 1024
-
-/* The model of the measurements: bf16, 64/4 heads of 128, l 32, d 16, l' 64, n 16, w 512. */
-static const nsai_model model = { .heads = 64,
-                                  .kv_heads = 4,
-                                  .head_dim_qk = 128,
-                                  .head_dim_v = 128,
-                                  .dtype = NSA_BF16,
-                                  .block = 32,
-                                  .stride = 16,
-                                  .select_block = 64,
-                                  .select_count = 16,
-                                  .select_init = 1,
-                                  .select_local = 2,
-                                  .window = 512,
-                                  .phi = NSAI_PHI_MEAN,
-                                  .gate = NSAI_GATE_LOGITS };
 
 static bench_ranks_work count(int64_t tokens, int32_t ranks, int32_t layout) {
   nsa_shard_options options = NSA_SHARD_OPTIONS_INIT;
@@ -38,14 +23,14 @@ static bench_ranks_work count(int64_t tokens, int32_t ranks, int32_t layout) {
   options.lengths = &tokens;
   options.layout = layout;
   assert_int_equal(nsai_shard_create(&options, 16, 64, &shard), NSA_OK);
-  assert_int_equal(bench_ranks_count(&model, shard, &work), NSA_OK);
+  assert_int_equal(bench_ranks_count(&measured_model, shard, &work), NSA_OK);
   nsa_shard_destroy(shard);
   return work;
 }
 
 static double over(int64_t tokens, int32_t ranks, bool backward, double one) {
   const bench_ranks_work work = count(tokens, ranks, NSA_SHARD_ZIGZAG);
-  return bench_ranks_model_ms(&model, &work, backward, one);
+  return bench_ranks_model_ms(&measured_model, &work, backward, one);
 }
 
 static void assert_near(double value, double expected, double part) {
@@ -115,7 +100,7 @@ static void test_bytes(void **state) {
   }
   const bench_ranks_work one = count(512 * K, 1, NSA_SHARD_ZIGZAG);
   assert_true(one.kv.inside == 0 && one.kv.between == 0 && one.share == 1);
-  assert_true(bench_ranks_model_ms(&model, &one, true, 7) == 7);
+  assert_true(bench_ranks_model_ms(&measured_model, &one, true, 7) == 7);
   /* Not as many ranks on each host: every rank gathers by itself. */
   const bench_ranks_work odd = count(512 * K, 12, NSA_SHARD_ZIGZAG);
   assert_true(!odd.two_levels);
@@ -131,7 +116,7 @@ static void test_pairs_and_index(void **state) {
   nsa_shard_options options = NSA_SHARD_OPTIONS_INIT;
   bench_ranks_work shared, apart, pack;
   nsa_shard *shard;
-  nsai_model m = model;
+  nsai_model m = measured_model;
   (void)state;
   options.ranks = 4;
   options.num_seqs = 1;
@@ -142,7 +127,7 @@ static void test_pairs_and_index(void **state) {
   assert_int_equal(bench_ranks_count(&m, shard, &apart), NSA_OK);
   assert_near(apart.kv.inside, 3 * shared.kv.inside, 1e-12);
   assert_near(apart.sums.inside, 3 * shared.sums.inside, 1e-12);
-  m = model;
+  m = measured_model;
   m.index_dim = 128;
   assert_int_equal(bench_ranks_count(&m, shard, &apart), NSA_OK);
   assert_near(apart.kv.inside, shared.kv.inside * (2048 + 256) / 2048, 1e-12);
@@ -151,7 +136,7 @@ static void test_pairs_and_index(void **state) {
   /* A pack exchanges what its sequences do. */
   options.num_seqs = 2;
   assert_int_equal(nsai_shard_create(&options, 16, 64, &shard), NSA_OK);
-  assert_int_equal(bench_ranks_count(&model, shard, &pack), NSA_OK);
+  assert_int_equal(bench_ranks_count(&measured_model, shard, &pack), NSA_OK);
   assert_near(pack.kv.inside, shared.kv.inside * 9 / 8, 1e-12);
   nsa_shard_destroy(shard);
 }
@@ -171,7 +156,7 @@ static void test_passed_on(void **state) {
   options.given = pieces;
   options.given_count = 2;
   assert_int_equal(nsai_shard_create(&options, 16, 64, &shard), NSA_OK);
-  assert_int_equal(bench_ranks_count(&model, shard, &w), NSA_OK);
+  assert_int_equal(bench_ranks_count(&measured_model, shard, &w), NSA_OK);
   assert_true(w.two_levels);
   assert_true(w.kv.between == 640 * 2048 && w.kv.inside == 640 * 2048);
   assert_true(w.sums.between == 640 * 4096 && w.sums.inside == 640 * 4096);
