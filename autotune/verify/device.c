@@ -38,8 +38,12 @@ nsa_status nsai_verify_device_open(int32_t ordinal, nsai_verify_device *device) 
   }
   const nsai_driver *driver;
   nsai_cu_device id;
+  int count = 0;
   if (ordinal == NSAI_VERIFY_DEVICE_AUTO) device->ordinal = 0;
   NSAI_TRY(nsai_driver_open(NULL, NULL, &driver));
+  NSAI_TRY(NSAI_CUDA(driver, cuDeviceGetCount(&count)));
+  if (device->ordinal >= count)
+    return nsai_fail(NSA_E_NO_DEVICE, "GPU %d: the driver sees %d", device->ordinal, count);
   NSAI_TRY(NSAI_CUDA(driver, cuDeviceGet(&id, device->ordinal)));
   NSAI_TRY(NSAI_CUDA(driver, cuDeviceGetName(device->name, (int)sizeof device->name, id)));
   NSAI_TRY(NSAI_CUDA(driver, cuDevicePrimaryCtxRetain(&device->context, id)));

@@ -109,6 +109,7 @@ static nsai_cu_result get_count(int *count) {
 }
 
 static nsai_cu_result get_device(nsai_cu_device *device, int ordinal) {
+  if (ordinal < 0 || ordinal >= gpu_count()) return 101; /* CUDA_ERROR_INVALID_DEVICE */
   *device = ordinal;
   return 0;
 }
