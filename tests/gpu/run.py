@@ -19,10 +19,11 @@ Parts:
   python    the tests of tests/python in the frameworks that are installed
   ranks     by its name alone: everything over ranks, one GPU each, by NCCL: nsarankcheck with repetitions, long
             sequences and lost ranks, then nsa-bench beside one GPU and its model; on --gpus, one process after the
-            other. The times are in LOGS/ranks.csv, a table of them in LOGS/ranks.md
+            other. The times are in LOGS/ranks.csv, a table of them in LOGS/ranks.md; with --only or --from
+            they are added to those of earlier calls. Skipped where CUDA shows fewer than two GPUs
 
 The logs are in --logs. The exit status is 1 when a process failed or was still running at the limit, and when a
-part ran nothing. Processes for which no time was left are counted, and are no failure.
+part ran nothing; 77 when all parts were skipped. Processes for which no time was left are counted, and are no failure.
 """
 import argparse
 import concurrent.futures
@@ -46,7 +47,6 @@ PYTEST = {word: re.compile(rf"(\d+) {word}") for word in ("passed", "failed", "s
 class Job:
     """A process: its name, its command, and what became of it."""
     skips = 77  # the exit status of one that had nothing to run
-    limit = float("inf")  # seconds; beyond them it is ended
 
     def __init__(self, name, command, environment=None):
         self.name, self.command, self.environment = name, [str(word) for word in command], environment or {}
@@ -65,7 +65,7 @@ class Job:
             environment = {**os.environ, "NSA_CACHE_DIR": cache, **self.environment}
             process = subprocess.Popen(self.command, stdout=out, stderr=subprocess.STDOUT, env=environment)
             try:
-                process.wait(min(deadline - begin, self.limit))
+                process.wait(deadline - begin)
                 self.end = "" if process.returncode == 0 else f"exit {process.returncode}"
             except subprocess.TimeoutExpired:
                 process.kill()
@@ -74,6 +74,8 @@ class Job:
         self.seconds = time.monotonic() - begin
         text = log.read_text(encoding="utf-8", errors="replace")
         self.count(text)
+        if process.returncode == Job.skips:  # pytest has no such status
+            self.skipped = max(self.skipped, 1)
         if process.returncode == self.skips and self.skipped:
             self.end = ""
         if self.end and not self.failed:
@@ -151,11 +153,7 @@ def sanitize_jobs(options):
                                         "--problem", problem], cache)
 
 
-class Ranks(Job):
-    limit = 580
-
-
-class Bench(Ranks):
+class Bench(Job):
     """nsa-bench prints a line for each run over ranks; one without a time has the reason in its place."""
 
     def count(self, text):
@@ -166,6 +164,7 @@ class Bench(Ranks):
 
 RANK_TOKENS = "64k,128k,512k,1M"
 RANK_CONTEXTS = "65536,131072,524288,1048576"
+RANK_TABLES = "ranks.csv", "ranks-decode.csv"
 
 
 def ranks_jobs(options):
@@ -173,28 +172,26 @@ def ranks_jobs(options):
     most, cache = sizes[-1], ["--cache-dir", options.logs.resolve() / "cache"]
     environment = {"NCCL_NVLS_ENABLE": "0"}
     check = [options.folder / "nsarankcheck", "--comm", "nccl", *cache]
-    yield Ranks("check", [*check, "--ranks", ",".join(sizes), "--backward", "--timeout", "60"], environment)
+    yield Job("check", [*check, "--ranks", ",".join(sizes), "--backward", "--timeout", "60"], environment)
     for tokens in ("4k", "64k", "128k"):
-        yield Ranks(f"check {tokens}", [*check, "--ranks", most, "--tokens", tokens, "--repeat", "20", "--backward"], environment)
+        yield Job(f"check {tokens}", [*check, "--ranks", most, "--tokens", tokens, "--repeat", "20", "--backward"], environment)
     if int(most) > 2:  # ranks of one machine play two hosts: exchanges in two levels
         hosts = [*check, "--ranks", most, "--hosts", "2"]
-        yield Ranks("check hosts", [*hosts, "--tokens", "4k,64k", "--repeat", "20", "--backward"], environment)
-        yield Ranks("fault hosts", [*hosts, "--fault", "kill,stall", "--timeout", "5"], environment)
-    yield Ranks("check random", [*check, "--ranks", most, "--random", "20", "--backward"], environment)
-    yield Ranks("check cache", [*check, "cache", "--ranks", most, "--random", "40", "--longest", "3000", "--codes", "any",
-                                "--timeout", "60"], environment)
+        yield Job("check hosts", [*hosts, "--tokens", "4k,64k", "--repeat", "20", "--backward"], environment)
+        yield Job("fault hosts", [*hosts, "--fault", "kill,stall", "--timeout", "5"], environment)
+    yield Job("check random", [*check, "--ranks", most, "--random", "20", "--backward"], environment)
+    yield Job("check cache", [*check, "cache", "--ranks", most, "--random", "40", "--longest", "3000", "--codes", "any",
+                              "--timeout", "60"], environment)
     for fault in ("kill", "stall", "mismatch"):
-        yield Ranks(f"fault {fault}", [*check, "--ranks", most, "--fault", fault, "--timeout", "5"], environment)
+        yield Job(f"fault {fault}", [*check, "--ranks", most, "--fault", fault, "--timeout", "5"], environment)
     for command, fill in itertools.product(("forward", "backward"), ("random", "correlated")):
         # All lengths in one process, so that the model has times of one GPU for those that one cannot hold.
         yield Bench(f"bench {command} {fill}", [
             options.folder / "nsa-bench", command, "--ranks", ",".join(["1", *sizes]), "--tokens", RANK_TOKENS,
-            "--filter", f"*fill={fill}:*", "--csv", options.logs.resolve() / "ranks.csv", *cache], environment)
-
-
+            "--filter", f"*fill={fill}:*", "--csv", options.logs.resolve() / RANK_TABLES[0], *cache], environment)
     yield Bench("bench decode", [
         options.folder / "nsa-bench", "decode", "--ranks", ",".join(["1", *sizes]), "--contexts", RANK_CONTEXTS, "--batches", "1,16",
-        "--csv", options.logs.resolve() / "ranks-decode.csv", *cache], environment)
+        "--csv", options.logs.resolve() / RANK_TABLES[1], *cache], environment)
 
 
 def tokens_text(problem):
@@ -203,9 +200,9 @@ def tokens_text(problem):
 
 
 def write_ranks(folder):
-    """LOGS/ranks.md: of each pass, inputs and length the milliseconds of a burst and of sustained runs, times one GPU, and
-    what the burst takes beyond the model. Of a run that was timed again the last time counts."""
-    source = folder / "ranks.csv"
+    """LOGS/ranks.md: of each pass, inputs and length the milliseconds of a burst and of sustained runs, the speedup over one
+    GPU, and what the burst takes beyond the model. Of a run that was timed again the last time counts."""
+    source = folder / RANK_TABLES[0]
     if not source.exists():
         return
     table, ranks = {}, set()
@@ -217,8 +214,8 @@ def write_ranks(folder):
             f"{row['burst_ms']}, {row['sustained_ms']}{times}{model}" if row["burst_ms"] else row["note"].replace("|", "/"))
         ranks.add(int(row["ranks"]))
     with (folder / "ranks.md").open("w", encoding="utf-8") as out:
-        out.write("Milliseconds of a burst, of sustained runs (times one GPU); the burst beyond the model of "
-                  "bench/ranks_model.h.\n\n")
+        out.write("Milliseconds of a burst, of sustained runs (the speedup over one GPU); the burst beyond the model "
+                  "of bench/ranks_model.h.\n\n")
         out.write("".join(f"| {word} " for word in ("pass", "inputs", "tokens", "device", *sorted(ranks))) + "|\n")
         out.write("|---" * (4 + len(ranks)) + "|\n")
         for key, cells in table.items():
@@ -227,10 +224,16 @@ def write_ranks(folder):
 
 
 def count_gpus():
+    """The GPUs that CUDA shows to a process."""
     if not shutil.which("nvidia-smi"):
         return 0
     listed = subprocess.run(["nvidia-smi", "-L"], text=True, capture_output=True, check=False).stdout
-    return len(re.findall(r"^GPU \d+:", listed, re.MULTILINE))
+    present, visible = len(re.findall(r"^GPU \d+:", listed, re.MULTILINE)), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    # CUDA reads the list up to the first word that names no GPU.
+    return len(list(itertools.takewhile(lambda word: word.startswith(("GPU-", "MIG-")) or word.isdigit() and int(word) < present,
+                                        map(str.strip, visible.split(",")))))
 
 
 def python_jobs(options):
@@ -256,7 +259,7 @@ def main():
     parser.add_argument("--from", type=int, default=0, metavar="N", dest="first", help="leave out N processes of each part")
     parser.add_argument("--only", metavar="WORDS", default="", help="the processes whose names hold one of WORDS, separated by commas")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes at once [check and sanitize 8, python 3, ranks 1]")
-    parser.add_argument("--gpus", type=int, metavar="N", help="of the part ranks: over 2, 4, 8 .. up to N GPUs [all of this machine]")
+    parser.add_argument("--gpus", type=int, metavar="N", help="of the part ranks: over 2, 4, 8 .. up to N GPUs [all that CUDA shows]")
     parser.add_argument("--seed", type=int, default=1, help="of the random problems [1]")
     parser.add_argument("--logs", type=pathlib.Path, default=pathlib.Path("gpu-logs"))
     options = parser.parse_args()
@@ -267,8 +270,15 @@ def main():
         options.gpus = count_gpus()
     options.folder = options.folder.resolve()
     options.logs.mkdir(parents=True, exist_ok=True)
-    bad = False
+    bad, ran = False, False
     for part in options.parts or DEFAULT:
+        if part == "ranks" and options.gpus < 2:
+            print(f"{part:9} skipped: it needs two GPUs, and there is {options.gpus}", flush=True)
+            continue
+        if part == "ranks" and not options.first and not options.only:
+            for table in RANK_TABLES:
+                (options.logs / table).unlink(missing_ok=True)
+        ran = True
         jobs, begin = list(PARTS[part](options))[options.first:], time.monotonic()
         jobs = [job for job in jobs if any(word in job.name for word in options.only.split(","))]
         limits = begin + max(BEGINS * options.seconds, options.seconds - LASTS), begin + options.seconds
@@ -285,7 +295,7 @@ def main():
         bad |= bool(total[1]) or not total[0]
         if part == "ranks":
             write_ranks(options.logs)
-    return bad
+    return int(bad) if ran else 77
 
 
 if __name__ == "__main__":
