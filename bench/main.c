@@ -131,8 +131,7 @@ static const struct argp_option options[] = {
   { "to", OPT_TO, "N", 0, "Longest length (window, compressed; 65536)", 0 },
   { "ranks", OPT_RANKS, "LIST", 0,
     "Over so many GPUs with NCCL, 1,2 or 2..8, beside one (decode) and a model (forward, "
-    "backward); what "
-    "the model makes of a CSV's times (table)",
+    "backward); the model's times, from a CSV's times of one GPU (table)",
     0 },
   { "tokens", OPT_TOKENS, "LIST", 0,
     "With --ranks: the first problem with 64k,128k,1M tokens, random and correlated; the lengths "
@@ -239,7 +238,11 @@ static void check_cached(const arguments *a, struct argp_state *state) {
 static void check_ranks(const arguments *a, struct argp_state *state) {
   const char *nvls = getenv("NCCL_NVLS_ENABLE");
   if (!a->over_ranks && a->token_count) argp_error(state, "--tokens needs --ranks");
-  if (!a->over_ranks || a->command == TABLE) return;
+  const bool table = a->over_ranks && a->command == TABLE;
+  if (table && (a->filter || a->plans.device != NSAI_VERIFY_DEVICE_AUTO ||
+                !memchr(a->with_ranks + 2, true, NSA_MAX_RANKS - 1)))
+    argp_error(state, "table --ranks takes numbers from 2 on, and no --filter or --device");
+  if (!a->over_ranks || table) return;
   if (a->command != FORWARD && a->command != BACKWARD && a->command != DECODE)
     argp_error(state, "%s takes no --ranks", command_names[a->command]);
   if (a->command == DECODE && (a->token_count || a->page_size < 0))
@@ -741,13 +744,11 @@ static nsa_status print_ranks(const arguments *a, const bench_results *results) 
 static nsa_status read_results(const arguments *a, const char *stem) {
   bench_results results = { 0 };
   nsa_status status = bench_csv_load(a->files[0], &results);
-  if (!status && a->over_ranks) {
+  if (!status && a->over_ranks)
     status = print_ranks(a, &results);
-    bench_results_free(&results);
-    return status;
-  }
-  if (!status && a->command == PLOT) status = bench_figures_write(&results, a->svg, stem);
-  if (!status && a->command == TABLE && !bench_report_table(stdout, &results))
+  else if (!status && a->command == PLOT)
+    status = bench_figures_write(&results, a->svg, stem);
+  else if (!status && !bench_report_table(stdout, &results))
     status = nsai_fail(NSA_E_ARG, "%s: the forward of no problem was timed", a->files[0]);
   bench_results_free(&results);
   return status;

@@ -5,18 +5,16 @@
 
 #include "csv.h"
 #include "measure.h"
-#include "ranks/fork.h"
 #include "ranks_model.h"
 #include "ranks_rank.h"
+#include "ranks_team.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 /* A rank may launch runs of many seconds back to back, and the oldest must not seem lost. */
 #define TIMEOUT_MS 240000
-#define LIST_SECONDS 3600.0
 
 /* The passes over one problem; names are as in other results. */
 static const bench_part forward_parts[] = { BENCH_FORWARD };
@@ -27,11 +25,8 @@ typedef struct task {
   const bench_cases *list;
   const bench_part *parts;
   int part_count;
-  chk_shared *shared;
-  chk_times *one;   /* [list, parts], shared with the processes: of one GPU; 0: it has no time */
-  chk_plans *plans; /* of ranks that are threads; else each has its own */
-  nsa_comm *comms[NSA_MAX_RANKS]; /* of these */
-  FILE *out, *csv;
+  chk_times *one; /* [list, parts], shared with the processes: of one GPU; 0: it has no time */
+  bench_team team;
 } task;
 
 /* A problem of the list, and a pass over it. */
@@ -59,41 +54,39 @@ void bench_ranks_csv_header(FILE *out) {
         out);
 }
 
-static double ratio(double one, double ms) { return one > 0 && ms > 0 ? one / ms : 0; }
-
 static void print_line(const task *t, const line *l) {
-  fprintf(t->out, "%-10s %9lld tokens %-10s %2d ranks ", bench_part_names[l->pass->part],
+  fprintf(t->team.out, "%-10s %9lld tokens %-10s %2d ranks ", bench_part_names[l->pass->part],
           (long long)nsai_verify_total(l->pass->c->q_len, l->pass->c->num_seqs),
-          nsai_verify_fill_name(l->pass->c->fill), t->shared->size);
+          nsai_verify_fill_name(l->pass->c->fill), t->team.shared->size);
   if (l->note) {
-    fprintf(t->out, "%s\n", l->note);
+    fprintf(t->team.out, "%s\n", l->note);
     return;
   }
-  fprintf(t->out, "%9.4g ms %9.4g sustained", l->times.burst_ms, l->times.sustained_ms);
-  if (t->shared->size > 1 && l->one.burst_ms > 0)
-    fprintf(t->out, "  %5.2f x %5.2f x", ratio(l->one.burst_ms, l->times.burst_ms),
-            ratio(l->one.sustained_ms, l->times.sustained_ms));
+  fprintf(t->team.out, "%9.4g ms %9.4g sustained", l->times.burst_ms, l->times.sustained_ms);
+  if (t->team.shared->size > 1 && l->one.burst_ms > 0)
+    fprintf(t->team.out, "  %5.2f x %5.2f x", bench_team_ratio(l->one.burst_ms, l->times.burst_ms),
+            bench_team_ratio(l->one.sustained_ms, l->times.sustained_ms));
   if (l->model_ms > 0)
-    fprintf(t->out, "  model %9.4g ms %+.1f %%", l->model_ms,
+    fprintf(t->team.out, "  model %9.4g ms %+.1f %%", l->model_ms,
             100 * (l->times.burst_ms / l->model_ms - 1));
-  fputc('\n', t->out);
+  fputc('\n', t->team.out);
 }
 
 static void write_line(const task *t, const line *l) {
   const chk_times none = { 0, 0 }, *times = l->note ? &none : &l->times;
-  bench_csv_begin(t->csv, t->options->commit ? t->options->commit : "", l->device, l->pass->c);
-  fprintf(t->csv, ",%s,%d", bench_part_names[l->pass->part], t->shared->size);
-  bench_csv_known(t->csv, 5, times->burst_ms);
-  bench_csv_known(t->csv, 5, times->sustained_ms);
-  bench_csv_known(t->csv, 4, ratio(l->one.burst_ms, times->burst_ms));
-  bench_csv_known(t->csv, 4, ratio(l->one.sustained_ms, times->sustained_ms));
-  bench_csv_known(t->csv, 5, l->model_ms);
-  fputc(',', t->csv);
+  bench_csv_begin(t->team.csv, t->options->commit ? t->options->commit : "", l->device, l->pass->c);
+  fprintf(t->team.csv, ",%s,%d", bench_part_names[l->pass->part], t->team.shared->size);
+  bench_csv_known(t->team.csv, 5, times->burst_ms);
+  bench_csv_known(t->team.csv, 5, times->sustained_ms);
+  bench_csv_known(t->team.csv, 4, bench_team_ratio(l->one.burst_ms, times->burst_ms));
+  bench_csv_known(t->team.csv, 4, bench_team_ratio(l->one.sustained_ms, times->sustained_ms));
+  bench_csv_known(t->team.csv, 5, l->model_ms);
+  fputc(',', t->team.csv);
   if (l->model_ms > 0 && times->burst_ms > 0)
-    fprintf(t->csv, "%.1f", 100 * (times->burst_ms / l->model_ms - 1));
-  fprintf(t->csv, ",%llu,", (unsigned long long)l->workspace);
-  if (l->note) bench_csv_quoted(t->csv, l->note);
-  fputc('\n', t->csv);
+    fprintf(t->team.csv, "%.1f", 100 * (times->burst_ms / l->model_ms - 1));
+  fprintf(t->team.csv, ",%llu,", (unsigned long long)l->workspace);
+  if (l->note) bench_csv_quoted(t->team.csv, l->note);
+  fputc('\n', t->team.csv);
 }
 
 /* ---- the model ------------------------------------------------------------------------------- */
@@ -129,95 +122,61 @@ static nsa_status model_of(const task *t, const case_pass *pass, const nsa_shard
 
 /* ---- one rank -------------------------------------------------------------------------------- */
 
-/* A communicator of every rank, over NCCL or, of threads, loopback. */
-static nsa_status connect_ranks(task *t, bench_rank *b) {
-  nsa_comm_options options = NSA_COMM_OPTIONS_INIT;
-  nsa_status status = NSA_OK;
-  if (t->shared->size == 1) return NSA_OK;
-  options.timeout_ms = TIMEOUT_MS;
-  if (!t->plans) return chk_rank_nccl(t->shared, b->r.rank, b->r.plan.ctx, &options, &b->r.comm);
-  if (!b->r.rank) status = nsa_comm_loopback(b->r.plan.ctx, t->shared->size, &options, t->comms);
-  if (!bench_rank_all_well(b, status))
-    return status ? status : nsai_fail(NSA_E_RANKS, "rank 0 made no communicator");
-  b->r.comm = t->comms[b->r.rank];
-  return NSA_OK;
-}
-
-static bool lacks_memory(nsa_status status) {
-  return status == NSA_E_NOMEM ||
-         (status == NSA_E_CUDA && nsai_last_foreign() == NSAI_CUDA_ERROR_OUT_OF_MEMORY);
-}
-
 /* Keeps a rank's failure for rank 0 to report. */
 static void note_failure(nsa_status status, const bench_rank *b) {
-  if (lacks_memory(status) || (status && !bench_rank_has_pass(&b->r.p->c)))
+  if (bench_team_lacks_memory(status) || (status && !bench_rank_has_pass(&b->r.p->c)))
     nsai_verify_skip(b->r.result, "%s", nsa_last_error());
   else if (status)
     nsai_verify_fail(b->r.result, "%s", nsa_last_error());
 }
 
-/* How much a rank's result tells of why there is no time: a failure more than a lack of memory, unless
- * it is that another rank has failed. */
-static int weight(const nsai_verify_result *result) {
-  if (result->outcome == NSAI_VERIFY_SKIPPED) return 1;
-  if (result->outcome != NSAI_VERIFY_FAILED) return 0;
-  return strstr(result->text, BENCH_RANK_OTHER) ? 2 : 3;
-}
-
-/* The result that tells most; NULL: there is a time. */
-static const nsai_verify_result *find_reason(const chk_shared *shared) {
-  const nsai_verify_result *found = &shared->result[0];
-  for (int32_t i = 1; i < shared->size; i++)
-    if (weight(&shared->result[i]) > weight(found)) found = &shared->result[i];
-  return weight(found) ? found : NULL;
-}
-
 static void report(task *t, const case_pass *pass, const bench_rank *b, const chk_times *times) {
-  const nsai_verify_result *reason = find_reason(t->shared);
+  const nsai_verify_result *reason = bench_team_reason(t->team.shared);
   line l = { .pass = pass,
              .device = b->r.device->name,
              .times = *times,
              .workspace = b->r.plan.caps.workspace_bytes,
              .note = reason ? reason->text : NULL };
-  if (t->shared->size == 1 && !reason) t->one[pass->at] = *times;
+  if (t->team.shared->size == 1 && !reason) t->one[pass->at] = *times;
   l.one = t->one[pass->at];
-  if (t->shared->size > 1 && b->r.shard && model_of(t, pass, b->r.shard, &l.model_ms))
+  if (t->team.shared->size > 1 && b->r.shard && model_of(t, pass, b->r.shard, &l.model_ms))
     l.model_ms = 0;
-  t->shared->outcomes[reason ? reason->outcome : NSAI_VERIFY_PASSED]++;
+  t->team.shared->outcomes[reason ? reason->outcome : NSAI_VERIFY_PASSED]++;
   print_line(t, &l);
-  fflush(t->out);
-  if (!t->csv) return;
-  write_line(t, &l);
-  fflush(t->csv);
+  if (t->team.csv) write_line(t, &l);
 }
 
-/* Steps up to the runs, after each of which the ranks tell each other how they are: what one has no
- * memory for, all leave out. Behind them a failure ends the list, because ranks may then wait. */
+/* Steps up to the runs, after each of which the ranks tell each other how they are: all leave out a run
+ * for which one has too little memory. Behind them a failure ends the list, because ranks may then
+ * wait. */
 static nsa_status prepare(task *t, bench_rank *b, bool *all_well) {
   nsa_status status = bench_check_cost(b->r.plans, &b->r.p->c);
   if (!status) status = bench_rank_prepare(b);
   note_failure(status, b);
-  *all_well = bench_rank_all_well(b, status);
+  *all_well = chk_shared_all_well(b->r.shared, b->r.rank, status);
   if (!*all_well) return status;
-  status = connect_ranks(t, b);
+  status = bench_team_connect(&t->team, b->r.rank, b->r.plan.ctx, TIMEOUT_MS, &b->r.comm);
   note_failure(status, b);
-  *all_well = bench_rank_all_well(b, status);
+  *all_well = chk_shared_all_well(b->r.shared, b->r.rank, status);
   return status;
 }
 
-static void time_run(task *t, int32_t rank, chk_plans *plans, const case_pass *pass) {
+/* A run of the list, on one rank. */
+static void time_run(void *user, int32_t rank, chk_plans *plans, int64_t at) {
   static const chk_rank_options options = { 1, TIMEOUT_MS, NULL, false };
-  chk_ranks_problem p = { .ranks = t->shared->size, .layout = NSA_SHARD_ZIGZAG, .c = *pass->c };
+  task *t = user;
+  const case_pass pass = { &t->list->cases[at / t->part_count], t->parts[at % t->part_count], at };
+  chk_ranks_problem p = { .ranks = t->team.shared->size, .layout = NSA_SHARD_ZIGZAG, .c = *pass.c };
   chk_times times = { 0, 0 };
   bool all_well;
-  nsai_verify_result *result = &t->shared->result[rank];
+  nsai_verify_result *result = &t->team.shared->result[rank];
   *result = (nsai_verify_result){ .outcome = NSAI_VERIFY_PASSED };
-  p.c.kind = pass->part == BENCH_FORWARD ? NSAI_VERIFY_FORWARD : NSAI_VERIFY_BACKWARD;
-  p.c.saved = pass->part == BENCH_BACKWARD_SAVED ? 2 : 0;
+  p.c.kind = pass.part == BENCH_FORWARD ? NSAI_VERIFY_FORWARD : NSAI_VERIFY_BACKWARD;
+  p.c.saved = pass.part == BENCH_BACKWARD_SAVED ? 2 : 0;
   bench_rank b = { .r = { .rank = rank,
                           .options = &options,
                           .p = &p,
-                          .shared = t->shared,
+                          .shared = t->team.shared,
                           .plans = plans,
                           .device = chk_plans_device(plans),
                           .result = result } };
@@ -226,66 +185,10 @@ static void time_run(task *t, int32_t rank, chk_plans *plans, const case_pass *p
     status = bench_rank_begin(&b);
     if (!status) status = bench_rank_time(&b, &times);
     if (status) nsai_verify_fail(result, "%s", nsa_last_error());
-    if (status) atomic_store(&t->shared->broken, 1);
+    if (status) atomic_store(&t->team.shared->broken, 1);
   }
-  if (!rank) report(t, pass, &b, &times);
+  if (!rank) report(t, &pass, &b, &times);
   bench_rank_release(&b);
-}
-
-static void live(void *user, int32_t rank) {
-  task *t = user;
-  chk_plans *plans = t->plans;
-  chk_plans_options options = t->options->plans;
-  chk_shared *shared = t->shared;
-  if (!plans) {
-    options.device = (options.device < 0 ? 0 : options.device) + rank;
-    options.threads = options.threads > shared->size ? options.threads / shared->size : 1;
-    shared->status[rank] = chk_plans_create(&options, &plans);
-  }
-  if (shared->status[rank])
-    nsai_verify_skip(&shared->result[rank], "rank %d: %s", rank, nsa_last_error());
-  bool go = chk_shared_meet(shared, rank);
-  for (int32_t i = 0; i < shared->size; i++) go &= !shared->status[i];
-  for (int64_t i = 0; go && i < t->list->count * t->part_count; i++) {
-    const case_pass pass = { &t->list->cases[i / t->part_count], t->parts[i % t->part_count], i };
-    time_run(t, rank, plans, &pass);
-    go = chk_shared_meet(shared, rank);
-  }
-  shared->passed[rank] = go;
-  if (!t->plans) chk_plans_destroy(plans);
-}
-
-/* ---- ranks that are threads ------------------------------------------------------------------ */
-
-typedef struct thread {
-  task *t;
-  int32_t rank;
-  pthread_t id;
-  bool started;
-} thread;
-
-static void *live_in_thread(void *argument) {
-  thread *own = argument;
-  live(own->t, own->rank);
-  return NULL;
-}
-
-static nsa_status run_threads(task *t) {
-  thread threads[NSA_MAX_RANKS] = { { 0 } };
-  chk_plans_options options = t->options->plans;
-  options.threads = options.threads > t->shared->size ? options.threads / t->shared->size : 1;
-  NSAI_TRY(chk_plans_create(&options, &t->plans));
-  for (int32_t i = 0; i < t->shared->size; i++) {
-    threads[i].t = t;
-    threads[i].rank = i;
-    threads[i].started = !pthread_create(&threads[i].id, NULL, live_in_thread, &threads[i]);
-    if (!threads[i].started) atomic_store(&t->shared->broken, 1);
-  }
-  for (int32_t i = 0; i < t->shared->size; i++)
-    if (threads[i].started) pthread_join(threads[i].id, NULL);
-  chk_plans_destroy(t->plans);
-  t->plans = NULL;
-  return NSA_OK;
 }
 
 /* ---- the list -------------------------------------------------------------------------------- */
@@ -308,38 +211,22 @@ done:
   return status;
 }
 
-/* The list over so many ranks. */
-static nsa_status run_list(task *t, int32_t ranks, int64_t *failed) {
-  const bool threads = t->options->plans.device == NSAI_VERIFY_DEVICE_CPU;
-  NSAI_TRY(chk_shared_create(ranks, &t->shared));
-  nsa_status status =
-      threads ? run_threads(t) : chk_fork_ranks(t->shared, live, t, -1, LIST_SECONDS);
-  const long long *outcomes = t->shared->outcomes;
-  if (!status)
-    *failed += t->list->count * t->part_count - outcomes[NSAI_VERIFY_PASSED] -
-               outcomes[NSAI_VERIFY_SKIPPED];
-  for (int32_t i = 0; !status && i < ranks; i++)
-    if (t->shared->result[i].outcome == NSAI_VERIFY_FAILED)
-      fprintf(stderr, "nsa-bench: rank %d of %d: %s\n", i, ranks, t->shared->result[i].text);
-  chk_shared_destroy(t->shared);
-  t->shared = NULL;
-  return status;
-}
-
 nsa_status bench_ranks(const bench_ranks_options *options, const bench_cases *list, FILE *out,
                        FILE *csv, int64_t *failed) {
   task t = { .options = options,
              .list = list,
              .parts = options->backward ? backward_parts : forward_parts,
-             .part_count = options->backward ? 2 : 1,
-             .out = out,
-             .csv = csv };
+             .part_count = options->backward ? 2 : 1 };
   const size_t bytes = (size_t)(list->count * t.part_count) * sizeof *t.one;
-  nsa_status status = NSA_OK;
+  t.team = (bench_team){ .options = options->plans,
+                         .count = list->count * t.part_count,
+                         .run = time_run,
+                         .user = &t,
+                         .out = out,
+                         .csv = csv };
   t.one = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (t.one == MAP_FAILED) return nsai_fail_nomem("times of one GPU", bytes);
-  for (int32_t ranks = 1; !status && ranks <= NSA_MAX_RANKS; ranks++)
-    if (ranks == 1 || options->with[ranks]) status = run_list(&t, ranks, failed);
+  nsa_status status = bench_team_run(&t.team, options->with, failed);
   munmap(t.one, bytes);
   return status;
 }

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: MIT
  *
  * nsa-bench forward and backward with --ranks: times runs over ranks beside one GPU, which is timed
- * first, and beside the model of ranks_model.h. Ranks are processes with a GPU each, and NCCL; on the
- * CPU device they are threads, to try the program out. The time of a run is that of its slowest rank,
+ * first, and beside the model of ranks_model.h. Ranks are processes, or on the CPU device threads, to
+ * try the program out (ranks_team.h). The time of a run is that of its slowest rank,
  * between CUDA events; burst and sustained are as of one GPU (time_launch.h). ranks_rank.h has more.
  */
 #ifndef BENCH_RANKS_H
@@ -40,8 +40,8 @@ nsa_status bench_ranks_add(bench_cases *list, int64_t tokens, const char *filter
 nsa_status bench_ranks(const bench_ranks_options *options, const bench_cases *list, FILE *out,
                        FILE *csv, int64_t *failed);
 
-/* Writes the model's times as a Markdown table, for each model and fill of the results that has times
- * of one GPU at two lengths: of forward and of backward with saved outputs, or of the one that was
+/* Writes the model's times as a Markdown table, for each device, model and fill of the results that has
+ * times of one GPU at two lengths: of forward and of backward with saved outputs, or of the one that was
  * timed. A row for each of `tokens`, a column for each of `with`. NSA_E_ARG: there is no such. */
 nsa_status bench_ranks_table(FILE *out, const bench_results *results,
                              const bool with[NSA_MAX_RANKS + 1], const int64_t *tokens, int count);

@@ -3,9 +3,9 @@
  */
 #include "ranks_rank.h"
 
+#include "ranks_team.h"
 #include "run/check_tensor.h"
 
-#include <math.h>
 #include <stdlib.h>
 
 #define SUSTAINED_MS 300.0
@@ -14,28 +14,6 @@
 
 /* How often a run is launched. */
 enum { BURSTS = 7, BURSTS_OF_LONG = 3, LEAST_LAUNCHES = 9, LEAST_OF_LONG = 3 };
-
-/* ---- other ranks ----------------------------------------------------------------------------- */
-
-static nsa_status meet(const chk_rank *r) {
-  return chk_shared_meet_now(r->shared, r->rank) ? NSA_OK
-                                                 : nsai_fail(NSA_E_RANKS, BENCH_RANK_OTHER);
-}
-
-/* The largest of a figure, over the ranks. Every rank calls it. */
-static nsa_status largest(const chk_rank *r, double mine, double *out) {
-  r->shared->partials[r->rank][0] = (float)mine;
-  NSAI_TRY(meet(r));
-  *out = 0;
-  for (int32_t i = 0; i < r->shared->size; i++)
-    *out = fmax(*out, (double)r->shared->partials[i][0]);
-  return meet(r);
-}
-
-bool bench_rank_all_well(const bench_rank *b, nsa_status mine) {
-  double failed;
-  return !largest(&b->r, mine != NSA_OK, &failed) && failed == 0;
-}
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
@@ -151,11 +129,11 @@ static nsa_status burst(const bench_rank *b, nsai_verify_timer *timer, double *m
   if (b->flush) NSAI_TRY(nsai_verify_device_set(r->device, b->flush, 0, NSAI_VERIFY_FLUSH_BYTES));
   NSAI_TRY(nsai_verify_device_wait(r->device, NULL));
   chk_pause(r->device);
-  NSAI_TRY(meet(r));
+  NSAI_TRY(bench_team_meet(r->shared, r->rank));
   NSAI_TRY(launch(r, timer));
   NSAI_TRY(wait(r));
   NSAI_TRY(nsai_verify_timer_read(r->device, timer, ms));
-  return largest(r, *ms, ms);
+  return bench_team_largest(r->shared, r->rank, *ms, ms);
 }
 
 /* Launches back to back; the median of the last third. */
@@ -163,13 +141,13 @@ static nsa_status sustained(const chk_rank *r, int64_t count, nsai_verify_timer 
                             double *ms) {
   double values[MOST_LAUNCHES / 3 + 1];
   const int64_t kept = count / 3;
-  NSAI_TRY(meet(r));
+  NSAI_TRY(bench_team_meet(r->shared, r->rank));
   for (int64_t i = 0; i < count; i++) NSAI_TRY(launch(r, &timers[i]));
   NSAI_TRY(wait(r));
   for (int64_t i = 0; i < kept; i++)
     NSAI_TRY(nsai_verify_timer_read(r->device, &timers[count - kept + i], &values[i]));
   *ms = chk_median(values, kept);
-  return largest(r, *ms, ms);
+  return bench_team_largest(r->shared, r->rank, *ms, ms);
 }
 
 /* The same on all ranks, whose burst is the same. */

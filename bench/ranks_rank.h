@@ -39,10 +39,4 @@ nsa_status bench_rank_begin(bench_rank *b);
  * a second or more, after which no pause restores the clocks of a GPU, are launched less often. */
 nsa_status bench_rank_time(const bench_rank *b, chk_times *times);
 
-/* The error of a rank that waited for one that has failed. */
-#define BENCH_RANK_OTHER "another rank has failed"
-
-/* Whether all ranks have come so far. Every rank calls it with its own status. */
-bool bench_rank_all_well(const bench_rank *b, nsa_status mine);
-
 #endif /* BENCH_RANKS_RANK_H */

@@ -12,16 +12,17 @@
 static const bench_part parts[] = { BENCH_FORWARD, BENCH_BACKWARD_SAVED };
 enum { PARTS = sizeof parts / sizeof *parts };
 
-/* The measured times of one model and fill. */
+/* The measured times of one device, model and fill. */
 typedef struct series {
   const bench_problem *first;
   bench_one_gpu *measured[PARTS];
   int64_t count[PARTS];
-  double longest[PARTS];
+  double shortest[PARTS], longest[PARTS];
 } series;
 
 static bool belongs(const bench_problem *p, const bench_problem *first) {
-  return p->c.num_seqs == 1 && p->c.fill == first->c.fill && bench_same_model(&p->c, &first->c);
+  return p->c.num_seqs == 1 && !strcmp(p->device, first->device) && p->c.fill == first->c.fill &&
+         bench_same_model(&p->c, &first->c);
 }
 
 static void free_series(series *s) {
@@ -40,6 +41,7 @@ static nsa_status take_series(const bench_results *results, const bench_problem 
       if (!belongs(p, first) || !(ms > 0)) continue;
       s->measured[i][s->count[i]++] = (bench_one_gpu){ tokens, ms };
       if (tokens > s->longest[i]) s->longest[i] = tokens;
+      if (!(s->shortest[i] > 0) || tokens < s->shortest[i]) s->shortest[i] = tokens;
     }
   }
   return NSA_OK;
@@ -77,11 +79,11 @@ static void put_ms(FILE *out, double ms) {
     fprintf(out, "%.3g", ms);
 }
 
-static void put_times(FILE *out, double times) {
-  fprintf(out, times >= 9.95 ? " (%.0f)" : " (%.1f)", times);
+static void put_speedup(FILE *out, double speedup) {
+  fprintf(out, speedup >= 9.95 ? " (%.0f)" : " (%.1f)", speedup);
 }
 
-/* "2.6 (6.6), 7.7 (6.2)": forward and backward, and times one GPU. */
+/* "2.6 (6.6), 7.7 (6.2)": forward and backward, and the speedup over one GPU; "-": no time. */
 static nsa_status put_cell(FILE *out, nsa_ctx *ctx, const series *s, int64_t tokens,
                            int32_t ranks) {
   bench_ranks_work work;
@@ -90,12 +92,17 @@ static nsa_status put_cell(FILE *out, nsa_ctx *ctx, const series *s, int64_t tok
   for (int i = 0; i < PARTS; i++) {
     const double one = bench_one_gpu_ms(s->measured[i], s->count[i], (double)tokens);
     const double ms = bench_ranks_model_ms(&s->first->c.model, &work, i > 0, one);
-    if (!(ms > 0)) continue;
+    if (!s->count[i]) continue;
     fputs(gap, out);
     gap = ", ";
-    if (ranks == 1 && (double)tokens > s->longest[i]) fputc('~', out);
+    if (!(ms > 0)) {
+      fputc('-', out);
+      continue;
+    }
+    if (ranks == 1 && ((double)tokens > s->longest[i] || (double)tokens < s->shortest[i]))
+      fputc('~', out);
     put_ms(out, ms);
-    if (ranks > 1) put_times(out, one / ms);
+    if (ranks > 1) put_speedup(out, one / ms);
   }
   fputs(" |", out);
   return NSA_OK;
@@ -113,7 +120,8 @@ static void put_tokens(FILE *out, int64_t tokens) {
 static void put_head(FILE *out, const series *s, const bool with[NSA_MAX_RANKS + 1]) {
   const bench_problem *p = s->first;
   fprintf(out,
-          "%s%s%s, ms and times one GPU; %s inputs. One GPU: %s, %.10s%s%s; ~ extrapolated.\n\n",
+          "%s%s%s, ms and the speedup over one GPU; %s inputs. One GPU: %s, %.10s%s%s; ~ "
+          "extrapolated.\n\n",
           s->count[0] ? "forward" : "", s->count[0] && s->count[1] ? ", " : "",
           s->count[1] ? "backward with saved outputs" : "", bench_fill_name(p), p->device, p->date,
           p->commit[0] ? ", commit " : "", p->commit);
@@ -143,7 +151,7 @@ done:
   return status;
 }
 
-/* Whether an earlier problem has the same model and fill. */
+/* Whether an earlier problem has the same device, model and fill. */
 static bool seen(const bench_results *results, int64_t i) {
   for (int64_t k = 0; k < i; k++)
     if (belongs(&results->problem[i], &results->problem[k])) return true;

@@ -190,6 +190,16 @@ static void fill_importance(const nsai_verify_tensors *d) {
   }
 }
 
+void nsai_verify_tensors_fill_entries(const nsai_verify_tensors *d, int64_t rows, int threads) {
+  const nsai_verify_inputs in = { &d->c->model, d->c->fill, d->c->seed, threads };
+  if (in.model->phi != NSAI_PHI_EXTERNAL || !nsai_verify_tensors_has(d, NSAI_VERIFY_K_CMP_IN))
+    return;
+  for (int slot = NSAI_VERIFY_K_CMP_IN; slot <= NSAI_VERIFY_V_CMP_IN; slot++) {
+    nsa_tensor t = host(d, slot, rows);
+    if (t.data) nsai_verify_fill_normal(&in, STREAM_SLOT + (uint64_t)slot, 1, &t);
+  }
+}
+
 void nsai_verify_tensors_fill(nsai_verify_tensors *d, int threads, const int64_t *probes) {
   const nsai_model *g = &d->c->model;
   nsai_verify_inputs in = { g, d->c->fill, d->c->seed, threads };
@@ -203,12 +213,7 @@ void nsai_verify_tensors_fill(nsai_verify_tensors *d, int threads, const int64_t
     nsai_verify_fill_keys(&in, b, &k);
     nsai_verify_fill_values(&in, b, &v);
   }
-  if (g->phi == NSAI_PHI_EXTERNAL && nsai_verify_tensors_has(d, NSAI_VERIFY_K_CMP_IN)) {
-    for (int slot = NSAI_VERIFY_K_CMP_IN; slot <= NSAI_VERIFY_V_CMP_IN; slot++) {
-      nsa_tensor t = host(d, slot, d->blocks);
-      if (t.data) nsai_verify_fill_normal(&in, STREAM_SLOT + (uint64_t)slot, 1, &t);
-    }
-  }
+  nsai_verify_tensors_fill_entries(d, d->blocks, threads);
   if (nsai_verify_tensors_has(d, NSAI_VERIFY_INDEX_Q)) {
     nsa_tensor index_q = host(d, NSAI_VERIFY_INDEX_Q, d->tokens),
                k_idx = host(d, NSAI_VERIFY_K_IDX, d->kv_tokens);

@@ -12,4 +12,7 @@
  * NSAI_VERIFY_PROBE_ROWS. */
 void nsai_verify_tensors_fill(nsai_verify_tensors *data, int threads, const int64_t *probes);
 
+/* Writes `rows` compressed entries of the caller into their host images, where the case has them. */
+void nsai_verify_tensors_fill_entries(const nsai_verify_tensors *data, int64_t rows, int threads);
+
 #endif /* NSAI_VERIFY_TENSORS_FILL_H */

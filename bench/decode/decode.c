@@ -18,18 +18,23 @@ const char *const bench_decode_part_names[BENCH_DECODE_PARTS] = { "total", "cmp"
 
 /* ---- plans ----------------------------------------------------------------------------------- */
 
-/* `whole`: for the complete context of one sequence; else for a step. */
-static nsa_status make_plan(nsa_ctx *ctx, int32_t op, const bench_decode_options *options,
-                            const bench_decode_cell *cell, int whole, nsa_plan **out) {
+nsa_problem bench_decode_problem(int32_t op, const bench_decode_options *options, int64_t context,
+                                 int64_t batch, bool whole) {
   nsa_problem p = NSA_PROBLEM_INIT;
   p.op = op;
   p.page_size = options->page_size;
-  p.max_kv_len = cell->context;
-  p.max_seqs = whole ? 1 : (int32_t)cell->batch;
-  p.max_q_len = whole ? 0 : cell->q_len;
-  p.max_tokens = whole ? cell->context : cell->batch * cell->q_len;
+  p.max_kv_len = context;
+  p.max_seqs = whole ? 1 : (int32_t)batch;
+  p.max_q_len = whole ? 0 : options->q_len;
+  p.max_tokens = whole ? context : batch * options->q_len;
   p.overlap = options->c.overlap ? NSA_OVERLAP_HIGH : NSA_OVERLAP_LOW;
   bench_cached_set(&options->dtypes, &p);
+  return p;
+}
+
+static nsa_status make_plan(nsa_ctx *ctx, int32_t op, const bench_decode_options *options,
+                            const bench_decode_cell *cell, bool whole, nsa_plan **out) {
+  const nsa_problem p = bench_decode_problem(op, options, cell->context, cell->batch, whole);
   return nsa_plan_create(ctx, &p, NULL, NULL, out);
 }
 
@@ -93,11 +98,11 @@ static void destroy_plans(step_plans *p) {
 
 static nsa_status make_plans(const bench_decode_contexts *c, const bench_decode_options *options,
                              const bench_decode_cell *cell, step_plans *p) {
-  NSAI_TRY(make_plan(c->timed, NSA_OP_APPEND, options, cell, 1, &p->fill));
-  NSAI_TRY(make_plan(c->timed, NSA_OP_APPEND, options, cell, 0, &p->append));
-  NSAI_TRY(make_plan(c->timed, NSA_OP_DECODE, options, cell, 0, &p->decode));
-  NSAI_TRY(make_plan(c->counting, NSA_OP_DECODE, options, cell, 0, &p->counted));
-  return c->dense ? make_plan(c->dense, NSA_OP_DECODE, options, cell, 0, &p->dense) : NSA_OK;
+  NSAI_TRY(make_plan(c->timed, NSA_OP_APPEND, options, cell, true, &p->fill));
+  NSAI_TRY(make_plan(c->timed, NSA_OP_APPEND, options, cell, false, &p->append));
+  NSAI_TRY(make_plan(c->timed, NSA_OP_DECODE, options, cell, false, &p->decode));
+  NSAI_TRY(make_plan(c->counting, NSA_OP_DECODE, options, cell, false, &p->counted));
+  return c->dense ? make_plan(c->dense, NSA_OP_DECODE, options, cell, false, &p->dense) : NSA_OK;
 }
 
 /* Allocates the workspace of the plan that needs most. */

@@ -84,6 +84,10 @@ double bench_decode_gbps(double bytes, double us);
 /* Total over all branches. */
 double bench_decode_tokens(const bench_decode_reads *reads);
 
+/* The problem of a plan. `whole`: for the complete context of one sequence; else for a step. */
+nsa_problem bench_decode_problem(int32_t op, const bench_decode_options *options, int64_t context,
+                                 int64_t batch, bool whole);
+
 struct nsai_verify_cache;
 
 /* The calls that a graph repeats over the copies of a cache. */

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: MIT
  *
  * nsa-bench decode --ranks: times steps over a cache whose raw pages lie on several ranks
- * (nsa/ranks.h), beside one GPU, which is timed first. Ranks are processes with a GPU each, and NCCL;
- * on the CPU device they are threads, to try the program out. Each rank times a graph of steps, as one GPU
+ * (nsa/ranks.h), beside one GPU, which is timed first. Ranks are processes, or on the CPU device
+ * threads, to try the program out (ranks_team.h). Each rank times a graph of steps, as one GPU
  * does (decode.h); the time of a step is that of the slowest rank.
  */
 #ifndef BENCH_DECODE_RANKS_H

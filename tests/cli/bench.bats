@@ -671,6 +671,20 @@ PY
   [[ $stderr == *'has other columns'* ]]
 }
 
+@test "--ranks: a rank without a thread, and lost output, are failures" {
+  local model=fwd:h4/1:d16/16:l8/4:s8x4+1+1:w16:q=64:nobatch
+  for words in forward 'decode --contexts 300 --batches 1'; do
+    # shellcheck disable=SC2016,SC2086 # the inner shell's; several words
+    run -1 bash -c '"$@" 2>errors >/dev/full' - "$NSA_BENCH" $words --device cpu --ranks 2 --threads 2 --problem $model
+    grep -q 'rank 0: cannot write: No space left' errors
+  done
+  # Stacks that no address space has room for.
+  (ulimit -s 214748364800 && "$NSA_BENCH" --version >/dev/null) || skip "no limit of stacks here"
+  ulimit -s 214748364800
+  run -1 --separate-stderr bench forward --device cpu --threads 1 --ranks 2 --problem $model
+  [[ $stderr == *'rank 0: cannot start a thread: '* ]]
+}
+
 @test "decode --ranks: steps over ranks that are threads, one GPU first" {
   local model=fwd:h4/1:d16/16:l8/4:s8x4+1+1:w16:q=64 bad
   run -0 --separate-stderr bench decode --device cpu --ranks 3 --contexts 400,2100 --batches 1,2 --q-len 2 --problem $model --csv d.csv --commit abc
@@ -695,9 +709,9 @@ PY
 @test "table --ranks: the model, from times of one GPU" {
   results=$NSA_SOURCE/bench/results
   run -0 --separate-stderr bench table "$results/h200-2026-11-24-training.csv" --ranks 2,64 --tokens 64k,1M,100
-  [[ ${lines[0]} == 'forward, backward with saved outputs, ms and times one GPU; correlated inputs. One GPU: NVIDIA H200, 2026-11-24, '* ]]
+  [[ ${lines[0]} == 'forward, backward with saved outputs, ms and the speedup over one GPU; correlated inputs. One GPU: NVIDIA H200, 2026-11-24, '* ]]
   [[ ${lines[1]} == '| tokens | 1 | 2, model | 64, model |' && ${#lines[@]} == 6 ]]
-  [[ ${lines[3]} == '| 64k | 17.5, 47.8 | '* && ${lines[4]} =~ ^'| 1M | ~'[0-9]+', ~'[0-9]+' | '[0-9]+' (2.0), ' && ${lines[5]} == '| 100 | '* ]]
+  [[ ${lines[3]} == '| 64k | 17.5, 47.8 | '* && ${lines[4]} =~ ^'| 1M | ~'[0-9]+', ~'[0-9]+' | '[0-9]+' (2.0), ' && ${lines[5]} == '| 100 | ~'*', ~'* ]]
   # docs/ranks.md holds what its command prints.
   command=$(grep '^nsa-bench table .*--ranks' "$NSA_SOURCE/docs/ranks.md")
   (cd "$NSA_SOURCE" && bench ${command#nsa-bench }) >table.md
@@ -705,7 +719,7 @@ PY
   python3 -c 'import sys; assert open("table.md").read() in open(sys.argv[1]).read()' "$NSA_SOURCE/docs/ranks.md"
   # Of forwards alone, with two inputs: two tables, and no backward.
   run -0 --separate-stderr bench table "$measured" --ranks 8
-  [[ $output == *'forward, ms and times one GPU; random inputs.'*'| 4M | ~'*'forward, ms and times one GPU; correlated inputs.'* ]]
+  [[ $output == *'forward, ms and the speedup over one GPU; random inputs.'*'| 4M | ~'*'forward, ms and the speedup over one GPU; correlated inputs.'* ]]
   [[ ${lines[3]} =~ ^'| 64k | 36 | '[0-9.]+' ('[0-9.]+') |'$ ]]
   run -1 --separate-stderr bench table "$results/h200-2026-11-21-window.csv" --ranks 8
   [[ $stderr == *'times of two lengths'* ]]
@@ -713,6 +727,18 @@ PY
   [[ $stderr == *'not a CSV of nsa-bench'* ]]
   run -2 --separate-stderr bench table "$measured" --tokens 64k
   [[ $stderr == *'--tokens needs --ranks'* ]]
+  for bad in '1' '2 --filter any' '2 --device 0'; do
+    # shellcheck disable=SC2086 # several words
+    run -2 --separate-stderr bench table "$measured" --ranks $bad
+    [[ $stderr == *'numbers from 2 on, and no --filter or --device'* ]]
+  done
+  # Two devices have a table each; of a backward pass of one length there is no time of others.
+  training=$results/h200-2026-11-24-training.csv
+  awk '!/,back_saved,/ || !/q=131072:/' "$training" | sed '/q=65536:\|q=131072:/!s/"NVIDIA H200"/"other"/' >one.csv
+  run -0 --separate-stderr bench table one.csv --ranks 2 --tokens 64k,1M
+  [[ ${#lines[@]} == 10 && ${lines[0]} == *' One GPU: other, '* && ${lines[5]} == *' One GPU: NVIDIA H200, '* ]]
+  [[ ${lines[3]} == '| 64k | ~17.1, ~47.2 | '* && ${lines[4]} == '| 1M | ~2242, ~6539 | '* ]]
+  [[ ${lines[8]} == '| 64k | 17.5, 47.8 | '* && ${lines[9]} =~ ^'| 1M | ~2823, - | '[0-9]+' (2.0), - |'$ ]]
 }
 
 @test "--ranks: ranks are processes; what a GPU has no memory for is no failure, and the list goes on" {
@@ -729,6 +755,21 @@ PY
   [[ ${lines[0]} == 'backward     1048576 tokens '*' 1 ranks cuMemAlloc: '*'(2): '* && ${lines[1]} == back_saved*cuMemAlloc* ]]
   [[ ${lines[2]} == 'backward        1024 tokens '*' sustained' && ${lines[3]} == back_saved*' sustained' && ${#lines[@]} == 4 ]]
   grep -qE 'q=1048576:.*,backward,1,,,,,,,[0-9]+,"cuMemAlloc' fake.csv
+  # What a process cannot write is no success of its parent.
+  small=(--ranks 1 --device cuda:1 --filter '*q=1024:*' --problems fake.txt --threads 2)
+  # shellcheck disable=SC2016 # the inner shell's
+  run -1 bash -c '"$@" 2>errors >/dev/full' - "$NSA_BENCH" forward "${small[@]}"
+  grep -q 'rank 0: cannot write: No space left' errors
+  [[ $(wc -c <fake.csv) -gt 1024 ]]
+  # shellcheck disable=SC2016
+  run -1 --separate-stderr bash -c 'trap "" XFSZ; ulimit -f 1; "$@" | cat; exit "${PIPESTATUS[0]}"' - "$NSA_BENCH" backward "${small[@]}" --csv fake.csv
+  [[ $stderr == *'rank 0: cannot write: File too large'* ]]
+  # Without an id of rank 0 nobody waits for NCCL.
+  FAKE_CUDA_HOST='90 132 232448 A;90 132 232448 B' NSA_NCCL_PATH=/nowhere run -1 --separate-stderr bench forward --ranks 2 --filter '*q=1024:*' --problems fake.txt --threads 2
+  [[ ${lines[1]} == *' 2 ranks '*/nowhere* && $stderr == *'rank 1 of 2: another rank has failed'* ]]
+  # A GPU that is not there is no failure.
+  run -77 --separate-stderr bench forward --ranks 2 --device 7 --problems fake.txt --threads 2
+  [[ $stderr == *'GPU 7: the driver sees '* ]]
 }
 
 @test "tests/gpu/run.py ranks: what it runs over two GPUs, and the table of the times" {
@@ -761,6 +802,23 @@ SH
   [[ $(grep -c '^0 ' calls.txt) == 14 && $(wc -l <calls.txt) == 14 ]]
   [[ $(wc -l <logs/ranks.csv) == 13 && $(wc -l <logs/ranks.md) == 10 ]] # header and 12; 4 lines and 6
   grep -qE '^\| back_saved \| correlated \| 256 \| cpu \| [0-9.]+, [0-9.]+ \| [0-9.]+, [0-9.]+ \([0-9.]+, [0-9.]+\); [+-][0-9.]+ % \|$' logs/ranks.md
+  # A whole run begins its tables anew; a share adds to them.
+  REAL_BENCH=$NSA_BENCH run python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --gpus 2 --seconds 300 --logs logs --only 'bench forward random'
+  [[ $(wc -l <logs/ranks.csv) == 15 ]]
+  REAL_BENCH=$NSA_BENCH run python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --gpus 2 --seconds 300 --logs logs
+  [[ $(wc -l <logs/ranks.csv) == 13 ]]
+  # One GPU has no ranks; programs that find too few are skipped, whatever they print.
+  run -77 python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --gpus 1 --logs other
+  [[ $output == *'ranks     skipped: it needs two GPUs, and there is 1'* ]]
+  printf '#!/bin/sh\n[ "$1" = -L ] && for i in 0 1 2 3; do echo "GPU $i: fake"; done\n' >programs/nvidia-smi
+  chmod +x programs/nvidia-smi
+  for visible in '' 2 5,0 0,-1,1; do
+    PATH=$PWD/programs:$PATH CUDA_VISIBLE_DEVICES=$visible run -77 python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --logs other
+    [[ $output == *'needs two GPUs'* ]]
+  done
+  printf '#!/bin/sh\necho no GPU\nexit 77\n' | tee programs/nsarankcheck >programs/nsa-bench
+  PATH=$PWD/programs:$PATH CUDA_VISIBLE_DEVICES=3,GPU-1 run -1 python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --logs other
+  [[ $output == *'0 passed   0 failed   14 skipped in 14 processes'* ]]
   # Not by itself: machines with one GPU have nothing for it.
   run python3 "$NSA_SOURCE/tests/gpu/run.py" programs --only nothing --logs other
   [[ $output == *'check  '* && $output != *'ranks  '* ]]

@@ -65,3 +65,14 @@ refused() { # refused TEXT OPTION...
   run -0 --separate-stderr env CUDA_VISIBLE_DEVICES= NCCL_NVLS_ENABLE=0 "$NSARANKCHECK" --comm nccl --ranks 2 --tap
   [ "$output" = '1..0 # SKIP too few GPUs' ]
 }
+
+@test "--comm nccl: a process whose output is lost is an error" {
+  export NCCL_NVLS_ENABLE=0 NSA_NCCL_PATH=/nowhere NSA_DRIVER_PATH=$NSA_FAKE_CUDA NSA_NVRTC_PATH=$NSA_FAKE_CUDA
+  export FAKE_CUDA_HOST='90 132 232448 A;90 132 232448 B'
+  # shellcheck disable=SC2016 # the inner shell's
+  run -1 bash -c '"$@" 2>errors >/dev/full' - "$NSARANKCHECK" --comm nccl --problem ranks=2:align=16:fwd:q=300
+  grep -q 'rank 0: cannot write: No space left' errors
+  # Without an id of rank 0 the others do not wait for NCCL.
+  run -1 "$NSARANKCHECK" --comm nccl --problem ranks=2:align=16:fwd:q=300
+  [[ $output == *'/nowhere'*'another rank has failed'* ]]
+}

@@ -55,6 +55,12 @@ static void end_with(pid_t parent) {
   if (getppid() != parent) _exit(1);
 }
 
+/* The parent writes nothing of a process' output, and does not see that it was lost. */
+static void flush_all(chk_shared *shared, int32_t rank) {
+  if (!shared->status[rank] && (fflush(NULL) || ferror(stdout)))
+    chk_shared_stop(shared, rank, nsai_fail(NSA_E_IO, "cannot write: %s", strerror(errno)));
+}
+
 nsa_status chk_fork_ranks(chk_shared *shared, void (*live)(void *user, int32_t rank), void *user,
                           int32_t killed, double seconds) {
   pid_t pids[NSA_MAX_RANKS] = { 0 };
@@ -65,7 +71,7 @@ nsa_status chk_fork_ranks(chk_shared *shared, void (*live)(void *user, int32_t r
     if (pids[i] == 0) {
       end_with(parent);
       live(user, i);
-      fflush(NULL);
+      flush_all(shared, i);
       _exit(0);
     }
     if (pids[i] < 0) {
@@ -76,7 +82,16 @@ nsa_status chk_fork_ranks(chk_shared *shared, void (*live)(void *user, int32_t r
     }
   }
   wait_all(shared, pids, killed, seconds);
-  for (int32_t i = 0; i < shared->size; i++)
-    if (shared->status[i]) return nsai_fail(shared->status[i], "%s", shared->result[i].text);
-  return NSA_OK;
+  return chk_shared_status(shared);
+}
+
+bool chk_fork_plans(chk_shared *shared, int32_t rank, const chk_plans_options *options,
+                    chk_plans **out) {
+  chk_plans_options own = *options;
+  own.device = (own.device < 0 ? 0 : own.device) + rank;
+  *out = NULL;
+  shared->status[rank] = chk_plans_create(&own, out);
+  if (shared->status[rank])
+    nsai_verify_skip(&shared->result[rank], "rank %d: %s", rank, nsa_last_error());
+  return chk_shared_all_well(shared, rank, shared->status[rank]);
 }

@@ -39,13 +39,11 @@ static void run_cache(const task *t, int32_t rank, chk_plans *plans, const chk_r
   nsa_comm_options options = NSA_COMM_OPTIONS_INIT;
   options.timeout_ms = t->runner->rank.timeout_ms;
   nsa_status status = chk_serve_record_create(plans, r.device, p, &record, result);
-  bool made = !status && result->outcome == NSAI_VERIFY_PASSED;
+  const bool made = !status && result->outcome == NSAI_VERIFY_PASSED;
   if (made) status = chk_serve_context(plans, p, &ctx);
-  made &= !status;
-  if (made)
-    status = chk_rank_nccl(t->shared, rank, ctx, &options, &r.comm);
-  else
-    (void)chk_shared_meet(t->shared, rank); /* the meeting of chk_rank_nccl */
+  const nsa_status joined =
+      chk_rank_nccl(t->shared, rank, made ? status : NSA_E_RANKS, ctx, &options, &r.comm);
+  if (made) status = joined;
   if (status)
     chk_conclude(status, true, result);
   else if (made)
@@ -73,11 +71,7 @@ static void run_rank(const task *t, int32_t rank, chk_plans *plans, const chk_ra
   if (!status && !t->fault && chk_partials_matter(p)) status = chk_partials_measure(&whole, p);
   const nsa_comm_options options =
       chk_ranks_comm_options(p, t->fault ? t->fault->timeout_ms : t->runner->rank.timeout_ms);
-  const bool whole_failed = status != NSA_OK;
-  if (!whole_failed)
-    status = chk_rank_nccl(t->shared, rank, whole.trial.plan.ctx, &options, &r.comm);
-  else
-    (void)chk_shared_meet(t->shared, rank); /* the meeting of chk_rank_nccl */
+  status = chk_rank_nccl(t->shared, rank, status, whole.trial.plan.ctx, &options, &r.comm);
   if (status)
     chk_conclude(status, t->runner->plans.overrides != NULL, result);
   else if (t->fault)
@@ -97,15 +91,8 @@ static void run_rank(const task *t, int32_t rank, chk_plans *plans, const chk_ra
 static void live(void *user, int32_t rank) {
   const task *t = user;
   chk_plans *plans = NULL;
-  chk_plans_options options = t->runner->plans;
   chk_shared *shared = t->shared;
-  options.device = (options.device < 0 ? 0 : options.device) + rank;
-  shared->status[rank] = chk_plans_create(&options, &plans);
-  if (shared->status[rank])
-    nsai_verify_skip(&shared->result[rank], "rank %d: %s", rank, nsa_last_error());
-  if (!chk_shared_meet(shared, rank)) goto done;
-  for (int32_t i = 0; i < shared->size; i++)
-    if (shared->status[i]) goto done; /* all see the same */
+  if (!chk_fork_plans(shared, rank, &t->runner->plans, &plans)) goto done;
   for (int64_t i = 0; i < t->count; i++) {
     const double start = nsai_seconds();
     if (t->problems[i].is_cache)

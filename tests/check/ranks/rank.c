@@ -192,12 +192,11 @@ void chk_whole_destroy(chk_whole *whole) {
 
 /* ---- a rank ---------------------------------------------------------------------------------- */
 
-nsa_status chk_rank_nccl(chk_shared *shared, int32_t rank, nsa_ctx *ctx,
+nsa_status chk_rank_nccl(chk_shared *shared, int32_t rank, nsa_status mine, nsa_ctx *ctx,
                          const nsa_comm_options *options, nsa_comm **comm) {
-  nsa_status status = NSA_OK;
-  if (!rank) status = nsa_comm_nccl_id(ctx, shared->nccl_id);
-  if (!chk_shared_meet(shared, rank)) return nsai_fail(NSA_E_INTERNAL, "a rank did not come");
-  if (status) return status;
+  if (!mine && !rank) mine = nsa_comm_nccl_id(ctx, shared->nccl_id);
+  if (!chk_shared_all_well(shared, rank, mine))
+    return mine ? mine : nsai_fail(NSA_E_RANKS, CHK_SHARED_OTHER);
   return nsa_comm_nccl_init(ctx, shared->nccl_id, rank, shared->size, options, comm);
 }
 
@@ -209,6 +208,15 @@ nsa_status chk_rank_plan(chk_plans *plans, const chk_ranks_problem *p, const nsa
   problem.max_tokens = nsai_larger(nsa_shard_tokens(shard, -1), 1) + p->c.slack;
   problem.max_probe_rows = 0;
   return chk_plans_get_problem(plans, &p->c, &problem, out);
+}
+
+/* Entries of the rank's own, where it has no whole from which to take them. */
+static nsa_status make_entry_values(chk_rank *r, int64_t entries) {
+  nsai_verify_tensors_fill_entries(&r->data, entries, chk_plans_opts(r->plans)->threads);
+  for (int slot = NSAI_VERIFY_K_CMP_IN; slot <= NSAI_VERIFY_V_CMP_IN; slot++)
+    if (r->data.buffer[slot].device)
+      NSAI_TRY(nsai_verify_buffer_upload(r->device, &r->data.buffer[slot]));
+  return NSA_OK;
 }
 
 /* Compressed entries of the caller, and their gradients: those whose last token is in a piece.
@@ -235,7 +243,7 @@ static nsa_status make_entries(chk_rank *r) {
     if (!nsai_verify_buffer_image(&r->data.buffer[slots[i]]))
       return nsai_fail_nomem("an image of compressed entries", (size_t)entries);
   }
-  return NSA_OK;
+  return r->whole ? NSA_OK : make_entry_values(r, entries);
 }
 
 /* Replaces the rows of inputs by the whole's, and uploads them. */

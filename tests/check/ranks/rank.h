@@ -77,8 +77,9 @@ typedef struct chk_rank {
 } chk_rank;
 
 /* An NCCL communicator of a context, whose id rank 0 makes. Every rank calls it, in a process of
- * its own. */
-nsa_status chk_rank_nccl(chk_shared *shared, int32_t rank, nsa_ctx *ctx,
+ * its own, with its status so far. When a rank has failed, or rank 0 gets no id, none waits for
+ * NCCL: `mine`, or NSA_E_RANKS with CHK_SHARED_OTHER. */
+nsa_status chk_rank_nccl(chk_shared *shared, int32_t rank, nsa_status mine, nsa_ctx *ctx,
                          const nsa_comm_options *options, nsa_comm **comm);
 
 /* The plan over ranks of a problem, the same on every rank. */

@@ -55,3 +55,23 @@ static bool meet(chk_shared *shared, int32_t rank, bool naps) {
 
 bool chk_shared_meet(chk_shared *shared, int32_t rank) { return meet(shared, rank, true); }
 bool chk_shared_meet_now(chk_shared *shared, int32_t rank) { return meet(shared, rank, false); }
+
+bool chk_shared_all_well(chk_shared *shared, int32_t rank, nsa_status mine) {
+  shared->mine[rank] = mine;
+  bool well = chk_shared_meet(shared, rank);
+  for (int32_t i = 0; i < shared->size; i++) well &= !shared->mine[i];
+  return chk_shared_meet(shared, rank) && well; /* all have read it */
+}
+
+void chk_shared_stop(chk_shared *shared, int32_t rank, nsa_status status) {
+  shared->result[rank] = (nsai_verify_result){ 0 };
+  nsai_verify_fail(&shared->result[rank], "rank %d: %s", rank, nsa_last_error());
+  shared->status[rank] = status;
+  atomic_store(&shared->broken, 1);
+}
+
+nsa_status chk_shared_status(const chk_shared *shared) {
+  for (int32_t i = 0; i < shared->size; i++)
+    if (shared->status[i]) return nsai_fail(shared->status[i], "%s", shared->result[i].text);
+  return NSA_OK;
+}

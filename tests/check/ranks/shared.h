@@ -25,7 +25,8 @@ typedef struct chk_shared {
   atomic_int broken;               /* a rank is gone: nobody waits for it */
   atomic_int released;             /* of faults: the stalled rank may go on */
   char nccl_id[NSA_NCCL_ID_BYTES];
-  nsa_status status[NSA_MAX_RANKS]; /* of opening the GPU */
+  nsa_status status[NSA_MAX_RANKS]; /* why the rank cannot go on: no GPU, an error of a file */
+  nsa_status mine[NSA_MAX_RANKS];   /* of chk_shared_all_well */
   bool passed[NSA_MAX_RANKS];       /* the process came to its end */
   long long outcomes[3];            /* of a list, counted by rank 0 */
   nsai_verify_result result[NSA_MAX_RANKS];
@@ -43,5 +44,17 @@ bool chk_shared_meet(chk_shared *shared, int32_t rank);
 
 /* The same without naps, so that the ranks go on at nearly the same time. */
 bool chk_shared_meet_now(chk_shared *shared, int32_t rank);
+
+/* The error of a rank that waited for one that has failed. */
+#define CHK_SHARED_OTHER "another rank has failed"
+
+/* Whether all ranks have come so far. Every rank calls it with its own status. */
+bool chk_shared_all_well(chk_shared *shared, int32_t rank, nsa_status mine);
+
+/* Keeps this thread's error as the reason for which `rank` cannot go on. Nobody waits for it. */
+void chk_shared_stop(chk_shared *shared, int32_t rank, nsa_status status);
+
+/* The first status[rank] that is not NSA_OK, with the text of its result. */
+nsa_status chk_shared_status(const chk_shared *shared);
 
 #endif /* CHK_RANKS_SHARED_H */
