@@ -44,12 +44,29 @@ static int close_both(nsa_status status, nsai_cli_cache *cache, nsai_records *re
   return code;
 }
 
-/* The digits of nsa_records_digest. */
-static nsa_status write_digest(nsai_records *records, char hex[NSAI_DIGEST_CHARS]) {
+static bool count_unreadable(void *user, const nsai_record_item *item) {
+  *(int64_t *)user += item->unreadable;
+  return true;
+}
+
+/* The digits of nsa_records_digest. What could not be read may choose something: then there is no
+ * digest, and the text is empty. */
+static nsa_status write_digest(nsai_records *records, char hex[NSAI_DIGEST_CHARS],
+                               int64_t *unreadable) {
   unsigned char digest[NSAI_DIGEST_BYTES];
+  hex[0] = '\0';
+  *unreadable = 0;
+  NSAI_TRY(nsai_records_each(records, count_unreadable, unreadable));
+  if (*unreadable) return NSA_OK;
   NSAI_TRY(nsai_records_digest(records, digest));
   for (size_t i = 0; i < sizeof digest; i++) snprintf(hex + 2 * i, 3, "%02x", digest[i]);
   return NSA_OK;
+}
+
+static nsa_status demand_digest(nsai_records *records, char hex[NSAI_DIGEST_CHARS]) {
+  int64_t unreadable;
+  NSAI_TRY(write_digest(records, hex, &unreadable));
+  return nsai_cli_demand_readable(unreadable);
 }
 
 static const char *plural(int64_t count) { return count == 1 ? "" : "s"; }
@@ -142,18 +159,26 @@ typedef struct list_subject {
   int64_t *unreadable;
 } list_subject;
 
+static nsa_status write_end_json(const listing *l, nsai_records *records) {
+  char digest[NSAI_DIGEST_CHARS];
+  NSAI_TRY(write_digest(records, digest, l->unreadable));
+  nsai_write(l->out, "],\n \"count\": %" PRId64 ", \"bad\": %" PRId64, l->records, l->bad);
+  if (*digest)
+    nsai_write_json_member(l->out, ", ", "digest", digest);
+  else
+    nsai_write(l->out, ", \"digest\": null");
+  nsai_write(l->out, "}\n");
+  return NSA_OK;
+}
+
 static nsa_status write_list(const void *subject, nsai_writer *out) {
   const list_subject *s = subject;
   listing l = { .out = out, .json = s->json, .verbose = s->verbose, .unreadable = s->unreadable };
-  char digest[NSAI_DIGEST_CHARS];
-  NSAI_TRY(write_digest(s->records, digest));
   *l.unreadable = 0; /* the text may be written twice */
   if (s->json) nsai_write(out, "{\"records\": [");
   NSAI_TRY(nsai_records_each(s->records, list_item, &l));
-  if (s->json)
-    nsai_write(out, "],\n \"count\": %" PRId64 ", \"bad\": %" PRId64 ", \"digest\": \"%s\"}\n",
-               l.records, l.bad, digest);
-  else if (!s->verbose)
+  if (s->json) return write_end_json(&l, s->records);
+  if (!s->verbose)
     nsai_write(out, "%" PRId64 " record%s, %" PRId64 " bad\n", l.records, plural(l.records), l.bad);
   return NSA_OK;
 }
@@ -170,18 +195,9 @@ int nsai_list_records(const nsai_cli_settings *settings, bool json, bool verbose
 
 /* ---- the digest ---- */
 
-static bool count_unreadable(void *user, const nsai_record_item *item) {
-  *(int64_t *)user += item->unreadable;
-  return true;
-}
-
-/* What could not be read may choose something: then there is no digest. */
 static nsa_status print_digest(nsai_records *records) {
   char digest[NSAI_DIGEST_CHARS];
-  int64_t unreadable = 0;
-  NSAI_TRY(nsai_records_each(records, count_unreadable, &unreadable));
-  NSAI_TRY(nsai_cli_demand_readable(unreadable));
-  NSAI_TRY(write_digest(records, digest));
+  NSAI_TRY(demand_digest(records, digest));
   puts(digest);
   return NSA_OK;
 }
@@ -242,13 +258,15 @@ static nsa_status write_export(const void *subject, nsai_writer *out) {
 static nsa_status export_to(nsai_records *records, const char *path) {
   counts c = { 0 };
   char *text, digest[NSAI_DIGEST_CHARS];
+  int64_t unreadable;
   NSAI_TRY(nsai_records_each(records, count_item, &c));
-  NSAI_TRY(write_digest(records, digest));
+  NSAI_TRY(write_digest(records, digest, &unreadable));
   NSAI_TRY(nsai_cli_text(write_export, &records, &text));
   nsa_status status = nsai_cli_write_file(path, text);
   free(text);
   NSAI_TRY(status);
-  fprintf(stderr, "%" PRId64 " record%s, digest %s\n", c.good, plural(c.good), digest);
+  fprintf(stderr, "%" PRId64 " record%s%s%s\n", c.good, plural(c.good), *digest ? ", digest " : "",
+          digest);
   if (!c.bad) return NSA_OK;
   return nsai_fail(NSA_E_CACHE,
                    "%" PRId64 " bad record%s left out; tune anew, or remove the file%s", c.bad,
@@ -337,9 +355,9 @@ static nsa_status import_and_store(nsai_records *records, const char *path) {
 }
 
 /* Other ranks choose alike where they have the same digest. */
-static nsa_status demand_digest(nsai_records *records, const char *wanted) {
+static nsa_status compare_digest(nsai_records *records, const char *wanted) {
   char digest[NSAI_DIGEST_CHARS];
-  NSAI_TRY(write_digest(records, digest));
+  NSAI_TRY(demand_digest(records, digest));
   if (!strcasecmp(digest, wanted)) return NSA_OK;
   return nsai_fail(
       NSA_E_CACHE,
@@ -354,6 +372,6 @@ int nsai_import_records(const nsai_cli_settings *settings, const char *path, con
   nsai_records *records;
   nsa_status status = open_both(settings, NSAI_CACHE_READ_WRITE, &cache, &records);
   if (status == NSA_OK) status = import_and_store(records, path);
-  if (status == NSA_OK && digest) status = demand_digest(records, digest);
+  if (status == NSA_OK && digest) status = compare_digest(records, digest);
   return close_both(status, &cache, records);
 }

@@ -52,7 +52,8 @@ static const struct argp_option options[] = {
   { "jobs", OPT_JOBS, "N", 0, "Compile that many kernels at once (runtime.compile_jobs)", 0 },
   { "device", 'd', "DEVICES", 0,
     "GPU, or GPUs with commas between, as cuda:0,cuda:2, or all: tunes one of each kind, whose "
-    "records serve the others (runtime.device)",
+    "records serve the others; the next of the kind takes its place only where the device fails or "
+    "is gone, or the process dies; a name that no GPU has ends the call (runtime.device)",
     0 },
   { "op", OPT_OP, "OP|all", 0,
     "Operation: forward, dense, prefill, decode, backward, or all; without it the first two", 0 },
@@ -384,14 +385,12 @@ static int tune_all(arguments *a, outcome *out) {
 int nsai_cmd_tune(int argc, char **argv) {
   static const char help[] =
       "Verifies and times, on this machine's GPU or with --device on several, the candidates of "
-      "every stage that the files' "
-      "`model` and `serving` sections lead to, and keeps the winners in records beside the kernel "
-      "cache, from which later plans choose. Prints what was chosen, beside the heuristic's "
-      "choice, and the length from which the sparse forward is faster than dense attention. "
-      "Nothing else should run on the GPU meanwhile.\vInterrupted by SIGINT it keeps what was "
-      "measured and exits with 130; the same command resumes. Exit status 6 when a record could "
-      "not "
-      "be saved.";
+      "every stage that the files' `model` and `serving` sections lead to, and keeps the winners "
+      "in records beside the kernel cache, from which later plans choose. Prints what was chosen, "
+      "beside the heuristic's choice, and the length from which the sparse forward is faster "
+      "than dense attention. Nothing else should run on the GPU meanwhile.\vInterrupted by SIGINT "
+      "it keeps what was measured and exits with 130; the same command resumes. Exit status 6 "
+      "when a record could not be saved.";
   arguments a = { 0 };
   nsai_cli_parse(argc, argv, options, parse, "FILE...", help, &a);
   nsai_cli_catch_interrupt();

@@ -43,6 +43,19 @@ const char *nsai_tune_gpus_refuse(const char *devices) {
   return count > NSAI_TUNE_MAX_GPUS ? "these are too many" : NULL;
 }
 
+/* Runs `work` in a child, and reports why it did not return; `doing` says what it did. `*died`: a
+ * signal ended it. Returns an exit code. */
+static int run_child(int (*work)(void *user), void *user, const char *doing, bool *died) {
+  int code = NSAI_EXIT_FAILURE;
+  *died = false;
+  nsa_status status = nsai_child_fork(work, user, &code);
+  if (status != NSA_OK) return nsai_cli_fail(status);
+  *died = code > 128 && code != NSAI_EXIT_INTERRUPTED;
+  if (!*died) return code;
+  nsai_cli_error("the process that %s was ended by signal %d", doing, code - 128);
+  return NSAI_EXIT_FAILURE;
+}
+
 /* ---- finding ---- */
 
 /* Adds a GPU unless it is listed. One that cannot be used is listed with the reason. */
@@ -118,9 +131,8 @@ static int report_unusable(nsai_tune_gpus *gpus) {
 
 int nsai_tune_gpus_find(const char *devices, const char *driver_path, nsai_tune_gpus *out) {
   search s = { devices, driver_path, out };
-  int code = NSAI_EXIT_FAILURE;
-  nsa_status status = nsai_child_fork(find_in_child, &s, &code);
-  if (status != NSA_OK) return nsai_cli_fail(status);
+  bool died;
+  int code = run_child(find_in_child, &s, "looked for GPUs", &died);
   return code == NSAI_EXIT_OK ? report_unusable(out) : code;
 }
 
@@ -168,19 +180,13 @@ static void announce(const nsai_tune_gpu *gpu, const attempt *t, const char *fil
 
 /* Makes one attempt. `*goes_on`: another GPU of the kind may succeed where this one failed. */
 static int run_attempt(attempt *t, const nsai_tune_gpu *gpu, bool *goes_on) {
-  int code = NSAI_EXIT_FAILURE;
+  char doing[32];
+  bool died;
   t->gpu = gpu->ordinal;
   *t->status = NSA_OK;
-  *goes_on = false;
-  nsa_status status = nsai_child_fork(tune_in_child, t, &code);
-  if (status != NSA_OK) return nsai_cli_fail(status);
-  bool died = code > 128 && code != NSAI_EXIT_INTERRUPTED;
-  if (died) {
-    nsai_cli_error("the process that tuned on cuda:%d was ended by signal %d", gpu->ordinal,
-                   code - 128);
-    code = NSAI_EXIT_FAILURE;
-  }
-  *goes_on = died || *t->status == NSA_E_CUDA;
+  snprintf(doing, sizeof doing, "tuned on cuda:%d", gpu->ordinal);
+  int code = run_child(tune_in_child, t, doing, &died);
+  *goes_on = died || *t->status == NSA_E_CUDA || *t->status == NSA_E_NO_DEVICE;
   return code;
 }
 

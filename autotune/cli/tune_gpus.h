@@ -62,7 +62,7 @@ typedef int (*nsai_tune_gpu_fn)(void *user, int32_t gpu, const int32_t *serves, 
                                 nsa_status *status);
 
 /* Calls `tune` for one GPU of each kind, and names on stderr what begins and what failed. Where the
- * device fails, or the process dies, the next GPU of the kind takes its place. Only an interruption
+ * device fails or is gone, or the process dies, the next GPU of the kind takes its place. Only an interruption
  * keeps the other kinds from their turn. Returns the exit code of the last that failed. `file` is for
  * messages. */
 int nsai_tune_gpus_each(const nsai_tune_gpus *gpus, const char *file, nsai_tune_gpu_fn tune,

@@ -354,15 +354,13 @@ NSAI_SIZE nsai_smem_dkv_tma(int keys, int rows, int stages, int joins, int token
 }
 
 /* backward/pipelines/dkv_items.cuh: nsai_smem_dkv_tma, aligned | of 64 keys: half of the sums of a
- * warpgroup, f32 [64, Dk + Dv] / 2 | two tiles of NSAI_DKV_ITEM_BYTES | their barriers | two barriers |
- * if branches are joined: u8 [warps, tokens] once more. */
+ * warpgroup, f32 [64, Dk + Dv] / 2 | two tiles of NSAI_DKV_ITEM_BYTES | their barriers | two barriers. */
 #define NSAI_DKV_ITEM_BYTES 80
 NSAI_SIZE nsai_smem_dkv_items(int keys, int rows, int stages, int joins, int tokens, int dk,
                               int dv) {
   const int sums = 64 * (nsai_padded_dim(dk) + nsai_padded_dim(dv)) * 4 / 2;
   return nsai_smem_aligned(nsai_smem_dkv_tma(keys, rows, stages, joins, tokens, dk, dv), 16) +
-         (keys == 64 ? sums : 0) + 2 * NSAI_DKV_ITEM_BYTES + nsai_barrier_bytes(2) + 2 * 8 +
-         (joins ? keys / 64 * tokens : 0);
+         (keys == 64 ? sums : 0) + 2 * NSAI_DKV_ITEM_BYTES + nsai_barrier_bytes(2) + 2 * 8;
 }
 
 /* backward/pipelines/dkv_dq.cuh: nsai_smem_dkv_tma of 128 keys and 64 rows, aligned | dS [128, 64] |

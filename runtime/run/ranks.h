@@ -71,8 +71,8 @@ typedef struct nsai_ranks_pass {
   int64_t *end;
   int64_t *host_end; /* [hosts, num_seqs]: the largest of a host's ranks */
   nsai_part_list send, recv;
-  bool
-      uploaded; /* the offsets of the pieces are in the workspace: one group of heads writes them for all */
+  /* The pieces' offsets are in the workspace: one group of heads writes them for all. */
+  bool uploaded;
 } nsai_ranks_pass;
 
 /* Rows of a tensor: [row, row + count) of the gathered one, and `local` of the rank's own. */

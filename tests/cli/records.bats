@@ -273,10 +273,17 @@ fake() {
   [[ $output == *'Permission denied'*'1 record, 1 bad' && $stderr == *'1 file could not be read'* ]]
   run -6 --separate-stderr user list --records --digest
   [[ -z $output && $stderr == *'1 file could not be read'* ]]
+  run -6 --separate-stderr user list --records --json
+  jq -e '.count == 1 and .bad == 1 and has("digest") and .digest == null' <<<"$output"
   run -6 --separate-stderr user verify
   [[ $output == *'records: 1 good, 1 bad' ]]
   run -6 --separate-stderr user export --records -
-  [[ $stderr == *'1 bad record was left out'* ]]
+  [[ $stderr == *'1 bad record was left out'* && $stderr == *'1 record'* && $stderr != *digest* ]]
+  printf '%s\n' "$output" >"$place/part.yaml"
+  NSA_CACHE_DIR=$PWD/part autotune import --records "$place/part.yaml"
+  part=$(NSA_CACHE_DIR=$PWD/part autotune list --records --digest)
+  run -6 --separate-stderr user import --records --digest "$part" part.yaml
+  [[ $stderr == *'1 file could not be read'* ]]
   run -6 --separate-stderr user import --records all.yaml
   [[ $stderr == *'nothing was imported: the tuning record '*' cannot be read'* ]]
   chmod 600 "$file"

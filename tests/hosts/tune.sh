@@ -76,7 +76,9 @@ check 'NSA_RECORDS=false follows none' lacks 'chosen (record' "$work/without.txt
 # Every GPU of the host, one of each kind in a process of its own.
 NSA_CACHE_DIR=$work/all tune --device all --json >"$work/all.json" 2>"$work/all.err"
 check 'every GPU of the host is tuned or served' test $? = 0
-check 'each is named once' test -z "$(grep -o '"serves": \[[^]]*' "$work/all.json" | grep -o 'cuda:[0-9]*' | sort | uniq -d)"
+grep -o '"serves": \[[^]]*' "$work/all.json" | grep -o 'cuda:[0-9]*' | sort >"$work/served"
+check 'a GPU is served' test -s "$work/served"
+check 'each is named once' test -z "$(uniq -d "$work/served")"
 check 'the first usable one is among them' has '"gpu": "cuda:[0-9]' "$work/all.json"
 check 'its records decide here' has 'record of' \
   <(NSA_CACHE_DIR=$work/all "$program" show "${short[@]:4}" "$model")

@@ -28,7 +28,8 @@ typedef struct view {
   nsai_choice choice; /* by default */
 } view;
 
-static void look(view *v, const char *model, int64_t tokens, int32_t selection) {
+static void look_at(view *v, const char *model, int64_t tokens, int32_t selection,
+                    const nsai_target *target) {
   char yaml[512];
   nsai_problem p;
   nsai_candidate own;
@@ -41,16 +42,20 @@ static void look(view *v, const char *model, int64_t tokens, int32_t selection) 
   nsai_reasons reasons = { nsai_writer_open(v->text, sizeof v->text), 0 };
   assert_true(nsai_candidate_parse(NAME, NSAI_STAGE_BACKWARD_KV, &own));
   v->row = own.variant;
-  nsai_variant_reasons(config, &p, &hopper, own.variant, &reasons);
+  nsai_variant_reasons(config, &p, target, own.variant, &reasons);
   v->reasons = reasons.count;
-  const nsai_request request = { &p, &hopper, &own.tiles, false };
+  const nsai_request request = { &p, target, &own.tiles, false };
   if (!v->reasons) {
     v->row->specify(&request, v->spec);
     v->row->workspace(&request, v->spec, &v->sizes);
   }
-  if (nsai_choose(config, &p, &hopper, NULL, NULL, &v->choice) != NSA_OK)
+  if (nsai_choose(config, &p, target, NULL, NULL, &v->choice) != NSA_OK)
     fail_msg("%s", nsa_last_error());
   nsai_config_destroy(config);
+}
+
+static void look(view *v, const char *model, int64_t tokens, int32_t selection) {
+  look_at(v, model, tokens, selection, &hopper);
 }
 
 static const nsai_kernel_spec *find(const view *v, const char *entry) {
@@ -100,6 +105,36 @@ static void test_legal(void **state) {
         (cases[i].reason && !strstr(v.text, cases[i].reason)))
       fail_msg("%s: %d reasons\n%s", cases[i].model, v.reasons, v.text);
   }
+}
+
+/* Persistent kernels have no smaller tiles: those of backward_kv_sm90 replace them. */
+static void test_register_fallback(void **state) {
+  nsai_target fewer = hopper;
+  view v;
+  (void)state;
+  fewer.register_fallback = 1;
+  look_at(&v, "heads: 32, head_dim: 128", 4096, NSA_SELECT_TOPN, &fewer);
+  assert_int_equal(v.reasons, 0);
+  assert_null(find(&v, SELECTED));
+  assert_null(find(&v, WINDOW));
+  assert_null(find(&v, "backward_clear"));
+  assert_non_null(find(&v, "backward_dkv_window"));
+  assert_int_equal(v.sizes.bytes[v.row->buffers - 1], 0); /* tickets */
+}
+
+/* The kernel of the lists takes an even number of stages: room for three is not enough. */
+static void test_least_stages(void **state) {
+  static const char model[] = "heads: 32, head_dim: 128, window: 0";
+  nsai_target smaller = hopper;
+  view v;
+  (void)state;
+  look(&v, model, 4096, NSA_SELECT_TOPN);
+  smaller.shared_bytes = find(&v, SELECTED)->shared_bytes;
+  look_at(&v, model, 4096, NSA_SELECT_TOPN, &smaller);
+  assert_int_equal(v.reasons, 0);
+  smaller.shared_bytes--;
+  look_at(&v, model, 4096, NSA_SELECT_TOPN, &smaller);
+  assert_true(v.reasons > 0);
 }
 
 /* A kernel that a row has replaced is compiled for nothing. */
@@ -191,9 +226,14 @@ static void test_never_default(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_legal),   cmocka_unit_test(test_kernels),
-    cmocka_unit_test(test_items),   cmocka_unit_test(test_tiles),
-    cmocka_unit_test(test_tickets), cmocka_unit_test(test_never_default),
+    cmocka_unit_test(test_register_fallback),
+    cmocka_unit_test(test_least_stages),
+    cmocka_unit_test(test_legal),
+    cmocka_unit_test(test_kernels),
+    cmocka_unit_test(test_items),
+    cmocka_unit_test(test_tiles),
+    cmocka_unit_test(test_tickets),
+    cmocka_unit_test(test_never_default),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,7 +17,7 @@
   "90 132 232448 Fake H200;90 132 232448 Fake H200;80 108 166912 Fake A100;75 40 65536 Fake T4"
 
 /* What the tuner does on each of the four GPUs. */
-typedef enum deed { SAVES, FAILS, IS_WRONG, DIES, IS_INTERRUPTED } deed;
+typedef enum deed { SAVES, FAILS, IS_GONE, IS_WRONG, DIES, IS_INTERRUPTED } deed;
 static deed deeds[4];
 
 static const char *dir; /* of this test's fixture */
@@ -64,6 +64,7 @@ nsa_status __wrap_nsa_tune(nsa_ctx *ctx, const nsa_problem *problems, size_t cou
   tell(options, NSA_TUNE_PROBLEM);
   switch (deeds[ctx->device.ordinal]) {
   case FAILS: return nsai_fail(NSA_E_CUDA, "the device fails");
+  case IS_GONE: return nsai_fail(NSA_E_NO_DEVICE, "the device is gone");
   case IS_WRONG: return nsai_fail(NSA_E_VERIFY, "the heuristic's choice is wrong");
   case DIES: raise(SIGKILL); break;
   case IS_INTERRUPTED: return interrupt(options);
@@ -72,6 +73,19 @@ nsa_status __wrap_nsa_tune(nsa_ctx *ctx, const nsa_problem *problems, size_t cou
   save_record(ctx);
   tell(options, NSA_TUNE_DONE);
   return NSA_OK;
+}
+
+/* A driver that crashes while GPUs are looked for. */
+static bool search_dies;
+
+nsa_status __real_nsai_device_describe(const nsai_driver *driver, nsai_cu_device ordinal,
+                                       nsai_device *out);
+nsa_status __wrap_nsai_device_describe(const nsai_driver *driver, nsai_cu_device ordinal,
+                                       nsai_device *out);
+nsa_status __wrap_nsai_device_describe(const nsai_driver *driver, nsai_cu_device ordinal,
+                                       nsai_device *out) {
+  if (search_dies) raise(SIGKILL);
+  return __real_nsai_device_describe(driver, ordinal, out);
 }
 
 /* ---- a run ---- */
@@ -233,15 +247,24 @@ static void test_device_fails(void **state) {
     deed deed;
     const char *says;
   } cases[] = { { FAILS, "error: the device fails\n" },
+                { IS_GONE, "error: the device is gone\n" },
                 { DIES, "error: the process that tuned on cuda:0 was ended by signal 9\n" } };
   fixture *f = *state;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     deeds[0] = cases[i].deed;
-    expect(f, &(wanted){ .devices = "all", .tuned = "0 1 2 ", .status = NSAI_EXIT_FAILURE });
+    int status = deeds[0] == IS_GONE ? NSAI_EXIT_NO_GPU : NSAI_EXIT_FAILURE;
+    expect(f, &(wanted){ .devices = "all", .tuned = "0 1 2 ", .status = status });
     expect_text(errors, cases[i].says);
     expect_text(errors, "cuda:0 (Fake H200) failed; cuda:1, of the same kind, takes its place\n");
     assert_true(both_recorded(f));
   }
+}
+
+static void test_search_dies(void **state) {
+  search_dies = true;
+  expect(*state, &(wanted){ .devices = "all", .tuned = "", .status = NSAI_EXIT_FAILURE });
+  search_dies = false;
+  expect_text(errors, "error: the process that looked for GPUs was ended by signal 9\n");
 }
 
 /* A kind that no GPU can be tuned for leaves the other kinds alone. */
@@ -286,7 +309,7 @@ int main(void) {
     GPUS_TEST(test_all),         GPUS_TEST(test_kinds),         GPUS_TEST(test_list),
     GPUS_TEST(test_wrong_names), GPUS_TEST(test_several_files), GPUS_TEST(test_device_fails),
     GPUS_TEST(test_kind_fails),  GPUS_TEST(test_wrong_kernel),  GPUS_TEST(test_no_context),
-    GPUS_TEST(test_interrupted),
+    GPUS_TEST(test_interrupted), GPUS_TEST(test_search_dies),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -225,19 +225,15 @@ NSAI_DEVICE void know_joined_tile(const NsaiBackwardKv &p, const KeyTile &tile, 
   using R = DkvItems<Config>;
   constexpr int kPerLane = R::kRows / 32;
   StageWalk<Config> walk(tile);
-  // [kTokens]: flags of the even and of the odd stages
-  auto listed = [&]() {
-    return shared + (walk.left & 1 ? R::kSListedOdd : R::kSListed) + t * R::kTokens;
-  };
+  unsigned char *sListed = shared + R::kSListed + t * R::kTokens; // [kTokens]
   auto find = [&]() {
     if (p.joined && walk.left > 0)
-      find_listed<DkvTile<Config>>(p, tile, rows, walk.first(), t, listed());
+      find_listed<DkvTile<Config>>(p, tile, rows, walk.first(), t, sListed);
   };
   find();
 #pragma unroll 1
   while (walk.left > 0) {
     const int first = walk.first();
-    const unsigned char *sListed = listed();
     KnownRows<DkvTile<Config>> known;
     float4 y[kPerLane]; // of the selected branch
     bool joins[kPerLane];

@@ -29,10 +29,7 @@ template <class Config> struct DkvItems : DkvPipeline<DkvTile<Config>> {
       kSSums + (TilePipeline::kTiles == 1 ? TilePipeline::kSumBytes / 2 : 0); // [2]
   static constexpr int kItemBarriers = kItem + 2 * NSAI_DKV_ITEM_BYTES;
   static constexpr int kKeysEmpty = kItemBarriers + Barriers<2>::kBytes, kAsked = kKeysEmpty + 8;
-  // u8 [kKnownWarps][kTokens], with kJoins: the flags of every other stage; the others: kSListed.
-  static constexpr int kSListedOdd = kAsked + 8;
-  static constexpr int kBytes =
-      kSListedOdd + (Config::kJoins ? TilePipeline::kKnownWarps * TilePipeline::kTokens : 0);
+  static constexpr int kBytes = kAsked + 8;
   static constexpr int kReaders = 256 + 32 + 32 * TilePipeline::kKnownWarps; // of a tile
 
   static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");

@@ -3,6 +3,7 @@
  *
  * The kernels over keys through tensor maps (backward/pipelines/dkv.cuh, dkv_items.cuh).
  */
+#include "base/math.h"
 #include "variants/backward/backward.h"
 #include "variants/backward/kv.h"
 
@@ -31,10 +32,19 @@ static uint32_t shared_bytes(const nsai_model *m, const nsai_dkv_use *use, int32
 }
 
 /* Persistent warpgroups that share keys need an even number: backward/pipelines/dkv_items.cuh. */
+static int32_t stage_step(const nsai_dkv_use *use) {
+  return use->persistent && use->keys == NSAI_DKV_TILE_KEYS ? 2 : 1;
+}
+
+static int32_t least_stages(const nsai_dkv_use *use) {
+  return nsai_ceil_div(LEAST_STAGES, stage_step(use)) * stage_step(use);
+}
+
 static int32_t choose_stages(const nsai_model *m, const nsai_target *t, const nsai_dkv_use *use) {
-  const int32_t step = use->persistent && use->keys == NSAI_DKV_TILE_KEYS ? 2 : 1;
+  const int32_t least = least_stages(use);
   int32_t stages = most_stages(m);
-  while (stages >= LEAST_STAGES && shared_bytes(m, use, stages) > t->shared_bytes) stages -= step;
+  while (stages >= least && shared_bytes(m, use, stages) > t->shared_bytes)
+    stages -= stage_step(use);
   return stages;
 }
 
@@ -56,8 +66,8 @@ void nsai_dkv_tma_legal(const nsai_problem *p, const nsai_target *t, const nsai_
   if (m->head_dim_qk > MOST_HEAD_DIM || m->head_dim_v > MOST_HEAD_DIM || columns > MOST_COLUMNS)
     nsai_refuse(reasons, "head dims are %d and %d: it takes at most %d each and %d together",
                 m->head_dim_qk, m->head_dim_v, MOST_HEAD_DIM, MOST_COLUMNS);
-  else if (choose_stages(m, t, use) < LEAST_STAGES)
-    nsai_fit_cta(t, shared_bytes(m, use, LEAST_STAGES), reasons);
+  else if (choose_stages(m, t, use) < least_stages(use))
+    nsai_fit_cta(t, shared_bytes(m, use, least_stages(use)), reasons);
 }
 
 bool nsai_dkv_tma_fits(const nsai_request *r, const nsai_dkv_use *use) {

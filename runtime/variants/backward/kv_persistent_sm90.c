@@ -5,8 +5,9 @@
  * which take items by tickets (backward/pipelines/dkv_items.cuh). A kernel before them clears the
  * tickets of all groups of KV heads.
  *
- * `variants.force` alone takes it: no default, and not the tuner. No GPU has run it, and it is not timed in this form. A prototype took,
- * on an H200 with 64/4 heads, D 128 and correlated inputs, in ms of the kernels and of the whole pass:
+ * `variants.force` alone takes it: no default, and not the tuner. No GPU has run it, and it is not
+ * timed in this form. A prototype took, on an H200 with 64/4 heads, D 128 and correlated inputs, in ms
+ * of the kernels and of the whole pass:
  *
  *   tokens    lists            window           backward
  *   4k        .74 -> .55       .39 -> .32       1.99 -> 1.66
@@ -78,10 +79,12 @@ static bool sensible(const nsai_problem *p, const nsai_target *t) {
   return false;
 }
 
+/* Persistent kernels have no smaller tiles: the kernels of backward_kv_sm90 replace those that spill. */
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   const nsai_problem *p = r->problem;
   const nsai_dkv_use lists = use_lists(p), window = use_window(p);
   nsai_dkv_specify(r, true, kernel);
+  if (r->target->register_fallback) return;
   if (p->model.window) nsai_dkv_tma_specify(r, &window, &kernel[NSAI_DKV_WINDOW]);
   if (has_lists(p)) {
     nsai_invert_specify(p, lists.entries, &kernel[NSAI_DKV_INVERT]);
@@ -97,13 +100,15 @@ static int64_t ticket_words(const nsai_model *m, int64_t heads) {
 static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
                       nsai_form_sizes *out) {
   nsai_dkv_workspace(r, kernel, out);
+  if (!kernel[CLEAR].entry) return;
   out->bytes[TICKETS] = 4 * ticket_words(&r->problem->model, out->number[NSAI_DKV_HEADS]);
 }
 
 static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
   int *tickets = nsai_buffer_at(run, form->buffer[TICKETS]);
   const int64_t words = ticket_words(&run->plan->problem.model, form->number[NSAI_DKV_HEADS]);
-  if (span->prepare || span->ranks_sum || span->gate) return nsai_dkv_enqueue(run, form, span);
+  if (!form->kernel[CLEAR].function || span->prepare || span->ranks_sum || span->gate)
+    return nsai_dkv_enqueue(run, form, span);
   /* In every run, and every replay of a graph: no run depends on what the one before left. */
   NSAI_TRY(nsai_backward_clear_enqueue(run, &form->kernel[CLEAR], tickets, words));
   return nsai_dkv_heads_enqueue(run, form, NULL, tickets);
