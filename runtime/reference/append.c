@@ -134,8 +134,10 @@ static int64_t count_tokens(const nsai_model *g, const nsa_kv *new_kv) {
 static nsa_status run(append *self) {
   nsai_ref_problem *problem = &self->problem;
   const nsai_model *g = problem->model;
-  NSAI_TRY(nsai_ref_sequences_init_cached(&problem->sequences, g, problem->batch,
-                                          count_tokens(g, &problem->io->new_kv), true));
+  const int64_t tokens = count_tokens(g, &problem->io->new_kv);
+  if (!tokens)
+    return NSA_OK; /* the batch may have those of a decode whose entries the caller writes */
+  NSAI_TRY(nsai_ref_sequences_init_cached(&problem->sequences, g, problem->batch, tokens, true));
   copy_tokens(self);
   NSAI_TRY(nsai_ref_normalizer_make(problem));
   store_norms(self);

@@ -528,6 +528,14 @@ nsa_status nsai_check_cached(const nsai_check *check, const nsa_batch *batch, co
   return check_values(&c);
 }
 
+/* Whether an append has something to write. It has not where the model reads the caller's entries alone:
+ * none of its tensors says how many new tokens there are then. */
+static bool writes_tokens(const nsai_model *m) {
+  bool any = m->by == NSAI_BY_INDEX;
+  for (int pair = 0; pair < NSA_BRANCHES; pair++) any |= nsai_reads_pair(m, pair);
+  return any;
+}
+
 /* The new tokens of the pairs that the model reads, and their index keys; fills the number of tokens. */
 static nsa_status check_new_kv(cached *c, const nsa_io *io) {
   const nsa_kv *new_kv = &io->new_kv;
@@ -570,10 +578,10 @@ nsa_status nsai_check_append(const nsai_check *check, const nsa_batch *batch, co
   NSAI_TRY(check_new_kv(&c, io));
   NSAI_TRY(nsai_check_phi(check, &io->phi));
   NSAI_TRY(nsai_check_scales(check, io));
-  NSAI_TRY(check_batch(&c));
+  if (!batch || writes_tokens(m)) NSAI_TRY(check_batch(&c));
   sizes->tokens = c.tokens;
   sizes->num_seqs = batch->num_seqs;
-  return check_values(&c);
+  return writes_tokens(m) ? check_values(&c) : NSA_OK;
 }
 
 /* Raw K and V of all pairs that lie in pages. */

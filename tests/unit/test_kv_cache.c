@@ -279,6 +279,28 @@ static void test_external(void **state) {
   kv_free(&other);
 }
 
+/* Without raw tokens and an index an append has nothing to write, and takes the batch of its decode. */
+static void test_external_alone(void **state) {
+  static const int32_t q_len[] = { 7, 3 }, at[] = { 0, 0 }, lengths[] = { 37, 20 };
+  const kv_options options = { .page_size = 16,
+                               .model = { "model.window=0", "model.select.count=0" } };
+  int64_t slot[10];
+  kv_fixture w;
+  kv_call c;
+  kv_init(&w, &(machine_request){ .phi = NSAI_PHI_EXTERNAL }, &options, 2, lengths);
+  kv_call_init(&c, &w, q_len, at);
+  assert_non_null(c.batch.cu_q.data);
+  memset(slot, -1, sizeof slot);
+  c.batch.slot_mapping =
+      (nsa_tensor){ .data = slot, .ndim = 1, .dtype = NSA_I64, .shape = { 10 }, .stride = { 1 } };
+  machine_expect("append", nsa_kv_append(w.append, &w.exec, &c.batch, &c.io), NSA_OK, NULL);
+  machine_expect("decode", nsa_decode(w.decode, &w.exec, &c.batch, &c.io), NSA_OK, NULL);
+  machine_expect("no batch", nsa_kv_append(w.append, &w.exec, NULL, &c.io), NSA_E_ARG,
+                 "batch is NULL");
+  kv_call_free(&c);
+  kv_free(&w);
+}
+
 /* A caller's selection, single branches and the probe work over a cache as they do without one. */
 static void test_other_inputs(void **state) {
   static const int32_t length = 60;
@@ -431,6 +453,7 @@ int main(void) {
     cmocka_unit_test(test_mixed),
     cmocka_unit_test(test_places),
     cmocka_unit_test(test_external),
+    cmocka_unit_test(test_external_alone),
     cmocka_unit_test(test_other_inputs),
     cmocka_unit_test(test_page_bytes),
     cmocka_unit_test(test_threads),
