@@ -159,6 +159,49 @@ static void test_other_heads_legal(void **state) {
   expect_story(w, &p, "record of G 16, 1000; G 32, 4000 tokens, level quick");
 }
 
+/* A record of a decode step on one GPU. */
+static void save_decode(const tuning *w, const nsa_problem *asked, const nsai_candidate *winner) {
+  nsai_problem p;
+  char text[128];
+  nsai_writer out = nsai_writer_open(text, sizeof text);
+  nsai_record *r = new_record(w, NSA_OP_FORWARD, asked->max_kv_len, LOW);
+  machine_expect("resolve", nsai_problem_resolve(w->ctx->config, asked, &p), NSA_OK, NULL);
+  nsai_writer key = nsai_writer_open(r->problem, sizeof r->problem);
+  nsai_tune_key(&p, p.max_kv_len, &key);
+  nsai_candidate_print(winner, &out);
+  win(r, "decode", text);
+  save(w, r);
+}
+
+static void expect_decode(const tuning *w, const nsa_problem *problem, const char *variant,
+                          bool by_record) {
+  nsa_plan *plan = machine_plan(w->ctx, problem);
+  assert_string_equal(plan->choice.variant[NSAI_STAGE_DECODE]->name, variant);
+  assert_int_equal(plan->choice.decider[NSAI_STAGE_DECODE] == NSAI_BY_RECORD, by_record);
+  nsa_plan_destroy(plan);
+}
+
+/* Steps over ranks follow the records of one GPU, but for those whose winner is one launch. */
+static void test_ranks(void **state) {
+  tuning *w = *state;
+  const nsa_problem one = INIT(nsa_problem, .op = NSA_OP_DECODE, .max_kv_len = 1000, .max_seqs = 1,
+                               .max_q_len = 1, .page_size = 16);
+  nsa_problem divided = one;
+  nsai_problem p;
+  nsai_decider by;
+  divided.ranks = 2;
+  machine_expect("resolve", nsai_problem_resolve(w->ctx->config, &one, &p), NSA_OK, NULL);
+  const nsai_variant *cluster = nsai_variant_find("decode_cluster"),
+                     *split = nsai_variant_find("decode_split_kv");
+  save_decode(w, &one,
+              &(nsai_candidate){ cluster, cluster->space->choose(&p, &w->ctx->target, &by) });
+  expect_decode(w, &one, "decode_cluster", true);
+  expect_decode(w, &divided, "decode_split_kv", false);
+  save_decode(w, &one, &(nsai_candidate){ split, split->space->choose(&p, &w->ctx->target, &by) });
+  expect_decode(w, &one, "decode_split_kv", true);
+  expect_decode(w, &divided, "decode_split_kv", true);
+}
+
 /* Where its kernels cannot be had, it is left without a warning: it was only worth a try. */
 static void test_other_heads_unprepared(void **state) {
   tuning *w = *state;
@@ -599,6 +642,7 @@ int main(int argc, char **argv) {
     DECIDE_TEST(test_other_heads),
     DECIDE_TEST(test_other_problems),
     DECIDE_TEST(test_other_heads_legal),
+    DECIDE_TEST(test_ranks),
     DECIDE_TEST(test_other_heads_unprepared),
     DECIDE_TEST(test_dense),
     cmocka_unit_test(test_other_machines),
