@@ -102,14 +102,18 @@
  * page of entries.
  *
  * nsa_kv_append writes each new token into the rank's page of it, and every entry; nothing travels, and
- * it does not read exec.comm. nsa_decode takes the same q, gates and batch on every rank, with its own
- * block_table. Each attends to those of its selected blocks that it owns, also where the caller selects
- * them; then one exchange brings 4 (Dv + 2) Hq bytes a token of every rank to every other, and all add
- * them up in the order of ranks. block_idx and lse of the compressed branch are one GPU's bits; o, o_branch
- * and lse of the selected branch are the same on all ranks, and one GPU's to rounding. A call without the
- * selected branch exchanges nothing. The batch's sizes (num_seqs, tokens) and exec.branches must be the
- * same on all ranks. A graph may capture both calls, where the transport can be captured. A caller's
- * ranges, counters (io.kv_reads), probes and nsa_prefill do not run over ranks.
+ * it does not read exec.comm. batch.slot_mapping names places of raw tokens, by the rank's own block_table;
+ * entries lie where entry_table says, and -1 skips those that end with the token, too.
+ *
+ * nsa_decode takes the same q, gates and batch on every rank, with its own block_table. Each attends to those
+ * of its selected blocks that it owns, also where the caller selects them; then one exchange brings
+ * 4 (Dv + 2) Hq bytes a token of every rank to every other, and all add them up in the order of ranks. On a
+ * GPU the workspace has room for these bytes of c ranks and problem.max_tokens tokens. block_idx and lse of
+ * the compressed branch are one GPU's bits; o, o_branch and lse of the selected branch are the same on all
+ * ranks, and one GPU's to rounding. A call without the selected branch exchanges nothing. The batch's sizes
+ * (num_seqs, tokens) and exec.branches must be the same on all ranks. A graph may capture both calls, where
+ * the transport can be captured. A caller's ranges, counters (io.kv_reads), probes and nsa_prefill do not
+ * run over ranks.
  */
 #ifndef NSA_RANKS_H
 #define NSA_RANKS_H
@@ -236,7 +240,8 @@ typedef struct nsa_comm_ops {
   void *user;        /* passed to every function */
   nsa_status (*exchange)(void *user, const nsa_part *send, int32_t send_count, const nsa_part *recv,
                          int32_t recv_count, nsa_stream stream);
-  /* `bytes` of every rank, in the order of ranks, to recv[size * bytes] [by exchange] */
+  /* `bytes` of every rank, in the order of ranks, to recv[size * bytes]; `send` may be this rank's place
+   * in it, recv + rank * bytes [by exchange] */
   nsa_status (*all_gather)(void *user, const void *send, void *recv, uint64_t bytes,
                            nsa_stream stream);
   /* Whether the transport is well. Never waits [always] */
