@@ -269,6 +269,21 @@ static void test_rank(void **state) {
   end(&w);
 }
 
+/* Room for the results of all ranks beside what one GPU takes, up to the alignment of a buffer. */
+static void test_workspace(void **state) {
+  world w;
+  begin(&w, "variants.force.decode=decode_split_kv", 0);
+  const nsa_problem alone =
+      INIT(nsa_problem, .op = NSA_OP_DECODE, .max_tokens = TOKENS, .max_kv_len = 64,
+           .max_seqs = SEQS, .max_q_len = 2, .page_size = PAGE);
+  nsa_plan *one = machine_plan(w.m.ctx, &alone);
+  const int64_t more = (int64_t)w.decode->workspace.total - (int64_t)one->workspace.total;
+  const int64_t gathered = RANKS * TOKENS * 4 * (DV + 2) * HEADS;
+  assert_in_range(more, gathered, gathered + 255);
+  nsa_plan_destroy(one);
+  end(&w);
+}
+
 /* Kernels that are one launch cannot exchange; and no other kernel is compiled anew. */
 static void test_variants(void **state) {
   static const char *const refused[] = { "decode_cluster", "decode_pipelined", "decode_single_cta",
@@ -373,6 +388,7 @@ int main(void) {
     cmocka_unit_test(test_tables_of_products),
     cmocka_unit_test(test_tables_of_rankings),
     cmocka_unit_test(test_rank),
+    cmocka_unit_test(test_workspace),
     cmocka_unit_test(test_variants),
     cmocka_unit_test(test_captures),
     cmocka_unit_test(test_failures),
