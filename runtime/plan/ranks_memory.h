@@ -27,8 +27,10 @@ typedef struct nsai_ranks_tensor {
   int32_t heads, dim; /* of a row */
   nsai_buffer whole;  /* dtype [rows of all ranks, heads, dim] */
   nsai_buffer sums;   /* f32, likewise: this rank's part of the gradient; bytes 0: none */
-  nsai_buffer
-      received;       /* f32 [ranks - 1, local_rows, heads, dim]: other ranks' parts of own rows */
+  /* f32 [ranks - 1, local_rows, heads, dim]: other ranks' parts of the sums. On one host they are those of
+   * this rank's rows. With hosts of H ranks there are (H - 1) ranks/H blocks inside the host, and then
+   * ranks/H - 1 between hosts, in the same place: both at most ranks - 1. */
+  nsai_buffer received;
   int64_t local_rows; /* most rows of a rank */
 } nsai_ranks_tensor;
 

@@ -351,10 +351,12 @@ static nsa_status compare_heads(const talk *t) {
       memcpy(&first, message_of(t->comm, 0) + members[i].at, sizeof first);
       memcpy(&other, message_of(t->comm, r) + members[i].at, sizeof other);
       if (first != other)
-        return nsai_fail(NSA_E_RANKS,
-                         "the ranks differ in %s: rank 0 has %d, rank %d %d. Every rank calls "
-                         "nsa_comm_agree with the same list, by the same version of the library",
-                         members[i].name, first, r, other);
+        return nsai_fail(
+            NSA_E_RANKS,
+            "the ranks differ in %s: rank 0 has %d, rank %d %d. Every rank calls "
+            "nsa_comm_agree with the same list, on communicators of the same options, by the "
+            "same version of the library",
+            members[i].name, first, r, other);
     }
   for (int32_t r = 0; r < nsai_comm_size(t->comm); r++) {
     int32_t rank;

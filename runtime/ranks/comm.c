@@ -21,7 +21,16 @@
 
 /* ---- making ---- */
 
-nsa_status nsai_comm_options_read(const nsa_comm_options *options, nsa_comm_options *out) {
+static nsa_status check_host_ranks(const char *name, int32_t host_ranks, int32_t size) {
+  if (host_ranks >= 0 && (!host_ranks || size % host_ranks == 0)) return NSA_OK;
+  return nsai_fail(NSA_E_ARG,
+                   "%s is %d: give a divisor of the number of ranks, which is %d, or 0 to let "
+                   "nsa_comm_agree find the hosts",
+                   name, host_ranks, size);
+}
+
+nsa_status nsai_comm_options_read(const nsa_comm_options *options, int32_t size,
+                                  nsa_comm_options *out) {
   static const nsai_struct_type type = { "options", "NSA_COMM_OPTIONS_INIT",
                                          sizeof(nsa_comm_options) };
   static const nsa_comm_options defaults = NSA_COMM_OPTIONS_INIT;
@@ -33,15 +42,7 @@ nsa_status nsai_comm_options_read(const nsa_comm_options *options, nsa_comm_opti
     return nsai_fail(NSA_E_ARG, "options.timeout_ms is %d: give milliseconds, or 0 for %d",
                      out->timeout_ms, DEFAULT_TIMEOUT_MS);
   if (!out->timeout_ms) out->timeout_ms = DEFAULT_TIMEOUT_MS;
-  return NSA_OK;
-}
-
-static nsa_status check_host_ranks(const char *name, int32_t host_ranks, int32_t size) {
-  if (host_ranks >= 0 && (!host_ranks || size % host_ranks == 0)) return NSA_OK;
-  return nsai_fail(NSA_E_ARG,
-                   "%s is %d: give a divisor of the number of ranks, which is %d, or 0 to let "
-                   "nsa_comm_agree find the hosts",
-                   name, host_ranks, size);
+  return size ? check_host_ranks("options.host_ranks", out->host_ranks, size) : NSA_OK;
 }
 
 nsa_status nsai_comm_make(const nsai_comm_place *place, const nsai_transport *transport,
@@ -50,8 +51,7 @@ nsa_status nsai_comm_make(const nsai_comm_place *place, const nsai_transport *tr
   nsa_comm_options read = NSA_COMM_OPTIONS_INIT;
   nsa_comm *comm = NULL;
   *out = NULL;
-  NSAI_TRY_TO(fail, nsai_comm_options_read(options, &read));
-  NSAI_TRY_TO(fail, check_host_ranks("options.host_ranks", read.host_ranks, transport->ops.size));
+  NSAI_TRY_TO(fail, nsai_comm_options_read(options, transport->ops.size, &read));
   comm = calloc(1, sizeof *comm);
   if (!comm) NSAI_TRY_TO(fail, nsai_fail_nomem("a communicator", sizeof *comm));
   comm->transport = *transport;

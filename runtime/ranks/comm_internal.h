@@ -102,8 +102,9 @@ struct nsa_comm {
 nsa_status nsai_comm_make(const nsai_comm_place *place, const nsai_transport *transport,
                           const nsa_comm_options *options, nsa_comm **out);
 
-/* Reads options of any version. NSA_E_ARG, NSA_E_VERSION. */
-nsa_status nsai_comm_options_read(const nsa_comm_options *options, nsa_comm_options *out);
+/* Reads options of any version, of so many ranks; 0: not known yet. NSA_E_ARG, NSA_E_VERSION. */
+nsa_status nsai_comm_options_read(const nsa_comm_options *options, int32_t size,
+                                  nsa_comm_options *out);
 
 /* Ends the communicator with this sentence, unless it has ended: aborts the transport and logs
  * the reason. If another thread is doing that, waits until the transport has been aborted.

@@ -376,7 +376,7 @@ nsa_status nsai_comm_loopback(const nsai_comm_place *place, int32_t size,
   if (size < 1 || size > NSA_MAX_RANKS)
     return nsai_fail(NSA_E_ARG, "size is %d: give the number of ranks, 1 to %d", size,
                      NSA_MAX_RANKS);
-  NSAI_TRY(nsai_comm_options_read(options, &read));
+  NSAI_TRY(nsai_comm_options_read(options, size, &read));
   NSAI_TRY(create_room(place, size, &r));
   r->users++; /* of this function */
   for (int32_t i = 0; i < size; i++) out[i] = NULL;

@@ -272,7 +272,7 @@ nsa_status nsai_comm_nccl(const nsai_comm_place *place, const char *path, struct
   *out = NULL;
   NSAI_TRY(check_device(place));
   if (!comm) return nsai_fail(NSA_E_ARG, "nccl is NULL: give the host's ncclComm_t");
-  NSAI_TRY(nsai_comm_options_read(options, &read));
+  NSAI_TRY(nsai_comm_options_read(options, 0, &read));
   NSAI_TRY(nsai_nccl_open(path, place->logger, &nccl));
   NSAI_TRY(make_link(place, nccl, &read, &c));
   c->comm = comm;
@@ -331,7 +331,7 @@ nsa_status nsai_comm_nccl_init(const nsai_comm_place *place, const char *path,
   NSAI_TRY(check_device(place));
   NSAI_TRY(check_size(rank, size));
   NSAI_TRY(check_environment());
-  NSAI_TRY(nsai_comm_options_read(options, &read));
+  NSAI_TRY(nsai_comm_options_read(options, size, &read));
   NSAI_TRY(nsai_nccl_open(path, place->logger, &nccl));
   NSAI_TRY(make_link(place, nccl, &read, &c));
   c->own = true;

@@ -69,7 +69,8 @@ typedef struct nsai_ranks_pass {
   /* [ranks, num_seqs]: where a rank's last token of a sequence ends; 0: it has none. It needs no later
    * rows, and its sums have none. */
   int64_t *end;
-  int64_t *host_end; /* [hosts, num_seqs]: the largest of a host's ranks */
+  /* [hosts, num_seqs], behind `end`: the largest of a host's ranks. Not with one host. */
+  int64_t *host_end;
   nsai_part_list send, recv;
   /* The pieces' offsets are in the workspace: one group of heads writes them for all. */
   bool uploaded;

@@ -5,6 +5,7 @@
  * in one order, by tensor, then by the owner, then by its pieces, so that the n-th part that one sends is
  * the n-th that the other receives.
  */
+#include "base/math.h"
 #include "run/check_tensor.h"
 #include "run/params.h"
 #include "run/ranks.h"
@@ -23,24 +24,25 @@ static void set_ends(nsai_ranks_pass *pass) {
       const nsa_piece *piece = &shard->pieces[i];
       const int64_t end = piece->begin + piece->length, sequences = shard->num_seqs;
       extend(&pass->end[r * sequences + piece->sequence], end);
-      extend(&pass->host_end[r / pass->host_ranks * sequences + piece->sequence], end);
+      if (pass->hosts > 1)
+        extend(&pass->host_end[r / pass->host_ranks * sequences + piece->sequence], end);
     }
 }
 
 /* The most parts of a tensor that this rank sends or receives in one exchange. */
 static size_t most_parts(const nsai_ranks_pass *pass) {
   const nsa_shard *shard = pass->shard;
-  size_t all = (size_t)shard->rank_begin[shard->ranks], column = 0;
+  const int64_t all = shard->rank_begin[shard->ranks], own = pass->pieces;
+  int64_t column = 0;
   for (int32_t h = 0; h < pass->hosts; h++) {
     const int32_t *begin = &shard->rank_begin[nsai_ranks_at(pass, h, pass->index)];
-    column += (size_t)(begin[1] - begin[0]);
+    column += begin[1] - begin[0];
   }
-  /* Inside the host, rows of its own column to each mate, or those of other columns to or from them.
-   * Between hosts, its own rows to each, or those of its column. */
-  const size_t mates = (size_t)(pass->host_ranks - 1) * column, others = all - column;
-  const size_t inside = mates > others ? mates : others;
-  const size_t between = (size_t)(pass->hosts - 1) * (size_t)pass->pieces;
-  return inside > between + column ? inside : between + column;
+  /* Inside the host, rows of its own column with each mate, or those of other columns. Between hosts, its
+   * own rows with each, or those of the others of its column. */
+  const int64_t inside = nsai_larger((pass->host_ranks - 1) * column, all - column);
+  const int64_t between = nsai_larger((pass->hosts - 1) * own, column - own);
+  return (size_t)nsai_larger(inside, between);
 }
 
 nsa_status nsai_ranks_open(const nsai_run *run, nsai_ranks_pass *out) {
@@ -57,24 +59,23 @@ nsa_status nsai_ranks_open(const nsai_run *run, nsai_ranks_pass *out) {
                             .index = rank % host_ranks,
                             .piece = &shard->pieces[first],
                             .pieces = shard->rank_begin[rank + 1] - first };
-  const size_t sequences = (size_t)shard->num_seqs * sizeof(int64_t);
-  const size_t ends = (size_t)shard->ranks * sequences, host_ends = (size_t)out->hosts * sequences;
+  const int32_t lists = shard->ranks + (out->hosts > 1 ? out->hosts : 0);
+  const size_t ends = (size_t)lists * (size_t)shard->num_seqs * sizeof(int64_t);
   const size_t parts = NSAI_RANKS_TENSORS * most_parts(out) * sizeof(nsa_part);
   out->end = calloc(1, ends + 1);
-  out->host_end = calloc(1, host_ends + 1);
   out->send.part = malloc(parts + 1);
   out->recv.part = malloc(parts + 1);
-  if (out->end && out->host_end && out->send.part && out->recv.part) {
+  if (out->end && out->send.part && out->recv.part) {
+    out->host_end = out->end + (int64_t)shard->ranks * shard->num_seqs;
     set_ends(out);
     return NSA_OK;
   }
   nsai_ranks_close(out);
-  return nsai_fail_nomem("the parts of an exchange", ends + host_ends + 2 * parts);
+  return nsai_fail_nomem("the parts of an exchange", ends + 2 * parts);
 }
 
 void nsai_ranks_close(nsai_ranks_pass *pass) {
   free(pass->end);
-  free(pass->host_end);
   free(pass->send.part);
   free(pass->recv.part);
   *pass = (nsai_ranks_pass){ 0 };

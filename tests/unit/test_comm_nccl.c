@@ -157,6 +157,20 @@ static void test_blocking_environment(void **state) {
   machine_free(&m);
 }
 
+/* Options are refused before NCCL waits for the other ranks. */
+static void test_refused_alone(void **state) {
+  machine m;
+  nsa_comm *comm = (nsa_comm *)1;
+  const nsa_comm_options options = INIT(nsa_comm_options, .timeout_ms = 50, .host_ranks = 3);
+  init_nccl(&m);
+  machine_expect("id", nsa_comm_nccl_id(m.ctx, nccl_id), NSA_OK, NULL);
+  machine_expect("init", nsa_comm_nccl_init(m.ctx, nccl_id, 0, 4, &options, &comm), NSA_E_ARG,
+                 "options.host_ranks is 3");
+  assert_null(comm);
+  assert_int_equal(nccl_record()->comms, 0);
+  machine_free(&m);
+}
+
 /* What a test needs as a host of NCCL. */
 typedef struct nccl_host {
   nsai_nccl_result (*init)(nsai_nccl_comm *, int, nsai_nccl_id, int, nsai_nccl_config *);
@@ -285,6 +299,7 @@ int main(void) {
     cmocka_unit_test(test_nccl),
     cmocka_unit_test(test_nccl_faults),
     cmocka_unit_test(test_blocking_environment),
+    cmocka_unit_test(test_refused_alone),
     cmocka_unit_test(test_borrowed),
     cmocka_unit_test(test_borrowed_queues),
     cmocka_unit_test(test_borrowed_blocks),

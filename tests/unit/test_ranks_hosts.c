@@ -3,11 +3,14 @@
  *
  * Runs over ranks that play several hosts, on the CPU device: exchanges in two levels. The results are those
  * of one level up to the order of sums; wires between ranks count what crosses, and lose a rank in any
- * exchange.
+ * exchange. And the order of the sums themselves.
  */
 #include "support/cmocka_all.h"
 
 #include "base/duration.h"
+#include "plan/plan.h"
+#include "ranks/comm_internal.h"
+#include "ranks/shard.h"
 #include "ranks_fixture.h"
 
 static const int32_t hosts_of[][2] = { { 4, 2 }, { 6, 2 },  { 6, 3 },  { 8, 2 },
@@ -156,12 +159,91 @@ static void test_lost_over_hosts(void **state) {
   world_free(&w);
 }
 
+/* ---- the order of sums ---- */
+
+/* What a rank is told that others add to its rows: by the ranks of its host, and then by the other hosts. */
+typedef struct told {
+  int32_t calls;
+  float inside[4], between[3]; /* by place in the host, and by host */
+} told;
+
+static nsa_status tell(void *user, const nsa_part *send, int32_t send_count, const nsa_part *recv,
+                       int32_t recv_count, nsa_stream stream) {
+  told *t = user;
+  const int32_t call = ++t->calls; /* K and V between hosts and inside, sums inside and between */
+  (void)send, (void)send_count, (void)stream;
+  for (int32_t i = 0; i < recv_count; i++) {
+    const float value = call == 3   ? t->inside[recv[i].rank % 4]
+                        : call == 4 ? t->between[recv[i].rank / 4]
+                                    : 0.0f;
+    for (uint64_t at = 0; at < recv[i].bytes / sizeof value; at++)
+      ((float *)recv[i].data)[at] = value;
+  }
+  return NSA_OK;
+}
+
+/* The gradient that rank 0 of three hosts of four has for rows that all others see, and to which it adds
+ * nothing itself: d_o is 0. */
+static float sum_told(const told *values) {
+  static const int64_t lengths[] = { 20, 40 };
+  static const nsa_piece pieces[] = { { 0, 0, 0, 20 }, { 0, 1, 0, 20 }, { 1, 1, 20, 4 },
+                                      { 2, 1, 24, 4 }, { 3, 1, 28, 4 }, { 4, 1, 32, 4 },
+                                      { 8, 1, 36, 4 } };
+  machine m;
+  told t = *values;
+  nsa_shard *shard;
+  nsa_comm *comm;
+  machine_init(&m, &(machine_request){ .op = NSA_OP_BACKWARD });
+  const nsa_shard_options options =
+      INIT(nsa_shard_options, .layout = NSA_SHARD_GIVEN, .ranks = 12, .num_seqs = 2,
+           .lengths = lengths, .alignment = 4, .given = pieces, .given_count = 7);
+  const nsa_problem problem =
+      INIT(nsa_problem, .op = NSA_OP_BACKWARD, .max_tokens = 40, .max_kv_tokens = 60,
+           .max_kv_len = 40, .max_seqs = 2, .ranks = 12, .max_pieces = 2);
+  const nsa_comm_ops ops =
+      INIT(nsa_comm_ops, .size = 12, .host_ranks = 4, .user = &t, .exchange = tell);
+  machine_expect("shard", nsa_shard_create(m.ctx, &options, &shard), NSA_OK, NULL);
+  machine_expect("comm", nsa_comm_create(m.ctx, &ops, NULL, &comm), NSA_OK, NULL);
+  nsa_plan *plan = machine_plan(m.ctx, &problem);
+  nsai_agreed_add(&comm->plans, plan->digest);
+  nsai_agreed_add(&comm->shards, shard->digest);
+  nsa_exec exec = INIT(nsa_exec, .comm = comm);
+  machine_add_workspace(plan, &exec);
+  const nsa_batch batch = INIT(nsa_batch, .shard = shard);
+  m.toy.io.kv.k_cmp = m.toy.io.kv.v_cmp = (nsa_tensor){ 0 };
+  const nsa_grads grads = make_grads(&m.toy, NSA_F32);
+  memset(grads.d_o.data, 0, (size_t)toy_count(&grads.d_o) * sizeof(float));
+  machine_expect("run", nsa_backward(plan, &exec, &batch, &m.toy.io, &grads), NSA_OK, NULL);
+  assert_int_equal(t.calls, 4);
+  const nsa_tensor *const both[] = { &grads.d_kv.k[0], &grads.d_kv.v[0] };
+  const float value = toy_floats(both[0])[toy_count(both[0]) - 1];
+  for (int i = 0; i < 2; i++) /* the second half of the rows is of sequence 1 */
+    for (int64_t at = 0, count = toy_count(both[i]); at < count; at++)
+      assert_true(toy_floats(both[i])[at] == (at < count / 2 ? 0.0f : value));
+  free(exec.workspace);
+  nsa_comm_destroy(comm);
+  nsa_plan_destroy(plan);
+  nsa_shard_destroy(shard);
+  machine_free(&m);
+  return value;
+}
+
+/* The ranks of a host, then the hosts, in their order: 1 is lost beside 1e30 unless that has gone before. */
+static void test_order_of_sums(void **state) {
+  (void)state;
+  assert_true(sum_told(&(told){ .inside = { 0, 1e30f, -1e30f, 1 } }) == 1);
+  assert_true(sum_told(&(told){ .inside = { 0, 1, 1e30f, -1e30f } }) == 0);
+  assert_true(sum_told(&(told){ .inside = { 0, 1e30f, 0, 0 }, .between = { 0, -1e30f, 1 } }) == 1);
+  assert_true(sum_told(&(told){ .inside = { 0, 0, 0, 1 }, .between = { 0, 1e30f, -1e30f } }) == 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_hosts),
     cmocka_unit_test(test_models_over_hosts),
     cmocka_unit_test(test_given_over_hosts),
     cmocka_unit_test(test_lost_over_hosts),
+    cmocka_unit_test(test_order_of_sums),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
