@@ -29,8 +29,8 @@ static nsa_status check_capacity(const char *what, int64_t value, const char *na
 }
 
 /* A rank sends a part of each of its pieces to each other rank, or receives one of each of theirs, for
- * every tensor that travels; lists of parts are counted in 32 bits. Over hosts no list is longer. The ranks compare the largest
- * list of any of them, so that all refuse alike. */
+ * every tensor that travels; lists of parts are counted in 32 bits. Over hosts no list is longer. The
+ * ranks compare the largest list of any of them, so that all refuse alike. */
 static nsa_status check_parts(const nsa_shard *shard) {
   const int64_t most = INT32_MAX / 2 / NSAI_RANKS_TENSORS, all = shard->rank_begin[shard->ranks];
   int64_t parts = 0;
