@@ -16,9 +16,10 @@
  * float64, only the rounding to f32 is left: 1.2e-7. On a GPU tensor cores cut each addition to
  * fp32, so that two orders of a sum over S queries are apart in proportion to S: 1.3e-6 at
  * 4k, 1.5e-6 at 16k, 1.2e-5 at 64k tokens, and with the compressed branch alone 1.0e-4 at 64k,
- * where one rank's own sums are 7e-4 off float64 (H200, 64/4 heads, 2026-11-27). */
+ * where one rank's own sums are 7e-4 off float64 (H200, 64/4 heads, 2026-11-27). Terms of one sign, of
+ * correlated inputs, are all cut in one direction: 6.1e-6 at 711 tokens over four ranks. */
 #define SUM_LIMIT 1e-6
-#define SUM_LIMIT_GPU(tokens) (2e-6 + 2e-9 * (double)(tokens))
+#define SUM_LIMIT_GPU(tokens) (1e-5 + 2e-9 * (double)(tokens))
 
 /* The self-test measures what ranks add on the CPU device, too, and gets a GPU's bounds. */
 static bool is_by_gpu(const chk_whole *whole) {

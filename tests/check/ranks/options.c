@@ -224,6 +224,7 @@ static int add(chk_ranks_problem **problems, int64_t *count, const chk_ranks_pro
 }
 
 #define GPU_FACTOR 5 /* of the lengths of the fixed list on a GPU */
+#define FAULT_GPU_TOKENS 1600
 
 static int add_text(chk_ranks_list *list, const char *text, int32_t ranks, bool backward) {
   char error[256];
@@ -278,8 +279,10 @@ static int add_ranks(const chk_ranks_options *o, chk_ranks_list *list, int32_t r
   }
   chk_ranks_problem fault;
   if (!o->faults || ranks < 2) return 0;
+  /* A sequence of fewer than two alignments a rank would go whole to one of them, and nobody would wait. */
   if (chk_ranks_parse("fwd:q=1600", &fault, text, sizeof text)) return -1;
   fault.ranks = ranks;
+  if (!cpu) fault.c.q_len[0] = fault.c.kv_len[0] = ranks * (int64_t)FAULT_GPU_TOKENS;
   return add(&list->faults, &list->fault_count, &fault);
 }
 
