@@ -200,7 +200,7 @@ template <class C> struct RowsAhead {
                               (long long)(row.token - p.token_begin) * C::kSelectCount);
   }
   NSAI_DEVICE void load(const NsaiCombine &p, const OutputRow &row) {
-    if (!is(after, row)) load_indices(after_index, p, row);
+    if (!is(after, row)) load_after(p, row);
     next = row;
 #pragma unroll
     for (int j = 0; j < S::kPerLane; ++j) entry_index[j] = after_index[j];

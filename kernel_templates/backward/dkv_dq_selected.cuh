@@ -193,7 +193,9 @@ NSAI_DEVICE void multiply_item(float (&dk)[kK][4], float (&dv)[kV][4],
       store_slots<Config, R::kO>(all, first + i * Config::kRows, count - i * Config::kRows,
                                  stage + R::kQ, rDQ, step);
   }
-  if (threadIdx.x % 32 == 0) bulk_wait(); // shared memory must outlive the copies
+  // Shared memory must outlive the copies. Of an item without rows nobody has waited for K and V.
+  if (threadIdx.x % 32 == 0) bulk_wait();
+  copy_async_wait<0>();
 }
 
 template <class Config> NSAI_DEVICE void run_item(const NsaiBackwardDkvSlots &p) {
