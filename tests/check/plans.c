@@ -89,13 +89,20 @@ static const char *const phi_words[] = { "mean", "linear", "mlp", "external", "n
 static const char *const gate_words[] = { "weights", "logits", "mlp", "none" };
 static const char *const act_words[] = { "relu", "silu", "gelu" };
 
+/* Forces a row of a stage, unless the case forces another one by its name. */
+static void write_row(FILE *out, const nsai_verify_case *c, nsai_stage stage, const char *name) {
+  if (!c->force || c->force->stage != stage)
+    fprintf(out, "    %s: %s\n", nsai_stage_name(stage), name);
+}
+
 /* Writes the rows of the variant table that a case forces. */
 static void write_forced(FILE *out, const nsai_verify_case *c) {
   if (!c->mma && !c->gemm && !c->lists && !c->force) return;
   fprintf(out, "variants:\n  force:\n");
-  if (c->mma) fprintf(out, "    backward_q: backward_q_sm80\n    backward_kv: backward_kv_sm80\n");
-  if (c->gemm) fprintf(out, "    dense: dense_gemm\n");
-  if (c->lists) fprintf(out, "    attend_selected: attend_selected_sm80\n");
+  if (c->mma) write_row(out, c, NSAI_STAGE_BACKWARD_Q, "backward_q_sm80");
+  if (c->mma) write_row(out, c, NSAI_STAGE_BACKWARD_KV, "backward_kv_sm80");
+  if (c->gemm) write_row(out, c, NSAI_STAGE_DENSE, "dense_gemm");
+  if (c->lists) write_row(out, c, NSAI_STAGE_ATTEND_SELECTED, "attend_selected_sm80");
   if (c->force) fprintf(out, "    %s: %s\n", nsai_stage_name(c->force->stage), c->force->name);
 }
 
