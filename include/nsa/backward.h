@@ -35,15 +35,15 @@
  *   48 Hq T                       statistics of the rows
  *   12 n Hkv T + about 16 Hkv B   lists of blocks and of tokens; of a caller's ranges 8 n Hkv T
  *   2 (Dk + Dv) Hkv (S / d + 1)   compressed K and V
- *   4 (Dk + Dv) x (S + c (S / d + 1) + l' (n T / 1024 + B))
+ *   4 (Dk + Dv) x (S + c (S / d + 1) + l' (n T / i + B))
  *                                 partial sums of dK and dV, of x KV heads at a time
  *   4 Dk (Hq T + 64 Hkv max_seqs) dQ of the compressed branch, of the rows backward_q_kv_sm90 and
  *                                 backward_q_kv_slots_sm90
  *   (2 Dk + 4) n (Hq / Hkv) x T   dQ of each selected block, of backward_q_kv_slots_sm90
- * backward_kv_persistent_sm90 has 256 or 512 for 1024 if T is below 32k or 64k.
+ * i is 1024; on sm_90, of 16 query heads to a KV head and more, 256 if T is below 32k, 512 below 64k.
  * x is as many KV heads as fit into 1 GiB, at least one; of backward_q_kv_slots_sm90 no more than
  * have 1 GiB of dQ of selected blocks, and c (S / d + 1) is for other KV heads, of 1 GiB, too. c is
- * at most 32 and decreases as S grows. Of the partial sums, S is missing without a window, and l' (n T / 1024 + B) without a
+ * at most 32 and decreases as S grows. Of the partial sums, S is missing without a window, and l' (n T / i + B) without a
  * selection; of a caller's ranges the latter is r S, with r from 4 to 32.
  *
  * phi linear and mlp add, with N = S / d + 2 and H = phi_hidden (0: linear)

@@ -133,8 +133,8 @@ typedef struct nsai_request {
   bool standalone; /* another row fuses the stage: only what nsa_select and probed rows need */
 } nsai_request;
 
-#define NSAI_MAX_FORM_KERNELS 24
-#define NSAI_MAX_FORM_BUFFERS 24
+#define NSAI_MAX_FORM_KERNELS 28
+#define NSAI_MAX_FORM_BUFFERS 28
 #define NSAI_MAX_FORM_NUMBERS 5
 
 /* The workspace of a form, and the sizes that its launches share with it. */

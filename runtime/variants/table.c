@@ -53,7 +53,6 @@
   row(backward_q_sm90) \
   row(backward_q_sm80) \
   row(backward_kv_sm90) \
-  row(backward_kv_persistent_sm90) \
   row(backward_kv_sm80) \
   row(index_kl_sm90) \
   row(index_kl_sm80) \

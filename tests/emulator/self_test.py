@@ -14,7 +14,7 @@ import tempfile
 
 MODEL = "bf16:h4/2:d32/32:l16/8:s16x4+1+2:w40:phi=mean:gate=logits:kv=shared:sel=topn:q=70:kv=70:seed=1:fill=random:layout=plain"
 
-PERSISTENT = "bwd:h16/1:d32/32:q=150,0,33:kv=150,90,33:force=backward_kv_persistent_sm90"
+PERSISTENT = "bwd:h16/1:d32/32:q=150,0,33:kv=150,90,33:force=backward_kv_sm90"
 
 INDEXED = "fwd:bf16:h4/2:d32/32:l2/2:w0:gate=none:index=32:q=60:"
 

@@ -498,7 +498,7 @@ static void test_rows_of_models(void **state) {
         "backward_q_sm90: chosen" } },
     { "model.heads=8",
       NSA_SELECT_TOPN,
-      { "kernel backward_dkv_compressed_tma: ", "kernel backward_dkv_window_tma: " } },
+      { "kernel backward_dkv_compressed_tma: ", "kernel backward_dkv_window_persistent: " } },
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     char story[16384];

@@ -1,18 +1,19 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * backward_kv_persistent_sm90: which models it takes, what it makes of them, and that no default
- * chooses it. tests/emulator runs its kernels.
+ * The persistent kernels of the rows of backward_kv: which models have them, and what is made of them.
+ * tests/emulator runs them.
  */
 #include "support/config.h"
 #include "support/init.h"
 
 #include "plan/spec.h"
 #include "plan/variant.h"
+#include "variants/backward/kv.h"
 
 #include <nsa/nsa.h>
 
-#define NAME "backward_kv_persistent_sm90"
+#define NAME "backward_kv_sm90"
 #define SELECTED "backward_dkv_selected_persistent"
 #define WINDOW "backward_dkv_window_persistent"
 
@@ -25,7 +26,6 @@ typedef struct view {
   const nsai_variant *row;
   nsai_kernel_spec spec[NSAI_MAX_FORM_KERNELS];
   nsai_form_sizes sizes;
-  nsai_choice choice; /* by default */
 } view;
 
 static void look_at(view *v, const char *model, int64_t tokens, int32_t selection,
@@ -49,8 +49,6 @@ static void look_at(view *v, const char *model, int64_t tokens, int32_t selectio
     v->row->specify(&request, v->spec);
     v->row->workspace(&request, v->spec, &v->sizes);
   }
-  if (nsai_choose(config, &p, target, NULL, NULL, &v->choice) != NSA_OK)
-    fail_msg("%s", nsa_last_error());
   nsai_config_destroy(config);
 }
 
@@ -71,43 +69,41 @@ static int64_t constant(const nsai_kernel_spec *s, const char *name) {
   return 0;
 }
 
-static void test_legal(void **state) {
+static void test_models(void **state) {
   static const struct {
     const char *model;
     int32_t selection;
-    const char *reason; /* NULL: it is legal */
+    bool lists, window;
   } cases[] = {
-    { "heads: 32, head_dim: 128", NSA_SELECT_TOPN, NULL },
-    { "heads: 32, head_dim: 128", NSA_SELECT_BLOCKS, NULL },
-    { "heads: 128, head_dim: 64, dtype: fp16", NSA_SELECT_TOPN, NULL },
-    { "heads: 32, head_dim: 128, window: 0", NSA_SELECT_TOPN, NULL },
-    { "heads: 2, head_dim: 128, select: {count: 0}", NSA_SELECT_TOPN, NULL },
-    { "heads: 2, head_dim: 128", NSA_SELECT_RANGES, NULL }, /* the window's kernel alone */
-    { "heads: 16, head_dim_qk: 192, head_dim_v: 128", NSA_SELECT_TOPN, NULL },
-    { "heads: 16, head_dim: 128", NSA_SELECT_TOPN,
-      "a KV head has 8 query heads: it takes 16 to 64 here" },
-    { "heads: 128, head_dim: 144", NSA_SELECT_TOPN,
-      "a KV head has 64 query heads: it takes 8 to 32 here" },
-    { "heads: 48, head_dim: 128", NSA_SELECT_TOPN,
-      "a KV head has 24 query heads: it takes powers of two" },
-    { "heads: 32, head_dim: 192", NSA_SELECT_TOPN,
-      "head dims are 192 and 192: it takes at most 192 each and 320 together" },
-    { "heads: 32, head_dim: 128, select: {block: 32}", NSA_SELECT_TOPN,
-      "model.select.block is 32: it takes more than 32" },
-    { "heads: 32, head_dim: 128, window: 0", NSA_SELECT_RANGES,
-      "there are neither lists of tokens nor a window" },
+    { "heads: 32, head_dim: 128", NSA_SELECT_TOPN, true, true },
+    { "heads: 32, head_dim: 128", NSA_SELECT_BLOCKS, true, true },
+    { "heads: 128, head_dim: 64, dtype: fp16", NSA_SELECT_TOPN, true, true },
+    { "heads: 32, head_dim: 128, window: 0", NSA_SELECT_TOPN, true, false },
+    { "heads: 2, head_dim: 128, select: {count: 0}", NSA_SELECT_TOPN, false, true },
+    { "heads: 2, head_dim: 128", NSA_SELECT_RANGES, false, true },
+    { "heads: 16, head_dim_qk: 192, head_dim_v: 128", NSA_SELECT_TOPN, true, true },
+    { "heads: 16, head_dim: 128", NSA_SELECT_TOPN, false,
+      true }, /* boxes of 8 heads are too many */
+    { "heads: 128, head_dim: 144", NSA_SELECT_TOPN, false, false }, /* stages of 32 rows */
+    { "heads: 48, head_dim: 128", NSA_SELECT_TOPN, false, false },  /* no power of two */
+    { "heads: 32, head_dim: 192", NSA_SELECT_TOPN, false, false },  /* too wide */
+    { "heads: 32, head_dim: 128, select: {block: 32}", NSA_SELECT_TOPN, false, true },
+    { "heads: 32, head_dim: 128, window: 0", NSA_SELECT_RANGES, false, false },
   };
   view v;
   (void)state;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     look(&v, cases[i].model, 4096, cases[i].selection);
-    if ((v.reasons > 0) != (cases[i].reason != NULL) ||
-        (cases[i].reason && !strstr(v.text, cases[i].reason)))
-      fail_msg("%s: %d reasons\n%s", cases[i].model, v.reasons, v.text);
+    const bool any = cases[i].lists || cases[i].window;
+    if (v.reasons || (find(&v, SELECTED) != NULL) != cases[i].lists ||
+        (find(&v, WINDOW) != NULL) != cases[i].window ||
+        (find(&v, "backward_clear") != NULL) != any)
+      fail_msg("%s: %s", cases[i].model, v.text);
+    assert_int_equal(v.sizes.bytes[NSAI_DKV_COUNTERS], any ? 2 * 4 : 0); /* all heads at once */
   }
 }
 
-/* Persistent kernels have no smaller tiles: those of backward_kv_sm90 replace them. */
+/* Persistent kernels have no smaller tiles: those without tensor maps replace them. */
 static void test_register_fallback(void **state) {
   nsai_target fewer = hopper;
   view v;
@@ -119,7 +115,7 @@ static void test_register_fallback(void **state) {
   assert_null(find(&v, WINDOW));
   assert_null(find(&v, "backward_clear"));
   assert_non_null(find(&v, "backward_dkv_window"));
-  assert_int_equal(v.sizes.bytes[v.row->buffers - 1], 0); /* tickets */
+  assert_int_equal(v.sizes.bytes[NSAI_DKV_COUNTERS], 0);
 }
 
 /* The kernel of the lists takes an even number of stages: room for three is not enough. */
@@ -131,27 +127,10 @@ static void test_least_stages(void **state) {
   look(&v, model, 4096, NSA_SELECT_TOPN);
   smaller.shared_bytes = find(&v, SELECTED)->shared_bytes;
   look_at(&v, model, 4096, NSA_SELECT_TOPN, &smaller);
-  assert_int_equal(v.reasons, 0);
+  assert_non_null(find(&v, SELECTED));
   smaller.shared_bytes--;
   look_at(&v, model, 4096, NSA_SELECT_TOPN, &smaller);
-  assert_true(v.reasons > 0);
-}
-
-/* A kernel that a row has replaced is compiled for nothing. */
-static void test_kernels(void **state) {
-  view v;
-  (void)state;
-  look(&v, "heads: 32, head_dim: 128", 4096, NSA_SELECT_TOPN);
-  assert_non_null(find(&v, SELECTED));
-  assert_non_null(find(&v, WINDOW));
-  assert_null(find(&v, "backward_dkv_selected_tma"));
-  assert_null(find(&v, "backward_dkv_window_tma"));
-  assert_non_null(find(&v, "backward_clear"));
-  look(&v, "heads: 32, head_dim: 128, window: 0", 4096, NSA_SELECT_TOPN);
-  assert_null(find(&v, WINDOW));
-  look(&v, "heads: 2, head_dim: 128", 4096, NSA_SELECT_RANGES);
   assert_null(find(&v, SELECTED));
-  assert_non_null(find(&v, "backward_dkv_ranges"));
 }
 
 /* The kernel, what cuts the lists, and the workspace agree about the length of items. */
@@ -185,8 +164,9 @@ static void test_tiles(void **state) {
         snprintf(model, sizeof model, "heads: %d, head_dim_qk: %d, head_dim_v: %d", 2 * group, dk,
                  dv);
         look(&v, model, 4096, NSA_SELECT_TOPN);
-        if (v.reasons) continue;
         const nsai_kernel_spec *const of[] = { find(&v, SELECTED), find(&v, WINDOW) };
+        if (!of[0]) continue;
+        assert_non_null(of[1]);
         legal++;
         for (int i = 0; i < 2; i++) {
           assert_int_equal(of[i]->ctas_per_sm, 1);
@@ -203,37 +183,19 @@ static void test_tiles(void **state) {
 static void test_tickets(void **state) {
   view v;
   (void)state;
-  look(&v, "heads: 32, head_dim: 128", 4096, NSA_SELECT_TOPN);
-  assert_int_equal(v.sizes.bytes[v.row->buffers - 1], 2 * 4); /* both heads at once */
   look(&v, "heads: 32, head_dim: 128", 1 << 20, NSA_SELECT_TOPN);
-  assert_int_equal(v.sizes.bytes[v.row->buffers - 1], 2 * 2 * 4);
-}
-
-static void test_never_default(void **state) {
-  static const int64_t lengths[] = { 64, 4096, 65536 };
-  view v;
-  (void)state;
-  for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
-    for (int group = 16; group <= 64; group *= 2) {
-      char model[64];
-      snprintf(model, sizeof model, "heads: %d, head_dim: 128", 2 * group);
-      look(&v, model, lengths[i], NSA_SELECT_TOPN);
-      assert_int_equal(v.reasons, 0);
-      assert_ptr_not_equal(v.choice.variant[NSAI_STAGE_BACKWARD_KV], v.row);
-      assert_false(v.row->sensible(NULL, &hopper)); /* nor the tuner */
-    }
+  assert_int_equal(v.sizes.number[NSAI_DKV_HEADS], 1);
+  assert_int_equal(v.sizes.bytes[NSAI_DKV_COUNTERS], 2 * 2 * 4);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_register_fallback),
     cmocka_unit_test(test_least_stages),
-    cmocka_unit_test(test_legal),
-    cmocka_unit_test(test_kernels),
+    cmocka_unit_test(test_models),
     cmocka_unit_test(test_items),
     cmocka_unit_test(test_tiles),
     cmocka_unit_test(test_tickets),
-    cmocka_unit_test(test_never_default),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

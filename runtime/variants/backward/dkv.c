@@ -68,8 +68,7 @@ static nsa_status launch_persistent(const nsai_run *run, const nsai_kernel *kern
                                     int64_t keys, const NsaiBackwardKv *kv, int *tickets) {
   NsaiBackwardDkvPersistent p = { .tickets = tickets };
   NSAI_TRY(set_maps(run, kernel, keys, kv, &p.keys));
-  if (kernel->most_ctas) grid = nsai_smaller(grid, kernel->most_ctas);
-  return nsai_launch(run->queue, kernel, (uint64_t)grid, 1, &p);
+  return nsai_launch(run->queue, kernel, (uint64_t)nsai_smaller(grid, kernel->most_ctas), 1, &p);
 }
 
 nsa_status nsai_dkv_compressed_enqueue(const nsai_dkv_pass *b) {
@@ -94,7 +93,7 @@ nsa_status nsai_dkv_window_enqueue(const nsai_dkv_pass *b) {
   p.joined = b->index.near > 0;
   set_lists(b, &p);
   const int64_t grid = (int64_t)b->heads * p.tiles, keys = b->run->sizes.kv_tokens;
-  if (b->tickets)
+  if (kernel->most_ctas)
     return launch_persistent(b->run, kernel, grid, keys, &p, b->tickets + NSAI_DKV_WINDOW_TICKETS);
   return launch(b->run, kernel, grid, keys, &p);
 }
@@ -123,7 +122,7 @@ nsa_status nsai_dkv_selected_enqueue(const nsai_dkv_pass *b) {
   p.tiles = (int)nsai_ceil_div(problem->model.select_block, tile_keys(kernel));
   const int64_t grid = (int64_t)b->heads * p.item_capacity * p.tiles,
                 keys = b->run->sizes.kv_tokens;
-  if (b->tickets)
+  if (kernel->most_ctas)
     return launch_persistent(b->run, kernel, grid, keys, &p,
                              b->tickets + NSAI_DKV_SELECTED_TICKETS);
   if (!b->dq.add_slots) return launch(b->run, kernel, grid, keys, &p);

@@ -24,7 +24,21 @@ static int32_t block_keys(const nsai_model *m) {
   return keys > 32 ? NSAI_DKV_TILE_KEYS : keys;
 }
 
-/* One branch's kernel: through tensor maps where it can be. */
+/* One branch's kernel: through tensor maps where it can be. Lists and window then have persistent CTAs. Beside
+ * a CTA for each tile they took, in ms of a burst of the whole backward pass with saved outputs (H200, D 128,
+ * correlated inputs unless said otherwise):
+ *
+ *   tokens, heads           a CTA a tile  persistent
+ *   4k, 64/4                1.67          1.48
+ *   8k, 64/4                3.36          3.17
+ *   64k, 64/4               44.97         43.90
+ *   64k, 64/4, random       59.1          57.2
+ *   32k, 64/8               19.93         19.39
+ *   32k, 64/16              22.08         22.00
+ *   16k, 16/16              4.10          4.06
+ *   32k, 64/4, D 64         12.90         12.06
+ *   32k, 64/4, Dk 192       23.25         22.42
+ */
 static void specify_branch(const nsai_request *r, bool wgmma, const nsai_dkv_use *plain,
                            const nsai_dkv_use *boxed, nsai_kernel_spec *spec) {
   if (wgmma && nsai_dkv_tma_fits(r, boxed))
@@ -33,38 +47,64 @@ static void specify_branch(const nsai_request *r, bool wgmma, const nsai_dkv_use
     nsai_dkv_mainloop_specify(r, wgmma, plain, spec);
 }
 
+/* Tokens of an item of persistent CTAs, about a 64th of all: shorter items are shared out more evenly, but
+ * each loads keys, and stores sums that are to be added. Powers of two, because each number is a kernel
+ * of its own. */
+#define LEAST_ITEM_TOKENS 256
+#define ITEMS 64
+
+static int32_t item_tokens(const nsai_problem *p) {
+  int32_t tokens = LEAST_ITEM_TOKENS;
+  while (tokens < NSAI_DKV_ITEM_TOKENS && p->max_tokens >= 2 * (int64_t)ITEMS * tokens) tokens *= 2;
+  return tokens;
+}
+
 static void specify_selected(const nsai_request *r, bool wgmma,
                              nsai_kernel_spec kernel[NSAI_DKV_KERNELS]) {
   const int32_t keys = block_keys(&r->problem->model);
-  const nsai_dkv_use plain = { "backward_dkv_selected", keys, NSAI_DKV_ITEM_TOKENS, false };
-  const nsai_dkv_use boxed = { "backward_dkv_selected_tma", NSAI_DKV_TILE_KEYS,
-                               NSAI_DKV_ITEM_TOKENS, false };
-  const nsai_dkv_use ranges = { "backward_dkv_ranges", NSAI_DKV_TILE_KEYS, RANGE_WORDS, false };
+  const nsai_dkv_use plain = { .entry = "backward_dkv_selected",
+                               .keys = keys,
+                               .entries = NSAI_DKV_ITEM_TOKENS };
+  const nsai_dkv_use boxed = { .entry = "backward_dkv_selected_persistent",
+                               .keys = NSAI_DKV_TILE_KEYS,
+                               .entries = item_tokens(r->problem),
+                               .persistent = true };
+  const nsai_dkv_use ranges = { .entry = "backward_dkv_ranges",
+                                .keys = NSAI_DKV_TILE_KEYS,
+                                .entries = RANGE_WORDS };
+  nsai_kernel_spec *spec = &kernel[NSAI_DKV_SELECTED];
   nsai_sort_specify(r->problem, &kernel[NSAI_DKV_SORT]);
   if (r->problem->selection == NSA_SELECT_RANGES) {
-    nsai_dkv_mainloop_specify(r, wgmma, &ranges, &kernel[NSAI_DKV_SELECTED]);
+    nsai_dkv_mainloop_specify(r, wgmma, &ranges, spec);
     return;
   }
-  nsai_invert_specify(r->problem, NSAI_DKV_ITEM_TOKENS, &kernel[NSAI_DKV_INVERT]);
-  specify_branch(r, wgmma && keys == NSAI_DKV_TILE_KEYS, &plain, &boxed,
-                 &kernel[NSAI_DKV_SELECTED]);
+  specify_branch(r, wgmma && keys == NSAI_DKV_TILE_KEYS, &plain, &boxed, spec);
+  nsai_invert_specify(r->problem, spec->tile_tokens, &kernel[NSAI_DKV_INVERT]);
+}
+
+static bool is_persistent(const nsai_kernel_spec kernel[NSAI_DKV_KERNELS]) {
+  return kernel[NSAI_DKV_WINDOW].ctas_per_sm || kernel[NSAI_DKV_SELECTED].ctas_per_sm;
 }
 
 void nsai_dkv_specify(const nsai_request *r, bool wgmma,
                       nsai_kernel_spec kernel[NSAI_DKV_KERNELS]) {
   const nsai_model *m = &r->problem->model;
   const nsai_dkv_use compressed[] = {
-    { "backward_dkv_compressed", NSAI_DKV_TILE_KEYS, 0, false },
-    { "backward_dkv_compressed_tma", 2 * NSAI_DKV_TILE_KEYS, 0, false },
+    { .entry = "backward_dkv_compressed", .keys = NSAI_DKV_TILE_KEYS },
+    { .entry = "backward_dkv_compressed_tma", .keys = 2 * NSAI_DKV_TILE_KEYS },
   };
   const nsai_dkv_use window[] = {
-    { "backward_dkv_window", NSAI_DKV_TILE_KEYS, 0, false },
-    { "backward_dkv_window_tma", 2 * NSAI_DKV_TILE_KEYS, 0, nsai_dkv_may_join(m) },
+    { .entry = "backward_dkv_window", .keys = NSAI_DKV_TILE_KEYS },
+    { .entry = "backward_dkv_window_persistent",
+      .keys = 2 * NSAI_DKV_TILE_KEYS,
+      .joins = nsai_dkv_may_join(m),
+      .persistent = true },
   };
   if (nsai_compresses(m))
     specify_branch(r, wgmma, &compressed[0], &compressed[1], &kernel[NSAI_DKV_COMPRESSED]);
   if (m->window) specify_branch(r, wgmma, &window[0], &window[1], &kernel[NSAI_DKV_WINDOW]);
   if (m->select_count) specify_selected(r, wgmma, kernel);
+  if (is_persistent(kernel)) nsai_backward_clear_specify(r->problem, &kernel[NSAI_DKV_CLEAR]);
   nsai_dkv_sum_specify(r->problem, &kernel[NSAI_DKV_SUM]);
   nsai_ranks_sum_specify(r->problem, &kernel[NSAI_DKV_RANKS_SUM]);
   nsai_layers_specify(r->problem, &kernel[NSAI_DKV_LAYERS]);
@@ -108,6 +148,10 @@ static int64_t size_selected(const nsai_problem *p, int64_t item_rows, nsai_form
   return NSAI_PRODUCT(nsai_kv_items(m, p->max_tokens, blocks, item_rows), m->select_block, row);
 }
 
+static int64_t ticket_words(const nsai_model *m, int64_t heads) {
+  return nsai_ceil_div(m->kv_heads, heads) * NSAI_DKV_TICKETS;
+}
+
 /* As many KV heads at a time as the budget has room for, at least one. */
 static void size_heads(const nsai_request *r, const nsai_kernel_spec kernel[], int64_t most,
                        nsai_form_sizes *out) {
@@ -128,6 +172,7 @@ static void size_heads(const nsai_request *r, const nsai_kernel_spec kernel[], i
   out->bytes[NSAI_DKV_COMPRESSED_SUMS] = NSAI_PRODUCT(heads, splits, compressed);
   out->bytes[NSAI_DKV_SELECTED_SUMS] = NSAI_PRODUCT(heads, selected);
   out->bytes[NSAI_DKV_WINDOW_SUMS] = NSAI_PRODUCT(heads, window);
+  if (is_persistent(kernel)) out->bytes[NSAI_DKV_COUNTERS] = 4 * ticket_words(m, heads);
   nsai_layers_workspace(p, heads, &out->bytes[NSAI_DKV_LAYERS_BUFFERS],
                         &out->number[NSAI_DKV_GATE_TOKENS]);
 }
@@ -260,11 +305,24 @@ nsai_buffer nsai_dkv_compressed_sums(const nsai_dkv_pass *b) {
   return sums;
 }
 
-nsa_status nsai_dkv_heads_enqueue(const nsai_run *run, const nsai_form *form, const nsai_dkv_dq *dq,
-                                  int *tickets) {
+/* In every run, and every replay of a graph: no run depends on what the one before left. */
+static nsa_status clear_tickets(const nsai_run *run, const nsai_form *form, int **tickets) {
+  const nsai_kernel *kernel = &form->kernel[NSAI_DKV_CLEAR];
+  *tickets = NULL;
+  if (!kernel->function) return NSA_OK;
+  *tickets = nsai_buffer_at(run, form->buffer[NSAI_DKV_COUNTERS]);
+  return nsai_backward_clear_enqueue(run, kernel, *tickets,
+                                     ticket_words(&run->plan->problem.model,
+                                                  form->number[NSAI_DKV_HEADS]));
+}
+
+nsa_status nsai_dkv_heads_enqueue(const nsai_run *run, const nsai_form *form,
+                                  const nsai_dkv_dq *dq) {
   const int heads = run->plan->problem.model.kv_heads;
   const int most = (int)form->number[NSAI_DKV_HEADS];
   nsai_dkv_pass pass = open_pass(run, form, dq && dq->slots);
+  int *tickets;
+  NSAI_TRY(clear_tickets(run, form, &tickets));
   if (dq) pass.dq = *dq;
   for (int head = 0; head < heads; head += most) {
     pass.head = head;
@@ -281,5 +339,5 @@ nsa_status nsai_dkv_enqueue(const nsai_run *run, const nsai_form *form, const ns
   if (span->ranks_sum)
     return nsai_ranks_sum_enqueue(run, &form->kernel[NSAI_DKV_RANKS_SUM], span->ranks_sum);
   if (span->gate) return gate_back(run, form);
-  return nsai_dkv_heads_enqueue(run, form, NULL, NULL);
+  return nsai_dkv_heads_enqueue(run, form, NULL);
 }

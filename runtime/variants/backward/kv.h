@@ -19,6 +19,7 @@ enum {
   NSAI_DKV_WINDOW,
   NSAI_DKV_SELECTED, /* by inverted lists, or by a caller's ranges */
   NSAI_DKV_SUM,
+  NSAI_DKV_CLEAR, /* of the persistent kernels' tickets */
   NSAI_DKV_RANKS_SUM,
   NSAI_DKV_LAYERS,
   NSAI_DKV_KERNELS = NSAI_DKV_LAYERS + NSAI_LAYERS_KERNELS
@@ -31,6 +32,7 @@ enum {
   NSAI_DKV_SELECTED_SUMS, /* f32 [heads, items of a head, l', Dk + Dv]; of ranges
                              [heads, range splits, KV tokens, Dk + Dv] */
   NSAI_DKV_WINDOW_SUMS,   /* f32 [heads, KV tokens, Dk + Dv] */
+  NSAI_DKV_COUNTERS,      /* i32 [groups of KV heads, NSAI_DKV_TICKETS] */
   NSAI_DKV_LAYERS_BUFFERS,
   NSAI_DKV_BUFFERS = NSAI_DKV_LAYERS_BUFFERS + NSAI_LAYERS_BUFFERS
 };
@@ -58,7 +60,8 @@ nsa_status nsai_dkv_enqueue(const nsai_run *run, const nsai_form *form, const ns
 /* ---- kernels of the branches ---- */
 
 /* Tokens of an item of the inverted lists: so many that a block of average length is one item, so few
- * that the blocks that every token selects are spread over the device. */
+ * that the blocks that every token selects are spread over the device. Persistent kernels may have
+ * fewer. */
 #define NSAI_DKV_ITEM_TOKENS 1024
 #define NSAI_DKV_TILE_KEYS 64 /* of a CTA without tensor maps at most; all that wgmma takes */
 #define NSAI_DKV_COST 700     /* compile_cost */
@@ -126,17 +129,16 @@ typedef struct nsai_dkv_pass {
   nsai_dkv_dq dq;
   int head, heads;     /* KV heads [head, head + heads) */
   int compressed_head; /* the first KV head of the compressed branch's sums */
-  int *tickets;        /* i32 [NSAI_DKV_TICKETS]; NULL: kernels have a CTA for each tile */
+  int *tickets;        /* i32 [NSAI_DKV_TICKETS]; NULL: no kernel is persistent */
 } nsai_dkv_pass;
 
 /* The caller's lists, sorted, and the inverted lists, if a gradient needs them. `makes_dq`: dQ of
  * the selected branch does. */
 nsa_status nsai_dkv_lists_enqueue(const nsai_run *run, const nsai_form *form, bool makes_dq);
 
-/* Partial sums and sums of all heads; dq NULL: no dQ. `tickets`: i32 [groups, NSAI_DKV_TICKETS], zeros;
- * NULL: the kernels of window and selected branch are not persistent. */
-nsa_status nsai_dkv_heads_enqueue(const nsai_run *run, const nsai_form *form, const nsai_dkv_dq *dq,
-                                  int *tickets);
+/* Partial sums and sums of all heads; dq NULL: no dQ. */
+nsa_status nsai_dkv_heads_enqueue(const nsai_run *run, const nsai_form *form,
+                                  const nsai_dkv_dq *dq);
 
 /* Whether an output depends on the branch's dK and dV. */
 bool nsai_dkv_needs(const nsai_run *run, int branch);

@@ -174,7 +174,7 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
         (char *)dq.slot_steps + step_bytes(&run->plan->problem, form->number[NSAI_DKV_HEADS]);
   }
   dq.add_slots = &form->kernel[ADD_SLOTS];
-  NSAI_TRY(nsai_dkv_heads_enqueue(run, form, &dq, NULL));
+  NSAI_TRY(nsai_dkv_heads_enqueue(run, form, &dq));
   const NsaiBackwardDqSums from = { .sums = dq.sums, .blocks = dq.blocks, .all = selected };
   return run->sizes.tokens ? nsai_q_dq(run, &rows[NSAI_Q_DQ], &from) : NSA_OK;
 }
