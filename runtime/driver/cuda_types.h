@@ -175,8 +175,7 @@ enum {
   NSAI_CUBLASLT_PREF_ALIGN_D = 8
 };
 
-/* cublasLtReductionScheme_t: partial sums over a long k are stored in the workspace as fp32 and
- * added in order. */
-enum { NSAI_CUBLASLT_REDUCTION_COMPUTE_TYPE = 2 };
+/* cublasLtReductionScheme_t: k is not split. */
+enum { NSAI_CUBLASLT_REDUCTION_NONE = 0 };
 
 #endif /* NSAI_DRIVER_CUDA_TYPES_H */

@@ -3,7 +3,7 @@
  *
  * Dense products through cuBLASLt: C [m, n] = A [m, k] B [k, n], row-major, batched, with fp32
  * accumulation; or C += A B. Every run on one device gives the same bits: the algorithm depends
- * only on the shapes, and if a long k is split, the partial sums are added in a fixed order.
+ * only on the shapes.
  */
 #ifndef NSAI_DRIVER_GEMM_H
 #define NSAI_DRIVER_GEMM_H
@@ -24,12 +24,10 @@ typedef struct nsai_gemm {
       c_batch;
   bool a_transposed; /* A is given as [k, m] */
   bool b_transposed; /* B is given as [n, k] */
-  bool
-      /* if k is split, the partial sums are added in fp32 and in a fixed order, never in place */
-      ordered;
-  bool adds;       /* add to C, which is fp32 */
-  int32_t dtype;   /* of A and B: NSA_BF16, NSA_F16 */
-  int32_t c_dtype; /* dtype, or NSA_F32 */
+  bool whole_k;      /* k is not split among CTAs, whose partial sums would be added */
+  bool adds;         /* add to C, which is fp32 */
+  int32_t dtype;     /* of A and B: NSA_BF16, NSA_F16 */
+  int32_t c_dtype;   /* dtype, or NSA_F32 */
 } nsai_gemm;
 
 typedef struct nsai_gemm_operands {

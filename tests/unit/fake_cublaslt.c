@@ -25,6 +25,7 @@ typedef struct descriptor {
   int64_t leading, stride;
   int32_t type, batch;   /* batch 0: one */
   int32_t transposed[2]; /* of a product */
+  int32_t whole_k;       /* of a preference: no algorithm that splits k */
 } descriptor;
 
 static nsai_cublas_status create(void **out) {
@@ -89,7 +90,8 @@ static nsai_cublas_status set_MatrixLayout(descriptor *d, int32_t attribute, con
 
 static nsai_cublas_status set_MatmulPreference(descriptor *d, int32_t attribute,
                                                const void *value) {
-  (void)d, (void)attribute, (void)value;
+  if (attribute == NSAI_CUBLASLT_PREF_REDUCTIONS)
+    d->whole_k = *(const uint32_t *)value == NSAI_CUBLASLT_REDUCTION_NONE;
   return 0;
 }
 
@@ -108,6 +110,12 @@ static int fits(const descriptor *desc, const descriptor *a, const descriptor *b
          b->batch == c->batch;
 }
 
+/* cuBLASLt splits some k wrongly: runtime/driver/gemm.c. */
+static int may_choose(const descriptor *desc, const descriptor *a, const descriptor *preference) {
+  const uint64_t k = desc->transposed[0] ? a->rows : a->columns;
+  return preference->whole_k || k % 64 == 0;
+}
+
 nsai_cublas_status cublasLtMatmulAlgoGetHeuristic(nsai_cublaslt_handle handle,
                                                   nsai_cublaslt_desc desc, nsai_cublaslt_layout a,
                                                   nsai_cublaslt_layout b, nsai_cublaslt_layout c,
@@ -115,7 +123,7 @@ nsai_cublas_status cublasLtMatmulAlgoGetHeuristic(nsai_cublaslt_handle handle,
                                                   int wanted, nsai_cublaslt_heuristic *results,
                                                   int *found) {
   memset(results, 0, sizeof *results);
-  *found = handle && desc && a && b && c && d && pref && wanted == 1;
+  *found = handle && desc && a && b && c && d && pref && wanted == 1 && may_choose(desc, a, pref);
   return *found ? 0 : 7;
 }
 

@@ -179,7 +179,7 @@ nsai_gemm nsai_batched_gemm(const nsai_layers_pass *b, int64_t m, int64_t n, int
                       .c_row = n,
                       .batch = (int32_t)b->batch,
                       .c_batch = m * n,
-                      .ordered = true,
+                      .whole_k = true,
                       .dtype = b->run->plan->problem.model.dtype,
                       .c_dtype = NSA_F32 };
 }
