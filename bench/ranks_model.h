@@ -15,9 +15,12 @@
  *             decides. Each level takes a fixed time, and its bytes over the rate inside a host or
  *             between hosts. Nothing else runs meanwhile.
  *
- * Two H200 of one host, random inputs, 32k to 128k tokens: within 5 % of what was measured
- * (bench/results/h200-2026-11-27-ranks.txt; tests/unit/test_ranks_model.c). More GPUs, and more than
- * one host, are not confirmed by any measurement.
+ * H200s of one host: with random inputs on two within 5 % of what was measured, from 32k to 128k tokens
+ * (bench/results/h200-2026-11-27-ranks.txt; tests/unit/test_ranks_model.c). With correlated inputs
+ * (bench/results/h200-2026-11-28-ranks.csv) on two within 5 %, on four within 1 % at 128k, but at 64k 11 % below the
+ * forward and 10 % below the backward pass: a burst there takes 0.5 and 1.2 ms that do not depend on the ranks'
+ * number, and that the model lacks; of sustained runs it is half. More GPUs, and more than one host, are not
+ * confirmed by any measurement.
  */
 #ifndef BENCH_RANKS_MODEL_H
 #define BENCH_RANKS_MODEL_H
