@@ -116,7 +116,7 @@ static nsa_status model_of(const task *t, const case_pass *pass, const nsa_shard
   const double one = bench_one_gpu_ms(measured, count, tokens);
   free(measured);
   NSAI_TRY(bench_ranks_count(&pass->c->model, shard, &work));
-  *ms = bench_ranks_model_ms(&pass->c->model, &work, pass->part != BENCH_FORWARD, one);
+  *ms = bench_ranks_model_ms(&pass->c->model, &work, pass->part != BENCH_FORWARD, true, one);
   return NSA_OK;
 }
 

@@ -12,15 +12,13 @@
  * tail        the last round of tiles leaves half of the SMs idle.
  * exchanges   K and V, and in the backward pass the sums. Their bytes are counted in the shard, as
  *             runtime/run/ranks_exchange.c sends them, over hosts in two levels; the rank with the most
- *             decides. Each level takes a fixed time, and its bytes over the rate inside a host or
+ *             decides. Each level takes a fixed time, more on idle GPUs, and its bytes over the rate inside a host or
  *             between hosts. Nothing else runs meanwhile.
  *
- * H200s of one host: with random inputs on two within 5 % of what was measured, from 32k to 128k tokens
- * (bench/results/h200-2026-11-27-ranks.txt; tests/unit/test_ranks_model.c). With correlated inputs
- * (bench/results/h200-2026-11-28-ranks.csv) on two within 5 %, on four within 1 % at 128k, but at 64k 11 % below the
- * forward and 10 % below the backward pass: a burst there takes 0.5 and 1.2 ms that do not depend on the ranks'
- * number, and that the model lacks; of sustained runs it is half. More GPUs, and more than one host, are not
- * confirmed by any measurement.
+ * H200s of one host: within 5 % of what was measured in runs one after the other on two, with random inputs and
+ * 32k to 128k tokens (bench/results/h200-2026-11-27-ranks.txt), and within 4 % of bursts on two and four, with
+ * correlated inputs and 64k and 128k tokens (bench/results/h200-2026-11-28-ranks.csv);
+ * tests/unit/test_ranks_model.c. More GPUs, and more than one host, are not confirmed by any measurement.
  */
 #ifndef BENCH_RANKS_MODEL_H
 #define BENCH_RANKS_MODEL_H
@@ -64,8 +62,9 @@ typedef struct bench_ranks_work {
 nsa_status bench_ranks_count(const nsai_model *model, const nsa_shard *shard,
                              bench_ranks_work *out);
 
-/* The time of a run: milliseconds, 0 where `one_gpu_ms` is 0. */
+/* The time of a run: milliseconds, 0 where `one_gpu_ms` is 0. `burst`: it begins on idle GPUs; otherwise behind
+ * another run. */
 double bench_ranks_model_ms(const nsai_model *model, const bench_ranks_work *work, bool backward,
-                            double one_gpu_ms);
+                            bool burst, double one_gpu_ms);
 
 #endif /* BENCH_RANKS_MODEL_H */

@@ -91,7 +91,7 @@ static nsa_status put_cell(FILE *out, nsa_ctx *ctx, const series *s, int64_t tok
   NSAI_TRY(count_work(ctx, &s->first->c.model, tokens, ranks, &work));
   for (int i = 0; i < PARTS; i++) {
     const double one = bench_one_gpu_ms(s->measured[i], s->count[i], (double)tokens);
-    const double ms = bench_ranks_model_ms(&s->first->c.model, &work, i > 0, one);
+    const double ms = bench_ranks_model_ms(&s->first->c.model, &work, i > 0, true, one);
     if (!s->count[i]) continue;
     fputs(gap, out);
     gap = ", ";

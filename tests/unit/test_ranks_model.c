@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The model of runs over ranks, against measurements on two H200 and against its own formulas.
+ * The model of runs over ranks, against measurements on two and four H200 and against its own formulas.
  */
 #include "support/cmocka_all.h"
 
@@ -28,9 +28,14 @@ static bench_ranks_work count(int64_t tokens, int32_t ranks, int32_t layout) {
   return work;
 }
 
-static double over(int64_t tokens, int32_t ranks, bool backward, double one) {
+static double time_of(int64_t tokens, int32_t ranks, bool backward, bool burst, double one) {
   const bench_ranks_work work = count(tokens, ranks, NSA_SHARD_ZIGZAG);
-  return bench_ranks_model_ms(&measured_model, &work, backward, one);
+  return bench_ranks_model_ms(&measured_model, &work, backward, burst, one);
+}
+
+/* Of runs one after the other. */
+static double over(int64_t tokens, int32_t ranks, bool backward, double one) {
+  return time_of(tokens, ranks, backward, false, one);
 }
 
 static void assert_near(double value, double expected, double part) {
@@ -52,6 +57,27 @@ static void test_measured_on_two(void **state) {
   for (size_t i = 0; i < sizeof measured / sizeof *measured; i++)
     assert_near(over(measured[i].tokens, 2, measured[i].backward, measured[i].one), measured[i].two,
                 0.05);
+}
+
+/* bench/results/h200-2026-11-28-ranks.csv: bursts, correlated inputs, NCCL. */
+static void test_measured_bursts(void **state) {
+  static const struct {
+    int64_t tokens;
+    int32_t ranks;
+    bool backward;
+    double one, ms;
+  } measured[] = {
+    { 64 * K, 2, false, 17.375, 9.5306 },  { 64 * K, 4, false, 17.375, 5.3598 },
+    { 128 * K, 2, false, 55.097, 27.589 }, { 128 * K, 4, false, 55.097, 14.813 },
+    { 64 * K, 2, true, 62.73, 33.535 },    { 64 * K, 4, true, 62.73, 18.699 },
+    { 64 * K, 2, true, 45.181, 25.045 },   { 64 * K, 4, true, 45.181, 14.234 },
+    { 128 * K, 2, true, 189.32, 100.16 },  { 128 * K, 2, true, 137, 72.542 },
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof measured / sizeof *measured; i++)
+    assert_near(time_of(measured[i].tokens, measured[i].ranks, measured[i].backward, true,
+                        measured[i].one),
+                measured[i].ms, 0.04);
 }
 
 /* 1M tokens did not run on one GPU: the model extrapolates from 64k and 128k, to within 10 % of two. */
@@ -100,7 +126,7 @@ static void test_bytes(void **state) {
   }
   const bench_ranks_work one = count(512 * K, 1, NSA_SHARD_ZIGZAG);
   assert_true(one.kv.inside == 0 && one.kv.between == 0 && one.share == 1);
-  assert_true(bench_ranks_model_ms(&measured_model, &one, true, 7) == 7);
+  assert_true(bench_ranks_model_ms(&measured_model, &one, true, true, 7) == 7);
   /* Not as many ranks on each host: every rank gathers by itself. */
   const bench_ranks_work odd = count(512 * K, 12, NSA_SHARD_ZIGZAG);
   assert_true(!odd.two_levels);
@@ -181,9 +207,13 @@ static void test_more_ranks(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_measured_on_two), cmocka_unit_test(test_extrapolated_on_two),
-    cmocka_unit_test(test_one_gpu),         cmocka_unit_test(test_bytes),
-    cmocka_unit_test(test_pairs_and_index), cmocka_unit_test(test_more_ranks),
+    cmocka_unit_test(test_measured_on_two),
+    cmocka_unit_test(test_measured_bursts),
+    cmocka_unit_test(test_extrapolated_on_two),
+    cmocka_unit_test(test_one_gpu),
+    cmocka_unit_test(test_bytes),
+    cmocka_unit_test(test_pairs_and_index),
+    cmocka_unit_test(test_more_ranks),
     cmocka_unit_test(test_passed_on),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
