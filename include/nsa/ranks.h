@@ -259,6 +259,10 @@ typedef struct nsa_comm_options {
   /* As nsa_comm_ops.host_ranks, which it overrides. The number of ranks: one host, whatever the ranks run
    * on. [nsa_comm_ops.host_ranks, or found by nsa_comm_agree] */
   int32_t host_ranks;
+  /* The largest message of a rank, in bytes, that a gather moves through memory which the ranks map of each
+   * other ("Peer memory" below): up to 16 MiB; -1: none. All ranks give the same. [0: the library's choice,
+   * which is none until GPUs have been measured] */
+  int32_t peer_bytes;
 } nsa_comm_options;
 #define NSA_COMM_OPTIONS_INIT NSA_INIT(nsa_comm_options)
 
@@ -268,6 +272,28 @@ typedef struct nsa_comm_options {
  * finds leaves it alive. The context lives on: destroy the communicator and make another. It keeps
  * what it needs of its context. */
 typedef struct nsa_comm nsa_comm;
+
+/* Peer memory. Where options.peer_bytes allows it, 2 to 8 ranks of one host gather small messages, such as
+ * those of a decode step over ranks, in one kernel that stores into the other ranks' memory, beside the
+ * transport. Everything else goes by the transport as before.
+ *
+ * The first nsa_comm_agree on a GPU compiles that kernel and allocates, for each rank, about 2 * size *
+ * peer_bytes of device memory, in steps of 2 MiB, until the communicator is destroyed. Ranks of one
+ * process share addresses, and those of other processes open it by CUDA IPC. Unless every rank can map
+ * every other one's, none does; the log says why (NSA_LOG_INFO), and nothing fails.
+ *
+ * - Runs of the communicator must follow each other on the device: in one stream, or by events. The kernel
+ *   counts them.
+ * - The kernel waits for other ranks while it occupies some CTAs, for options.timeout_ms on the GPU's clock,
+ *   also without nsa_comm_check and in a replayed graph. Past that it goes on, and what the gather was
+ *   for is undefined. The next call on the communicator, nsa_comm_check and nsa_comm_wait return
+ *   NSA_E_RANKS and name the ranks. When a communicator ends, its kernels stop waiting.
+ * - Ranks that share a GPU, as loopback ones, need streams that run at once (CUDA_DEVICE_MAX_CONNECTIONS).
+ * - A run is captured into a CUDA graph where the transport can be (NSA_COMM_CAPTURES). Destroy the graph
+ *   before the communicator.
+ * - Where ranks are processes, nsa_comm_destroy of a communicator that is alive waits for the others' at
+ *   most for options.timeout_ms. Memory that a lost rank may still write to stays allocated until the
+ *   process ends. */
 
 /* Makes a communicator of a host's transport. Blocking; other ranks need not take part.
  *

@@ -444,6 +444,37 @@ static nsai_cu_result fill(nsai_cu_ptr memory, unsigned char value, size_t bytes
   return 0;
 }
 
+static nsai_cu_result can_access(int *can, nsai_cu_device device, nsai_cu_device peer) {
+  *can = device != peer && !getenv("FAKE_CUDA_NO_PEERS");
+  return 0;
+}
+
+static nsai_cu_result enable_peer(nsai_cu_context peer, unsigned flags) {
+  if (!in_context()) return INVALID_CONTEXT;
+  if (peer == current() || flags) return INVALID_VALUE;
+  return COUNT(peer_contexts, 1) ? NSAI_CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : 0;
+}
+
+/* A handle holds the address: ranks that say to be processes are threads. */
+static nsai_cu_result get_ipc(nsai_cu_ipc_handle *out, nsai_cu_ptr memory) {
+  memset(out, 0, sizeof *out);
+  memcpy(out->bytes, &memory, sizeof memory);
+  return 0;
+}
+
+static nsai_cu_result open_ipc(nsai_cu_ptr *out, nsai_cu_ipc_handle handle, unsigned flags) {
+  if (!in_context()) return INVALID_CONTEXT;
+  if (flags != NSAI_CU_IPC_LAZY_PEER_ACCESS || record.refuse_ipc) return INVALID_VALUE;
+  memcpy(out, handle.bytes, sizeof *out);
+  COUNT(ipc_opened, 1);
+  return 0;
+}
+
+static nsai_cu_result close_ipc(nsai_cu_ptr memory) {
+  COUNT(ipc_opened, -1);
+  return memory ? 0 : INVALID_VALUE;
+}
+
 /* Streams are bytes that are never read. */
 static nsai_cu_result create_stream(nsai_cu_stream *out, unsigned flags) {
   void *memory = malloc(1);
@@ -682,6 +713,11 @@ nsai_cu_result cuGetProcAddress_v2(const char *name, void **function, int versio
     { "cuMemHostAlloc", (any)allocate_host },
     { "cuMemFreeHost", (any)release_host },
     { "cuMemsetD8Async", (any)fill },
+    { "cuDeviceCanAccessPeer", (any)can_access },
+    { "cuCtxEnablePeerAccess", (any)enable_peer },
+    { "cuIpcGetMemHandle", (any)get_ipc },
+    { "cuIpcOpenMemHandle", (any)open_ipc },
+    { "cuIpcCloseMemHandle", (any)close_ipc },
     { "cuStreamCreate", (any)create_stream },
     { "cuStreamDestroy", (any)destroy_stream },
     { "cuEventCreate", (any)create_event },
