@@ -6,6 +6,7 @@
 #include "csv.h"
 #include "decode/reads.h"
 #include "plan/plan.h"
+#include "ranks/comm.h"
 #include "ranks_team.h"
 #include "verify/cache_tensors.h"
 
@@ -33,6 +34,7 @@ typedef struct cell_run {
   nsai_trial_plan fill, append, decode;
   int32_t unit_tokens;
   nsai_verify_cache caches;
+  int32_t peer_bytes; /* that the communicator is asked for */
   nsa_comm *comm;
 } cell_run;
 
@@ -41,7 +43,7 @@ typedef struct cell_run {
 void bench_decode_ranks_csv_header(FILE *out) {
   fputs("date,commit,device,problem,ranks,unit_tokens,S,batch,q_len,page_size,kv_dtype,cmp_dtype,"
         "copies,"
-        "ms_total,ms_append,total_ratio,append_ratio,note\n",
+        "ms_total,ms_append,total_ratio,append_ratio,peer_bytes,note\n",
         out);
 }
 
@@ -57,7 +59,7 @@ static void print_line(const cell_run *r, const step_times *us, const step_times
   if (r->t->team.shared->size > 1 && one->total_us > 0)
     fprintf(r->t->team.out, "  %5.2f x %5.2f x", bench_team_ratio(one->total_us, us->total_us),
             bench_team_ratio(one->append_us, us->append_us));
-  fputc('\n', r->t->team.out);
+  fputs(r->peer_bytes ? "  peer memory\n" : "\n", r->t->team.out);
 }
 
 static void write_line(const cell_run *r, const step_times *us, const step_times *one,
@@ -73,7 +75,7 @@ static void write_line(const cell_run *r, const step_times *us, const step_times
   bench_csv_known(csv, 5, us->append_us * 1e-3);
   bench_csv_known(csv, 4, bench_team_ratio(one->total_us, us->total_us));
   bench_csv_known(csv, 4, bench_team_ratio(one->append_us, us->append_us));
-  fputc(',', csv);
+  fprintf(csv, ",%d,", r->peer_bytes);
   if (note) bench_csv_quoted(csv, note);
   fputc('\n', csv);
 }
@@ -83,6 +85,7 @@ static void report(const cell_run *r, int64_t cell, const step_times *us) {
   const nsai_verify_result *reason = bench_team_reason(r->t->team.shared);
   const char *note = reason ? reason->text : NULL;
   if (r->t->team.shared->size == 1 && !reason) r->t->one[cell] = *us;
+  if (r->peer_bytes) r->t->team.shared->outcomes[NSAI_VERIFY_PASSED]--; /* of the transport: a cell counts once */
   r->t->team.shared->outcomes[reason ? reason->outcome : NSAI_VERIFY_PASSED]++;
   print_line(r, us, &r->t->one[cell], note);
   if (r->t->team.csv) write_line(r, note ? &none : us, &r->t->one[cell], note);
@@ -158,8 +161,15 @@ static nsa_status prepare(cell_run *r) {
 /* A communicator of every rank, which have the same plan. */
 static nsa_status connect_ranks(cell_run *r) {
   const nsa_plan *decode = r->decode.plan;
-  NSAI_TRY(bench_team_connect(&r->t->team, r->rank, r->decode.ctx, TIMEOUT_MS, &r->comm));
-  return r->comm ? nsa_comm_agree(r->comm, &decode, 1, NULL, 0) : NSA_OK;
+  const nsa_comm_options options = { .struct_size = sizeof options,
+                                     .timeout_ms = TIMEOUT_MS,
+                                     .peer_bytes = r->peer_bytes ? r->peer_bytes : -1 };
+  NSAI_TRY(bench_team_connect(&r->t->team, r->rank, r->decode.ctx, &options, &r->comm));
+  if (!r->comm) return NSA_OK;
+  NSAI_TRY(nsa_comm_agree(r->comm, &decode, 1, NULL, 0));
+  if (nsai_comm_peer_bytes(r->comm) == r->peer_bytes) return NSA_OK;
+  return nsai_fail(NSA_E_UNSUPPORTED, "the ranks have no peer memory: --set runtime.log_level=info "
+                                      "says why");
 }
 
 static nsa_status time_steps(cell_run *r, step_times *us) {
@@ -181,12 +191,12 @@ static nsa_status time_steps(cell_run *r, step_times *us) {
 }
 
 /* Up to the runs ranks tell each other how they are: a cell that one cannot hold, all leave out. Behind
- * that a failure ends the list, because ranks may then wait. */
-static void run_cell(cell_run *r, int64_t cell) {
+ * that a failure ends the list, because ranks may then wait. `prepared`: of this rank, so far. Returns
+ * whether there is a time. */
+static bool run_way(cell_run *r, int64_t cell, nsa_status prepared) {
   step_times us = { 0, 0 };
   nsai_verify_result *result = &r->t->team.shared->result[r->rank];
-  *result = (nsai_verify_result){ .outcome = NSAI_VERIFY_PASSED };
-  if (all_well(r, prepare(r))) {
+  if (all_well(r, prepared)) {
     nsa_status status = connect_ranks(r);
     if (all_well(r, status)) {
       status = time_steps(r, &us);
@@ -196,6 +206,19 @@ static void run_cell(cell_run *r, int64_t cell) {
   }
   if (!r->rank) report(r, cell, &us);
   nsa_comm_destroy(r->comm);
+  r->comm = NULL;
+  return us.append_us > 0;
+}
+
+/* By the transport and, where that is asked for, through peer memory. */
+static void run_cell(cell_run *r, int64_t cell) {
+  nsai_verify_result *result = &r->t->team.shared->result[r->rank];
+  *result = (nsai_verify_result){ .outcome = NSAI_VERIFY_PASSED };
+  const bool timed = run_way(r, cell, prepare(r));
+  if (timed && r->t->o->peer_bytes && r->t->team.shared->size > 1) {
+    r->peer_bytes = r->t->o->peer_bytes;
+    run_way(r, cell, bench_team_meet(r->t->team.shared, r->rank)); /* rank 0 has read all results */
+  }
   nsai_verify_cache_destroy(&r->caches);
 }
 

@@ -15,6 +15,10 @@
  * communicator's: `why` then says what it was. */
 void nsai_ranks_gather_make(nsa_comm *comm, char why[NSAI_RANKS_GATHER_TEXT]);
 
+/* Compiles the kernel into the caches, as nsa_prepare does for the decode steps that it serves. Nothing where
+ * runtime.jit is never: such a step runs without it. */
+nsa_status nsai_ranks_gather_prepare(nsa_ctx *ctx);
+
 /* Releases the kernel, unless its function is NULL. No communicator uses it any more. */
 void nsai_ranks_gather_release(nsa_ctx *ctx, const nsai_kernel *kernel);
 

@@ -18,10 +18,13 @@
 
 #include "base/duration.h"
 #include "base/math.h"
+#include "params/ranks.h"
 #include "ranks/comm_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+_Static_assert(NSAI_PEERS == NSAI_GATHER_RANKS, "one number of ranks");
 
 /* Off until a GPU has measured it against NCCL. */
 #define DEFAULT_PEER_BYTES 0

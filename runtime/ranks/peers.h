@@ -9,10 +9,11 @@
 #define NSAI_RANKS_PEERS_H
 
 #include "driver/launch.h"
-#include "params/ranks.h"
 
 #include <nsa/ranks.h>
 #include <stdbool.h>
+
+#define NSAI_PEERS 8 /* ranks, at most: NSAI_GATHER_RANKS of the kernel */
 
 /* A rank's mailbox, with its control words: freed with its last user, because ranks of one process write
  * to it without a handle of their own. */
@@ -24,12 +25,12 @@ typedef struct nsai_peers {
   int32_t most_bytes; /* of a message, as all ranks were given it; 0: never */
   bool tried;         /* the ranks have told each other what they can map */
   bool on;
-  bool elsewhere;                        /* some ranks are other processes */
-  nsai_kernel kernel;                    /* its function is NULL: none */
-  nsai_mailbox *box[NSAI_GATHER_RANKS];  /* the own one, and those of ranks of this process */
-  nsai_cu_ptr opened[NSAI_GATHER_RANKS]; /* of other processes */
-  char *mapped[NSAI_GATHER_RANKS];       /* all of them, on this device */
-  int32_t chunks, room;                  /* of the layout */
+  bool elsewhere;                 /* some ranks are other processes */
+  nsai_kernel kernel;             /* its function is NULL: none */
+  nsai_mailbox *box[NSAI_PEERS];  /* the own one, and those of ranks of this process */
+  nsai_cu_ptr opened[NSAI_PEERS]; /* of other processes */
+  char *mapped[NSAI_PEERS];       /* all of them, on this device */
+  int32_t chunks, room;           /* of the layout */
 } nsai_peers;
 
 /* Of nsa_comm_options.peer_bytes: whether it is one, NSA_E_ARG; and what it means, 0 for never. */

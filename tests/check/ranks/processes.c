@@ -38,6 +38,7 @@ static void run_cache(const task *t, int32_t rank, chk_plans *plans, const chk_r
                  .result = result };
   nsa_comm_options options = NSA_COMM_OPTIONS_INIT;
   options.timeout_ms = t->runner->rank.timeout_ms;
+  options.peer_bytes = t->runner->rank.peer_bytes;
   nsa_status status = chk_serve_record_create(plans, r.device, p, &record, result);
   const bool made = !status && result->outcome == NSAI_VERIFY_PASSED;
   if (made) status = chk_serve_context(plans, p, &ctx);

@@ -52,6 +52,7 @@ typedef struct chk_rank_options {
   const chk_ranks_damage *damage; /* NULL: none */
   bool as_gpu;                    /* with a GPU's bounds on the CPU device, too */
   int serve_damage;               /* of a problem over a cache: CHK_SERVE_DAMAGE_* (serve.h) */
+  int32_t peer_bytes;             /* of communicators, which must then have peer memory; 0: none */
 } chk_rank_options;
 
 typedef struct chk_rank {
@@ -93,6 +94,9 @@ void chk_rank_release(chk_rank *r);
 /* Enqueues the run, and waits for it. */
 nsa_status chk_rank_enqueue(const chk_rank *r);
 nsa_status chk_rank_execute(chk_rank *r);
+
+/* Behind nsa_comm_agree: fails when the communicator lacks the peer memory that was asked for. */
+void chk_rank_demand_peers(const chk_rank *r);
 
 /* Everything: prepares, agrees, runs `repeat` times, compares into r->result. Every rank calls it.
  */

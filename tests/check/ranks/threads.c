@@ -82,6 +82,7 @@ static nsa_status run_cache(const chk_runner *runner, chk_plans *plans, const ch
   const chk_rank like = { .record = &record };
   nsa_ctx *ctx = NULL;
   options.timeout_ms = runner->rank.timeout_ms;
+  options.peer_bytes = runner->rank.peer_bytes;
   nsa_status status = chk_shared_create(p->ranks, &shared);
   if (!status) status = nsai_verify_device_enter(chk_plans_device(plans));
   if (!status) status = chk_serve_record_create(plans, chk_plans_device(plans), p, &record, result);
