@@ -48,7 +48,8 @@ static const struct argp_option options[] = {
   { "codes", OPT_CODES, "KIND", 0,
     "cache: what is stored in e4m3: none, kv, cmp, both or any (none)", 0 },
   { "peer-bytes", OPT_PEER_BYTES, "BYTES", 0,
-    "cache: gathers of up to so many bytes must go through peer memory, on GPUs (none)", 0 },
+    "cache, --fault: gathers of up to so many bytes must go through peer memory, on GPUs (none)",
+    0 },
   { "backward", 'b', 0, 0, "Backward passes, too", 0 },
   { "problem", 'p', "STR", 0, "Only this problem, as printed by a failure", 0 },
   { "fault", OPT_FAULT, "LIST", 0,
@@ -96,8 +97,9 @@ static void refuse_idle(const chk_ranks_options *o, struct argp_state *state) {
                       "--hosts");
   if (!o->cache && (o->longest || o->codes))
     argp_error(state, "--longest and --codes belong to scenarios of a cache: nsarankcheck cache");
-  if (o->rank.peer_bytes && !o->cache && !o->problem)
-    argp_error(state, "--peer-bytes is for gathers of a cache over ranks: nsarankcheck cache");
+  if (o->rank.peer_bytes && !o->cache && !o->problem && (listed || !o->faults))
+    argp_error(state, "--peer-bytes is for gathers, of a cache over ranks or when ranks fail: "
+                      "nsarankcheck cache, or --fault");
   if (o->problem && o->cache)
     argp_error(state, "--problem says whether it is one of a cache: leave out cache");
   if (o->problem && (ranks || hosts || listed || o->backward || o->faults))

@@ -70,8 +70,9 @@ static void run_rank(const task *t, int32_t rank, chk_plans *plans, const chk_ra
                  .result = result };
   nsa_status status = chk_whole_create(plans, p, &whole);
   if (!status && !t->fault && chk_partials_matter(p)) status = chk_partials_measure(&whole, p);
-  const nsa_comm_options options =
+  nsa_comm_options options =
       chk_ranks_comm_options(p, t->fault ? t->fault->timeout_ms : t->runner->rank.timeout_ms);
+  options.peer_bytes = t->runner->rank.peer_bytes;
   status = chk_rank_nccl(t->shared, rank, status, whole.trial.plan.ctx, &options, &r.comm);
   if (status)
     chk_conclude(status, t->runner->plans.overrides != NULL, result);

@@ -9,7 +9,6 @@
 #include "base/math.h"
 #include "check.h"
 #include "plan/plan.h"
-#include "ranks/comm.h"
 #include "run/check_tensor.h"
 #include "verify/tensors_fill.h"
 
@@ -424,22 +423,12 @@ static void compare_repeat(chk_rank *r, const images *first, int run) {
   }
 }
 
-void chk_rank_demand_peers(const chk_rank *r) {
-  const int32_t wanted = r->p->ranks > 1 ? r->options->peer_bytes : 0;
-  if (nsai_comm_peer_bytes(r->comm) != wanted)
-    nsai_verify_fail(r->result,
-                     "rank %d: gathers of up to %d bytes go through peer memory, not %d: "
-                     "--set runtime.log_level=info says why",
-                     r->rank, nsai_comm_peer_bytes(r->comm), wanted);
-}
-
 static nsa_status check(chk_rank *r, images *first) {
   const nsa_plan *plan;
   NSAI_TRY(chk_rank_prepare(r));
   plan = r->plan.plan;
   memcpy(r->result->variants, r->plan.caps.variants, sizeof r->result->variants);
   NSAI_TRY(nsa_comm_agree(r->comm, &plan, 1, r->shard, r->options->timeout_ms));
-  chk_rank_demand_peers(r);
   for (int run = 0; run < r->options->repeat; run++) {
     NSAI_TRY(chk_rank_execute(r));
     if (!r->rank && r->options->damage && r->options->damage->run == run) damage(r);

@@ -95,9 +95,6 @@ void chk_rank_release(chk_rank *r);
 nsa_status chk_rank_enqueue(const chk_rank *r);
 nsa_status chk_rank_execute(chk_rank *r);
 
-/* Behind nsa_comm_agree: fails when the communicator lacks the peer memory that was asked for. */
-void chk_rank_demand_peers(const chk_rank *r);
-
 /* Everything: prepares, agrees, runs `repeat` times, compares into r->result. Every rank calls it.
  */
 void chk_rank_check(chk_rank *r);
