@@ -113,9 +113,10 @@ static void destroy_events(nsa_comm *comm) {
 void nsai_comm_destroy(nsa_comm *comm) {
   if (!comm) return;
   destroy_events(comm);
-  nsai_peers_close(comm);
+  if (!comm->dead) nsai_peers_close(comm);
   if (comm->transport.destroy) comm->transport.destroy(comm->transport.ops.user);
-  nsai_agree_room_fini(comm);
+  nsai_agree_room_fini(comm); /* waits for the device: kernels of a dead one have ended behind it */
+  nsai_peers_close(comm);
   pthread_cond_destroy(&comm->end);
   pthread_mutex_destroy(&comm->lock);
   free(comm->parts);

@@ -314,10 +314,11 @@ nsa_status nsai_peers_open(nsa_comm *comm, const char *why, double since, int32_
   }
   const nsa_status status = open_mailboxes(comm, why, since, timeout_ms);
   peers->tried = true;
-  if (!peers->on) {
-    unmap_all(comm);
-    drop_own(comm);
-  }
+  if (peers->on) return NSA_OK;
+  unmap_all(comm);
+  /* Where a round failed, another rank may still be about to map this mailbox: it stays, and the
+   * communicator is dead. */
+  if (status == NSA_OK) drop_own(comm);
   return status;
 }
 

@@ -59,9 +59,9 @@ nsa_status nsai_peers_check(nsa_comm *comm);
 /* Lets kernels that wait go on. Thread-safe. */
 void nsai_peers_stop(nsa_comm *comm);
 
-/* Releases what peers_open made. Of a communicator that is alive it waits, at most for
- * options.timeout_ms, until ranks of other processes have done so as well. A mailbox that these may
- * still write to is not freed. */
+/* Releases what nsai_peers_open made; does nothing at a second call. No kernel of this rank uses it any
+ * more. Of a communicator that is alive it waits, at most for options.timeout_ms, until ranks of other
+ * processes have done so as well. A mailbox that these may still write to is not freed. */
 void nsai_peers_close(nsa_comm *comm);
 
 #endif /* NSAI_RANKS_PEERS_H */
