@@ -15,7 +15,9 @@ static const nsai_kernel_spec spec = {
 
 /* `kernels` NULL: into the caches alone. */
 static nsa_status make(nsa_ctx *ctx, bool may_compile, nsai_kernel kernels[NSAI_MAX_KERNELS]) {
-  const nsai_problem problem = { .op = NSA_OP_DECODE, .model = ctx->config->model };
+  const nsai_problem problem = { .op = NSA_OP_DECODE,
+                                 .selection = NSA_SELECT_TOPN,
+                                 .model = ctx->config->model };
   nsai_kernel_request request = {
     .problem = &problem, .specs = &spec, .count = 1, .may_compile = may_compile
   };

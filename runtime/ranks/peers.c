@@ -83,7 +83,7 @@ static uint64_t mailbox_bytes(int32_t ranks, int32_t most_bytes) {
   return (2 * (uint64_t)ranks * slot + words + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
 }
 
-static void release_mailbox(nsai_mailbox *box) {
+void nsai_mailbox_release(nsai_mailbox *box) {
   if (!box || __atomic_sub_fetch(&box->users, 1, __ATOMIC_ACQ_REL)) return;
   if (box->memory) box->driver->cuMemFree(box->memory); /* waits for kernels that end */
   if (box->control) box->driver->cuMemFreeHost(box->control);
@@ -247,14 +247,14 @@ static void unmap_all(nsa_comm *comm) {
     peers->opened[r] = 0;
     peers->mapped[r] = NULL;
     if (r == nsai_comm_rank(comm)) continue;
-    release_mailbox(peers->box[r]);
+    nsai_mailbox_release(peers->box[r]);
     peers->box[r] = NULL;
   }
 }
 
 static void drop_own(nsa_comm *comm) {
   nsai_mailbox **own = &comm->peers.box[nsai_comm_rank(comm)];
-  release_mailbox(*own);
+  nsai_mailbox_release(*own);
   *own = NULL;
 }
 

@@ -19,6 +19,9 @@
  * to it without a handle of their own. */
 typedef struct nsai_mailbox nsai_mailbox;
 
+/* One user less; NULL is fine. The device is entered. */
+void nsai_mailbox_release(nsai_mailbox *box);
+
 /* What a communicator has of it. `on` is guarded by the communicator's lock, because nsa_comm_check
  * reads the control words; the rest belongs to the thread that uses the communicator. */
 typedef struct nsai_peers {

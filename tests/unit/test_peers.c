@@ -37,10 +37,9 @@ static void world_init(world *w, const char *extra) {
   char yaml[2048];
   memset(w, 0, sizeof *w);
   machine_yaml(&request, yaml, sizeof yaml);
-  const machine_reopening how = { .yaml = yaml,
-                                  .extra = extra ? extra : "runtime.log_level=info",
-                                  .log = keep_log,
-                                  .log_user = w };
+  const machine_reopening how = {
+    .yaml = yaml, .extra = extra ? extra : "runtime.log_level=info", .log = keep_log, .log_user = w
+  };
   machine_reopen(&w->ctx, w->dir, &how);
 }
 
@@ -251,6 +250,8 @@ static void test_processes(void **state) {
   pretend_processes(&w, devices, true);
   ranks_run(w.ranks, 3);
   expect_peer_bytes(&w, PEER_BYTES);
+  nsai_mailbox *kept[3];
+  for (int32_t i = 0; i < 3; i++) kept[i] = w.ranks[i].comm->peers.box[i];
   nsa_comm_destroy(w.ranks[0].comm);
   assert_non_null(strstr(w.log, "stay allocated"));
   nsai_comm_fail(w.ranks[1].comm,
@@ -259,6 +260,48 @@ static void test_processes(void **state) {
   nsa_comm_destroy(w.ranks[2].comm);
   assert_int_equal(record->ipc_opened, 0);
   assert_int_equal(record->blocks, blocks + 3);
+  for (int i = 0; i < 3; i++) nsai_mailbox_release(kept[i]);
+  assert_int_equal(record->blocks, blocks);
+  world_free(&w);
+}
+
+/* The context of a host, as another GPU of this process has it. */
+static nsai_cu_context other_context(const world *w) {
+  nsai_cu_context found = NULL;
+  setenv("FAKE_CUDA_CURRENT", "1", 1);
+  w->ranks[0].comm->place.device->driver->cuCtxGetCurrent(&found);
+  unsetenv("FAKE_CUDA_CURRENT");
+  assert_non_null(found);
+  return found;
+}
+
+/* Ranks of one process on two GPUs, each of which is given access to the other. */
+static void test_contexts(void **state) {
+  nsai_device other;
+  world w;
+  world_init(&w, NULL);
+  fake_cuda_state *record = machine_record();
+  const int blocks = record->blocks, before = record->peer_contexts;
+  for (int can = 0; can < 2; can++) {
+    open_ranks(&w, 3, 20000, PEER_BYTES, agrees);
+    other = *w.ranks[1].comm->place.device;
+    other.context = other_context(&w);
+    other.ordinal = 2;
+    snprintf(other.uuid, sizeof other.uuid, "GPU-other");
+    w.ranks[1].comm->place.device = &other;
+    if (!can) {
+      setenv("FAKE_CUDA_NO_PEERS", "1", 1);
+      expect_off(&w, blocks, "GPU 1 cannot access the memory of GPU 2");
+      unsetenv("FAKE_CUDA_NO_PEERS");
+      assert_int_equal(record->peer_contexts, before);
+      continue;
+    }
+    ranks_run(w.ranks, 3);
+    expect_peer_bytes(&w, PEER_BYTES);
+    assert_int_equal(record->peer_contexts, before + 4); /* 0 and 2 to 1, 1 to both */
+    ranks_destroy(w.ranks, 3);
+    assert_int_equal(record->blocks, blocks);
+  }
   world_free(&w);
 }
 
@@ -487,6 +530,7 @@ int main(void) {
     cmocka_unit_test(test_options),  cmocka_unit_test(test_setup),
     cmocka_unit_test(test_layout),   cmocka_unit_test(test_disagree),
     cmocka_unit_test(test_refusals), cmocka_unit_test(test_processes),
+    cmocka_unit_test(test_contexts),
   };
   const struct CMUnitTest runs[] = {
     cmocka_unit_test(test_gathers),
