@@ -386,11 +386,21 @@ static nsai_cu_result release_memory(nsai_cu_ptr memory) {
   return 0;
 }
 
+/* Ranks write words to each other, and poll them: these are copied as a device does. */
+static void move(void *to, const void *from, size_t bytes) {
+  if (bytes != sizeof(int) || ((uintptr_t)to | (uintptr_t)from) % sizeof(int)) {
+    memcpy(to, from, bytes);
+    return;
+  }
+  const int word = __atomic_load_n((const int *)from, __ATOMIC_ACQUIRE);
+  __atomic_store_n((int *)to, word, __ATOMIC_RELEASE);
+}
+
 static nsai_cu_result copy(nsai_cu_ptr to, nsai_cu_ptr from, size_t bytes, nsai_cu_stream stream) {
   (void)stream;
   COUNT(memory_calls, 1);
   if (record.broken) return record.broken;
-  memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+  move((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
   return 0;
 }
 
@@ -407,7 +417,7 @@ static nsai_cu_result download(void *to, nsai_cu_ptr from, size_t bytes, nsai_cu
   (void)stream;
   COUNT(memory_calls, 1);
   if (record.broken) return record.broken;
-  memcpy(to, (const void *)(uintptr_t)from, bytes);
+  move(to, (const void *)(uintptr_t)from, bytes);
   return 0;
 }
 
