@@ -273,27 +273,17 @@ typedef struct nsa_comm_options {
  * what it needs of its context. */
 typedef struct nsa_comm nsa_comm;
 
-/* Peer memory. Where options.peer_bytes allows it, 2 to 8 ranks of one host gather small messages, such as
- * those of a decode step over ranks, in one kernel that stores into the other ranks' memory, beside the
- * transport. Everything else goes by the transport as before.
+/* Peer memory (docs/ranks-cache.md). With options.peer_bytes 2 to 8 ranks of one host gather small
+ * messages, as a decode step's, by one kernel that stores into the other ranks' memory, beside the transport.
+ * The first nsa_comm_agree on a GPU compiles it and allocates about 2 * size * peer_bytes of device memory, in
+ * steps of 2 MiB, until nsa_comm_destroy, which waits for ranks of other processes, at most for
+ * options.timeout_ms; memory that a lost rank may still write to stays allocated. Unless every rank can map
+ * every other one's memory, none does: nothing fails, and the log says why (NSA_LOG_INFO).
  *
- * The first nsa_comm_agree on a GPU compiles that kernel and allocates, for each rank, about 2 * size *
- * peer_bytes of device memory, in steps of 2 MiB, until the communicator is destroyed. Ranks of one
- * process share addresses, and those of other processes open it by CUDA IPC. Unless every rank can map
- * every other one's, none does; the log says why (NSA_LOG_INFO), and nothing fails.
- *
- * - Runs of the communicator must follow each other on the device: in one stream, or by events. The kernel
- *   counts them.
- * - The kernel waits for other ranks while it occupies some CTAs, for options.timeout_ms on the GPU's clock,
- *   also without nsa_comm_check and in a replayed graph. Past that it goes on, and what the gather was
- *   for is undefined. The next call on the communicator, nsa_comm_check and nsa_comm_wait return
- *   NSA_E_RANKS and name the ranks. When a communicator ends, its kernels stop waiting.
- * - Ranks that share a GPU, as loopback ones, need streams that run at once (CUDA_DEVICE_MAX_CONNECTIONS).
- * - A run is captured into a CUDA graph where the transport can be (NSA_COMM_CAPTURES). Destroy the graph
- *   before the communicator.
- * - Where ranks are processes, nsa_comm_destroy of a communicator that is alive waits for the others' at
- *   most for options.timeout_ms. Memory that a lost rank may still write to stays allocated until the
- *   process ends. */
+ * Runs of the communicator must then follow each other on the device, in one stream or by events. The kernel
+ * waits for other ranks for options.timeout_ms, also in a replayed graph and without nsa_comm_check. Behind
+ * that the run's results are undefined, and the next call, nsa_comm_check and nsa_comm_wait return NSA_E_RANKS
+ * and name the ranks. Ranks that share a GPU need streams that run at once. */
 
 /* Makes a communicator of a host's transport. Blocking; other ranks need not take part.
  *
