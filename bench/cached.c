@@ -4,8 +4,22 @@
 #include "cached.h"
 
 #include "base/error.h"
+#include "program.h"
+#include "verify/tensors_fill.h"
 
 const char *bench_cached_dtype_name(int32_t dtype) { return dtype == NSA_E4M3 ? "e4m3" : "model"; }
+
+int32_t bench_cached_dtype_parse(const char *option, const char *value, struct argp_state *state) {
+  static const char *const words[] = { "model", "fp8", "e4m3", NULL };
+  return nsai_program_word(option, value, words, state) ? NSA_E4M3 : NSA_NONE;
+}
+
+int bench_cached_fill_parse(const char *value, struct argp_state *state) {
+  const char *fills[NSAI_VERIFY_FILLS + 1] = { NULL };
+  for (int fill = 0; fill < NSAI_VERIFY_FILLS; fill++)
+    fills[fill] = nsai_verify_fill_name((nsai_verify_fill)fill);
+  return nsai_program_word("--fill", value, fills, state);
+}
 
 void bench_cached_set(const bench_cached_dtypes *dtypes, nsa_problem *problem) {
   problem->kv_dtype = dtypes->kv == NSA_E4M3 ? NSA_E4M3 : NSA_NONE;

@@ -22,6 +22,12 @@ typedef struct bench_cached_dtypes {
 /* "model", "e4m3": of one of them. */
 const char *bench_cached_dtype_name(int32_t dtype);
 
+/* Of options of the command line: NSA_E4M3 or NSA_NONE; an nsai_verify_fill. They end the program when the
+ * word is none. */
+struct argp_state;
+int32_t bench_cached_dtype_parse(const char *option, const char *value, struct argp_state *state);
+int bench_cached_fill_parse(const char *value, struct argp_state *state);
+
 /* Sets the dtypes of a problem. */
 void bench_cached_set(const bench_cached_dtypes *dtypes, nsa_problem *problem);
 

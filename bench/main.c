@@ -85,6 +85,7 @@ typedef struct arguments {
   int64_t tokens[BENCH_SIZES]; /* of --ranks */
   int token_count;
   bool with_ranks[NSA_MAX_RANKS + 1], over_ranks;
+  int32_t peer_bytes;
   int32_t q_len, page_size;   /* 0: the default */
   int64_t rows;               /* below 0: the default */
   int fill;                   /* NSAI_VERIFY_FILLS: the problem's own */
@@ -115,7 +116,8 @@ enum {
   OPT_CMP,
   OPT_CHECK,
   OPT_RANKS,
-  OPT_TOKENS
+  OPT_TOKENS,
+  OPT_PEER_BYTES
 };
 
 static const struct argp_option options[] = {
@@ -137,6 +139,8 @@ static const struct argp_option options[] = {
     "With --ranks: the first problem with 64k,128k,1M tokens, random and correlated; the lengths "
     "of the table (64k,128k,512k,1M,4M)",
     0 },
+  { "peer-bytes", OPT_PEER_BYTES, "BYTES", 0,
+    "With --ranks: also with gathers of up to so many bytes by peer memory (decode)", 0 },
   { "contexts", OPT_CONTEXTS, "LIST", 0,
     "Tokens of every sequence (decode: 4096,16384,65536; prefill: 8192,65536)", 0 },
   { "batches", OPT_BATCHES, "LIST", 0, "Sequences (decode; 1,4,16,32,64,256)", 0 },
@@ -188,18 +192,6 @@ static void parse_list(const char *value, sizes *list, struct argp_state *state)
                BENCH_SIZES);
 }
 
-static int parse_fill(const char *value, struct argp_state *state) {
-  const char *fills[NSAI_VERIFY_FILLS + 1] = { NULL };
-  for (int fill = 0; fill < NSAI_VERIFY_FILLS; fill++)
-    fills[fill] = nsai_verify_fill_name((nsai_verify_fill)fill);
-  return nsai_program_word("--fill", value, fills, state);
-}
-
-static int32_t parse_dtype(const char *option, const char *value, struct argp_state *state) {
-  static const char *const words[] = { "model", "fp8", "e4m3", NULL };
-  return nsai_program_word(option, value, words, state) ? NSA_E4M3 : NSA_NONE;
-}
-
 static int over_cache(command c) { return c == DECODE || c == PREFILL; }
 static int reads_csv(command c) { return c == PLOT || c == CHART || c == TABLE; }
 
@@ -238,6 +230,9 @@ static void check_cached(const arguments *a, struct argp_state *state) {
 static void check_ranks(const arguments *a, struct argp_state *state) {
   const char *nvls = getenv("NCCL_NVLS_ENABLE");
   if (!a->over_ranks && a->token_count) argp_error(state, "--tokens needs --ranks");
+  if (a->peer_bytes &&
+      (!a->over_ranks || a->command != DECODE || a->plans.device == NSAI_VERIFY_DEVICE_CPU))
+    argp_error(state, "--peer-bytes is for decode --ranks on GPUs");
   const bool table = a->over_ranks && a->command == TABLE;
   if (table && (a->filter || a->plans.device != NSAI_VERIFY_DEVICE_AUTO ||
                 !memchr(a->with_ranks + 2, true, NSA_MAX_RANKS - 1)))
@@ -306,9 +301,9 @@ static error_t parse(int key, char *value, struct argp_state *state) {
                        ? (int32_t)chk_option_number("page-size", value, 1, INT32_MAX, state)
                        : NSA_NONE;
     break;
-  case OPT_FILL: a->fill = parse_fill(value, state); break;
-  case OPT_KV: a->dtypes.kv = parse_dtype("--kv", value, state); break;
-  case OPT_CMP: a->dtypes.cmp = parse_dtype("--cmp", value, state); break;
+  case OPT_FILL: a->fill = bench_cached_fill_parse(value, state); break;
+  case OPT_KV: a->dtypes.kv = bench_cached_dtype_parse("--kv", value, state); break;
+  case OPT_CMP: a->dtypes.cmp = bench_cached_dtype_parse("--cmp", value, state); break;
   case 'd': a->plans.device = chk_option_device(value, state); break;
   case 'c': a->plans.config = value; break;
   case 'S':
@@ -331,6 +326,9 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     a->over_ranks = true;
     break;
   case OPT_TOKENS: chk_option_tokens(value, a->tokens, &a->token_count, BENCH_SIZES, state); break;
+  case OPT_PEER_BYTES:
+    a->peer_bytes = (int32_t)chk_option_number("peer-bytes", value, 1, 16 << 20, state);
+    break;
   case OPT_COMMIT: a->commit = value; break;
   case ARGP_KEY_ARG: parse_word(a, value, state); break;
   case ARGP_KEY_END: check_usage(a, state); break;
@@ -678,6 +676,7 @@ static nsa_status prefill(const arguments *a, const nsai_verify_case *c, chk_pla
 static int run_decode_ranks(const arguments *a, const nsai_verify_case *c) {
   bench_decode_ranks_options o = { .plans = a->plans,
                                    .commit = a->commit ? a->commit : "",
+                                   .peer_bytes = a->peer_bytes,
                                    .decode = decode_options(a, c) };
   FILE *csv = NULL;
   int is_new = 0;

@@ -155,7 +155,8 @@ static nsa_status prepare(task *t, bench_rank *b, bool *all_well) {
   note_failure(status, b);
   *all_well = chk_shared_all_well(b->r.shared, b->r.rank, status);
   if (!*all_well) return status;
-  status = bench_team_connect(&t->team, b->r.rank, b->r.plan.ctx, TIMEOUT_MS, &b->r.comm);
+  const nsa_comm_options options = { .struct_size = sizeof options, .timeout_ms = TIMEOUT_MS };
+  status = bench_team_connect(&t->team, b->r.rank, b->r.plan.ctx, &options, &b->r.comm);
   note_failure(status, b);
   *all_well = chk_shared_all_well(b->r.shared, b->r.rank, status);
   return status;

@@ -27,14 +27,12 @@ nsa_status bench_team_largest(chk_shared *shared, int32_t rank, double mine, dou
   return bench_team_meet(shared, rank);
 }
 
-nsa_status bench_team_connect(bench_team *t, int32_t rank, nsa_ctx *ctx, int32_t timeout_ms,
-                              nsa_comm **out) {
-  nsa_comm_options options = NSA_COMM_OPTIONS_INIT;
+nsa_status bench_team_connect(bench_team *t, int32_t rank, nsa_ctx *ctx,
+                              const nsa_comm_options *options, nsa_comm **out) {
   nsa_status status = NSA_OK;
   if (t->shared->size == 1) return NSA_OK;
-  options.timeout_ms = timeout_ms;
-  if (!t->plans) return chk_rank_nccl(t->shared, rank, NSA_OK, ctx, &options, out);
-  if (!rank) status = nsa_comm_loopback(ctx, t->shared->size, &options, t->comms);
+  if (!t->plans) return chk_rank_nccl(t->shared, rank, NSA_OK, ctx, options, out);
+  if (!rank) status = nsa_comm_loopback(ctx, t->shared->size, options, t->comms);
   if (!chk_shared_all_well(t->shared, rank, status))
     return status ? status : nsai_fail(NSA_E_RANKS, CHK_SHARED_OTHER);
   *out = t->comms[rank];

@@ -40,8 +40,8 @@ nsa_status bench_team_meet(chk_shared *shared, int32_t rank);
 nsa_status bench_team_largest(chk_shared *shared, int32_t rank, double mine, double *out);
 
 /* A communicator of every rank; one GPU has none. */
-nsa_status bench_team_connect(bench_team *t, int32_t rank, nsa_ctx *ctx, int32_t timeout_ms,
-                              nsa_comm **out);
+nsa_status bench_team_connect(bench_team *t, int32_t rank, nsa_ctx *ctx,
+                              const nsa_comm_options *options, nsa_comm **out);
 
 /* ---- reports ---- */
 

@@ -17,13 +17,16 @@ typedef struct bench_decode_ranks_options {
   chk_plans_options plans;      /* `device` is the ordinal of rank 0 */
   bool with[NSA_MAX_RANKS + 1]; /* one GPU is timed in any case */
   const char *commit;           /* may be empty */
+  int32_t peer_bytes; /* nsa_comm_options' of a second run of each cell; 0: there is none */
   bench_decode_options decode;
 } bench_decode_ranks_options;
 
 /* One line a cell and number of ranks: date, commit, device, problem, ranks, unit_tokens (0: one GPU), S,
  * batch, q_len, page_size, kv_dtype, cmp_dtype, copies, ms_total (a step of nsa_decode), ms_append
  * (nsa_kv_append and nsa_decode), total_ratio, append_ratio (one GPU's time over this one; empty when it
- * has none), note (why there is no time). */
+ * has none), gather_bytes and ms_gather (one gather of what a rank sends in a step, from a graph of
+ * gathers; empty on the CPU device), peer_bytes (gathers of up to so many bytes went through peer memory;
+ * 0: all by the transport), note (why there is no time). */
 void bench_decode_ranks_csv_header(FILE *out);
 
 /* Times all cells, and prints a line for each to `out`, and to `csv` unless it is NULL. *failed counts

@@ -259,6 +259,10 @@ typedef struct nsa_comm_options {
   /* As nsa_comm_ops.host_ranks, which it overrides. The number of ranks: one host, whatever the ranks run
    * on. [nsa_comm_ops.host_ranks, or found by nsa_comm_agree] */
   int32_t host_ranks;
+  /* The largest message of a rank, in bytes, that a gather moves through memory which the ranks map of each
+   * other ("Peer memory" below): up to 16 MiB; -1: none. All ranks give the same. [0: the library's choice,
+   * which is none until GPUs have been measured] */
+  int32_t peer_bytes;
 } nsa_comm_options;
 #define NSA_COMM_OPTIONS_INIT NSA_INIT(nsa_comm_options)
 
@@ -268,6 +272,18 @@ typedef struct nsa_comm_options {
  * finds leaves it alive. The context lives on: destroy the communicator and make another. It keeps
  * what it needs of its context. */
 typedef struct nsa_comm nsa_comm;
+
+/* Peer memory (docs/ranks-cache.md). With options.peer_bytes 2 to 8 ranks of one host gather small
+ * messages, as a decode step's, by one kernel that stores into the other ranks' memory, beside the transport.
+ * The first nsa_comm_agree on a GPU compiles it and allocates about 2 * size * peer_bytes of device memory, in
+ * steps of 2 MiB, until nsa_comm_destroy, which waits for ranks of other processes, at most for
+ * options.timeout_ms; memory that a lost rank may still write to stays allocated. Unless every rank can map
+ * every other one's memory, none does: nothing fails, and the log says why (NSA_LOG_INFO).
+ *
+ * Runs of the communicator must then follow each other on the device, in one stream or by events. The kernel
+ * waits for other ranks for options.timeout_ms, also in a replayed graph and without nsa_comm_check. Behind
+ * that the run's results are undefined, and the next call, nsa_comm_check and nsa_comm_wait return NSA_E_RANKS
+ * and name the ranks. Ranks that share a GPU need streams that run at once. */
 
 /* Makes a communicator of a host's transport. Blocking; other ranks need not take part.
  *

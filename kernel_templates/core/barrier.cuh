@@ -93,6 +93,24 @@ NSAI_DEVICE int acquire_word(const int *from) {
   return x;
 }
 
+// The same for a word that another GPU of the host, or the host, writes or reads. The release covers
+// what threads of the CTA stored before a __syncthreads() that this thread has passed.
+NSAI_DEVICE void release_word_system(int *to, int x) {
+  asm volatile("st.release.sys.global.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+NSAI_DEVICE int acquire_word_system(const int *from) {
+  int x;
+  asm volatile("ld.acquire.sys.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
+
+// A clock of the whole GPU, in nanoseconds; it advances by up to a microsecond at a time.
+NSAI_DEVICE u64 global_nanoseconds() {
+  u64 x;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(x));
+  return x;
+}
+
 // __syncthreads() for kThreads threads of the CTA (whole warps) on named barrier kBarrier;
 // __syncthreads() itself uses barrier 0.
 template <int kBarrier, int kThreads> NSAI_DEVICE void sync_some() {

@@ -357,6 +357,7 @@ class nsa_comm_options(C.Structure):
         ("struct_size", C.c_uint32),
         ("timeout_ms", C.c_int32),
         ("host_ranks", C.c_int32),
+        ("peer_bytes", C.c_int32),
     ]
 
 

@@ -3,6 +3,7 @@
  *
  * nsa_comm_create, nsa_comm_nccl, nsa_comm_nccl_id, nsa_comm_nccl_init, nsa_comm_loopback, nsa_comm_agree, nsa_comm_check, nsa_comm_wait, nsa_comm_destroy.
  */
+#include "api/ranks_gather.h"
 #include "plan/context.h"
 #include "plan/digest.h"
 #include "plan/plan.h"
@@ -114,6 +115,7 @@ static nsa_status check_plans(const nsa_comm *comm, const nsa_plan *const *plans
 nsa_status nsa_comm_agree(nsa_comm *comm, const nsa_plan *const *plans, size_t count,
                           const nsa_shard *shard, int32_t timeout_ms) {
   nsai_agree_field common[NSAI_COMMON_FIELDS];
+  char no_gather[NSAI_RANKS_GATHER_TEXT] = "";
   NSAI_TRY(check_comm(comm));
   NSAI_TRY(check_plans(comm, plans, count));
   if (shard && shard->ranks != nsai_comm_size(comm))
@@ -126,6 +128,7 @@ nsa_status nsa_comm_agree(nsa_comm *comm, const nsa_plan *const *plans, size_t c
   if (!fields) return nsai_fail_nomem("the digests of plans", (count + 1) * each);
   unsigned char(*digests)[NSAI_DIGEST_BYTES] = (void *)(fields + count);
   nsai_digest_common(nsai_comm_context(comm), common);
+  nsai_ranks_gather_make(comm, no_gather);
   for (size_t i = 0; i < count; i++) {
     nsai_digest_plan_fields(plans[i], fields[i].fields);
     memcpy(digests[i], plans[i]->digest, NSAI_DIGEST_BYTES);
@@ -136,7 +139,8 @@ nsa_status nsa_comm_agree(nsa_comm *comm, const nsa_plan *const *plans, size_t c
                                 .plan_fields = NSAI_PLAN_FIELDS,
                                 .plans = fields->fields,
                                 .digests = (const unsigned char(*)[NSAI_DIGEST_BYTES])digests,
-                                .shard = shard };
+                                .shard = shard,
+                                .no_gather = no_gather };
   const nsa_status status = nsai_comm_agree(comm, &mine, timeout_ms);
   free(fields);
   return status;
@@ -156,6 +160,11 @@ void nsa_comm_destroy(nsa_comm *comm) {
   if (!comm) return;
   nsa_ctx *ctx = nsai_comm_context(comm);
   /* In a child of fork() connections and locks are the parent's: they stay as they are. */
-  if (ctx->pid == getpid()) nsai_comm_destroy(comm);
+  if (ctx->pid == getpid()) {
+    nsai_kernel gather = { 0 };
+    if (nsai_comm_gather(comm)) gather = *nsai_comm_gather(comm);
+    nsai_comm_destroy(comm);
+    nsai_ranks_gather_release(ctx, &gather);
+  }
   nsai_context_release(ctx);
 }

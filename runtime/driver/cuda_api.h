@@ -67,6 +67,12 @@
   X(REQUIRED, cuMemcpy2DAsync, 3020, (const nsai_cu_copy_2d *, nsai_cu_stream))                    \
   X(OPTIONAL, cuMemsetD8Async, 3020,                                                               \
     (nsai_cu_ptr, unsigned char value, size_t count, nsai_cu_stream))                              \
+  X(OPTIONAL, cuDeviceCanAccessPeer, 4000, (int *can, nsai_cu_device, nsai_cu_device peer))        \
+  X(OPTIONAL, cuCtxEnablePeerAccess, 4000, (nsai_cu_context peer, unsigned flags))                 \
+  X(OPTIONAL, cuIpcGetMemHandle, 4010, (nsai_cu_ipc_handle *, nsai_cu_ptr))                        \
+  X(OPTIONAL, cuIpcOpenMemHandle, 11000,                                                           \
+    (nsai_cu_ptr *, nsai_cu_ipc_handle, unsigned flags))                                           \
+  X(OPTIONAL, cuIpcCloseMemHandle, 4010, (nsai_cu_ptr))                                            \
   X(REQUIRED, cuPointerGetAttribute, 4000, (void *value, int attribute, nsai_cu_ptr))              \
   X(REQUIRED, cuStreamCreate, 2000, (nsai_cu_stream *, unsigned flags))                            \
   X(REQUIRED, cuStreamDestroy, 4000, (nsai_cu_stream))                                             \
@@ -154,8 +160,8 @@
 #define NSAI_DRIVER_MEMBER(need, name, version, params) nsai_cu_result(*name) params;
 #define NSAI_LIBRARY_MEMBER(need, result, name, params) result(*name) params;
 
-/* Functions marked OPTIONAL may be NULL: only tests and benchmarks call them. `version` is in
- * the vendor's notation: 13000 is CUDA 13.0. */
+/* Functions marked OPTIONAL may be NULL: tests and benchmarks call them, and ranks/peers.c, which does
+ * without. `version` is in the vendor's notation: 13000 is CUDA 13.0. */
 typedef struct nsai_driver {
   NSAI_DRIVER_TABLE(NSAI_DRIVER_MEMBER)
   nsai_library library;

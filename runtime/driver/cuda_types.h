@@ -36,7 +36,8 @@ enum {
   NSAI_CUDA_ERROR_UNSUPPORTED_PTX_VERSION = 222,
   NSAI_CUDA_ERROR_INVALID_SOURCE = 300,
   NSAI_CUDA_ERROR_NOT_FOUND = 500,
-  NSAI_CUDA_ERROR_NOT_READY = 600
+  NSAI_CUDA_ERROR_NOT_READY = 600,
+  NSAI_CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704
 };
 
 /* CUdevice_attribute */
@@ -72,6 +73,12 @@ typedef struct nsai_cu_copy_2d {
   size_t width, height;
 } nsai_cu_copy_2d;
 _Static_assert(sizeof(nsai_cu_copy_2d) == 128, "CUDA_MEMCPY2D");
+
+/* CUipcMemHandle; CUipcMem_flags */
+typedef struct nsai_cu_ipc_handle {
+  char bytes[64];
+} nsai_cu_ipc_handle;
+enum { NSAI_CU_IPC_LAZY_PEER_ACCESS = 1 };
 
 enum { NSAI_CU_STREAM_NON_BLOCKING = 1 };
 enum { NSAI_CU_EVENT_DEFAULT = 0, NSAI_CU_EVENT_NO_TIMING = 2 };

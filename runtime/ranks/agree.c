@@ -17,7 +17,7 @@
 #include <string.h>
 
 #define MAGIC UINT64_C(0x534b4e415241534e) /* "NSARANKS" */
-#define PROTOCOL 2
+#define PROTOCOL 3
 #define ALIGNMENT 256    /* bytes, of slots */
 #define PEEK_SECONDS 0.2 /* for a copy of some KB while other streams stand still */
 #define MAX_NAMED 4      /* fields in an error's text */
@@ -31,7 +31,8 @@ typedef struct head {
   int32_t has_shard;
   int32_t host_ranks; /* 0: to be found */
   uint32_t host[2];   /* nsai_host_id */
-  int32_t reserved[2];
+  int32_t peer_bytes; /* 0: no peer memory */
+  int32_t reserved;
   int32_t rounds; /* calls of nsa_comm_agree, this one included */
   uint32_t end;   /* low half of the magic number */
 } head;
@@ -236,8 +237,8 @@ static nsa_status talk_round(const talk *t, bool gathers) {
     out[r] = (nsa_part){ room->data, t->bytes, r };
     in[r] = (nsa_part){ room->data + (uint64_t)(1 + r) * room->slot, t->bytes, r };
   }
-  NSAI_TRY(gathers ? nsai_comm_all_gather(comm, room->data, room->data + room->slot, room->slot,
-                                          room->stream)
+  NSAI_TRY(gathers ? nsai_comm_gather_by_transport(comm, room->data, room->data + room->slot,
+                                                   room->slot, room->stream)
                    : nsai_comm_exchange(comm, out, size, in, size, room->stream));
   if (comm->place.device) {
     NSAI_TRY(download(comm, room->stream, room->event));
@@ -344,6 +345,7 @@ static nsa_status compare_heads(const talk *t) {
     { "the library's common fields", offsetof(head, common_count) },
     { "whether a shard is given", offsetof(head, has_shard) },
     { "host_ranks of the communicator", offsetof(head, host_ranks) },
+    { "peer_bytes of the communicator", offsetof(head, peer_bytes) },
   };
   for (size_t i = 0; i < sizeof members / sizeof *members; i++)
     for (int32_t r = 1; r < nsai_comm_size(t->comm); r++) {
@@ -395,6 +397,7 @@ static nsa_status exchange_heads(talk *t) {
              .common_count = t->mine->common_count,
              .has_shard = t->mine->shard != NULL,
              .host_ranks = comm->host_ranks,
+             .peer_bytes = comm->peers.most_bytes,
              .rounds = comm->agree.calls,
              .end = (uint32_t)MAGIC };
   memcpy(h.host, &comm->host_id, sizeof h.host);
@@ -434,6 +437,26 @@ static nsa_status exchange_bodies(talk *t) {
   return compare_bodies(t);
 }
 
+nsa_status nsai_agree_round(nsa_comm *comm, const void *mine, uint64_t bytes, double since,
+                            int32_t timeout_ms) {
+  const tail end = { MAGIC, comm->agree.calls, 0 };
+  talk t = { .comm = comm,
+             .since = since,
+             .timeout_ms = timeout_ms,
+             .bytes = bytes + sizeof end,
+             .arrived = body_arrived };
+  NSAI_TRY(reserve(comm, t.bytes));
+  nsai_comm_limit_calls(comm, remaining_ms(&t));
+  memset(comm->agree.host, 0, comm->agree.slot);
+  memcpy(comm->agree.host, mine, bytes);
+  memcpy(comm->agree.host + bytes, &end, sizeof end);
+  return talk_round(&t, true);
+}
+
+const char *nsai_agree_message(const nsa_comm *comm, int32_t rank) {
+  return message_of(comm, rank);
+}
+
 /* A rank that fails here leaves the others waiting. */
 static nsa_status end_unless_ranks(nsa_comm *comm, nsa_status status) {
   char text[NSAI_COMM_REASON_CHARS / 2];
@@ -450,6 +473,7 @@ static nsa_status agree(talk *t) {
   NSAI_TRY(nsai_comm_enter(&comm->place, &entered));
   nsa_status status = exchange_heads(t);
   if (status == NSA_OK) status = exchange_bodies(t);
+  if (status == NSA_OK) status = nsai_peers_open(comm, t->mine->no_gather, t->since, t->timeout_ms);
   nsai_comm_leave(&comm->place, &entered);
   return status;
 }

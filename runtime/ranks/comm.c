@@ -42,6 +42,7 @@ nsa_status nsai_comm_options_read(const nsa_comm_options *options, int32_t size,
     return nsai_fail(NSA_E_ARG, "options.timeout_ms is %d: give milliseconds, or 0 for %d",
                      out->timeout_ms, DEFAULT_TIMEOUT_MS);
   if (!out->timeout_ms) out->timeout_ms = DEFAULT_TIMEOUT_MS;
+  NSAI_TRY(nsai_peers_check_option(out->peer_bytes));
   return size ? check_host_ranks("options.host_ranks", out->host_ranks, size) : NSA_OK;
 }
 
@@ -59,6 +60,8 @@ nsa_status nsai_comm_make(const nsai_comm_place *place, const nsai_transport *tr
   comm->timeout_ms = comm->call_ms = read.timeout_ms;
   comm->host_ranks = read.host_ranks ? read.host_ranks : transport->ops.host_ranks;
   comm->host_id = nsai_host_id();
+  comm->process = nsai_this_process();
+  comm->peers.most_bytes = nsai_peers_most_bytes(read.peer_bytes);
   pthread_mutex_init(&comm->lock, NULL);
   pthread_cond_init(&comm->end, NULL);
   nsai_log(place->logger, NSA_LOG_DEBUG, "ranks", "rank %d of %d by %s, timeout %d ms",
@@ -110,8 +113,10 @@ static void destroy_events(nsa_comm *comm) {
 void nsai_comm_destroy(nsa_comm *comm) {
   if (!comm) return;
   destroy_events(comm);
+  if (!comm->dead) nsai_peers_close(comm);
   if (comm->transport.destroy) comm->transport.destroy(comm->transport.ops.user);
-  nsai_agree_room_fini(comm);
+  nsai_agree_room_fini(comm); /* waits for the device: kernels of a dead one have ended behind it */
+  nsai_peers_close(comm);
   pthread_cond_destroy(&comm->end);
   pthread_mutex_destroy(&comm->lock);
   free(comm->parts);
@@ -184,6 +189,7 @@ nsa_status nsai_comm_check_alive(nsa_comm *comm) {
 /* Ends what is enqueued. */
 static void abort_transport(nsa_comm *comm) {
   const nsai_transport *t = &comm->transport;
+  nsai_peers_stop(comm);
   if (t->give_up) {
     t->give_up(t->ops.user, comm->reason);
   } else if (t->ops.abort) {
@@ -370,11 +376,21 @@ static nsa_status all_gather(nsa_comm *comm, const void *send, void *recv, uint6
   return judge(comm, "all_gather", since, status);
 }
 
-nsa_status nsai_comm_all_gather(nsa_comm *comm, const void *send, void *recv, uint64_t bytes,
-                                nsa_stream stream) {
+nsa_status nsai_comm_gather_by_transport(nsa_comm *comm, const void *send, void *recv,
+                                         uint64_t bytes, nsa_stream stream) {
   NSAI_TRY(nsai_comm_check_alive(comm));
   if (!bytes) return NSA_OK;
   return end_if_failed(comm, "a gather", all_gather(comm, send, recv, bytes, stream));
+}
+
+nsa_status nsai_comm_all_gather(nsa_comm *comm, const void *send, void *recv, uint64_t bytes,
+                                nsa_stream stream) {
+  if (!bytes || !nsai_peers_take(comm, bytes))
+    return nsai_comm_gather_by_transport(comm, send, recv, bytes, stream);
+  NSAI_TRY(nsai_comm_check_alive(comm));
+  NSAI_TRY(nsai_peers_check(comm));
+  return end_if_failed(comm, "a gather through peer memory",
+                       nsai_peers_gather(comm, send, recv, bytes, stream));
 }
 
 /* ---- what was agreed upon ---- */
@@ -543,6 +559,7 @@ static nsa_status check(nsa_comm *comm, view *seen) {
   const double since = nsai_seconds();
   *seen = (view){ 0 };
   NSAI_TRY(nsai_comm_check_alive(comm));
+  NSAI_TRY(nsai_peers_check(comm));
   if (t->ops.poll) NSAI_TRY(judge(comm, "poll", since, t->ops.poll(t->ops.user)));
   NSAI_TRY(end_if_failed(comm, "a run", look(comm, seen)));
   if (seen->calling && seen->call_age * 1000 >= seen->call_ms)
@@ -596,8 +613,10 @@ nsa_status nsai_comm_wait(nsa_comm *comm, nsa_stream stream, int32_t timeout_ms)
   for (;;) {
     NSAI_TRY(check(comm, &seen));
     NSAI_TRY(has_passed(comm, stream, &passed));
-    if (passed)
-      return nsai_comm_check_alive(comm); /* another thread's check may have ended the runs */
+    if (passed) {
+      NSAI_TRY(nsai_comm_check_alive(comm)); /* another thread's check may have ended the runs, */
+      return nsai_peers_check(comm);         /* or their own timeout */
+    }
     const double now = nsai_seconds();
     if (seen.runs != runs) progress = now;
     runs = seen.runs;

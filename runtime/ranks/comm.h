@@ -13,7 +13,7 @@
 
 #include "base/digest.h"
 #include "base/log.h"
-#include "driver/device.h"
+#include "driver/launch.h"
 
 #include <nsa/ranks.h>
 #include <stdbool.h>
@@ -78,9 +78,14 @@ nsa_status nsai_comm_exchange(nsa_comm *comm, const nsa_part *send, int32_t send
                               const nsa_part *recv, int32_t recv_count, nsa_stream stream);
 
 /* Enqueues a gather of `bytes` of every rank, in the order of ranks, to recv[size * bytes]. `send` may
- * be this rank's place in `recv`, and lies nowhere else in it. Otherwise as nsai_comm_exchange. */
+ * be this rank's place in `recv`, and lies nowhere else in it. Otherwise as nsai_comm_exchange. Up to
+ * nsai_comm_peer_bytes it is one launch of ranks_gather. */
 nsa_status nsai_comm_all_gather(nsa_comm *comm, const void *send, void *recv, uint64_t bytes,
                                 nsa_stream stream);
+
+/* The largest message of a rank, in bytes, whose gather goes through memory that the ranks map of each
+ * other; 0: all go by the transport, as before nsa_comm_agree. */
+int32_t nsai_comm_peer_bytes(const nsa_comm *comm);
 
 /* After a run has enqueued everything: remembers when, for nsa_comm_check. NSA_E_RANKS. */
 nsa_status nsai_comm_end(nsa_comm *comm, nsa_stream stream);
@@ -110,7 +115,16 @@ typedef struct nsai_agreement {
   const nsai_agree_field *plans;                     /* [plan_count, plan_fields] */
   const unsigned char (*digests)[NSAI_DIGEST_BYTES]; /* [plan_count]: nsai_comm_begin's */
   const nsa_shard *shard;                            /* NULL: none */
+  const char *no_gather; /* why nsai_comm_give_gather was not called, where a kernel is wanted */
 } nsai_agreement;
+
+/* Whether nsai_comm_agree needs the kernel ranks_gather, for gathers through peer memory. */
+bool nsai_comm_wants_gather(const nsa_comm *comm);
+
+/* Gives it the loaded kernel, and asks for it: NULL without one. It is the caller's to release, when the
+ * communicator has been destroyed. */
+void nsai_comm_give_gather(nsa_comm *comm, const nsai_kernel *kernel);
+const nsai_kernel *nsai_comm_gather(const nsa_comm *comm);
 
 /* A communicator remembers so many plans and so many shards; more plans in one call would push
  * each other out. */

@@ -11,6 +11,7 @@
 #define NSAI_RANKS_COMM_INTERNAL_H
 
 #include "ranks/comm.h"
+#include "ranks/peers.h"
 
 #include <pthread.h>
 
@@ -70,16 +71,23 @@ typedef struct nsai_agree_room {
   int32_t calls; /* of nsa_comm_agree so far */
 } nsai_agree_room;
 
+/* A process on a host. Containers may give the same pid twice, in namespaces of their own. */
+typedef struct nsai_process {
+  uint64_t pid, space[2];
+} nsai_process;
+
 struct nsa_comm {
   nsai_transport transport;
   nsai_comm_place place;
   int32_t timeout_ms;
   int32_t host_ranks; /* successive ranks that share a host; 0: nsa_comm_agree has not found them */
   uint64_t host_id;   /* nsai_host_id, by which it does */
-  nsa_part *parts;    /* room for the parts of one exchange that travel */
+  nsai_process process;
+  nsa_part *parts; /* room for the parts of one exchange that travel */
   int32_t parts_room;
   nsai_agreed plans, shards;
   nsai_agree_room agree;
+  nsai_peers peers;
 
   pthread_mutex_t lock;
   bool dead;
@@ -134,9 +142,23 @@ void nsai_comm_nap(double since);
 /* A number that all processes of this host have alike, and hardly any of another host. */
 uint64_t nsai_host_id(void);
 
+nsai_process nsai_this_process(void);
+
 /* How many ranks share a host, from the number of each rank's host: if ranks of a host are neighbours and all
  * hosts have as many. Else `size`. */
 int32_t nsai_find_host_ranks(const uint64_t *host, int32_t size);
+
+/* Enqueues a gather by the transport, whatever its size. */
+nsa_status nsai_comm_gather_by_transport(nsa_comm *comm, const void *send, void *recv,
+                                         uint64_t bytes, nsa_stream stream);
+
+/* A round of messages of the same length, within nsa_comm_agree and behind its first round: brings all
+ * ranks' to all. `since`, `timeout_ms`: of the whole call. Failures end the communicator. */
+nsa_status nsai_agree_round(nsa_comm *comm, const void *mine, uint64_t bytes, double since,
+                            int32_t timeout_ms);
+
+/* A rank's message of the last round. */
+const char *nsai_agree_message(const nsa_comm *comm, int32_t rank);
 
 /* Frees the room. The transport has ended: nothing uses it. */
 void nsai_agree_room_fini(nsa_comm *comm);

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Which ranks share a host. A wrong answer costs time and nothing else, as long as all ranks have the
+ * Which ranks share a host, and a process. A wrong answer to the first costs time and nothing else, as long as all ranks have the
  * same: runs then exchange in one level where two would be faster, or the other way about.
  */
 #include "ranks/comm_internal.h"
@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MOST_ID_BYTES 255
@@ -34,6 +35,18 @@ uint64_t nsai_host_id(void) {
   memcpy(&out, digest, sizeof out);
   errno = kept;
   return out;
+}
+
+nsai_process nsai_this_process(void) {
+  struct stat space;
+  nsai_process p = { .pid = (uint64_t)getpid() };
+  const int kept = errno;
+  if (stat("/proc/self/ns/pid", &space) == 0) {
+    p.space[0] = (uint64_t)space.st_dev;
+    p.space[1] = (uint64_t)space.st_ino;
+  }
+  errno = kept;
+  return p;
 }
 
 int32_t nsai_find_host_ranks(const uint64_t *host, int32_t size) {

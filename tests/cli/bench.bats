@@ -691,8 +691,8 @@ PY
   [[ ${#lines[@]} == 8 && ${lines[0]} == 'decode      400 tokens batch    1  1 ranks '*' us '*' with append' ]]
   [[ ${lines[7]} =~ ^'decode     2100 tokens batch    2  3 ranks '.*' us '.*' with append '.*[0-9]\ x$ ]]
   [[ $(head -1 d.csv) == date,commit,device,problem,ranks,unit_tokens,S,batch,* && $(wc -l <d.csv) == 9 ]]
-  grep -qE '^[^,]*,abc,"cpu","fwd:[^"]*",1,0,400,1,2,64,model,model,1,[0-9.e-]+,[0-9.e-]+,1,1,$' d.csv
-  grep -qE '^[^,]*,abc,"cpu","fwd:[^"]*",3,1024,2100,2,2,64,model,model,1,[0-9.e-]+,[0-9.e-]+,[0-9.e-]+,[0-9.e-]+,$' d.csv
+  grep -qE '^[^,]*,abc,"cpu","fwd:[^"]*",1,0,400,1,2,64,model,model,1,[0-9.e-]+,[0-9.e-]+,1,1,,,0,$' d.csv
+  grep -qE '^[^,]*,abc,"cpu","fwd:[^"]*",3,1024,2100,2,2,64,model,model,1,[0-9.e-]+,[0-9.e-]+,[0-9.e-]+,[0-9.e-]+,,,0,$' d.csv
   run -0 --separate-stderr bench decode --device cpu --ranks 2 --contexts 300 --batches 1 --kv fp8 --cmp fp8 --problem $model
   # Without a time: the reason, and the status is 1.
   run -1 --separate-stderr bench decode --device cpu --ranks 2 --contexts 300 --batches 1 --page-size 24 --problem $model --csv bad.csv
@@ -700,6 +700,10 @@ PY
   for bad in '--tokens 4k' '--page-size 0'; do
     run -2 --separate-stderr bench decode --device cpu --ranks 2 $bad
     [[ $stderr == *'decode --ranks has --contexts, and pages'* ]]
+  done
+  for bad in '--ranks 2 --device cpu' ''; do
+    run -2 --separate-stderr bench decode --peer-bytes 40000 $bad
+    [[ $stderr == *'--peer-bytes is for decode --ranks on GPUs'* ]]
   done
   run -2 --separate-stderr bench decode --device cpu --ranks 2 --json x.json
   [[ $stderr == *'--ranks takes no'* ]]

@@ -23,6 +23,8 @@ refused() { # refused TEXT OPTION...
   refused 'cache has scenarios of its own' cache --hosts 2
   refused '--longest and --codes belong' --longest 300
   refused '--longest and --codes belong' --codes any
+  refused '--peer-bytes is for gathers' --peer-bytes 4096 --device 0
+  refused '--peer-bytes needs GPUs' cache --peer-bytes 4096
   refused 'leave out cache' cache --problem ranks=2:cache:decode:seed=1
   refused "unexpected argument 'caches'" caches
   local option

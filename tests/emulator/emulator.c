@@ -187,8 +187,44 @@ static void multiply(const fake_product *p) {
 
 static pthread_mutex_t running = PTHREAD_MUTEX_INITIALIZER;
 
+/* A launch waits for those of other threads. */
+static void pause_running(void) {
+  pthread_mutex_unlock(&running);
+  usleep(20);
+  pthread_mutex_lock(&running);
+}
+
+/* The windows of shared memory, which all launches use in turn. */
+static void map_shared(void) {
+  static bool mapped;
+  const size_t bytes = (size_t)EMULATOR_SHARED_EACH * EMULATOR_MOST_CLUSTER;
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+  void *at = (void *)(uintptr_t)EMULATOR_SHARED_AT;
+  if (!mapped && mmap(at, bytes, PROT_READ | PROT_WRITE, flags, -1, 0) != at) abort();
+  mapped = true;
+}
+
+/* Stacks of a launch, which belong to the thread that launches: others run while it waits. */
+static pthread_key_t stacks_key;
+static pthread_once_t stacks_once = PTHREAD_ONCE_INIT;
+#define STACKS_BYTES ((size_t)EMULATOR_STACK_BYTES * EMULATOR_MOST_THREADS * EMULATOR_MOST_CLUSTER)
+
+static void unmap_stacks(void *stacks) { munmap(stacks, STACKS_BYTES); }
+static void make_stacks_key(void) {
+  if (pthread_key_create(&stacks_key, unmap_stacks)) abort();
+}
+
+static void *stacks_of_thread(void) {
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  pthread_once(&stacks_once, make_stacks_key);
+  void *stacks = pthread_getspecific(stacks_key);
+  if (stacks) return stacks;
+  stacks = mmap(NULL, STACKS_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0);
+  if (stacks == MAP_FAILED || pthread_setspecific(stacks_key, stacks)) abort();
+  return stacks;
+}
+
 static double run(const fake_cuda_launch *launch, const void *params) {
-  static void *stacks;
   pthread_mutex_lock(&running);
   if (!params) {
     multiply(fake_cuda_product());
@@ -196,19 +232,9 @@ static double run(const fake_cuda_launch *launch, const void *params) {
     emulator_launch_fn start;
     void *symbol = dlsym(launch->code, "emulator_launch");
     memcpy(&start, &symbol, sizeof start);
-    if (!stacks) {
-      const size_t bytes =
-          (size_t)EMULATOR_STACK_BYTES * EMULATOR_MOST_THREADS * EMULATOR_MOST_CLUSTER;
-      const size_t shared = (size_t)EMULATOR_SHARED_EACH * EMULATOR_MOST_CLUSTER;
-      const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-      void *at = (void *)(uintptr_t)EMULATOR_SHARED_AT;
-      stacks = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
-      if (stacks == MAP_FAILED ||
-          mmap(at, shared, PROT_READ | PROT_WRITE, flags | MAP_FIXED_NOREPLACE, -1, 0) != at)
-        abort();
-    }
+    map_shared();
     start(params, launch->grid_x, launch->grid_y, (int)launch->threads, launch->shared_bytes,
-          stacks);
+          stacks_of_thread(), pause_running);
   }
   pthread_mutex_unlock(&running);
   return 1;

@@ -18,6 +18,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 
 namespace emulator {
 
@@ -124,6 +125,9 @@ struct State {
   u32 cluster_generation;
   int cluster_arrived;
   const char *kernel;
+  // Of kernels that wait for other launches: whether one has polled since the last pause
+  bool waits_for_system;
+  emulator_pause_fn pause;
 };
 static State state;
 
@@ -333,6 +337,26 @@ inline u64 random_number() {
   return state.random;
 }
 
+// Lets other launches run, which may be of this kernel: all that they change is kept.
+inline void pause_launch() {
+  State kept = state;
+  const size_t shared = (kept.dynamic_bytes + 1023) / 1024 * 1024 + kept.static_bytes;
+  char *windows = (char *)malloc(shared * (size_t)kept.cluster + 1);
+  for (int rank = 0; rank < kept.cluster; ++rank)
+    memcpy(windows + shared * (size_t)rank, (void *)(kSharedAt + kSharedEach * (uintptr_t)rank),
+           shared);
+  state.fibers = nullptr, state.ctas = nullptr, state.fiber_count = 0;
+  kept.pause();
+  free(state.fibers), free(state.ctas);
+  kept.static_bytes = state.static_bytes; // grows only, and where a variable lies does not change
+  kept.random = state.random;
+  state = kept;
+  for (int rank = 0; rank < kept.cluster; ++rank)
+    memcpy((void *)(kSharedAt + kSharedEach * (uintptr_t)rank), windows + shared * (size_t)rank,
+           shared);
+  free(windows);
+}
+
 inline void run_cluster() {
   const int count = state.fiber_count;
   state.running = count;
@@ -354,6 +378,10 @@ inline void run_cluster() {
     }
     // Threads that poll always run.
     idle = state.progress == progress ? idle + 1 : 0;
+    if (idle && state.waits_for_system) {
+      state.waits_for_system = false, idle = 0;
+      pause_launch();
+    }
     progress = state.progress;
     if (!ran || idle > 10000) {
       fprintf(stderr, "emulator: %s: deadlock in block %u, %u\n", state.kernel,
@@ -364,7 +392,8 @@ inline void run_cluster() {
 }
 
 inline void run(const char *kernel, void (*body)(const void *), const void *params, u32 grid_x,
-                u32 grid_y, int threads, u32 shared_bytes, int cluster, void *stacks) {
+                u32 grid_y, int threads, u32 shared_bytes, int cluster, void *stacks,
+                emulator_pause_fn pause) {
   if (threads % kWarp || grid_x % (u32)cluster || cluster > kMostCluster)
     fail("a launch with a wrong shape");
   if (state.fiber_count < threads * cluster)
@@ -378,6 +407,7 @@ inline void run(const char *kernel, void (*body)(const void *), const void *para
   }
   state.kernel = kernel, state.body = body, state.params = params;
   state.grid_x = grid_x, state.grid_y = grid_y;
+  state.waits_for_system = false, state.pause = pause;
   state.threads = threads, state.cluster = cluster, state.dynamic_bytes = shared_bytes;
   state.fiber_count = threads * cluster;
   for (u32 y = 0; y < grid_y; ++y)

@@ -340,6 +340,23 @@ inline void ld_acquire_global(int &x, const int *from) {
   x = *(const volatile int *)from;
 }
 
+// Words that kernels of other GPUs write, which are other threads of this process. A thread that reads one polls:
+// when nothing else goes on in its cluster, the launch lets others run.
+inline void st_release_system(int *to, int x) {
+  state.progress++;
+  __atomic_store_n(to, x, __ATOMIC_RELEASE);
+}
+inline void ld_acquire_system(int &x, const int *from) {
+  state.waits_for_system = true;
+  yield();
+  x = __atomic_load_n(from, __ATOMIC_ACQUIRE);
+}
+inline void global_timer(u64 &x) {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  x = (u64)now.tv_sec * 1000000000 + (u64)now.tv_nsec;
+}
+
 // ---- products of a warpgroup
 
 // Element (row, column) of an operand with the 128-byte swizzle. K-major: row of the tile, column of the 16; `stride`

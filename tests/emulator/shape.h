@@ -13,8 +13,13 @@
 #define EMULATOR_SHARED_AT 0x20000000u
 #define EMULATOR_SHARED_EACH (1u << 20)
 
+/* Lets a launch of another thread run, of which the kernel waits for a word in memory. The window of shared
+ * memory may then be another's, and so may the kernel's static variables. */
+typedef void (*emulator_pause_fn)(void);
+
 /* What a kernel's library exports: emulator_launch and emulator_params_bytes. */
 typedef void (*emulator_launch_fn)(const void *params, unsigned grid_x, unsigned grid_y,
-                                   int threads, unsigned shared_bytes, void *stacks);
+                                   int threads, unsigned shared_bytes, void *stacks,
+                                   emulator_pause_fn pause);
 
 #endif /* NSA_EMULATOR_SHAPE_H */

@@ -79,6 +79,9 @@ INSTRUCTIONS = [
     (r"cp\.async\.bulk\.(commit|wait)_group", ""),
     (r"st\.release\.gpu\.global\.s32 ", "st_release_global"),
     (r"ld\.acquire\.gpu\.global\.s32 ", "ld_acquire_global"),
+    (r"st\.release\.sys\.global\.s32 ", "st_release_system"),
+    (r"ld\.acquire\.sys\.global\.s32 ", "ld_acquire_system"),
+    (r"mov\.u64 %0, %%globaltimer;", "global_timer"),
     (r"mov\.u32 %0, %%cluster_ctarank;", "cluster_ctarank"),
     (r"barrier\.cluster\.arrive\.", "cluster_arrive"),
     (r"barrier\.cluster\.wait\.", "cluster_wait"),
@@ -230,8 +233,8 @@ static void emulated_body(const void *params) {{ {entry}(*(const EmulatedParamsO
 extern "C" {{
 extern const u32 emulator_params_bytes;
 const u32 emulator_params_bytes = sizeof(EmulatedParamsOf);
-void emulator_launch(const void *params, u32 grid_x, u32 grid_y, int threads, u32 shared_bytes, void *stacks) {{
-  emulator::run("{entry}", emulated_body, params, grid_x, grid_y, threads, shared_bytes, {cluster[1] if cluster else 1}, stacks);
+void emulator_launch(const void *params, u32 grid_x, u32 grid_y, int threads, u32 shared_bytes, void *stacks, emulator_pause_fn pause) {{
+  emulator::run("{entry}", emulated_body, params, grid_x, grid_y, threads, shared_bytes, {cluster[1] if cluster else 1}, stacks, pause);
 }}
 }}
 '''

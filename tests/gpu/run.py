@@ -182,6 +182,11 @@ def ranks_jobs(options):
     yield Job("check random", [*check, "--ranks", most, "--random", "20", "--backward"], environment)
     yield Job("check cache", [*check, "cache", "--ranks", most, "--random", "40", "--longest", "3000", "--codes", "any",
                               "--timeout", "60"], environment)
+    peers = ["--peer-bytes", "1000000"] if int(most) <= 8 else []  # of a host
+    if peers:
+        yield Job("check cache peers", [*check, "cache", "--ranks", most, "--random", "40", "--longest", "3000", "--codes", "any",
+                                        "--timeout", "60", *peers], environment)
+        yield Job("fault peers", [*check, "--ranks", most, "--fault", "kill,stall", "--timeout", "5", *peers], environment)
     for fault in ("kill", "stall", "mismatch"):
         yield Job(f"fault {fault}", [*check, "--ranks", most, "--fault", fault, "--timeout", "5"], environment)
     for command, fill in itertools.product(("forward", "backward"), ("random", "correlated")):
@@ -191,7 +196,7 @@ def ranks_jobs(options):
             "--filter", f"*fill={fill}:*", "--csv", options.logs.resolve() / RANK_TABLES[0], *cache], environment)
     yield Bench("bench decode", [
         options.folder / "nsa-bench", "decode", "--ranks", ",".join(["1", *sizes]), "--contexts", RANK_CONTEXTS, "--batches", "1,16",
-        "--csv", options.logs.resolve() / RANK_TABLES[1], *cache], environment)
+        "--csv", options.logs.resolve() / RANK_TABLES[1], *peers, *cache], environment)
 
 
 def tokens_text(problem):

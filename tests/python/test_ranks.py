@@ -173,6 +173,8 @@ def play_hosts(rank, where, ranks):
     comm.close()
     with pytest.raises(nsa.ArgumentError, match="host_ranks is 3"):
         nsa.ranks.Comm(host_ranks=3).handle(config.context("cpu", "f32"))
+    with pytest.raises(nsa.ArgumentError, match="peer_bytes is -2"):
+        nsa.ranks.Comm(peer_bytes=-2).handle(config.context("cpu", "f32"))
 
 
 def test_ranks_that_play_hosts(device, tmp_path):

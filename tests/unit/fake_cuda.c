@@ -386,11 +386,21 @@ static nsai_cu_result release_memory(nsai_cu_ptr memory) {
   return 0;
 }
 
+/* Ranks write words to each other, and poll them: these are copied as a device does. */
+static void move(void *to, const void *from, size_t bytes) {
+  if (bytes != sizeof(int) || ((uintptr_t)to | (uintptr_t)from) % sizeof(int)) {
+    memcpy(to, from, bytes);
+    return;
+  }
+  const int word = __atomic_load_n((const int *)from, __ATOMIC_ACQUIRE);
+  __atomic_store_n((int *)to, word, __ATOMIC_RELEASE);
+}
+
 static nsai_cu_result copy(nsai_cu_ptr to, nsai_cu_ptr from, size_t bytes, nsai_cu_stream stream) {
   (void)stream;
   COUNT(memory_calls, 1);
   if (record.broken) return record.broken;
-  memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+  move((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
   return 0;
 }
 
@@ -407,7 +417,7 @@ static nsai_cu_result download(void *to, nsai_cu_ptr from, size_t bytes, nsai_cu
   (void)stream;
   COUNT(memory_calls, 1);
   if (record.broken) return record.broken;
-  memcpy(to, (const void *)(uintptr_t)from, bytes);
+  move(to, (const void *)(uintptr_t)from, bytes);
   return 0;
 }
 
@@ -442,6 +452,37 @@ static nsai_cu_result fill(nsai_cu_ptr memory, unsigned char value, size_t bytes
   if (record.broken) return record.broken;
   if (bytes < UNFILLED_BYTES || record.fills) memset((void *)(uintptr_t)memory, value, bytes);
   return 0;
+}
+
+static nsai_cu_result can_access(int *can, nsai_cu_device device, nsai_cu_device peer) {
+  *can = device != peer && !getenv("FAKE_CUDA_NO_PEERS");
+  return 0;
+}
+
+static nsai_cu_result enable_peer(nsai_cu_context peer, unsigned flags) {
+  if (!in_context()) return INVALID_CONTEXT;
+  if (peer == current() || flags) return INVALID_VALUE;
+  return COUNT(peer_contexts, 1) ? NSAI_CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : 0;
+}
+
+/* A handle holds the address: ranks that say to be processes are threads. */
+static nsai_cu_result get_ipc(nsai_cu_ipc_handle *out, nsai_cu_ptr memory) {
+  memset(out, 0, sizeof *out);
+  memcpy(out->bytes, &memory, sizeof memory);
+  return 0;
+}
+
+static nsai_cu_result open_ipc(nsai_cu_ptr *out, nsai_cu_ipc_handle handle, unsigned flags) {
+  if (!in_context()) return INVALID_CONTEXT;
+  if (flags != NSAI_CU_IPC_LAZY_PEER_ACCESS || record.refuse_ipc) return INVALID_VALUE;
+  memcpy(out, handle.bytes, sizeof *out);
+  COUNT(ipc_opened, 1);
+  return 0;
+}
+
+static nsai_cu_result close_ipc(nsai_cu_ptr memory) {
+  COUNT(ipc_opened, -1);
+  return memory ? 0 : INVALID_VALUE;
 }
 
 /* Streams are bytes that are never read. */
@@ -682,6 +723,11 @@ nsai_cu_result cuGetProcAddress_v2(const char *name, void **function, int versio
     { "cuMemHostAlloc", (any)allocate_host },
     { "cuMemFreeHost", (any)release_host },
     { "cuMemsetD8Async", (any)fill },
+    { "cuDeviceCanAccessPeer", (any)can_access },
+    { "cuCtxEnablePeerAccess", (any)enable_peer },
+    { "cuIpcGetMemHandle", (any)get_ipc },
+    { "cuIpcOpenMemHandle", (any)open_ipc },
+    { "cuIpcCloseMemHandle", (any)close_ipc },
     { "cuStreamCreate", (any)create_stream },
     { "cuStreamDestroy", (any)destroy_stream },
     { "cuEventCreate", (any)create_event },

@@ -87,6 +87,9 @@ typedef struct fake_cuda_state {
   int blocks;          /* allocations that exist */
   int streams, events; /* streams and events that exist */
   int stream_waits;    /* waits of a stream for an event */
+  int peer_contexts;   /* calls that enable access to another context's memory */
+  int ipc_opened;      /* memory of other processes that is open */
+  bool refuse_ipc;     /* it cannot be opened */
   int stalls;          /* events and streams are never seen to finish */
   int full;            /* cuEventRecord waits while it is 1, as with a full launch queue */
 } fake_cuda_state;

@@ -5,6 +5,7 @@
 
 #include "base/duration.h"
 #include "check.h"
+#include "ranks/gather.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -135,6 +136,11 @@ static nsa_status agree_anew(chk_rank *r) {
   return NSA_OK;
 }
 
+/* What all ranks do when one fails: with peer memory gathers, because a forward has none. */
+static nsa_status execute(chk_rank *r) {
+  return r->options->peer_bytes ? chk_gather_run(r) : chk_rank_execute(r);
+}
+
 static nsa_status check(chk_rank *r, const chk_fault *fault) {
   NSAI_TRY(chk_rank_prepare(r));
   const bool mismatch = fault->kind == CHK_FAULT_MISMATCH, early = fault->in_agree || mismatch;
@@ -145,12 +151,13 @@ static nsa_status check(chk_rank *r, const chk_fault *fault) {
     NSAI_TRY(agree(r));
     NSAI_TRY(chk_rank_execute(r));
     chk_rank_compare(r);
+    NSAI_TRY(chk_gather_check(r));
   }
   NSAI_TRY(meet_others(r));
   if (is_killed(r, fault)) return NSA_OK;
   stall(r, fault);
   double start = nsai_seconds();
-  nsa_status status = early ? agree(r) : chk_rank_execute(r);
+  nsa_status status = early ? agree(r) : execute(r);
   demand(r, fault, early ? "nsa_comm_agree" : "the run", status, nsai_seconds() - start,
          fault->timeout_ms / 1e3 + GRACE);
   if (mismatch) {

@@ -25,7 +25,8 @@ enum {
   OPT_SELF_TEST,
   OPT_TAP,
   OPT_LONGEST,
-  OPT_CODES
+  OPT_CODES,
+  OPT_PEER_BYTES
 };
 
 static const struct argp_option options[] = {
@@ -46,6 +47,9 @@ static const struct argp_option options[] = {
   { "longest", OPT_LONGEST, "TOKENS", 0, "cache: about the longest sequences (400)", 0 },
   { "codes", OPT_CODES, "KIND", 0,
     "cache: what is stored in e4m3: none, kv, cmp, both or any (none)", 0 },
+  { "peer-bytes", OPT_PEER_BYTES, "BYTES", 0,
+    "cache, --fault: gathers of up to so many bytes must go through peer memory, on GPUs (none)",
+    0 },
   { "backward", 'b', 0, 0, "Backward passes, too", 0 },
   { "problem", 'p', "STR", 0, "Only this problem, as printed by a failure", 0 },
   { "fault", OPT_FAULT, "LIST", 0,
@@ -93,6 +97,9 @@ static void refuse_idle(const chk_ranks_options *o, struct argp_state *state) {
                       "--hosts");
   if (!o->cache && (o->longest || o->codes))
     argp_error(state, "--longest and --codes belong to scenarios of a cache: nsarankcheck cache");
+  if (o->rank.peer_bytes && !o->cache && !o->problem && (listed || !o->faults))
+    argp_error(state, "--peer-bytes is for gathers, of a cache over ranks or when ranks fail: "
+                      "nsarankcheck cache, or --fault");
   if (o->problem && o->cache)
     argp_error(state, "--problem says whether it is one of a cache: leave out cache");
   if (o->problem && (ranks || hosts || listed || o->backward || o->faults))
@@ -117,6 +124,8 @@ static void finish(chk_ranks_options *o, struct argp_state *state) {
     argp_error(state, "--comm nccl has no CPU device");
   if (o->plans.device == NSAI_VERIFY_DEVICE_AUTO)
     o->plans.device = o->nccl ? 0 : NSAI_VERIFY_DEVICE_CPU;
+  if (o->rank.peer_bytes && o->plans.device == NSAI_VERIFY_DEVICE_CPU)
+    argp_error(state, "--peer-bytes needs GPUs: give --device or --comm nccl");
   if (!o->rank.timeout_ms) o->rank.timeout_ms = o->faults ? 5000 : 60000;
   bool any = false;
   for (int i = 0; i <= NSA_MAX_RANKS; i++) any |= o->with_ranks[i];
@@ -172,6 +181,10 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     break;
   case OPT_CODES:
     o->codes = (chk_cache_codes)nsai_program_word("--codes", value, chk_cache_codes_names, state);
+    break;
+  case OPT_PEER_BYTES:
+    o->rank.peer_bytes = (int32_t)chk_option_number("peer-bytes", value, 1, 16 << 20, state);
+    remember(o, "--peer-bytes", value);
     break;
   case ARGP_KEY_ARG:
     if (strcmp(value, "cache")) argp_error(state, "unexpected argument '%s'", value);

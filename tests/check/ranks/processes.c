@@ -38,6 +38,7 @@ static void run_cache(const task *t, int32_t rank, chk_plans *plans, const chk_r
                  .result = result };
   nsa_comm_options options = NSA_COMM_OPTIONS_INIT;
   options.timeout_ms = t->runner->rank.timeout_ms;
+  options.peer_bytes = t->runner->rank.peer_bytes;
   nsa_status status = chk_serve_record_create(plans, r.device, p, &record, result);
   const bool made = !status && result->outcome == NSAI_VERIFY_PASSED;
   if (made) status = chk_serve_context(plans, p, &ctx);
@@ -69,8 +70,9 @@ static void run_rank(const task *t, int32_t rank, chk_plans *plans, const chk_ra
                  .result = result };
   nsa_status status = chk_whole_create(plans, p, &whole);
   if (!status && !t->fault && chk_partials_matter(p)) status = chk_partials_measure(&whole, p);
-  const nsa_comm_options options =
+  nsa_comm_options options =
       chk_ranks_comm_options(p, t->fault ? t->fault->timeout_ms : t->runner->rank.timeout_ms);
+  options.peer_bytes = t->runner->rank.peer_bytes;
   status = chk_rank_nccl(t->shared, rank, status, whole.trial.plan.ctx, &options, &r.comm);
   if (status)
     chk_conclude(status, t->runner->plans.overrides != NULL, result);

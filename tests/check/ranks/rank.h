@@ -52,6 +52,7 @@ typedef struct chk_rank_options {
   const chk_ranks_damage *damage; /* NULL: none */
   bool as_gpu;                    /* with a GPU's bounds on the CPU device, too */
   int serve_damage;               /* of a problem over a cache: CHK_SERVE_DAMAGE_* (serve.h) */
+  int32_t peer_bytes;             /* of communicators, which must then have peer memory; 0: none */
 } chk_rank_options;
 
 typedef struct chk_rank {

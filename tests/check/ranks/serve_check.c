@@ -9,6 +9,7 @@
  */
 #include "base/math.h"
 #include "check.h"
+#include "ranks/gather.h"
 #include "ranks/serve.h"
 #include "run/check_tensor.h"
 #include "verify/compare.h"
@@ -407,6 +408,7 @@ static nsa_status check(chk_rank *r, const chk_serve *s, chk_memory *m) {
   NSAI_TRY(chk_memory_create(m));
   const nsa_plan *decode = m->decode.plan;
   NSAI_TRY(nsa_comm_agree(r->comm, &decode, 1, NULL, r->options->timeout_ms));
+  NSAI_TRY(chk_gather_check(r));
   NSAI_TRY(walk_script(&k));
   if (k.page != r->record->pages || k.output != r->record->outputs)
     nsai_verify_fail(r->result, "rank %d has made other calls than one rank", r->rank);

@@ -82,6 +82,7 @@ static nsa_status run_cache(const chk_runner *runner, chk_plans *plans, const ch
   const chk_rank like = { .record = &record };
   nsa_ctx *ctx = NULL;
   options.timeout_ms = runner->rank.timeout_ms;
+  options.peer_bytes = runner->rank.peer_bytes;
   nsa_status status = chk_shared_create(p->ranks, &shared);
   if (!status) status = nsai_verify_device_enter(chk_plans_device(plans));
   if (!status) status = chk_serve_record_create(plans, chk_plans_device(plans), p, &record, result);
@@ -100,8 +101,9 @@ static nsa_status run_cache(const chk_runner *runner, chk_plans *plans, const ch
 static nsa_status run_one(const chk_runner *runner, chk_plans *plans, const chk_ranks_problem *p,
                           const chk_fault *fault, nsai_verify_result *result) {
   nsa_comm *comms[NSA_MAX_RANKS] = { 0 };
-  const nsa_comm_options options =
+  nsa_comm_options options =
       chk_ranks_comm_options(p, fault ? fault->timeout_ms : runner->rank.timeout_ms);
+  options.peer_bytes = runner->rank.peer_bytes;
   chk_shared *shared = NULL;
   chk_whole whole = { 0 };
   const chk_rank like = { .whole = &whole };

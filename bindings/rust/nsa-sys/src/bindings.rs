@@ -586,6 +586,7 @@ pub struct nsa_comm_options {
     pub struct_size: u32,
     pub timeout_ms: i32,
     pub host_ranks: i32,
+    pub peer_bytes: i32,
 }
 extern "C" {
     pub fn nsa_comm_create(

@@ -1,0 +1,66 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The gather through peer memory: the layout of a mailbox, which host and device share, and the
+ * parameters of the kernel (kernel_templates/ranks/gather.cuh).
+ *
+ * A mailbox is a rank's device memory that all ranks of the host write to:
+ *
+ *   data    [2 rounds][ranks][chunks][room]  what a rank sent, in chunks of at most `room` bytes
+ *   flags   [ranks][chunks]                  the round of the last chunk that came from a rank
+ *   closed  [ranks]                          1: the rank writes here no more
+ *   rounds  [ranks][chunks]                  the owner's: the last round of its CTA for (rank, chunk)
+ *
+ * A flag, as a word of `closed`, has a sector of its own: another rank writes each.
+ */
+#ifndef NSAI_PARAMS_RANKS_H
+#define NSAI_PARAMS_RANKS_H
+
+#include "params/attention.h"
+#include "params/smem.h"
+
+#define NSAI_GATHER_RANKS 8   /* at most */
+#define NSAI_GATHER_CHUNKS 32 /* of a message, at most */
+#define NSAI_GATHER_THREADS 128
+#define NSAI_GATHER_LEAST                                                                          \
+  2048 /* bytes that a CTA moves at once, 16 a thread: no chunk has less room */
+#define NSAI_GATHER_SECTOR 32       /* bytes */
+#define NSAI_GATHER_MOST (16 << 20) /* bytes of a message: offsets in a mailbox fit an int */
+
+/* Offsets in bytes; `from`: the rank that the chunk comes from. */
+NSAI_SIZE nsai_gather_data(int round, int from, int chunk, int ranks, int chunks, int room) {
+  return (((round & 1) * ranks + from) * chunks + chunk) * room;
+}
+NSAI_SIZE nsai_gather_flag(int from, int chunk, int ranks, int chunks, int room) {
+  return 2 * ranks * chunks * room + (from * chunks + chunk) * NSAI_GATHER_SECTOR;
+}
+NSAI_SIZE nsai_gather_closed(int from, int ranks, int chunks, int room) {
+  return nsai_gather_flag(ranks, from, ranks, chunks, room);
+}
+NSAI_SIZE nsai_gather_round(int from, int chunk, int ranks, int chunks, int room) {
+  return nsai_gather_closed(ranks, ranks, chunks, room) + (from * chunks + chunk) * 4;
+}
+
+/* The waits of a communicator's gathers, in host memory. */
+typedef struct NsaiGatherControl {
+  int stop;                       /* not 0: nobody waits any more */
+  int missing[NSAI_GATHER_RANKS]; /* not 0: the kernel has waited too long for this rank */
+} NsaiGatherControl;
+
+/* ranks_gather: brings a message of every rank to all ranks. */
+typedef struct NsaiRanksGather {
+  char *mailbox[NSAI_GATHER_RANKS]; /* as this rank maps them */
+  const char *send;                 /* [bytes] */
+  char *recv;                       /* [ranks, bytes] */
+  NsaiGatherControl *control;
+  long long timeout_ns; /* of a wait for one rank */
+  int bytes;            /* at most NSAI_GATHER_MOST */
+  int rank, ranks;
+  int piece;        /* bytes of a chunk of this message, a multiple of 16; the last may have less */
+  int chunks, room; /* of the mailboxes' layout; the grid may have fewer chunks */
+} NsaiRanksGather;
+
+NSAI_SIZE_IS(NsaiGatherControl, 36);
+NSAI_SIZE_IS(NsaiRanksGather, 120);
+
+#endif /* NSAI_PARAMS_RANKS_H */

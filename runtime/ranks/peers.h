@@ -1,0 +1,70 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Gathers through memory that the ranks of a host map of each other, beside the transport:
+ * kernel_templates/ranks/gather.cuh moves small messages in one launch. Params of mailboxes:
+ * params/ranks.h.
+ */
+#ifndef NSAI_RANKS_PEERS_H
+#define NSAI_RANKS_PEERS_H
+
+#include "driver/launch.h"
+
+#include <nsa/ranks.h>
+#include <stdbool.h>
+
+#define NSAI_PEERS 8 /* ranks, at most: NSAI_GATHER_RANKS of the kernel */
+
+/* A rank's mailbox, with its control words: freed with its last user, because ranks of one process write
+ * to it without a handle of their own. */
+typedef struct nsai_mailbox nsai_mailbox;
+
+/* One user less; NULL is fine. The device is entered. */
+void nsai_mailbox_release(nsai_mailbox *box);
+
+/* What a communicator has of it. `on` is guarded by the communicator's lock, because nsa_comm_check
+ * reads the control words; the rest belongs to the thread that uses the communicator. */
+typedef struct nsai_peers {
+  int32_t most_bytes; /* of a message, as all ranks were given it; 0: never */
+  bool tried;         /* the ranks have told each other what they can map */
+  bool on;
+  bool elsewhere;                 /* some ranks are other processes */
+  nsai_kernel kernel;             /* its function is NULL: none */
+  nsai_mailbox *box[NSAI_PEERS];  /* the own one, and those of ranks of this process */
+  nsai_cu_ptr opened[NSAI_PEERS]; /* of other processes */
+  char *mapped[NSAI_PEERS];       /* all of them, on this device */
+  int32_t chunks, room;           /* of the layout */
+} nsai_peers;
+
+/* Of nsa_comm_options.peer_bytes: whether it is one, NSA_E_ARG; and what it means, 0 for never. */
+nsa_status nsai_peers_check_option(int32_t peer_bytes);
+int32_t nsai_peers_most_bytes(int32_t peer_bytes);
+
+/* Exchanges mailboxes with all ranks by two rounds of nsa_comm_agree, which has agreed upon everything
+ * else, and turns gathers through them on where every rank maps every other one. That it cannot is no
+ * failure. The device is entered. Not NSA_OK: the transport has failed.
+ *
+ * why         why there is no kernel, if there is none
+ * since       seconds of the clock, when nsa_comm_agree began
+ * timeout_ms  of the whole call */
+nsa_status nsai_peers_open(nsa_comm *comm, const char *why, double since, int32_t timeout_ms);
+
+/* Whether a gather of so many bytes goes this way: the same on all ranks. */
+bool nsai_peers_take(const nsa_comm *comm, uint64_t bytes);
+
+/* Enqueues the gather. NSA_E_CUDA. */
+nsa_status nsai_peers_gather(nsa_comm *comm, const void *send, void *recv, uint64_t bytes,
+                             nsa_stream stream);
+
+/* Ends the communicator when a kernel has waited too long, and names the ranks. Thread-safe. */
+nsa_status nsai_peers_check(nsa_comm *comm);
+
+/* Lets kernels that wait go on. Thread-safe. */
+void nsai_peers_stop(nsa_comm *comm);
+
+/* Releases what nsai_peers_open made; does nothing at a second call. No kernel of this rank uses it any
+ * more. Of a communicator that is alive it waits, at most for options.timeout_ms, until ranks of other
+ * processes have done so as well. A mailbox that these may still write to is not freed. */
+void nsai_peers_close(nsa_comm *comm);
+
+#endif /* NSAI_RANKS_PEERS_H */
