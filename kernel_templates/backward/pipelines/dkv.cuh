@@ -30,15 +30,16 @@
 #include "backward/pipelines/dkv_producer.cuh"
 #include "core/launch.cuh"
 
-// The kernel body; `Rows` finds the query rows of this CTA's tile.
-template <class Config, class Rows> NSAI_DEVICE void run_dkv_pipeline(const NsaiBackwardKvTma &p) {
+// The kernel body.
+template <class Config> NSAI_DEVICE void run_dkv_pipeline(const NsaiBackwardKvTma &p) {
   using R = DkvPipeline<Config>;
+  static_assert(R::kTiles == 2, "each warpgroup has 64 keys");
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   const u32 base = shared_address(shared_bytes);
   if (threadIdx.x == 0) init_dkv_pipeline<Config>(base);
   begin_kernel();
   __syncthreads(); // barriers are initialised
-  Rows rows;
+  CompressedRows<Config> rows;
   KeyTile tile;
   if (!find_rows<Config>(p.kv, rows, tile)) return;
   const int warp = warp_uniform(threadIdx.x / 32);
@@ -46,9 +47,9 @@ template <class Config, class Rows> NSAI_DEVICE void run_dkv_pipeline(const Nsai
     registers_drop<R::kProducerRegisters>();
     if (warp == 8) produce_boxes<Config>(p, tile, rows, base);
     if (warp >= 9 && warp < 9 + R::kKnownWarps)
-      produce_known<Config>(p.kv, tile, rows, shared_bytes, base, warp - 9);
+      produce_known<Config>(p.kv, tile, rows, base, warp - 9);
   } else {
     registers_raise<R::kConsumerRegisters>();
-    consume_keys<Config>(p.kv, tile, shared_bytes, base);
+    consume_keys<Config>(p.kv, tile, base);
   }
 }

@@ -77,6 +77,23 @@
 #include "backward/pipelines/dkv_items_producer.cuh"
 #include "core/launch.cuh"
 
+// leave_sums, take_sums: add sums of one warpgroup to those of the other one, through shared memory.
+template <int kN> NSAI_DEVICE void leave_sums(float4 *to, const float (&acc)[kN][4]) {
+#pragma unroll
+  for (int j = 0; j < kN; ++j)
+    to[128 * j + threadIdx.x % 128] = make_float4(acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
+}
+template <int kN> NSAI_DEVICE void take_sums(const float4 *from, float (&acc)[kN][4]) {
+#pragma unroll
+  for (int j = 0; j < kN; ++j) {
+    const float4 x = from[128 * j + threadIdx.x % 128];
+    acc[j][0] += x.x;
+    acc[j][1] += x.y;
+    acc[j][2] += x.z;
+    acc[j][3] += x.w;
+  }
+}
+
 // Half of the columns of sums.
 template <int kN> NSAI_DEVICE float (&half_of(float (&acc)[kN][4], int half))[kN / 2][4] {
   return *(float(*)[kN / 2][4]) & acc[half * (kN / 2)];
