@@ -64,7 +64,7 @@ static uint32_t alignment_of(const void *p) {
 
 /* cuBLASLt 13.1.0 (of CUDA 13.0, on an H200) is wrong where it cuts k into parts that leave a few rows over:
  * of 31343 products with any k up to 70000, 4916 were off by 1 to 4 % of the greatest element (k 7685 in 6
- * parts, 4226 in 3, 67857 in 53; algorithm 66), and none of those that were not cut. A sum over
+ * parts, 4226 in 3, 67857 in 53; algorithm 66), and none of twelve of these that were not cut. A sum over
  * tokens has any k, and is never cut; the k of a product with weights is mostly a multiple of 64. */
 #define SPLIT_UNIT 64
 

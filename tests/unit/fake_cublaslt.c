@@ -110,10 +110,11 @@ static int fits(const descriptor *desc, const descriptor *a, const descriptor *b
          b->batch == c->batch;
 }
 
-/* cuBLASLt splits some k wrongly: runtime/driver/gemm.c. */
+/* cuBLASLt splits some k wrongly: runtime/driver/gemm.c. A product with a transposed second operand, which is
+ * the library's A, is a sum over rows. */
 static int may_choose(const descriptor *desc, const descriptor *a, const descriptor *preference) {
   const uint64_t k = desc->transposed[0] ? a->rows : a->columns;
-  return preference->whole_k || k % 64 == 0;
+  return preference->whole_k || (k % 64 == 0 && !desc->transposed[1]);
 }
 
 nsai_cublas_status cublasLtMatmulAlgoGetHeuristic(nsai_cublaslt_handle handle,

@@ -59,7 +59,8 @@ static void test_measured_on_two(void **state) {
                 0.05);
 }
 
-/* bench/results/h200-2026-11-28-ranks.csv: bursts, correlated inputs, NCCL. */
+/* bench/results/h200-2026-11-28-ranks.csv: bursts, correlated inputs, NCCL. One constant, of exchanges on idle
+ * GPUs, was fitted to these. */
 static void test_measured_bursts(void **state) {
   static const struct {
     int64_t tokens;

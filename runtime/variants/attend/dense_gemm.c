@@ -82,6 +82,7 @@ static nsai_gemm output_product(const nsai_run *run, int64_t rows, int64_t pitch
                       .batch = m->heads / m->kv_heads,
                       .a_batch = rows * pitch,
                       .c_batch = io->o.stride[1],
+                      .whole_k = true,
                       .dtype = m->dtype,
                       .c_dtype = m->dtype };
 }

@@ -310,6 +310,7 @@ static nsa_status clear_tickets(const nsai_run *run, const nsai_form *form, int 
   const nsai_kernel *kernel = &form->kernel[NSAI_DKV_CLEAR];
   *tickets = NULL;
   if (!kernel->function) return NSA_OK;
+  if (!nsai_dkv_needs(run, NSA_WIN) && !nsai_dkv_needs(run, NSA_SEL)) return NSA_OK;
   *tickets = nsai_buffer_at(run, form->buffer[NSAI_DKV_COUNTERS]);
   return nsai_backward_clear_enqueue(run, kernel, *tickets,
                                      ticket_words(&run->plan->problem.model,
