@@ -5,6 +5,8 @@
  */
 #include "support/cmocka_all.h"
 
+#include "variants/backward/layers.h"
+
 #include "gradients.h"
 #include "plan/context.h"
 
@@ -319,6 +321,17 @@ static void test_gpu_mlp(void **state) {
   machine_free(&m);
 }
 
+/* Their products are sums over tokens or blocks, of any number: runtime/driver/gemm.c. */
+static void test_gpu_whole_sums(void **state) {
+  machine m;
+  nsa_grads g;
+  begin(&m, &(machine_request){ .gpu = true, .phi = NSAI_PHI_LINEAR }, NSA_BF16, &g);
+  const nsai_run run = { .plan = m.plan };
+  const nsai_layers_pass pass = { .run = &run, .batch = 1 };
+  assert_true(nsai_batched_gemm(&pass, 8, 8, 128).whole_k);
+  machine_free(&m);
+}
+
 /* The gate MLP: logits first, their gradients through the layers, the features' rows that exist. */
 static void test_gpu_gate(void **state) {
   /* b2; then w2 and x. */
@@ -527,6 +540,7 @@ int main(void) {
     cmocka_unit_test(test_gpu_no_queries),
     cmocka_unit_test(test_gpu_linear),
     cmocka_unit_test(test_gpu_mlp),
+    cmocka_unit_test(test_gpu_whole_sums),
     cmocka_unit_test(test_gpu_gate),
     cmocka_unit_test(test_gpu_ranges),
     cmocka_unit_test(test_f32_d_o),
