@@ -705,6 +705,8 @@ PY
     run -2 --separate-stderr bench decode --peer-bytes 40000 $bad
     [[ $stderr == *'--peer-bytes is for decode --ranks on GPUs'* ]]
   done
+  run -2 --separate-stderr bench decode --peer-bytes 40000 --ranks 1,9
+  [[ $stderr == *'--peer-bytes serves at most 8 ranks'* ]]
   run -2 --separate-stderr bench decode --device cpu --ranks 2 --json x.json
   [[ $stderr == *'--ranks takes no'* ]]
   NSA_DRIVER_PATH=/nowhere NCCL_NVLS_ENABLE=0 run -77 --separate-stderr bench decode --ranks 2
