@@ -283,10 +283,10 @@ typedef struct nsa_comm nsa_comm;
  * rank may still have mapped stays allocated until the process ends. A process that has several of these ranks
  * must destroy each on a thread of its own: one after the other, they wait until the timeout.
  *
- * Graphs that hold a gather write into this memory: destroy them before the communicator. Unless every rank can map
- * every other one's memory, none does: nothing fails, and the log says why (NSA_LOG_INFO).
+ * Graphs that hold a gather write into this memory: destroy them before the communicator.
  *
- * Runs of the communicator must then follow each other on the device, in one stream or by events. The kernel
+ * Unless every rank can map every other one's memory, none does: nothing fails, and the log says why
+ * (NSA_LOG_INFO). With peer memory, runs of the communicator must follow each other on the device, in one stream or by events. The kernel
  * waits for other ranks for options.timeout_ms, also in a replayed graph and without nsa_comm_check. Behind
  * that the run's results are undefined, and the next call, nsa_comm_check and nsa_comm_wait return NSA_E_RANKS
  * and name the ranks. Ranks that share a GPU need streams that run at once. */
@@ -393,12 +393,11 @@ NSA_API nsa_status nsa_comm_check(nsa_comm *comm);
  * Returns NSA_OK, NSA_E_RANKS, NSA_E_ARG, NSA_E_CUDA or NSA_E_FORKED. */
 NSA_API nsa_status nsa_comm_wait(nsa_comm *comm, nsa_stream stream, int32_t timeout_ms);
 
-/* Destroys a communicator, and the NCCL communicator that is its own. NULL is fine. No run may be in
- * flight, unless it is dead, and graphs that hold its gathers must have been destroyed. One of NCCL that is alive ends together with the other ranks' and waits
- * for them, at most for options.timeout_ms. So does one with peer memory whose ranks are several processes: see
- * "Peer memory". In a child of fork() nothing but its hold on the context is
- * released. A dead one that borrowed an ncclComm_t may wait for NCCL's
- * kernels until the host has aborted that. */
+/* Destroys a communicator, and the NCCL communicator that is its own. NULL is fine. No run may be in flight,
+ * unless it is dead. Destroy graphs that hold its runs before. One of NCCL that is alive ends together with the
+ * other ranks' and waits for them, at most for options.timeout_ms; so does one with peer memory whose ranks are
+ * several processes ("Peer memory"). In a child of fork() nothing but its hold on the context is released. A
+ * dead one that borrowed an ncclComm_t may wait for NCCL's kernels until the host has aborted that. */
 NSA_API void nsa_comm_destroy(nsa_comm *comm);
 
 #ifdef __cplusplus
