@@ -10,6 +10,7 @@
 #include "decode/ranks.h"
 #include "measure.h"
 #include "option.h"
+#include "params/ranks.h"
 #include "plot/chart.h"
 #include "plot/figures.h"
 #include "prefill/prefill.h"
@@ -233,6 +234,9 @@ static void check_ranks(const arguments *a, struct argp_state *state) {
   if (a->peer_bytes &&
       (!a->over_ranks || a->command != DECODE || a->plans.device == NSAI_VERIFY_DEVICE_CPU))
     argp_error(state, "--peer-bytes is for decode --ranks on GPUs");
+  if (a->peer_bytes &&
+      memchr(a->with_ranks + NSAI_GATHER_RANKS + 1, true, NSA_MAX_RANKS - NSAI_GATHER_RANKS))
+    argp_error(state, "--peer-bytes serves at most %d ranks", NSAI_GATHER_RANKS);
   const bool table = a->over_ranks && a->command == TABLE;
   if (table && (a->filter || a->plans.device != NSAI_VERIFY_DEVICE_AUTO ||
                 !memchr(a->with_ranks + 2, true, NSA_MAX_RANKS - 1)))
@@ -327,7 +331,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     break;
   case OPT_TOKENS: chk_option_tokens(value, a->tokens, &a->token_count, BENCH_SIZES, state); break;
   case OPT_PEER_BYTES:
-    a->peer_bytes = (int32_t)chk_option_number("peer-bytes", value, 1, 16 << 20, state);
+    a->peer_bytes = (int32_t)chk_option_number("peer-bytes", value, 1, NSAI_GATHER_MOST, state);
     break;
   case OPT_COMMIT: a->commit = value; break;
   case ARGP_KEY_ARG: parse_word(a, value, state); break;

@@ -37,6 +37,7 @@ typedef struct cell_run {
   nsai_verify_cache caches;
   int32_t peer_bytes; /* that the communicator is asked for */
   nsa_comm *comm;
+  bool passed; /* rank 0 has counted the cell as such */
 } cell_run;
 
 /* What a rank sends to every other in a step: an output, its reference and its sum a head. */
@@ -95,13 +96,14 @@ static void write_line(const cell_run *r, const step_times *us, const step_times
   fputc('\n', csv);
 }
 
-static void report(const cell_run *r, int64_t cell, const step_times *us) {
+/* A cell counts once, by its last report. */
+static void report(cell_run *r, int64_t cell, const step_times *us) {
   static const step_times none = { 0 };
   const nsai_verify_result *reason = bench_team_reason(r->t->team.shared);
   const char *note = reason ? reason->text : NULL;
   if (r->t->team.shared->size == 1 && !reason) r->t->one[cell] = *us;
-  if (r->peer_bytes)
-    r->t->team.shared->outcomes[NSAI_VERIFY_PASSED]--; /* of the transport: a cell counts once */
+  if (r->passed) r->t->team.shared->outcomes[NSAI_VERIFY_PASSED]--;
+  r->passed = !reason;
   r->t->team.shared->outcomes[reason ? reason->outcome : NSAI_VERIFY_PASSED]++;
   print_line(r, us, &r->t->one[cell], note);
   if (r->t->team.csv) write_line(r, note ? &none : us, &r->t->one[cell], note);
@@ -270,10 +272,11 @@ done:
 
 /* Up to the runs ranks tell each other how they are: a cell that one cannot hold, all leave out. Behind
  * that a failure ends the list, because ranks may then wait. `prepared`: of this rank, so far. Returns
- * whether there is a time. */
+ * whether this rank has measured everything. */
 static bool run_way(cell_run *r, int64_t cell, nsa_status prepared) {
   step_times us = { 0 };
   nsai_verify_result *result = &r->t->team.shared->result[r->rank];
+  bool timed = false;
   if (all_well(r, prepared)) {
     nsa_status status = connect_ranks(r);
     if (all_well(r, status)) {
@@ -281,12 +284,13 @@ static bool run_way(cell_run *r, int64_t cell, nsa_status prepared) {
       if (!status) status = time_gather(r, &us.gather_us);
       if (status) nsai_verify_fail(result, "%s", nsa_last_error());
       if (status) atomic_store(&r->t->team.shared->broken, 1);
+      timed = status == NSA_OK;
     }
   }
   if (!r->rank) report(r, cell, &us);
   nsa_comm_destroy(r->comm);
   r->comm = NULL;
-  return us.append_us > 0;
+  return timed;
 }
 
 /* By the transport and, where that is asked for, through peer memory. */

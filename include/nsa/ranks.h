@@ -276,11 +276,17 @@ typedef struct nsa_comm nsa_comm;
 /* Peer memory (docs/ranks-cache.md). With options.peer_bytes 2 to 8 ranks of one host gather small
  * messages, as a decode step's, by one kernel that stores into the other ranks' memory, beside the transport.
  * The first nsa_comm_agree on a GPU compiles it and allocates about 2 * size * peer_bytes of device memory, in
- * steps of 2 MiB, until nsa_comm_destroy, which waits for ranks of other processes, at most for
- * options.timeout_ms; memory that a lost rank may still write to stays allocated. Unless every rank can map
- * every other one's memory, none does: nothing fails, and the log says why (NSA_LOG_INFO).
+ * steps of 2 MiB, until nsa_comm_destroy.
  *
- * Runs of the communicator must then follow each other on the device, in one stream or by events. The kernel
+ * If the ranks are several processes, nsa_comm_destroy is a call of all ranks: they exchange messages by the
+ * transport, which must still work, and wait for each other, at most for options.timeout_ms. Memory that a lost
+ * rank may still have mapped stays allocated until the process ends. A process that has several of these ranks
+ * must destroy each on a thread of its own: one after the other, they wait until the timeout.
+ *
+ * Graphs that hold a gather write into this memory: destroy them before the communicator.
+ *
+ * Unless every rank can map every other one's memory, none does: nothing fails, and the log says why
+ * (NSA_LOG_INFO). With peer memory, runs of the communicator must follow each other on the device, in one stream or by events. The kernel
  * waits for other ranks for options.timeout_ms, also in a replayed graph and without nsa_comm_check. Behind
  * that the run's results are undefined, and the next call, nsa_comm_check and nsa_comm_wait return NSA_E_RANKS
  * and name the ranks. Ranks that share a GPU need streams that run at once. */
@@ -357,7 +363,7 @@ NSA_API nsa_status nsa_comm_loopback(nsa_ctx *ctx, int32_t size, const nsa_comm_
  * the boot ids of their machines (without one, the host name), unless host_ranks is given: where ranks of a
  * host are successive, and each host has as many. Uses the
  * transport on a stream of its own, where NCCL may let it wait for runs in flight, and allocates some
- * KB of device memory at its first call.
+ * KB of device memory at its first call; with options.peer_bytes more ("Peer memory" above).
  *
  * plans       [count], at most 256, of the communicator's device; NULL with count 0
  * shard       NULL: the plans alone.
@@ -387,11 +393,11 @@ NSA_API nsa_status nsa_comm_check(nsa_comm *comm);
  * Returns NSA_OK, NSA_E_RANKS, NSA_E_ARG, NSA_E_CUDA or NSA_E_FORKED. */
 NSA_API nsa_status nsa_comm_wait(nsa_comm *comm, nsa_stream stream, int32_t timeout_ms);
 
-/* Destroys a communicator, and the NCCL communicator that is its own. NULL is fine. No run may be in
- * flight, unless it is dead. One of NCCL that is alive ends together with the other ranks' and waits
- * for them, at most for options.timeout_ms. In a child of fork() nothing but its hold on the context is
- * released. A dead one that borrowed an ncclComm_t may wait for NCCL's
- * kernels until the host has aborted that. */
+/* Destroys a communicator, and the NCCL communicator that is its own. NULL is fine. No run may be in flight,
+ * unless it is dead. Destroy graphs that hold its runs before. One of NCCL that is alive ends together with the
+ * other ranks' and waits for them, at most for options.timeout_ms; so does one with peer memory whose ranks are
+ * several processes ("Peer memory"). In a child of fork() nothing but its hold on the context is released. A
+ * dead one that borrowed an ncclComm_t may wait for NCCL's kernels until the host has aborted that. */
 NSA_API void nsa_comm_destroy(nsa_comm *comm);
 
 #ifdef __cplusplus

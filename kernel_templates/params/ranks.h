@@ -8,10 +8,9 @@
  *
  *   data    [2 rounds][ranks][chunks][room]  what a rank sent, in chunks of at most `room` bytes
  *   flags   [ranks][chunks]                  the round of the last chunk that came from a rank
- *   closed  [ranks]                          1: the rank writes here no more
  *   rounds  [ranks][chunks]                  the owner's: the last round of its CTA for (rank, chunk)
  *
- * A flag, as a word of `closed`, has a sector of its own: another rank writes each.
+ * Each flag has a sector of its own, because another rank's CTA writes it.
  */
 #ifndef NSAI_PARAMS_RANKS_H
 #define NSAI_PARAMS_RANKS_H
@@ -34,11 +33,8 @@ NSAI_SIZE nsai_gather_data(int round, int from, int chunk, int ranks, int chunks
 NSAI_SIZE nsai_gather_flag(int from, int chunk, int ranks, int chunks, int room) {
   return 2 * ranks * chunks * room + (from * chunks + chunk) * NSAI_GATHER_SECTOR;
 }
-NSAI_SIZE nsai_gather_closed(int from, int ranks, int chunks, int room) {
-  return nsai_gather_flag(ranks, from, ranks, chunks, room);
-}
 NSAI_SIZE nsai_gather_round(int from, int chunk, int ranks, int chunks, int room) {
-  return nsai_gather_closed(ranks, ranks, chunks, room) + (from * chunks + chunk) * 4;
+  return nsai_gather_flag(ranks, 0, ranks, chunks, room) + (from * chunks + chunk) * 4;
 }
 
 /* The waits of a communicator's gathers, in host memory. */

@@ -93,7 +93,8 @@ template <class Config> NSAI_DEVICE void exchange_chunk(const NsaiRanksGather &p
   char *own = p.mailbox[p.rank], *theirs = p.mailbox[rank];
   int *counter =
       reinterpret_cast<int *>(own + nsai_gather_round(rank, chunk, p.ranks, p.chunks, p.room));
-  const int round = *counter + 1;
+  const int round =
+      (int)((u32)*counter + 1u); // wraps after 2^32 rounds, and so does the comparison
 
   // ---- send
   copy_bytes<kThreads>(theirs + nsai_gather_data(round, p.rank, chunk, p.ranks, p.chunks, p.room),

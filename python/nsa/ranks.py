@@ -288,7 +288,8 @@ class Comm:
             raise first
 
     def close(self) -> None:
-        """Destroys the communicator: before the group goes, and when its runs have finished."""
+        """Destroys the communicator: before the group goes, and when its runs have finished. With peer memory all ranks call
+        it together, because they wait for each other, at most for the timeout."""
         handles, self._handles = getattr(self, "_handles", {}), {}
         if handles and lib is not None and os.getpid() == self._process:
             for handle in handles.values():

@@ -6,7 +6,7 @@
  */
 #include "plan/plan.h"
 
-#include "api/ranks_gather.h"
+#include "api/peer_kernel.h"
 #include "base/struct.h"
 #include "plan/context.h"
 #include "plan/forms.h"
@@ -247,8 +247,8 @@ nsa_status nsa_prepare(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
                  ? resolve(ctx, problem, &resolved)
                  : nsai_problem_resolve(ctx->config, problem, &resolved));
     if (!ctx->cpu) NSAI_TRY(nsai_plan_prepare(ctx, &resolved, progress, user));
-    if (!ctx->cpu && resolved.ranks && resolved.op == NSA_OP_DECODE)
-      NSAI_TRY(nsai_ranks_gather_prepare(ctx));
+    /* No plan needs it, and peer memory is off by default: it is compiled here so that packs have it. */
+    if (!ctx->cpu && resolved.ranks && resolved.op == NSA_OP_DECODE) nsai_peer_kernel_prepare(ctx);
   }
   return NSA_OK;
 }

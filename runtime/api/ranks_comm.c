@@ -3,7 +3,7 @@
  *
  * nsa_comm_create, nsa_comm_nccl, nsa_comm_nccl_id, nsa_comm_nccl_init, nsa_comm_loopback, nsa_comm_agree, nsa_comm_check, nsa_comm_wait, nsa_comm_destroy.
  */
-#include "api/ranks_gather.h"
+#include "api/peer_kernel.h"
 #include "plan/context.h"
 #include "plan/digest.h"
 #include "plan/plan.h"
@@ -115,7 +115,7 @@ static nsa_status check_plans(const nsa_comm *comm, const nsa_plan *const *plans
 nsa_status nsa_comm_agree(nsa_comm *comm, const nsa_plan *const *plans, size_t count,
                           const nsa_shard *shard, int32_t timeout_ms) {
   nsai_agree_field common[NSAI_COMMON_FIELDS];
-  char no_gather[NSAI_RANKS_GATHER_TEXT] = "";
+  char no_gather[NSAI_PEER_KERNEL_TEXT] = "";
   NSAI_TRY(check_comm(comm));
   NSAI_TRY(check_plans(comm, plans, count));
   if (shard && shard->ranks != nsai_comm_size(comm))
@@ -128,7 +128,7 @@ nsa_status nsa_comm_agree(nsa_comm *comm, const nsa_plan *const *plans, size_t c
   if (!fields) return nsai_fail_nomem("the digests of plans", (count + 1) * each);
   unsigned char(*digests)[NSAI_DIGEST_BYTES] = (void *)(fields + count);
   nsai_digest_common(nsai_comm_context(comm), common);
-  nsai_ranks_gather_make(comm, no_gather);
+  nsai_peer_kernel_make(comm, no_gather);
   for (size_t i = 0; i < count; i++) {
     nsai_digest_plan_fields(plans[i], fields[i].fields);
     memcpy(digests[i], plans[i]->digest, NSAI_DIGEST_BYTES);
@@ -164,7 +164,7 @@ void nsa_comm_destroy(nsa_comm *comm) {
     nsai_kernel gather = { 0 };
     if (nsai_comm_gather(comm)) gather = *nsai_comm_gather(comm);
     nsai_comm_destroy(comm);
-    nsai_ranks_gather_release(ctx, &gather);
+    nsai_peer_kernel_release(ctx, &gather);
   }
   nsai_context_release(ctx);
 }

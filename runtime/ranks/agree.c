@@ -1,11 +1,14 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa_comm_agree. Two rounds of messages through the transport itself, on a stream of their own:
+ * nsa_comm_agree. Rounds of messages through the transport itself, on a stream of their own:
  *
  *   heads    64 bytes of every rank, by exchange: each rank's arrives by itself, so that one knows
  *            who did not answer. They say how long the bodies are, and on which host the rank is.
  *   bodies   a digest of every field, by all_gather
+ *   peers    up to three rounds of the first call that finds the ranks alike, by all_gather: peers.c
+ *
+ * nsa_comm_destroy may make one more (nsai_peers_close).
  *
  * Every rank compares the same messages in the same way, and so comes to the same result.
  */
@@ -99,12 +102,35 @@ static nsa_status reserve(nsa_comm *comm, uint64_t bytes) {
   return NSA_OK;
 }
 
+static uint64_t all_bytes(const nsa_comm *comm) {
+  return (uint64_t)(nsai_comm_size(comm) + 1) * comm->agree.slot;
+}
+
+static void free_messages(nsa_comm *comm) {
+  nsai_agree_room *room = &comm->agree;
+  const double since = nsai_seconds();
+  /* The host may be able to end a transport's kernel only when nsa_comm_destroy has returned. */
+  while (comm->peers.close_failed &&
+         comm->place.device->driver->cuStreamQuery(room->stream) == NSAI_CUDA_ERROR_NOT_READY) {
+    if (nsai_seconds() - since >= PEEK_SECONDS) {
+      nsai_log(comm->place.logger, NSA_LOG_WARN, "ranks",
+               "rank %d of %d: %llu KiB of messages stay allocated until the process ends, because "
+               "the transport has not ended",
+               nsai_comm_rank(comm), nsai_comm_size(comm),
+               (unsigned long long)all_bytes(comm) >> 10);
+      return;
+    }
+    nsai_comm_nap(since);
+  }
+  for (int32_t i = 0; i < room->growths; i++) free_memory(comm, &room->memory[i]);
+}
+
 void nsai_agree_room_fini(nsa_comm *comm) {
   nsai_agree_room *room = &comm->agree;
   nsai_comm_entered entered;
   if (comm->place.device && !room->stream) return;
   if (nsai_comm_enter(&comm->place, &entered) != NSA_OK) return;
-  for (int32_t i = 0; i < room->growths; i++) free_memory(comm, &room->memory[i]);
+  free_messages(comm);
   if (room->event) comm->place.device->driver->cuEventDestroy(room->event);
   if (room->stream) comm->place.device->driver->cuStreamDestroy(room->stream);
   nsai_comm_leave(&comm->place, &entered);
@@ -115,10 +141,6 @@ void nsai_agree_room_fini(nsa_comm *comm) {
 /* Messages lie on the host from here on, that of rank r at (1 + r) * slot. */
 static char *message_of(const nsa_comm *comm, int32_t rank) {
   return comm->agree.host + (uint64_t)(1 + rank) * comm->agree.slot;
-}
-
-static uint64_t all_bytes(const nsa_comm *comm) {
-  return (uint64_t)(nsai_comm_size(comm) + 1) * comm->agree.slot;
 }
 
 static nsa_status upload(nsa_comm *comm) {
@@ -169,7 +191,7 @@ typedef struct talk {
   nsa_comm *comm;
   const nsai_agreement *mine;
   double since;                                       /* seconds, when the first round began */
-  int32_t timeout_ms;                                 /* of both rounds */
+  int32_t timeout_ms;                                 /* of all rounds */
   uint64_t bytes;                                     /* of this round's messages */
   bool (*arrived)(const struct talk *, int32_t rank); /* whether a rank's message is complete */
 } talk;
@@ -204,9 +226,10 @@ static nsa_status give_up(const talk *t, const char *what) {
   char text[512];
   nsai_writer silent = nsai_writer_open(text, sizeof text);
   write_silent(t, &silent);
-  return nsai_comm_die(t->comm, "rank %d of %d: nsa_comm_agree waited %.2f s for %s%s",
-                       nsai_comm_rank(t->comm), nsai_comm_size(t->comm), nsai_seconds() - t->since,
-                       text, what);
+  return nsai_comm_die(t->comm, "rank %d of %d: %s waited %.2f s for %s%s", nsai_comm_rank(t->comm),
+                       nsai_comm_size(t->comm),
+                       t->comm->agree.closing ? "nsa_comm_destroy" : "nsa_comm_agree",
+                       nsai_seconds() - t->since, text, what);
 }
 
 /* Until the messages lie on the host. */

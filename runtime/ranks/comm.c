@@ -112,8 +112,9 @@ static void destroy_events(nsa_comm *comm) {
 
 void nsai_comm_destroy(nsa_comm *comm) {
   if (!comm) return;
+  comm->agree.closing = true;
+  if (!comm->dead) nsai_peers_close(comm); /* may wait for other ranks, which looks at runs */
   destroy_events(comm);
-  if (!comm->dead) nsai_peers_close(comm);
   if (comm->transport.destroy) comm->transport.destroy(comm->transport.ops.user);
   nsai_agree_room_fini(comm); /* waits for the device: kernels of a dead one have ended behind it */
   nsai_peers_close(comm);

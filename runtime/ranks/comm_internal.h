@@ -69,11 +69,14 @@ typedef struct nsai_agree_room {
   nsai_cu_stream stream; /* these are NULL on the CPU device */
   nsai_cu_event event;
   int32_t calls; /* of nsa_comm_agree so far */
+  bool closing;  /* rounds are of nsa_comm_destroy */
 } nsai_agree_room;
 
-/* A process on a host. Containers may give the same pid twice, in namespaces of their own. */
+/* A process on a host. Containers may give the same pid twice, in namespaces of their own; and virtual
+ * machines that start from one image may have everything alike but what a process draws. */
 typedef struct nsai_process {
   uint64_t pid, space[2];
+  uint64_t number; /* random; 0: none could be drawn, and no two ranks count as of one process */
 } nsai_process;
 
 struct nsa_comm {
@@ -152,8 +155,9 @@ int32_t nsai_find_host_ranks(const uint64_t *host, int32_t size);
 nsa_status nsai_comm_gather_by_transport(nsa_comm *comm, const void *send, void *recv,
                                          uint64_t bytes, nsa_stream stream);
 
-/* A round of messages of the same length, within nsa_comm_agree and behind its first round: brings all
- * ranks' to all. `since`, `timeout_ms`: of the whole call. Failures end the communicator. */
+/* A round of messages of the same length, within nsa_comm_agree and behind its first round, or within
+ * nsa_comm_destroy: brings all ranks' to all. `since`, `timeout_ms`: of the whole call. NSA_E_RANKS, and the
+ * communicator has ended; another failure leaves that to the caller. */
 nsa_status nsai_agree_round(nsa_comm *comm, const void *mine, uint64_t bytes, double since,
                             int32_t timeout_ms);
 

@@ -1,15 +1,22 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Which ranks share a host, and a process. A wrong answer to the first costs time and nothing else, as long as all ranks have the
- * same: runs then exchange in one level where two would be faster, or the other way about.
+ * Which ranks share a host, and a process.
+ *
+ * Hosts: a wrong answer costs time and nothing else, as long as all ranks have the same. Runs then exchange in
+ * one level where two would be faster, or the other way about.
+ *
+ * Processes: ranks of one process follow each other's pointers (peers.c), so that a wrong answer would be
+ * undefined behaviour. Hence the random number in nsai_process.
  */
 #include "ranks/comm_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -37,10 +44,23 @@ uint64_t nsai_host_id(void) {
   return out;
 }
 
+/* Of this process. Written before another thread may read it: once, and in the only thread of a child. */
+static uint64_t number;
+
+static void draw_number(void) {
+  if (getrandom(&number, sizeof number, GRND_NONBLOCK) != (ssize_t)sizeof number) number = 0;
+}
+
+static void begin_process(void) {
+  if (pthread_atfork(NULL, NULL, draw_number) == 0) draw_number();
+}
+
 nsai_process nsai_this_process(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
   struct stat space;
-  nsai_process p = { .pid = (uint64_t)getpid() };
   const int kept = errno;
+  pthread_once(&once, begin_process);
+  nsai_process p = { .pid = (uint64_t)getpid(), .number = number };
   if (stat("/proc/self/ns/pid", &space) == 0) {
     p.space[0] = (uint64_t)space.st_dev;
     p.space[1] = (uint64_t)space.st_ino;

@@ -3,16 +3,18 @@
  *
  * Mailboxes: how ranks exchange and map them, and the gather that uses them.
  *
- * Two rounds of messages, behind those of nsa_comm_agree:
+ * Rounds of messages, behind those of nsa_comm_agree:
  *
  *   offers  where a rank's mailbox lies, and how to map it
  *   votes   whether the rank has mapped all others, or why not
+ *   closed  whether the rank has closed its handles: where ranks are several processes, when the communicator
+ *           is destroyed, or at once if a vote was against it
  *
  * All ranks read the same votes, so that all turn the gathers on, or none.
  *
  * Ranks of one process share addresses; each holds the others' mailboxes by a count. Ranks of other
- * processes open them by an IPC handle. At the end a rank writes into their mailboxes that it has
- * done with them, and waits for their words in its own.
+ * processes open them by an IPC handle. CUDA does not define what happens when memory is freed that another
+ * process still has open: so a rank frees its own mailbox only when all have closed their handles.
  */
 #include "ranks/peers.h"
 
@@ -51,14 +53,14 @@ typedef struct offer {
   int32_t device;                 /* ordinal, likewise */
   int32_t sm_count;
   int32_t has_handle;
-  int32_t good; /* it has a mailbox and a kernel */
+  int32_t usable; /* it has a mailbox and a kernel */
   char uuid[48];
   nsai_cu_ipc_handle handle;
-  char text[TEXT_CHARS]; /* why it is not good */
+  char text[TEXT_CHARS]; /* why it is not usable */
 } offer;
 
 typedef struct vote {
-  int32_t good;
+  int32_t usable;
   char text[TEXT_CHARS];
 } vote;
 
@@ -76,11 +78,15 @@ int32_t nsai_peers_most_bytes(int32_t peer_bytes) {
 
 /* ---- the own mailbox ---- */
 
-/* Enough for any number of chunks: fewer than NSAI_GATHER_CHUNKS have larger ones. */
-static uint64_t mailbox_bytes(int32_t ranks, int32_t most_bytes) {
+uint64_t nsai_mailbox_bytes(int32_t ranks, int32_t most_bytes) {
   const uint64_t slot = (uint64_t)most_bytes + NSAI_GATHER_LEAST + 16 * NSAI_GATHER_CHUNKS;
   const uint64_t words = (uint64_t)nsai_gather_round(ranks, 0, ranks, NSAI_GATHER_CHUNKS, 0);
+  /* Enough for any number of chunks: fewer than NSAI_GATHER_CHUNKS have larger ones. */
   return (2 * (uint64_t)ranks * slot + words + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
+}
+
+static uint64_t own_bytes(const nsa_comm *comm) {
+  return nsai_mailbox_bytes(nsai_comm_size(comm), comm->peers.most_bytes);
 }
 
 void nsai_mailbox_release(nsai_mailbox *box) {
@@ -96,7 +102,7 @@ static nsa_status wait_for_stream(const nsai_driver *driver, nsai_cu_stream stre
 
 static nsa_status fill_mailbox(nsa_comm *comm, nsai_mailbox *box) {
   const nsai_driver *driver = box->driver;
-  const uint64_t bytes = mailbox_bytes(nsai_comm_size(comm), comm->peers.most_bytes);
+  const uint64_t bytes = own_bytes(comm);
   void *control = NULL;
   if (!driver->cuMemsetD8Async)
     return nsai_fail(NSA_E_UNSUPPORTED, "the driver has no cuMemsetD8Async");
@@ -135,8 +141,8 @@ static void write_offer(nsa_comm *comm, const char *why, offer *out) {
                   .device = device->ordinal,
                   .sm_count = device->sm_count };
   memcpy(out->uuid, device->uuid, sizeof out->uuid);
-  out->good = prepare(comm, why) == NSA_OK;
-  if (!out->good) {
+  out->usable = prepare(comm, why) == NSA_OK;
+  if (!out->usable) {
     copy_reason(out->text);
     return;
   }
@@ -149,18 +155,35 @@ static void write_offer(nsa_comm *comm, const char *why, offer *out) {
 
 /* ---- mapping ---- */
 
+/* Only then may one follow the other's pointers. */
 static bool same_process(const offer *a, const offer *b) {
-  return a->host == b->host && !memcmp(&a->process, &b->process, sizeof a->process);
+  return a->process.number && a->host == b->host &&
+         !memcmp(&a->process, &b->process, sizeof a->process);
 }
 
 static bool same_device(const offer *a, const offer *b) {
   return !strncmp(a->uuid, b->uuid, sizeof a->uuid);
 }
 
+int32_t nsai_mailbox_most_chunks(int32_t most_bytes) {
+  const int32_t most = (int32_t)nsai_ceil_div(most_bytes, NSAI_GATHER_LEAST);
+  return most < NSAI_GATHER_CHUNKS ? most : NSAI_GATHER_CHUNKS;
+}
+
+int32_t nsai_mailbox_chunk_bytes(int32_t most_bytes, int32_t chunks) {
+  const int32_t bytes = nsai_mailbox_piece(most_bytes, chunks);
+  return bytes < NSAI_GATHER_LEAST ? NSAI_GATHER_LEAST : bytes;
+}
+
+int32_t nsai_mailbox_piece(int64_t bytes, int32_t chunks) {
+  const int64_t least = nsai_ceil_div(bytes, NSAI_GATHER_LEAST);
+  if (least < chunks) chunks = (int32_t)least;
+  return (int32_t)nsai_ceil_div(nsai_ceil_div(bytes, chunks), 16) * 16;
+}
+
 /* Chunks for which all CTAs of all ranks that share a GPU are resident at once; 0: too few. */
 static int32_t count_chunks(const offer *offers, int32_t ranks, int32_t most_bytes) {
-  int32_t most = (int32_t)nsai_ceil_div(most_bytes, NSAI_GATHER_LEAST);
-  if (most > NSAI_GATHER_CHUNKS) most = NSAI_GATHER_CHUNKS;
+  int32_t most = nsai_mailbox_most_chunks(most_bytes);
   for (int32_t r = 0; r < ranks; r++) {
     int32_t sharing = 0;
     for (int32_t i = 0; i < ranks; i++) sharing += same_device(&offers[r], &offers[i]);
@@ -168,12 +191,6 @@ static int32_t count_chunks(const offer *offers, int32_t ranks, int32_t most_byt
     if (fit < most) most = fit;
   }
   return most;
-}
-
-static void lay_out(nsai_peers *peers, int32_t chunks) {
-  const int32_t room = (int32_t)nsai_ceil_div(nsai_ceil_div(peers->most_bytes, chunks), 16) * 16;
-  peers->chunks = chunks;
-  peers->room = room < NSAI_GATHER_LEAST ? NSAI_GATHER_LEAST : room;
 }
 
 static nsa_status map_in_process(nsa_comm *comm, int32_t rank, const offer *theirs) {
@@ -198,11 +215,10 @@ static nsa_status map_in_process(nsa_comm *comm, int32_t rank, const offer *thei
   return NSA_OK;
 }
 
-static nsa_status map_elsewhere(nsa_comm *comm, int32_t rank, const offer *theirs) {
+static nsa_status map_other_process(nsa_comm *comm, int32_t rank, const offer *theirs) {
   const nsai_driver *driver = comm->place.device->driver;
   if (!theirs->has_handle || !driver->cuIpcOpenMemHandle || !driver->cuIpcCloseMemHandle)
     return nsai_fail(NSA_E_UNSUPPORTED, "there is no IPC handle of the memory of rank %d", rank);
-  comm->peers.elsewhere = true;
   NSAI_TRY(NSAI_CUDA(driver, cuIpcOpenMemHandle(&comm->peers.opened[rank], theirs->handle,
                                                 NSAI_CU_IPC_LAZY_PEER_ACCESS)));
   comm->peers.mapped[rank] = (char *)(uintptr_t)comm->peers.opened[rank];
@@ -222,34 +238,49 @@ static nsa_status map_one(nsa_comm *comm, const offer *offers, int32_t rank) {
   if (same_device(own, theirs)) /* they take turns, and each would wait in vain in its own */
     return nsai_fail(NSA_E_UNSUPPORTED, "ranks %d and %d are processes that share a GPU", mine,
                      rank);
-  return map_elsewhere(comm, rank, theirs);
+  return map_other_process(comm, rank, theirs);
 }
 
 static nsa_status map_all(nsa_comm *comm, const offer *offers) {
   const int32_t size = nsai_comm_size(comm);
   for (int32_t r = 0; r < size; r++)
-    if (!offers[r].good) return nsai_fail(NSA_E_UNSUPPORTED, "%s (rank %d)", offers[r].text, r);
+    if (!offers[r].usable) return nsai_fail(NSA_E_UNSUPPORTED, "%s (rank %d)", offers[r].text, r);
   const int32_t chunks = count_chunks(offers, size, comm->peers.most_bytes);
   if (chunks < 1)
     return nsai_fail(NSA_E_UNSUPPORTED,
                      "a GPU has too few multiprocessors for %d ranks that wait for each other",
                      size);
-  lay_out(&comm->peers, chunks);
+  comm->peers.chunks = chunks;
+  comm->peers.chunk_bytes = nsai_mailbox_chunk_bytes(comm->peers.most_bytes, chunks);
   for (int32_t r = 0; r < size; r++) NSAI_TRY(map_one(comm, offers, r));
   return NSA_OK;
 }
 
-/* The device is entered. */
-static void unmap_all(nsa_comm *comm) {
+/* Whether some rank is another process: the same on all ranks, because a process has the same ranks for
+ * each of them. */
+static bool find_other_process(const nsa_comm *comm, const offer *offers) {
+  for (int32_t r = 0; r < nsai_comm_size(comm); r++)
+    if (r != nsai_comm_rank(comm) && !same_process(&offers[nsai_comm_rank(comm)], &offers[r]))
+      return true;
+  return false;
+}
+
+/* ---- unmapping ---- */
+
+/* Whether all handles are closed. The device is entered. */
+static bool unmap_all(nsa_comm *comm) {
   nsai_peers *peers = &comm->peers;
+  bool closed = true;
   for (int32_t r = 0; r < NSAI_GATHER_RANKS; r++) {
-    if (peers->opened[r]) comm->place.device->driver->cuIpcCloseMemHandle(peers->opened[r]);
+    if (peers->opened[r])
+      closed &= !comm->place.device->driver->cuIpcCloseMemHandle(peers->opened[r]);
     peers->opened[r] = 0;
     peers->mapped[r] = NULL;
     if (r == nsai_comm_rank(comm)) continue;
     nsai_mailbox_release(peers->box[r]);
     peers->box[r] = NULL;
   }
+  return closed;
 }
 
 static void drop_own(nsa_comm *comm) {
@@ -258,7 +289,53 @@ static void drop_own(nsa_comm *comm) {
   *own = NULL;
 }
 
+/* Another rank may still have it open, or be about to open it. */
+static void keep_own(nsa_comm *comm) {
+  const nsai_mailbox *own = comm->peers.box[nsai_comm_rank(comm)];
+  if (!own || !own->memory) return;
+  nsai_log(comm->place.logger, NSA_LOG_WARN, "ranks",
+           "rank %d of %d: %llu KiB of peer memory stay allocated until the process ends, because "
+           "another rank may still have them mapped",
+           nsai_comm_rank(comm), nsai_comm_size(comm), (unsigned long long)own_bytes(comm) >> 10);
+}
+
+/* The round behind which no rank has a handle open. A rank that fails in it leaves the others waiting, and
+ * so ends the communicator. */
+static bool all_closed(nsa_comm *comm, bool closed, double since, int32_t timeout_ms) {
+  int32_t word = closed;
+  const nsa_status status = nsai_agree_round(comm, &word, sizeof word, since, timeout_ms);
+  if (status != NSA_OK) {
+    if (status != NSA_E_RANKS) nsai_comm_fail(comm, nsa_last_error());
+    return false;
+  }
+  for (int32_t r = 0; r < nsai_comm_size(comm); r++) {
+    memcpy(&word, nsai_agree_message(comm, r), sizeof word);
+    if (word != 1) return false;
+  }
+  return true;
+}
+
+/* Unmaps all mailboxes, and frees the own one when no rank has it mapped any more. Returns whether it has
+ * been freed. A dead communicator cannot ask the others. */
+static bool release_mailboxes(nsa_comm *comm, double since, int32_t timeout_ms) {
+  bool may_free = unmap_all(comm);
+  if (comm->peers.other_process)
+    may_free =
+        nsai_comm_check_alive(comm) == NSA_OK && all_closed(comm, may_free, since, timeout_ms);
+  if (may_free)
+    drop_own(comm);
+  else
+    keep_own(comm);
+  return may_free;
+}
+
 /* ---- opening ---- */
+
+static void set_on(nsa_comm *comm, bool on) {
+  pthread_mutex_lock(&comm->lock);
+  comm->peers.on = on;
+  pthread_mutex_unlock(&comm->lock);
+}
 
 static void read_offers(const nsa_comm *comm, offer out[NSAI_GATHER_RANKS]) {
   for (int32_t r = 0; r < nsai_comm_size(comm); r++)
@@ -269,7 +346,7 @@ static void read_offers(const nsa_comm *comm, offer out[NSAI_GATHER_RANKS]) {
 static int32_t find_refusal(const nsa_comm *comm, vote *out) {
   for (int32_t r = 0; r < nsai_comm_size(comm); r++) {
     memcpy(out, nsai_agree_message(comm, r), sizeof *out);
-    if (!out->good) return r;
+    if (!out->usable) return r;
   }
   return -1;
 }
@@ -281,8 +358,9 @@ static nsa_status open_mailboxes(nsa_comm *comm, const char *why, double since,
   write_offer(comm, why, &mine);
   NSAI_TRY(nsai_agree_round(comm, &mine, sizeof mine, since, timeout_ms));
   read_offers(comm, offers);
-  v.good = map_all(comm, offers) == NSA_OK;
-  if (!v.good) copy_reason(v.text);
+  comm->peers.other_process = find_other_process(comm, offers);
+  v.usable = map_all(comm, offers) == NSA_OK;
+  if (!v.usable) copy_reason(v.text);
   NSAI_TRY(nsai_agree_round(comm, &v, sizeof v, since, timeout_ms));
   const int32_t refusal = find_refusal(comm, &v);
   if (refusal >= 0) {
@@ -291,34 +369,35 @@ static nsa_status open_mailboxes(nsa_comm *comm, const char *why, double since,
              nsai_comm_rank(comm), nsai_comm_size(comm), comm->transport.name, refusal, v.text);
     return NSA_OK;
   }
-  pthread_mutex_lock(&comm->lock);
-  comm->peers.on = true;
-  pthread_mutex_unlock(&comm->lock);
+  set_on(comm, true);
   nsai_log(comm->place.logger, NSA_LOG_INFO, "ranks",
            "rank %d of %d: gathers of up to %d bytes go through peer memory, %llu KiB",
            nsai_comm_rank(comm), nsai_comm_size(comm), comm->peers.most_bytes,
-           (unsigned long long)mailbox_bytes(nsai_comm_size(comm), comm->peers.most_bytes) >> 10);
+           (unsigned long long)own_bytes(comm) >> 10);
   return NSA_OK;
 }
 
 nsa_status nsai_peers_open(nsa_comm *comm, const char *why, double since, int32_t timeout_ms) {
   nsai_peers *peers = &comm->peers;
   const int32_t size = nsai_comm_size(comm);
-  if (!peers->most_bytes || peers->tried || !comm->place.device || size < 2) return NSA_OK;
+  if (!peers->most_bytes || peers->exchanged || !comm->place.device || size < 2) return NSA_OK;
   if (size > NSAI_GATHER_RANKS) {
-    peers->tried = true;
+    peers->exchanged = true;
     nsai_log(comm->place.logger, NSA_LOG_INFO, "ranks",
              "no peer memory, all gathers go by %s: it serves at most %d ranks, here are %d",
              comm->transport.name, NSAI_GATHER_RANKS, size);
     return NSA_OK;
   }
   const nsa_status status = open_mailboxes(comm, why, since, timeout_ms);
-  peers->tried = true;
+  peers->exchanged = true;
   if (peers->on) return NSA_OK;
+  if (status == NSA_OK) {
+    release_mailboxes(comm, since, timeout_ms);
+    return nsai_comm_check_alive(comm);
+  }
+  /* Another rank may still be about to map this mailbox. */
   unmap_all(comm);
-  /* Where a round failed, another rank may still be about to map this mailbox: it stays, and the
-   * communicator is dead. */
-  if (status == NSA_OK) drop_own(comm);
+  keep_own(comm);
   return status;
 }
 
@@ -327,7 +406,7 @@ int32_t nsai_comm_peer_bytes(const nsa_comm *comm) {
 }
 
 bool nsai_comm_wants_gather(const nsa_comm *comm) {
-  return comm->peers.most_bytes && !comm->peers.tried && comm->place.device &&
+  return comm->peers.most_bytes && !comm->peers.exchanged && comm->place.device &&
          !comm->peers.kernel.function && nsai_comm_size(comm) > 1 &&
          nsai_comm_size(comm) <= NSAI_GATHER_RANKS;
 }
@@ -350,8 +429,6 @@ nsa_status nsai_peers_gather(nsa_comm *comm, const void *send, void *recv, uint6
                              nsa_stream stream) {
   const nsai_peers *peers = &comm->peers;
   const int32_t rank = nsai_comm_rank(comm), ranks = nsai_comm_size(comm);
-  int32_t chunks = (int32_t)nsai_ceil_div((int64_t)bytes, NSAI_GATHER_LEAST);
-  if (chunks > peers->chunks) chunks = peers->chunks;
   NsaiRanksGather p = {
     .send = send,
     .recv = recv,
@@ -360,9 +437,9 @@ nsa_status nsai_peers_gather(nsa_comm *comm, const void *send, void *recv, uint6
     .bytes = (int)bytes,
     .rank = rank,
     .ranks = ranks,
-    .piece = (int)nsai_ceil_div(nsai_ceil_div((int64_t)bytes, chunks), 16) * 16,
+    .piece = nsai_mailbox_piece((int64_t)bytes, peers->chunks),
     .chunks = peers->chunks,
-    .room = peers->room,
+    .room = peers->chunk_bytes,
   };
   memcpy(p.mailbox, peers->mapped, sizeof p.mailbox);
   nsai_queue queue = nsai_queue_open(comm->place.device, stream);
@@ -403,68 +480,11 @@ void nsai_peers_stop(nsa_comm *comm) {
 
 /* ---- closing ---- */
 
-static int32_t closed_at(const nsa_comm *comm, int32_t rank) {
-  return nsai_gather_closed(rank, nsai_comm_size(comm), comm->peers.chunks, comm->peers.room);
-}
-
-/* Tells ranks of other processes that this one writes to their mailboxes no more. */
-static nsa_status say_closed(nsa_comm *comm) {
-  const nsai_driver *driver = comm->place.device->driver;
-  const int one = 1;
-  for (int32_t r = 0; r < nsai_comm_size(comm); r++)
-    if (comm->peers.opened[r])
-      NSAI_TRY(
-          NSAI_CUDA(driver, cuMemcpyHtoDAsync(comm->peers.opened[r] +
-                                                  (uint64_t)closed_at(comm, nsai_comm_rank(comm)),
-                                              &one, sizeof one, comm->agree.stream)));
-  return wait_for_stream(driver, comm->agree.stream);
-}
-
-/* Whether all ranks of other processes have said so; `others`: which ranks these are. */
-static nsa_status heard_closed(nsa_comm *comm, const bool others[NSAI_GATHER_RANKS], bool *all) {
-  const nsai_driver *driver = comm->place.device->driver;
-  const nsai_mailbox *own = comm->peers.box[nsai_comm_rank(comm)];
-  *all = true;
-  for (int32_t r = 0; r < nsai_comm_size(comm); r++) {
-    int closed = 0;
-    if (!others[r]) continue;
-    NSAI_TRY(
-        NSAI_CUDA(driver, cuMemcpyDtoHAsync(&closed, own->memory + (uint64_t)closed_at(comm, r),
-                                            sizeof closed, comm->agree.stream)));
-    NSAI_TRY(wait_for_stream(driver, comm->agree.stream));
-    *all &= closed == 1;
-  }
-  return NSA_OK;
-}
-
-/* Whether other processes have done with the own mailbox. */
-static bool wait_for_others(nsa_comm *comm, const bool others[NSAI_GATHER_RANKS]) {
-  const double since = nsai_seconds();
-  bool all = false;
-  while (heard_closed(comm, others, &all) == NSA_OK && !all &&
-         (nsai_seconds() - since) * 1000 < comm->timeout_ms)
-    nsai_comm_nap(since);
-  return all;
-}
-
 void nsai_peers_close(nsa_comm *comm) {
   nsai_peers *peers = &comm->peers;
   nsai_comm_entered entered;
-  bool others[NSAI_GATHER_RANKS], free_own = true;
   if (!peers->on || nsai_comm_enter(&comm->place, &entered) != NSA_OK) return;
-  for (int32_t r = 0; r < NSAI_GATHER_RANKS; r++) others[r] = peers->opened[r] != 0;
-  if (peers->elsewhere) free_own = !comm->dead && say_closed(comm) == NSA_OK;
-  unmap_all(comm);
-  if (peers->elsewhere && free_own) free_own = wait_for_others(comm, others);
-  if (free_own)
-    drop_own(comm);
-  else
-    nsai_log(
-        comm->place.logger, NSA_LOG_WARN, "ranks",
-        "rank %d of %d: %llu KiB of peer memory stay allocated until the process ends, because "
-        "another rank may still write to them",
-        nsai_comm_rank(comm), nsai_comm_size(comm),
-        (unsigned long long)mailbox_bytes(nsai_comm_size(comm), peers->most_bytes) >> 10);
-  peers->on = false;
+  set_on(comm, false);
+  peers->close_failed = !release_mailboxes(comm, nsai_seconds(), comm->timeout_ms);
   nsai_comm_leave(&comm->place, &entered);
 }

@@ -26,15 +26,26 @@ void nsai_mailbox_release(nsai_mailbox *box);
  * reads the control words; the rest belongs to the thread that uses the communicator. */
 typedef struct nsai_peers {
   int32_t most_bytes; /* of a message, as all ranks were given it; 0: never */
-  bool tried;         /* the ranks have told each other what they can map */
+  bool exchanged;     /* the ranks have told each other what they can map */
   bool on;
-  bool elsewhere;                 /* some ranks are other processes */
+  bool other_process;             /* some ranks are other processes; the same on all ranks */
+  bool close_failed;              /* ranks of other processes did not come to nsai_peers_close */
   nsai_kernel kernel;             /* its function is NULL: none */
   nsai_mailbox *box[NSAI_PEERS];  /* the own one, and those of ranks of this process */
   nsai_cu_ptr opened[NSAI_PEERS]; /* of other processes */
   char *mapped[NSAI_PEERS];       /* all of them, on this device */
-  int32_t chunks, room;           /* of the layout */
+  int32_t chunks, chunk_bytes;    /* of the layout */
 } nsai_peers;
+
+/* Device memory of a mailbox for messages of up to `most_bytes`. */
+uint64_t nsai_mailbox_bytes(int32_t ranks, int32_t most_bytes);
+
+/* The most chunks that its layout has, and how long these are. */
+int32_t nsai_mailbox_most_chunks(int32_t most_bytes);
+int32_t nsai_mailbox_chunk_bytes(int32_t most_bytes, int32_t chunks);
+
+/* How many bytes of a message lie in a chunk, where the layout has so many. bytes > 0. */
+int32_t nsai_mailbox_piece(int64_t bytes, int32_t chunks);
 
 /* Of nsa_comm_options.peer_bytes: whether it is one, NSA_E_ARG; and what it means, 0 for never. */
 nsa_status nsai_peers_check_option(int32_t peer_bytes);
@@ -42,7 +53,7 @@ int32_t nsai_peers_most_bytes(int32_t peer_bytes);
 
 /* Exchanges mailboxes with all ranks by two rounds of nsa_comm_agree, which has agreed upon everything
  * else, and turns gathers through them on where every rank maps every other one. That it cannot is no
- * failure. The device is entered. Not NSA_OK: the transport has failed.
+ * failure, but takes a third round where ranks are several processes. The device is entered. Not NSA_OK: the transport has failed.
  *
  * why         why there is no kernel, if there is none
  * since       seconds of the clock, when nsa_comm_agree began
@@ -63,8 +74,9 @@ nsa_status nsai_peers_check(nsa_comm *comm);
 void nsai_peers_stop(nsa_comm *comm);
 
 /* Releases what nsai_peers_open made; does nothing at a second call. No kernel of this rank uses it any
- * more. Of a communicator that is alive it waits, at most for options.timeout_ms, until ranks of other
- * processes have done so as well. A mailbox that these may still write to is not freed. */
+ * more. Where ranks are several processes and the communicator is alive, all ranks exchange messages by its
+ * transport: the call waits for the others, at most for options.timeout_ms, and their failure ends the
+ * communicator. A mailbox that another process may still have open is not freed. */
 void nsai_peers_close(nsa_comm *comm);
 
 #endif /* NSAI_RANKS_PEERS_H */

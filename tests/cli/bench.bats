@@ -705,6 +705,8 @@ PY
     run -2 --separate-stderr bench decode --peer-bytes 40000 $bad
     [[ $stderr == *'--peer-bytes is for decode --ranks on GPUs'* ]]
   done
+  run -2 --separate-stderr bench decode --peer-bytes 40000 --ranks 1,9
+  [[ $stderr == *'--peer-bytes serves at most 8 ranks'* ]]
   run -2 --separate-stderr bench decode --device cpu --ranks 2 --json x.json
   [[ $stderr == *'--ranks takes no'* ]]
   NSA_DRIVER_PATH=/nowhere NCCL_NVLS_ENABLE=0 run -77 --separate-stderr bench decode --ranks 2
@@ -802,8 +804,8 @@ SH
   chmod +x programs/*
   REAL_BENCH=$NSA_BENCH run -1 python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --gpus 3 --seconds 300 --logs logs
   [[ $output == *'1 failed '*'fault stall  exit 1'* && $output == *'2 passed   0 failed    1 skipped '*'check 128k'* ]]
-  [[ $output == *'31 passed   1 failed    8 skipped in 14 processes; no time was left for 0'* ]]
-  [[ $(grep -c '^0 ' calls.txt) == 14 && $(wc -l <calls.txt) == 14 ]]
+  [[ $output == *'35 passed   1 failed   10 skipped in 16 processes; no time was left for 0'* ]]
+  [[ $(grep -c '^0 ' calls.txt) == 16 && $(wc -l <calls.txt) == 16 ]]
   [[ $(wc -l <logs/ranks.csv) == 13 && $(wc -l <logs/ranks.md) == 10 ]] # header and 12; 4 lines and 6
   grep -qE '^\| back_saved \| correlated \| 256 \| cpu \| [0-9.]+, [0-9.]+ \| [0-9.]+, [0-9.]+ \([0-9.]+, [0-9.]+\); [+-][0-9.]+ % \|$' logs/ranks.md
   # A whole run begins its tables anew; a share adds to them.
@@ -822,7 +824,7 @@ SH
   done
   printf '#!/bin/sh\necho no GPU\nexit 77\n' | tee programs/nsarankcheck >programs/nsa-bench
   PATH=$PWD/programs:$PATH CUDA_VISIBLE_DEVICES=3,GPU-1 run -1 python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --logs other
-  [[ $output == *'0 passed   0 failed   14 skipped in 14 processes'* ]]
+  [[ $output == *'0 passed   0 failed   16 skipped in 16 processes'* ]]
   # Not by itself: machines with one GPU have nothing for it.
   run python3 "$NSA_SOURCE/tests/gpu/run.py" programs --only nothing --logs other
   [[ $output == *'check  '* && $output != *'ranks  '* ]]

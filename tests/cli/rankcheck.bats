@@ -25,6 +25,7 @@ refused() { # refused TEXT OPTION...
   refused '--longest and --codes belong' --codes any
   refused '--peer-bytes is for gathers' --peer-bytes 4096 --device 0
   refused '--peer-bytes needs GPUs' cache --peer-bytes 4096
+  refused '--peer-bytes serves at most 8 ranks' cache --peer-bytes 4096 --ranks 2,9
   refused 'leave out cache' cache --problem ranks=2:cache:decode:seed=1
   refused "unexpected argument 'caches'" caches
   local option

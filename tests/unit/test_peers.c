@@ -131,26 +131,49 @@ static void test_setup(void **state) {
   world_free(&w);
 }
 
-/* The layout never leaves its memory, and sizes map to chunks that fit their room. */
+/* The parts of a mailbox follow each other, and end within its memory. */
+static void expect_layout(int ranks, int chunks, int32_t most_bytes) {
+  const int chunk_bytes = nsai_mailbox_chunk_bytes(most_bytes, chunks);
+  const uint64_t room = nsai_mailbox_bytes(ranks, most_bytes);
+  int64_t end = 0; /* an offset is an int: it would wrap */
+  for (int round = 0; round < 2; round++)
+    for (int r = 0; r < ranks; r++)
+      for (int c = 0; c < chunks; c++) {
+        assert_int_equal(nsai_gather_data(round, r, c, ranks, chunks, chunk_bytes), end);
+        end += chunk_bytes;
+      }
+  assert_int_equal(nsai_gather_flag(0, 0, ranks, chunks, chunk_bytes), end);
+  end += ranks * chunks * NSAI_GATHER_SECTOR;
+  assert_int_equal(nsai_gather_round(0, 0, ranks, chunks, chunk_bytes), end);
+  assert_int_equal(nsai_gather_round(ranks - 1, chunks - 1, ranks, chunks, chunk_bytes),
+                   end + 4 * (ranks * chunks - 1));
+  end += 4 * ranks * chunks;
+  if ((uint64_t)end > room || end > INT32_MAX || chunk_bytes % 16)
+    fail_msg("%d ranks, %d chunks of %d bytes for messages of %d: they end at %lld of %llu", ranks,
+             chunks, chunk_bytes, most_bytes, (long long)end, (unsigned long long)room);
+}
+
+/* A message's pieces fit their chunks, and there are enough of these. */
+static void expect_pieces(int chunks, int32_t most_bytes, int64_t bytes) {
+  if (bytes < 1 || bytes > most_bytes) return;
+  const int32_t piece = nsai_mailbox_piece(bytes, chunks);
+  if (piece < 1 || piece % 16 || piece > nsai_mailbox_chunk_bytes(most_bytes, chunks) ||
+      (int64_t)piece * chunks < bytes)
+    fail_msg("%d chunks for messages of %d bytes: pieces of %lld are of %d bytes", chunks,
+             most_bytes, (long long)bytes, piece);
+}
+
 static void test_layout(void **state) {
-  for (int ranks = 2; ranks <= MOST; ranks++)
-    for (int chunks = 1; chunks <= NSAI_GATHER_CHUNKS; chunks++) {
-      const int room = NSAI_GATHER_LEAST;
-      int end = 0;
-      for (int round = 0; round < 2; round++)
-        for (int r = 0; r < ranks; r++)
-          for (int c = 0; c < chunks; c++) {
-            assert_int_equal(nsai_gather_data(round, r, c, ranks, chunks, room), end);
-            end += room;
-          }
-      assert_int_equal(nsai_gather_flag(0, 0, ranks, chunks, room), end);
-      end += ranks * chunks * NSAI_GATHER_SECTOR;
-      assert_int_equal(nsai_gather_closed(0, ranks, chunks, room), end);
-      end += ranks * NSAI_GATHER_SECTOR;
-      assert_int_equal(nsai_gather_round(0, 0, ranks, chunks, room), end);
-      assert_int_equal(nsai_gather_round(ranks - 1, chunks - 1, ranks, chunks, room),
-                       end + 4 * (ranks * chunks - 1));
+  static const int32_t most[] = { 1, 2047, 2048, 2049, 40000, NSAI_GATHER_MOST };
+  for (size_t m = 0; m < sizeof most / sizeof *most; m++) {
+    const int32_t most_chunks = nsai_mailbox_most_chunks(most[m]);
+    assert_in_range(most_chunks, 1, NSAI_GATHER_CHUNKS);
+    for (int chunks = 1; chunks <= most_chunks; chunks++) {
+      for (int ranks = 2; ranks <= MOST; ranks++) expect_layout(ranks, chunks, most[m]);
+      for (size_t i = 0; i < sizeof most / sizeof *most; i++)
+        for (int off = -1; off <= 1; off++) expect_pieces(chunks, most[m], most[i] + off);
     }
+  }
 }
 
 static void test_disagree(void **state) {
@@ -204,11 +227,22 @@ static void test_refusals(void **state) {
   open_ranks(&w, 2, 20000, PEER_BYTES, agrees);
   pretend_processes(&w, devices, false);
   expect_off(&w, blocks, "rank 0 says: ranks 0 and 1 are processes that share a GPU");
+  for (int one = 0; one < 2; one++) { /* everything alike but the number; no numbers */
+    open_ranks(&w, 2, 20000, PEER_BYTES, agrees);
+    assert_true(w.ranks[0].comm->process.number != 0);
+    assert_memory_equal(&w.ranks[0].comm->process, &w.ranks[1].comm->process, sizeof(nsai_process));
+    for (int i = 0; i < 2; i++) w.ranks[i].comm->process.number = one ? (uint64_t)i + 1 : 0;
+    expect_off(&w, blocks, "rank 0 says: ranks 0 and 1 are processes that share a GPU");
+  }
   open_ranks(&w, 3, 20000, PEER_BYTES, agrees);
   pretend_processes(&w, devices, true);
   record->refuse_ipc = true;
   expect_off(&w, blocks, "cuIpcOpenMemHandle");
   record->refuse_ipc = false;
+  open_ranks(&w, 3, 20000, PEER_BYTES, agrees);
+  pretend_processes(&w, devices, true);
+  w.ranks[2].comm->host_id++; /* ranks 0 and 1 may have mapped each other */
+  expect_off(&w, blocks, "is on another host than rank");
   open_ranks(&w, 2, 20000, PEER_BYTES, agrees);
   record->most_bytes = 100000;
   expect_off(&w, blocks, "cuMemAlloc");
@@ -225,6 +259,32 @@ static void test_refusals(void **state) {
   open_ranks(&w, 2, 20000, PEER_BYTES, agrees);
   expect_off(&w, machine_record()->blocks, "runtime.jit is never and no cache has: ranks_gather");
   world_free(&w);
+}
+
+/* Rank 0 leaves while the others still have its mailbox open, which it must not free. */
+static void expect_kept(world *w, nsai_device devices[MOST_RANKS]) {
+  fake_cuda_state *record = machine_record();
+  const int blocks = record->blocks;
+  open_ranks(w, 3, 50, PEER_BYTES, agrees);
+  pretend_processes(w, devices, true);
+  ranks_run(w->ranks, 3);
+  expect_peer_bytes(w, PEER_BYTES);
+  nsai_mailbox *kept[3];
+  for (int32_t i = 0; i < 3; i++) kept[i] = w->ranks[i].comm->peers.box[i];
+  const double since = nsai_seconds();
+  nsa_comm_destroy(w->ranks[0].comm);
+  assert_true(nsai_seconds() - since < GRACE);
+  assert_int_equal(record->ipc_opened, 4);
+  assert_non_null(strstr(w->log, "stay allocated"));
+  if (!strstr(nsa_last_error(), "waited")) fail_msg("no wait: %s", nsa_last_error());
+  nsai_comm_fail(w->ranks[1].comm,
+                 "a test"); /* a dead one does not wait, and frees nothing either */
+  nsa_comm_destroy(w->ranks[1].comm);
+  nsa_comm_destroy(w->ranks[2].comm);
+  assert_int_equal(record->ipc_opened, 0);
+  assert_int_equal(record->blocks, blocks + 3);
+  for (int i = 0; i < 3; i++) nsai_mailbox_release(kept[i]);
+  assert_int_equal(record->blocks, blocks);
 }
 
 static void test_processes(void **state) {
@@ -245,23 +305,74 @@ static void test_processes(void **state) {
     assert_int_equal(record->ipc_opened, 0);
     assert_int_equal(record->blocks, blocks);
   }
-  /* The others have not closed what rank 0 would free. */
-  open_ranks(&w, 3, 50, PEER_BYTES, agrees);
+  open_ranks(&w, 4, 20000, PEER_BYTES, agrees); /* two processes of two ranks */
   pretend_processes(&w, devices, true);
-  ranks_run(w.ranks, 3);
+  for (int32_t i = 0; i < 4; i++) w.ranks[i].comm->process.pid = (uint64_t)(1000 + i / 2);
+  ranks_run(w.ranks, 4);
   expect_peer_bytes(&w, PEER_BYTES);
-  nsai_mailbox *kept[3];
-  for (int32_t i = 0; i < 3; i++) kept[i] = w.ranks[i].comm->peers.box[i];
-  nsa_comm_destroy(w.ranks[0].comm);
-  assert_non_null(strstr(w.log, "stay allocated"));
-  nsai_comm_fail(w.ranks[1].comm,
-                 "a test"); /* a dead one does not wait, and frees nothing either */
-  nsa_comm_destroy(w.ranks[1].comm);
-  nsa_comm_destroy(w.ranks[2].comm);
+  assert_int_equal(record->ipc_opened, 4 * 2);
+  run_work(&w, rank_leaves);
   assert_int_equal(record->ipc_opened, 0);
-  assert_int_equal(record->blocks, blocks + 3);
-  for (int i = 0; i < 3; i++) nsai_mailbox_release(kept[i]);
   assert_int_equal(record->blocks, blocks);
+  expect_kept(&w, devices);
+  world_free(&w);
+}
+
+static nsa_status move_nothing(void *user, const void *send, void *recv, uint64_t bytes,
+                               nsa_stream stream) {
+  (void)user, (void)send, (void)recv, (void)bytes, (void)stream;
+  return NSA_OK;
+}
+
+/* A transport whose kernel does not end: nsa_comm_destroy ends all the same, and frees nothing that the kernel
+ * or another process uses. */
+static void test_stalled(void **state) {
+  nsai_device devices[MOST_RANKS];
+  world w;
+  world_init(&w, NULL);
+  fake_cuda_state *record = machine_record();
+  const int blocks = record->blocks;
+  open_ranks(&w, 2, 50, PEER_BYTES, agrees);
+  pretend_processes(&w, devices, true);
+  ranks_run(w.ranks, 2);
+  expect_peer_bytes(&w, PEER_BYTES);
+  nsai_mailbox *kept[2];
+  for (int32_t i = 0; i < 2; i++) kept[i] = w.ranks[i].comm->peers.box[i];
+  const nsai_agree_room messages = w.ranks[0].comm->agree;
+  const nsai_driver *driver = w.ranks[0].comm->place.device->driver;
+  w.ranks[0].comm->transport.ops.all_gather = move_nothing;
+  record->stalls = 1;
+  const double since = nsai_seconds();
+  nsa_comm_destroy(w.ranks[0].comm);
+  assert_true(nsai_seconds() - since < GRACE);
+  record->stalls = 0;
+  if (!strstr(nsa_last_error(), "rank 0 of 2: nsa_comm_destroy waited"))
+    fail_msg("no wait: %s", nsa_last_error());
+  nsa_comm_destroy(w.ranks[1].comm); /* the loopback has told it */
+  assert_int_equal(record->ipc_opened, 0);
+  assert_int_equal(record->blocks, blocks + 2 + messages.growths);
+  for (int32_t i = 0; i < 2; i++) nsai_mailbox_release(kept[i]);
+  for (int32_t i = 0; i < messages.growths; i++) {
+    driver->cuMemFree((nsai_cu_ptr)(uintptr_t)messages.memory[i].data);
+    driver->cuMemFreeHost(messages.memory[i].host);
+  }
+  assert_int_equal(record->blocks, blocks);
+  world_free(&w);
+}
+
+/* nsa_prepare compiles the kernel beside those of the plan, which do not need it. */
+static void test_prepare(void **state) {
+  world w;
+  world_init(&w, NULL);
+  const nsa_problem p = INIT(nsa_problem, .op = NSA_OP_DECODE, .max_kv_len = 1000, .max_seqs = 1,
+                             .max_q_len = 1, .page_size = 16, .ranks = 2);
+  setenv("FAKE_NVRTC_BAD", "ranks_gather", 1);
+  machine_expect("prepare", nsa_prepare(w.ctx, &p, 1, NULL, NULL), NSA_OK, NULL);
+  unsetenv("FAKE_NVRTC_BAD");
+  assert_non_null(strstr(w.log, "no kernel for peer memory"));
+  const int before = machine_record()->compilations;
+  machine_expect("again", nsa_prepare(w.ctx, &p, 1, NULL, NULL), NSA_OK, NULL);
+  assert_int_equal(machine_record()->compilations, before + 1);
   world_free(&w);
 }
 
@@ -484,13 +595,12 @@ static void test_lost(void **state) {
   task.seed = 3;
   task.most = 4000;
   task.slow = false;
-  /* Of rank 0 alone: its death tells the others, by the loopback. */
-  for (int32_t i = 0; i < SIZE; i++) w.ranks[i].wrong = false;
   run_work(&w, gathers_but_for_one);
   int named = 0;
   for (int32_t i = 0; i < SIZE; i++) {
     if (i == LOST) continue;
     rank_expect_lost(&w.ranks[i], "a gather through peer memory has waited for rank");
+    assert_true(w.ranks[i].seconds < GRACE);
     named += strstr(w.ranks[i].text, "for rank 2 longer") != NULL;
   }
   assert_true(named > 0);
@@ -530,6 +640,7 @@ int main(void) {
     cmocka_unit_test(test_options),  cmocka_unit_test(test_setup),
     cmocka_unit_test(test_layout),   cmocka_unit_test(test_disagree),
     cmocka_unit_test(test_refusals), cmocka_unit_test(test_processes),
+    cmocka_unit_test(test_stalled),  cmocka_unit_test(test_prepare),
     cmocka_unit_test(test_contexts),
   };
   const struct CMUnitTest runs[] = {

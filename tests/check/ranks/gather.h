@@ -9,9 +9,9 @@
 
 #include "ranks/rank.h"
 
-/* Behind nsa_comm_agree: fails when the communicator lacks the peer memory that was asked for. If it has
- * it, gathers messages of random sizes up to what goes that way, and a little beyond, between random
- * addresses, and compares every byte. Every rank calls it. */
+/* Behind nsa_comm_agree: notes a failure unless the communicator has the peer memory that was asked for. If
+ * any was, gathers messages of random sizes, up to a little more than goes that way, between random addresses,
+ * and compares every byte, also where the transport moves them. Every rank calls it. */
 nsa_status chk_gather_check(chk_rank *r);
 
 /* Gathers two messages and waits: the second one needs ranks that were late for the first. */

@@ -5,6 +5,7 @@
 
 #include "base/text.h"
 #include "option.h"
+#include "params/ranks.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -100,6 +101,9 @@ static void refuse_idle(const chk_ranks_options *o, struct argp_state *state) {
   if (o->rank.peer_bytes && !o->cache && !o->problem && (listed || !o->faults))
     argp_error(state, "--peer-bytes is for gathers, of a cache over ranks or when ranks fail: "
                       "nsarankcheck cache, or --fault");
+  if (o->rank.peer_bytes &&
+      memchr(o->with_ranks + NSAI_GATHER_RANKS + 1, true, NSA_MAX_RANKS - NSAI_GATHER_RANKS))
+    argp_error(state, "--peer-bytes serves at most %d ranks", NSAI_GATHER_RANKS);
   if (o->problem && o->cache)
     argp_error(state, "--problem says whether it is one of a cache: leave out cache");
   if (o->problem && (ranks || hosts || listed || o->backward || o->faults))
@@ -183,7 +187,8 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     o->codes = (chk_cache_codes)nsai_program_word("--codes", value, chk_cache_codes_names, state);
     break;
   case OPT_PEER_BYTES:
-    o->rank.peer_bytes = (int32_t)chk_option_number("peer-bytes", value, 1, 16 << 20, state);
+    o->rank.peer_bytes =
+        (int32_t)chk_option_number("peer-bytes", value, 1, NSAI_GATHER_MOST, state);
     remember(o, "--peer-bytes", value);
     break;
   case ARGP_KEY_ARG:

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
-#include "api/ranks_gather.h"
+#include "api/peer_kernel.h"
 
 #include "params/ranks.h"
 #include "plan/kernel_set.h"
@@ -32,23 +32,25 @@ static nsa_status make_and_load(nsa_ctx *ctx, nsai_kernel kernels[NSAI_MAX_KERNE
   return status;
 }
 
-nsa_status nsai_ranks_gather_prepare(nsa_ctx *ctx) {
-  if (ctx->config->runtime.jit == NSAI_JIT_NEVER) return NSA_OK;
-  return make(ctx, true, NULL);
+void nsai_peer_kernel_prepare(nsa_ctx *ctx) {
+  if (ctx->config->runtime.jit == NSAI_JIT_NEVER || make(ctx, true, NULL) == NSA_OK) return;
+  nsai_log(&ctx->logger, NSA_LOG_INFO, "ranks",
+           "no kernel for peer memory, gathers will go by the transport: %.*s",
+           (int)strcspn(nsa_last_error(), "\n"), nsa_last_error());
 }
 
-void nsai_ranks_gather_make(nsa_comm *comm, char why[NSAI_RANKS_GATHER_TEXT]) {
+void nsai_peer_kernel_make(nsa_comm *comm, char why[NSAI_PEER_KERNEL_TEXT]) {
   nsai_kernel kernels[NSAI_MAX_KERNELS] = { { 0 } };
   if (!nsai_comm_wants_gather(comm)) return;
   if (make_and_load(nsai_comm_context(comm), kernels) == NSA_OK) {
     nsai_comm_give_gather(comm, &kernels[0]);
     return;
   }
-  nsai_writer text = nsai_writer_open(why, NSAI_RANKS_GATHER_TEXT);
+  nsai_writer text = nsai_writer_open(why, NSAI_PEER_KERNEL_TEXT);
   nsai_write(&text, "%s", nsa_last_error());
 }
 
-void nsai_ranks_gather_release(nsa_ctx *ctx, const nsai_kernel *kernel) {
+void nsai_peer_kernel_release(nsa_ctx *ctx, const nsai_kernel *kernel) {
   nsai_kernel kernels[NSAI_MAX_KERNELS] = { *kernel };
   if (kernel->function) nsai_kernel_set_release(ctx, kernels);
 }
