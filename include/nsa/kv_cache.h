@@ -208,6 +208,15 @@ NSA_API nsa_status nsa_decode(const nsa_plan *plan, const nsa_exec *exec, const 
  * batch  as of nsa_decode.
  * io     as of nsa_decode, without kv_reads, which is refused.
  *
+ * Over ranks (ranks.h) it runs on the CPU device alone: on a GPU the plan is NSA_E_UNSUPPORTED. Every rank
+ * has appended all new tokens. batch.shard, upon which the ranks have agreed, divides them: q, gates and
+ * outputs have this rank's rows, in the order of nsa_shard_pieces, and cu_q is absent. problem.max_tokens
+ * counts the new tokens of a rank, and max_q_len those of a sequence on all ranks [max_tokens * ranks].
+ * The ranks first compare kv_len; different lengths end the communicator (NSA_E_RANKS). One gather of each
+ * tensor of raw tokens that is read then brings the pages of all ranks, (Dk + Dv) * Hkv elements a token and
+ * pair, into memory that the call allocates. exec.branches must be the same on all ranks. All outputs
+ * are the bits of one rank.
+ *
  * Behaves as nsa_kv_append. */
 NSA_API nsa_status nsa_prefill(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                                const nsa_io *io);

@@ -112,8 +112,8 @@
  * the compressed branch are one GPU's bits; o, o_branch and lse of the selected branch are the same on all
  * ranks, and one GPU's to rounding. A call without the selected branch exchanges nothing. The batch's sizes
  * (num_seqs, tokens) and exec.branches must be the same on all ranks. A graph may capture both calls, where
- * the transport can be captured. A caller's ranges, counters (io.kv_reads), probes and nsa_prefill do not
- * run over ranks.
+ * the transport can be captured. A caller's ranges, counters (io.kv_reads) and probes do not run over
+ * ranks; nsa_prefill does on the CPU device alone, see kv_cache.h.
  */
 #ifndef NSA_RANKS_H
 #define NSA_RANKS_H

@@ -75,7 +75,7 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
   return NSA_OK;
 }
 
-/* Where the tokens of a cache over ranks lie, and what a decode step sends. */
+/* Where the tokens of a cache over ranks lie, and what a decode step or a prefill sends. */
 static void write_divided_cache(const nsai_problem *p, nsai_writer *text) {
   const nsai_model *m = &p->model;
   const int64_t sent = m->select_count ? (int64_t)m->heads * (m->head_dim_v + 2) * 4 : 0;
@@ -85,6 +85,11 @@ static void write_divided_cache(const nsai_problem *p, nsai_writer *text) {
              p->ranks, p->unit_tokens, (long long)nsai_problem_kept_tokens(p));
   if (p->op == NSA_OP_APPEND)
     nsai_write(text, "  an append sends nothing\n");
+  else if (p->op == NSA_OP_PREFILL)
+    nsai_write(text,
+               "  a prefill gathers the raw pages of all ranks once, %lld bytes for each token of "
+               "the cache, and divides the new tokens by batch.shard\n",
+               (long long)nsai_cache_page_bytes(p) / p->page_size);
   else
     nsai_write(text, "  a decode sends %lld bytes a token from every rank to every other\n",
                (long long)sent);

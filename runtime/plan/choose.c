@@ -370,6 +370,11 @@ nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
   const chooser c = { config, problem, target, decisions, explain ? explain : &own, out };
   bool complete = true;
   memset(out, 0, sizeof *out);
+  if (problem->op == NSA_OP_PREFILL && problem->ranks)
+    return nsai_fail(NSA_E_UNSUPPORTED,
+                     "problem.ranks is %d, but a GPU does not run NSA_OP_PREFILL over ranks: "
+                     "compute prompts by nsa_forward over ranks and append their K and V",
+                     problem->ranks);
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
     if (!nsai_stage_needed(problem, (nsai_stage)s)) continue;
     choose_stage(&c, (nsai_stage)s);

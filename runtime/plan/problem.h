@@ -39,8 +39,8 @@ typedef struct nsai_problem {
   /* Over ranks: their number, and most pieces of one; 0: no ranks. max_tokens counts the tokens of a
    * rank, the capacities of K and V count those of all. Kernels are those of one piece. */
   int32_t ranks, max_pieces;
-  /* Of a cache over ranks, which has no pieces: the token at position p lies on rank (p / unit_tokens) mod
-   * ranks; 0: no such cache */
+  /* Of a cache over ranks: the token at position p lies on rank (p / unit_tokens) mod ranks; 0: no such
+   * cache. Only its prefill has pieces, of the new tokens. */
   int32_t unit_tokens;
   /* Over ranks: the model has 1 / head_groups of the KV heads, of the index heads and of the query heads,
    * which a run takes group by group; 0: no ranks */

@@ -45,8 +45,10 @@
 nsa_status nsai_forward_over_ranks(const nsai_run *run);
 nsa_status nsai_backward_over_ranks(const nsai_run *run);
 
-/* nsa_decode over a cache whose raw pages lie on the ranks, likewise. */
+/* nsa_decode and nsa_prefill over a cache whose raw pages lie on the ranks, likewise. The prefill runs on
+ * the CPU device alone. */
 nsa_status nsai_decode_over_ranks(const nsai_run *run);
+nsa_status nsai_prefill_over_ranks(const nsai_run *run);
 
 /* ---- what both passes share ---- */
 

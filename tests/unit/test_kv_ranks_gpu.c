@@ -381,6 +381,23 @@ static void test_full(void **state) {
   end(&w);
 }
 
+/* A prefill over ranks has no kernels yet: its plan says so. */
+static void test_prefill(void **state) {
+  nsa_plan *plan = NULL;
+  nsa_caps caps = NSA_CAPS_INIT;
+  machine m;
+  machine_init(&m, &(machine_request){ .gpu = true });
+  const nsa_problem p =
+      INIT(nsa_problem, .op = NSA_OP_PREFILL, .max_tokens = TOKENS, .max_kv_len = 64,
+           .max_seqs = SEQS, .page_size = PAGE, .ranks = RANKS, .unit_tokens = PAGE);
+  machine_expect("plan", nsa_plan_create(m.ctx, &p, NULL, NULL, &plan), NSA_E_UNSUPPORTED,
+                 "a GPU does not run NSA_OP_PREFILL over ranks");
+  assert_null(plan);
+  machine_expect("query", nsa_query(m.ctx, &p, &caps), NSA_OK, NULL);
+  assert_int_equal(caps.supported, 0);
+  machine_free(&m);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_order),
@@ -393,6 +410,7 @@ int main(void) {
     cmocka_unit_test(test_captures),
     cmocka_unit_test(test_failures),
     cmocka_unit_test(test_full),
+    cmocka_unit_test(test_prefill),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
