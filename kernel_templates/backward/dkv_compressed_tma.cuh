@@ -9,5 +9,5 @@
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     backward_dkv_compressed_tma(const __grid_constant__ NsaiBackwardKvTma p) {
-  run_dkv_pipeline<Config, CompressedRows<Config>>(p);
+  run_dkv_pipeline<Config>(p);
 }

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// backward_dkv_window_persistent: backward_dkv_window_tma with persistent CTAs (sm_90a). Tensors as
-// in backward_dkv_window; grid, main loop, shared memory and Config:
+// backward_dkv_window_persistent: backward_dkv_window with persistent CTAs whose warpgroups share
+// query rows (sm_90a). Tensors as there; grid, main loop, shared memory and Config:
 // backward/pipelines/dkv_items.cuh.
 #pragma once
 #include "backward/pipelines/dkv_items.cuh"

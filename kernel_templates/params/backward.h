@@ -89,13 +89,12 @@ typedef struct NsaiBackwardKv {
   /* Splits of a tile's query rows: backward_dkv_compressed, backward_dkv_ranges. */
   int splits;
   float scale, scale_log2;
-  /* backward_dkv_window_tma: 1: the kernel also computes the selected branch of blocks that
+  /* backward_dkv_window_persistent: 1: the kernel also computes the selected branch of blocks that
    * begin within the window, which shares k and v; `lists` holds blocks. */
   int joined;
 } NsaiBackwardKv;
 
-/* backward_dkv_compressed_tma, backward_dkv_selected_tma, backward_dkv_window_tma: the same with
- * TMA. */
+/* backward_dkv_compressed_tma: the same with TMA. */
 typedef struct NsaiBackwardKvTma {
   NsaiTensorMap q; /* boxes of G heads of tma_box tokens */
   NsaiTensorMap d_o;
@@ -104,7 +103,7 @@ typedef struct NsaiBackwardKvTma {
   NsaiBackwardKv kv;
 } NsaiBackwardKvTma;
 
-/* backward_dkv_selected_persistent, backward_dkv_window_persistent: the same with persistent CTAs. */
+/* backward_dkv_selected_persistent, backward_dkv_window_persistent: with TMA and persistent CTAs. */
 typedef struct NsaiBackwardDkvPersistent {
   NsaiBackwardKvTma keys;
   int *tickets; /* i32: tiles that CTAs have taken; 0 when the kernel begins */

@@ -344,8 +344,8 @@ NSAI_SIZE nsai_smem_dq_tma(int stages, int tokens, int dk, int dv) {
 /* backward/pipelines/dkv_stages.cuh: K [keys, Dk] | V [keys, Dv] |
  * Q [rows, Dk] and dO [rows, Dv] [stages] | [stages]: LSE and u f32 [warps, rows, 2], gates f32 [rows],
  * u32 [rows]: the keys that each row sees, flags of 16 bytes | barriers | barrier of K and V |
- * if branches are joined: u8 [warps, tokens]. `warps`: those that write row statistics, one for
- * each 64 keys if branches are joined, else one. */
+ * if branches are joined (backward/pipelines/dkv_items.cuh): u8 [warps, tokens]. `warps`: those that write
+ * row statistics, one for each 64 keys if branches are joined, else one. */
 NSAI_SIZE nsai_smem_dkv_tma(int keys, int rows, int stages, int joins, int tokens, int dk, int dv) {
   const int warps = joins ? keys / 64 : 1;
   const int stage = nsai_panel_pair(rows, dk, dv) + rows * (8 * warps + 4 + 4) + 16;

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: MIT
 //
 // The consumers of backward/pipelines/dkv.cuh: two warpgroups that multiply stages with their keys
-// and store dK and dV.
+// and store dK and dV. Persistent CTAs (backward/pipelines/dkv_items.cuh) use the steps, also with tiles
+// of 64 keys.
 #pragma once
 #include "backward/pipelines/dkv_stages.cuh"
 
@@ -142,63 +143,14 @@ NSAI_DEVICE void store_sums(const KeyTile &tile, int first_key, int column,
   }
 }
 
-// leave_sums, take_sums: add the second warpgroup's sums to the first one's, in the memory of the
-// stages.
-template <int kN> NSAI_DEVICE void leave_sums(float4 *to, const float (&acc)[kN][4]) {
-#pragma unroll
-  for (int j = 0; j < kN; ++j)
-    to[128 * j + threadIdx.x % 128] = make_float4(acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
-}
-template <int kN> NSAI_DEVICE void take_sums(const float4 *from, float (&acc)[kN][4]) {
-#pragma unroll
-  for (int j = 0; j < kN; ++j) {
-    const float4 x = from[128 * j + threadIdx.x % 128];
-    acc[j][0] += x.x;
-    acc[j][1] += x.y;
-    acc[j][2] += x.z;
-    acc[j][3] += x.w;
-  }
-}
-
+// The loop of the consumer warps in a CTA of one tile of 128 keys.
 template <class Config>
-NSAI_DEVICE void consume_keys(const NsaiBackwardKv &p, const KeyTile &tile, unsigned char *shared,
-                              u32 base) {
+NSAI_DEVICE void consume_keys(const NsaiBackwardKv &p, const KeyTile &tile, u32 base) {
   using R = DkvPipeline<Config>;
   constexpr int kK = R::kColsQk / 8, kV = R::kColsV / 8;
-  const int group = warp_uniform(threadIdx.x / 128);
+  const int first_key = 64 * warp_uniform(threadIdx.x / 128);
   float dk[kK][4] = {}, dv[kV][4] = {}; // [64, Dk], [64, Dv]
   multiply_keys<Config>(dk, dv, ceil_div(tile.tokens, R::kTokens), base, p.scale_log2, {}, 0);
-  if constexpr (R::kTiles == 1 && R::kRows < 64) {
-    // Each warpgroup adds and stores one of them: the registers do not hold both beside addresses.
-    float4 *sSums = (float4 *)(shared + R::kSStage); // [kK + kV][128]
-    threads_sync(1, 256);                            // both have finished with the stages
-    if (group == 1)
-      leave_sums(sSums, dk);
-    else
-      leave_sums(sSums + 128 * kK, dv);
-    threads_sync(1, 256); // the sums are written
-    if (group == 1) {
-      take_sums(sSums + 128 * kK, dv);
-      store_sums<Config, Config::kHeadDimV>(tile, 0, Config::kHeadDimQk, dv, 1.0f);
-    } else {
-      take_sums(sSums, dk);
-      store_sums<Config, Config::kHeadDimQk>(tile, 0, 0, dk, p.scale);
-    }
-    return;
-  }
-  if constexpr (R::kTiles == 1) {
-    float4 *sSums = (float4 *)(shared + R::kSStage); // [kK + kV][128]
-    threads_sync(1, 256); // both warpgroups have finished with the stages
-    if (group == 1) {
-      leave_sums(sSums, dk);
-      leave_sums(sSums + 128 * kK, dv);
-    }
-    threads_sync(1, 256); // the sums are written
-    if (group == 1) return;
-    take_sums(sSums, dk);
-    take_sums(sSums + 128 * kK, dv);
-  }
-  const int first_key = R::kTiles == 2 ? 64 * group : 0;
   store_sums<Config, Config::kHeadDimQk>(tile, first_key, 0, dk, p.scale);
   store_sums<Config, Config::kHeadDimV>(tile, first_key, Config::kHeadDimQk, dv, 1.0f);
 }

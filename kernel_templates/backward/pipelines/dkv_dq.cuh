@@ -346,7 +346,7 @@ template <class Config> NSAI_DEVICE void run_dkv_dq(const NsaiBackwardDkvDq &p) 
       load_keys<Config>(p.keys, tile, base);
       produce_stages<DkvPart<Config>, true>(p.keys, tile, rows, base, dq.before);
     }
-    if (warp == 9) produce_known<DkvPart<Config>>(p.keys.kv, tile, rows, shared_bytes, base, 0);
+    if (warp == 9) produce_known<DkvPart<Config>>(p.keys.kv, tile, rows, base, 0);
     if (warp >= 10 && threadIdx.x % 32 == 0) add_halves<Config>(tile, dq, base, warp - 10);
   } else {
     registers_raise<R::kConsumerRegisters>();

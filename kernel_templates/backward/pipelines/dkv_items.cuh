@@ -1,14 +1,22 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// backward/pipelines/dkv.cuh with persistent CTAs (sm_90a), for backward_dkv_selected_persistent and
-// backward_dkv_window_persistent: the producers fill stages of the next tile while the consumers
-// finish the present one.
+// dK and dV of the selected branch and of the window with persistent CTAs (sm_90a), for
+// backward_dkv_selected_persistent and backward_dkv_window_persistent, which differ in the query rows
+// of a tile (`Rows`, backward/pipelines/dkv_tiles.cuh). A CTA works as in backward/pipelines/dkv.cuh, but
+// its producers fill stages of the next tile while the consumers finish the present one.
 //
-// No GPU has run this code, and no default chooses it. It follows a prototype that did run
-// (backward/pipelines/dkv.cuh), but it is not timed in this form. To be measured: both kernels beside
-// backward_dkv_selected_tma and backward_dkv_window_tma at 4k and 64k tokens; the length of items
-// (runtime/variants/backward/kv_persistent_sm90.c); kAskAhead.
+// Timings beside kernels of a CTA for each tile: runtime/variants/backward/kv.c. Not tried yet: other
+// lengths of items (item_tokens() there), and other values of kAskAhead. A prototype did not gain by
+// items in the order of their first tokens.
+//
+// kKeys 128 (kTiles 2), of the window: each warpgroup has 64 keys of its own, and both read every
+// stage. kKeys 64 (kTiles 1), of lists: both warpgroups have the same keys, and each reads every other
+// stage; at the end their sums are added.
+//
+// kJoins: 1, of the window: if p.joined, a block that is on a token's list and begins within its window
+// is computed here for both branches with the same S and dU, using the statistics of the branches'
+// sum.
 //
 // Grid: as many CTAs as the device holds, or fewer. A CTA takes tiles by tickets: the next number of
 // a counter in global memory, which another kernel clears in every run. Tiles are numbered as the CTAs
@@ -62,11 +70,29 @@
 // tile. They have memory of their own, for half of the columns at a time. Warpgroup 1 gives dK and
 // warpgroup 0 dV; each stores what it has completed.
 //
-// Config: as in backward/pipelines/dkv.cuh.
+// Config: as in backward/pipelines/dkv.cuh; kKeys (64, 128), kGroup (of lists kRows / 16 or more),
+// kEntries (of lists: the most tokens of an item; 0), kJoins, kWindow (w), kSelectBlock (l'), kSelectCount (n).
 #pragma once
 #include "backward/pipelines/dkv_consumer.cuh"
 #include "backward/pipelines/dkv_items_producer.cuh"
 #include "core/launch.cuh"
+
+// leave_sums, take_sums: add sums of one warpgroup to those of the other one, through shared memory.
+template <int kN> NSAI_DEVICE void leave_sums(float4 *to, const float (&acc)[kN][4]) {
+#pragma unroll
+  for (int j = 0; j < kN; ++j)
+    to[128 * j + threadIdx.x % 128] = make_float4(acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
+}
+template <int kN> NSAI_DEVICE void take_sums(const float4 *from, float (&acc)[kN][4]) {
+#pragma unroll
+  for (int j = 0; j < kN; ++j) {
+    const float4 x = from[128 * j + threadIdx.x % 128];
+    acc[j][0] += x.x;
+    acc[j][1] += x.y;
+    acc[j][2] += x.z;
+    acc[j][3] += x.w;
+  }
+}
 
 // Half of the columns of sums.
 template <int kN> NSAI_DEVICE float (&half_of(float (&acc)[kN][4], int half))[kN / 2][4] {

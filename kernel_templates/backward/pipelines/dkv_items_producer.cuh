@@ -173,6 +173,40 @@ NSAI_DEVICE void store_known(const KnownRows<Config> &known, u32 base,
   step.advance();
 }
 
+// For keys that a row sees in both the window and the selected branch, turns the window's
+// statistics into those of the sum: P' + P'_sel = 2^(S - LSE), dS + dS_sel = (P' + P'_sel)
+// (dU - u), with LSE and u of the sum.
+NSAI_DEVICE void join_statistics(float4 &x, const float4 &y) {
+  const float low = fminf(x.x, y.x);
+  if (low == kPlusInf) return; // neither branch sees a key
+  const float a = exp2_approx(low - x.x), b = exp2_approx(low - y.x), sum = a + b;
+  x.z = (a * x.z + b * y.z) / sum;
+  x.x = low - log2_approx(sum);
+}
+
+// Finds the tokens of a stage that have the block of tile t on their lists and whose window
+// contains the block's first key. They leave the block to the window's kernel (NsaiInvert.near).
+// Writes sListed [kTokens]; one warp.
+template <class Config, class Rows>
+NSAI_DEVICE void find_listed(const NsaiBackwardKv &p, const KeyTile &tile, const Rows &rows,
+                             int first, int t, unsigned char *sListed) {
+  using R = DkvPipeline<Config>;
+  const int lane = threadIdx.x % 32, wanted = (rows.first_key + 64 * t) / Config::kSelectBlock;
+  __syncwarp(); // the previous stage's flags were read
+  for (int i = lane; i < R::kTokens; i += 32) sListed[i] = 0;
+  __syncwarp();
+#pragma unroll 2
+  for (int i = lane; i < R::kTokens * Config::kSelectCount; i += 32) {
+    const int token_index = i / Config::kSelectCount, token = first + token_index;
+    if (token >= tile.tokens) break;
+    const int block = p.lists[rows.token(token) * p.list_token_stride +
+                              tile.head * p.list_head_stride + i % Config::kSelectCount];
+    const int ahead = rows.seq.position(rows.first_query + token) - wanted * Config::kSelectBlock;
+    if (block == wanted && ahead >= 0 && ahead < Config::kWindow) sListed[token_index] = 1;
+  }
+  __syncwarp();
+}
+
 // Writes what is known of a tile's rows. Tokens are read a stage before their statistics, which are
 // read two stages before they are stored: a stage takes less time than two reads one after the other.
 template <class Config, class Rows>

@@ -25,8 +25,9 @@ template <class Config> struct DkvItems : DkvPipeline<DkvTile<Config>> {
   static constexpr int kAskAhead = Config::kStages;                       // stages
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232; // of 3 * 168
   static constexpr int kSSums = nsai_smem_aligned(DkvTile<Config>::kSharedBytes, 16);
-  static constexpr int kItem =
-      kSSums + (TilePipeline::kTiles == 1 ? TilePipeline::kSumBytes / 2 : 0); // [2]
+  static constexpr int kSumBytes =
+      64 * (TilePipeline::kColsQk + TilePipeline::kColsV) * 4; // of a warpgroup
+  static constexpr int kItem = kSSums + (TilePipeline::kTiles == 1 ? kSumBytes / 2 : 0); // [2]
   static constexpr int kItemBarriers = kItem + 2 * NSAI_DKV_ITEM_BYTES;
   static constexpr int kKeysEmpty = kItemBarriers + Barriers<2>::kBytes, kAsked = kKeysEmpty + 8;
   static constexpr int kBytes = kAsked + 8;

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: MIT
 //
 // The producers of backward/pipelines/dkv.cuh: one warp fills the stages with rows of q and d_o.
-// Another one (with kJoins, one per tile of 64 keys) writes for each row its statistics and the
-// keys that it sees.
+// Another one writes for each row its statistics and the keys that it sees. Persistent CTAs
+// (backward/pipelines/dkv_items_producer.cuh) use the steps of the first one.
 #pragma once
 #include "backward/pipelines/dkv_stages.cuh"
 
@@ -117,62 +117,20 @@ template <class Config> struct KnownRows {
   u32 seen[kRows];
 };
 
-// For keys that a row sees in both the window and the selected branch, turns the window's
-// statistics into those of the sum: P' + P'_sel = 2^(S - LSE), dS + dS_sel = (P' + P'_sel)
-// (dU - u), with LSE and u of the sum.
-NSAI_DEVICE void join_statistics(float4 &x, const float4 &y) {
-  const float low = fminf(x.x, y.x);
-  if (low == kPlusInf) return; // neither branch sees a key
-  const float a = exp2_approx(low - x.x), b = exp2_approx(low - y.x), sum = a + b;
-  x.z = (a * x.z + b * y.z) / sum;
-  x.x = low - log2_approx(sum);
-}
-
-// Finds the tokens of a stage that have the block of tile t on their lists and whose window
-// contains the block's first key. They leave the block to the window's kernel (NsaiInvert.near).
-// Writes sListed [kTokens]; one warp.
-template <class Config, class Rows>
-NSAI_DEVICE void find_listed(const NsaiBackwardKv &p, const KeyTile &tile, const Rows &rows,
-                             int first, int t, unsigned char *sListed) {
-  using R = DkvPipeline<Config>;
-  const int lane = threadIdx.x % 32, wanted = (rows.first_key + 64 * t) / Config::kSelectBlock;
-  __syncwarp(); // the previous stage's flags were read
-  for (int i = lane; i < R::kTokens; i += 32) sListed[i] = 0;
-  __syncwarp();
-#pragma unroll 2
-  for (int i = lane; i < R::kTokens * Config::kSelectCount; i += 32) {
-    const int token_index = i / Config::kSelectCount, token = first + token_index;
-    if (token >= tile.tokens) break;
-    const int block = p.lists[rows.token(token) * p.list_token_stride +
-                              tile.head * p.list_head_stride + i % Config::kSelectCount];
-    const int ahead = rows.seq.position(rows.first_query + token) - wanted * Config::kSelectBlock;
-    if (block == wanted && ahead >= 0 && ahead < Config::kWindow) sListed[token_index] = 1;
-  }
-  __syncwarp();
-}
-
 template <class Config, class Rows>
 NSAI_DEVICE void load_known(KnownRows<Config> &known, const NsaiBackwardKv &p, const KeyTile &tile,
-                            const Rows &rows, int first, int t, unsigned char *sListed) {
+                            const Rows &rows, int first) {
   using R = DkvPipeline<Config>;
-  if constexpr (Config::kJoins)
-    if (p.joined) find_listed<Config>(p, tile, rows, first, t, sListed);
 #pragma unroll
   for (int i = 0; i < R::kRows / 32; ++i) {
     const int row = threadIdx.x % 32 + 32 * i, token = first + row / Config::kGroup;
     known.x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     known.seen[i] = 0;
     if (token >= tile.tokens) continue;
-    auto load = [&](int branch) {
-      return ((const float4 *)p.statistics)[statistics_at(
-          branch, p.seq.q_tokens, rows.token(token), Config::kGroup * p.kv_heads,
-          tile.head * Config::kGroup + row % Config::kGroup)];
-    };
-    known.x[i] = load(Rows::kBranch);
+    known.x[i] = ((const float4 *)p.statistics)[statistics_at(
+        Rows::kBranch, p.seq.q_tokens, rows.token(token), Config::kGroup * p.kv_heads,
+        tile.head * Config::kGroup + row % Config::kGroup)];
     known.seen[i] = rows.seen(token);
-    if constexpr (Config::kJoins)
-      if (p.joined && sListed[row / Config::kGroup])
-        join_statistics(known.x[i], load(NSAI_BRANCH_SELECTED));
   }
 }
 
@@ -189,12 +147,13 @@ template <class Config> NSAI_DEVICE u32 seen_of_tile(const KnownRows<Config> &kn
   return (__any_sync(~0u, some) ? kSomeSeen : 0) | (__all_sync(~0u, all) ? 0 : kPartlySeen);
 }
 
-// The loop of kKnownWarps warps; warp t > 0 serves tile t only.
+// The loop of the warp that writes what is known of the rows. `t` is 0: the number of the warp, from the
+// caller. (Without it the machine code of backward_dkv_compressed_tma with kRows 32 would differ, NVRTC 13.0.)
 template <class Config, class Rows>
 NSAI_DEVICE void produce_known(const NsaiBackwardKv &p, const KeyTile &tile, const Rows &rows,
-                               unsigned char *shared, u32 base, int t) {
+                               u32 base, int t) {
   using R = DkvPipeline<Config>;
-  unsigned char *sListed = shared + R::kSListed + t * R::kTokens; // [kTokens]
+  static_assert(!Config::kJoins, "one warp writes the statistics of one branch");
   const Barriers<R::kStages> barriers = { base + R::kBarriers };
   PipelineState<R::kStages> step;
   KnownRows<Config> known;
@@ -224,7 +183,7 @@ NSAI_DEVICE void produce_known(const NsaiBackwardKv &p, const KeyTile &tile, con
   for_stages<Config>(tile, [&](int first) {
     // Stores the previous stage first: the loads of the current one overlap with the wait.
     if (any) store();
-    load_known<Config>(known, p, tile, rows, first, t, sListed);
+    load_known<Config>(known, p, tile, rows, first);
     any = true;
   });
   if (any) store();

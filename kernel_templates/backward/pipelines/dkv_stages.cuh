@@ -38,7 +38,6 @@ template <class Config> struct DkvPipeline {
   static constexpr int kKeysFull = kBarriers + Barriers<kStages>::kBytes; // K and V have arrived
   static constexpr int kSListed = kKeysFull + 8; // u8 [kKnownWarps][kTokens], with kJoins
   static constexpr int kBytes = kSListed + (Config::kJoins ? kKnownWarps * kTokens : 0);
-  static constexpr int kSumBytes = 64 * (kColsQk + kColsV) * 4; // per warpgroup
 
   static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
   static_assert(kRows == 64 || kRows == 32, "a lane writes what is known of one or two rows");
@@ -46,8 +45,6 @@ template <class Config> struct DkvPipeline {
   static_assert(Config::kThreads == 384, "two consumer warpgroups and one producer warpgroup");
   static_assert(kTokens * Config::kGroup == kRows, "a stage holds whole tokens");
   static_assert(!Config::kEntries || kTokens <= 16, "each token of a list has its own lane");
-  static_assert(kTiles == 2 || kStages * kStageBytes >= kSumBytes,
-                "the stages must have room for the second warpgroup's sums");
   static_assert(!Config::kJoins ||
                     (kTiles == 2 && Config::kSelectBlock % 64 == 0 && kGateInLse<Config>),
                 "a key tile lies within one block, and gates are never negative");

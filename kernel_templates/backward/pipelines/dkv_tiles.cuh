@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Tiles of keys of a branch and the query rows that see them, for backward/dkv_mainloop.cuh and
-// backward/pipelines/dkv.cuh. CTAs are numbered as described in backward_dkv_compressed,
-// backward_dkv_selected and backward_dkv_window.
+// Tiles of keys of a branch and the query rows that see them, for backward/dkv_mainloop.cuh,
+// backward/pipelines/dkv.cuh and backward/pipelines/dkv_items.cuh. CTAs are numbered as described in
+// backward_dkv_compressed, backward_dkv_selected and backward_dkv_window.
 //
 // Config: kHeadDimQk, kHeadDimV, kKeys (of a tile), kBlock (l), kStride (d), kWindow (w),
 // kSelectBlock (l').

@@ -9,7 +9,7 @@
 
 #define LEAST_STAGES 3
 #define MOST_HEAD_DIM 192
-#define MOST_COLUMNS 320 /* of dK and dV together */
+#define MOST_COLUMNS 320 /* of dK and dV together, padded */
 
 bool nsai_dkv_may_join(const nsai_model *m) {
   return !m->per_branch && m->window && m->select_count > 0 && m->select_block % 64 == 0 &&
@@ -24,16 +24,14 @@ static int32_t most_stages(const nsai_model *m) { return is_wide(m) ? 6 : 4; }
 
 static uint32_t shared_bytes(const nsai_model *m, const nsai_dkv_use *use, int32_t stages) {
   const int32_t rows = stage_rows(m), tokens = rows * m->kv_heads / m->heads;
-  if (use->persistent)
-    return nsai_smem_dkv_items(use->keys, rows, stages, use->joins, tokens, m->head_dim_qk,
-                               m->head_dim_v);
-  return nsai_smem_dkv_tma(use->keys, rows, stages, use->joins, tokens, m->head_dim_qk,
-                           m->head_dim_v);
+  const int32_t dk = m->head_dim_qk, dv = m->head_dim_v;
+  return use->persistent ? nsai_smem_dkv_items(use->keys, rows, stages, use->joins, tokens, dk, dv)
+                         : nsai_smem_dkv_tma(use->keys, rows, stages, 0, tokens, dk, dv);
 }
 
-/* Persistent warpgroups that share keys need an even number: backward/pipelines/dkv_items.cuh. */
+/* Warpgroups that share keys need an even number: backward/pipelines/dkv_items.cuh. */
 static int32_t stage_step(const nsai_dkv_use *use) {
-  return use->persistent && use->keys == NSAI_DKV_TILE_KEYS ? 2 : 1;
+  return use->keys == NSAI_DKV_TILE_KEYS ? 2 : 1;
 }
 
 static int32_t least_stages(const nsai_dkv_use *use) {
@@ -48,32 +46,21 @@ static int32_t choose_stages(const nsai_model *m, const nsai_target *t, const ns
   return stages;
 }
 
-/* The least group of a list's tokens: each is a box, which are to be few. At 64k tokens and D 128 boxes
- * take 7.6, 10.8 and 20.3 ms of groups of 16, 8 and 4; without them 7.9, 7.9 and 9.6. */
+/* The least group of a list's tokens: each token is a box, and a stage must have few of them. At 64k tokens
+ * and D 128 a kernel with boxes, of a CTA for each tile, took 7.6, 10.8 and 20.3 ms for groups of 16, 8 and 4;
+ * one without boxes took 7.9, 7.9 and 9.6. */
 static int32_t least_group(const nsai_model *m) { return is_wide(m) ? 8 : 16; }
 
 /* A stage holds whole tokens. dK, dV and scores of 64 keys fit into a warpgroup's registers. */
-void nsai_dkv_tma_legal(const nsai_problem *p, const nsai_target *t, const nsai_dkv_use *use,
-                        nsai_reasons *reasons) {
-  const nsai_model *m = &p->model;
+bool nsai_dkv_tma_fits(const nsai_request *r, const nsai_dkv_use *use) {
+  const nsai_model *m = &r->problem->model;
   const int32_t group = m->heads / m->kv_heads, least = use->entries ? least_group(m) : 1;
   const int32_t columns = nsai_padded_dim(m->head_dim_qk) + nsai_padded_dim(m->head_dim_v);
-  if (group != nsai_padded_group(m))
-    nsai_refuse(reasons, "a KV head has %d query heads: it takes powers of two", group);
-  if (group < least || group > stage_rows(m))
-    nsai_refuse(reasons, "a KV head has %d query heads: it takes %d to %d here", group, least,
-                stage_rows(m));
+  if (r->target->register_fallback || group != nsai_padded_group(m)) return false;
+  if (group < least || group > stage_rows(m)) return false;
   if (m->head_dim_qk > MOST_HEAD_DIM || m->head_dim_v > MOST_HEAD_DIM || columns > MOST_COLUMNS)
-    nsai_refuse(reasons, "head dims are %d and %d: it takes at most %d each and %d together",
-                m->head_dim_qk, m->head_dim_v, MOST_HEAD_DIM, MOST_COLUMNS);
-  else if (choose_stages(m, t, use) < least_stages(use))
-    nsai_fit_cta(t, shared_bytes(m, use, least_stages(use)), reasons);
-}
-
-bool nsai_dkv_tma_fits(const nsai_request *r, const nsai_dkv_use *use) {
-  nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
-  nsai_dkv_tma_legal(r->problem, r->target, use, &reasons);
-  return !r->target->register_fallback && !reasons.count;
+    return false;
+  return choose_stages(m, r->target, use) >= least_stages(use);
 }
 
 void nsai_dkv_tma_specify(const nsai_request *r, const nsai_dkv_use *use, nsai_kernel_spec *spec) {

@@ -60,8 +60,8 @@ nsa_status nsai_dkv_enqueue(const nsai_run *run, const nsai_form *form, const ns
 /* ---- kernels of the branches ---- */
 
 /* Tokens of an item of the inverted lists: so many that a block of average length is one item, so few
- * that the blocks that every token selects are spread over the device. Persistent kernels may have
- * fewer. */
+ * that the blocks that every token selects are spread over the device. backward_dkv_selected_persistent
+ * has fewer where the problem has few tokens (item_tokens() of kv.c). */
 #define NSAI_DKV_ITEM_TOKENS 1024
 #define NSAI_DKV_TILE_KEYS 64 /* of a CTA without tensor maps at most; all that wgmma takes */
 #define NSAI_DKV_COST 700     /* compile_cost */
@@ -72,7 +72,7 @@ typedef struct nsai_dkv_use {
   int32_t keys;    /* of a tile, at most */
   int32_t entries; /* words of shared memory for the query rows of a tile */
   bool joins;      /* it does the selected branch within the window as well */
-  bool persistent; /* backward/pipelines/dkv_items.cuh */
+  bool persistent; /* backward/pipelines/dkv_items.cuh; else dkv.cuh, or without tensor maps */
 } nsai_dkv_use;
 
 /* Whether a CTA each makes dK and dV of a tile of keys. The 16 keys of a warp have (Dk + Dv) / 2
@@ -85,16 +85,14 @@ static inline bool nsai_dkv_is_split(const nsai_model *m) {
 void nsai_dkv_mainloop_specify(const nsai_request *request, bool wgmma, const nsai_dkv_use *use,
                                nsai_kernel_spec *spec);
 
-/* Through tensor maps, by backward/pipelines/dkv.cuh or dkv_items.cuh; what forbids that; and whether it
- * can be, with the registers of the target. */
-void nsai_dkv_tma_legal(const nsai_problem *problem, const nsai_target *target,
-                        const nsai_dkv_use *use, nsai_reasons *reasons);
+/* Through tensor maps, the compressed branch by backward/pipelines/dkv.cuh and the others by dkv_items.cuh:
+ * whether the model and the target, with its registers, allow that, and the kernel. */
 bool nsai_dkv_tma_fits(const nsai_request *request, const nsai_dkv_use *use);
 void nsai_dkv_tma_specify(const nsai_request *request, const nsai_dkv_use *use,
                           nsai_kernel_spec *spec);
 
-/* Whether the window's kernel may do the selected branch within the window:
- * backward/pipelines/dkv.cuh. */
+/* Whether the window's kernel may do the selected branch within the window: kJoins of
+ * backward/pipelines/dkv_items.cuh. */
 bool nsai_dkv_may_join(const nsai_model *model);
 
 void nsai_dkv_sum_specify(const nsai_problem *problem, nsai_kernel_spec *spec);
