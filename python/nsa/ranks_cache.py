@@ -131,7 +131,7 @@ class KVCache(kv_cache.KVCache):
     def prefill(self, layer: int, batch: kv_cache.Batch, q: Tensor, gates: Optional[Tensor] = None, *, shard,
                 scale: Optional[float] = None, weights: Optional[Dict[str, Tensor]] = None,
                 index_q: Optional[Tensor] = None) -> Tensor:
-        """Attention of a chunk of prompts, of which each rank computes its rows; on the CPU device alone.
+        """Attention of a chunk of prompts, of which each rank computes its rows.
 
         q, gates, index_q  this rank's rows of the new tokens (shard.take), as are the rows of the result
         shard              a Shard of the new tokens of each sequence
@@ -157,7 +157,9 @@ class KVCache(kv_cache.KVCache):
 
     def _make_prefill(self, batch, names, q, cache, scale, shard):
         longest, tokens, text = max(shard.lengths), max(shard.tokens(-1), 1), self.config.text
-        problem = cache_problem(_abi.NSA_OP_PREFILL, cache["k0"].shape, True, batch.seqs, self.max_len, tokens, longest,
+        length = max(batch._host[batch.seqs + 1:2 * batch.seqs + 1].tolist())  # a GPU gathers as much of each sequence
+        room = min(self.max_len, round_up(max(length, 1)))
+        problem = cache_problem(_abi.NSA_OP_PREFILL, cache["k0"].shape, True, batch.seqs, room, tokens, longest,
                                 self._stored(cache, "k0"), self._stored(cache, "k_idx" if "k_idx" in cache else "k_cmp"))
         problem.update(max_q_len=min(round_up(max(longest, 1)), problem["max_tokens"] * self.comm.size),
                        max_pieces=max(shard.max_pieces, 1))

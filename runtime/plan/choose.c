@@ -16,6 +16,7 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
     return m->gate == NSAI_GATE_MLP && p->op != NSA_OP_DENSE && p->op != NSA_OP_APPEND &&
            p->op != NSA_OP_INDEX_KL;
   if (stage == NSAI_STAGE_INDEX_LSE) return p->index_lse;
+  if (stage == NSAI_STAGE_GATHER_PAGES) return nsai_problem_gathers_pages(p);
   if (p->op == NSA_OP_DENSE) return stage == NSAI_STAGE_DENSE;
   if (p->op == NSA_OP_INDEX_KL) return stage == NSAI_STAGE_INDEX_KL;
   if (p->op == NSA_OP_BACKWARD)
@@ -36,6 +37,7 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   case NSAI_STAGE_BACKWARD_KV:
   case NSAI_STAGE_INDEX_KL:
   case NSAI_STAGE_INDEX_LSE:
+  case NSAI_STAGE_GATHER_PAGES:
   case NSAI_STAGE_APPEND:
   case NSAI_STAGE_DECODE:
   case NSAI_STAGE_COUNT: return false;
@@ -370,11 +372,6 @@ nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
   const chooser c = { config, problem, target, decisions, explain ? explain : &own, out };
   bool complete = true;
   memset(out, 0, sizeof *out);
-  if (problem->op == NSA_OP_PREFILL && problem->ranks)
-    return nsai_fail(NSA_E_UNSUPPORTED,
-                     "problem.ranks is %d, but a GPU does not run NSA_OP_PREFILL over ranks: "
-                     "compute prompts by nsa_forward over ranks and append their K and V",
-                     problem->ranks);
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
     if (!nsai_stage_needed(problem, (nsai_stage)s)) continue;
     choose_stage(&c, (nsai_stage)s);

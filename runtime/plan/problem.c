@@ -409,7 +409,8 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
   int64_t exact = (int64_t)m->select_count * m->select_block;
   int64_t wanted = config->thresholds.select_dense_below;
   out->select_dense_below = wanted < 0 || wanted > exact ? exact : wanted;
-  out->split_from = split_from(config, out->op);
+  /* Over ranks the kernels of decode exchange results of their own. */
+  out->split_from = out->ranks ? 0 : split_from(config, out->op);
   const bool keys = out->cmp_dtype && m->by == NSAI_BY_INDEX;
   if (out->op == NSA_OP_PREFILL && (out->kv_dtype || keys))
     out->expand_bytes = (int64_t)config->thresholds.prefill_expand_bytes;

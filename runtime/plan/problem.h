@@ -72,6 +72,16 @@ static inline bool nsai_problem_divides_cache(const nsai_problem *problem) {
   return problem->unit_tokens > 0;
 }
 
+/* Whether runs gather the raw pages of all ranks: a prefill over a cache that lies on several. */
+static inline bool nsai_problem_gathers_pages(const nsai_problem *problem) {
+  return problem->op == NSA_OP_PREFILL && problem->ranks;
+}
+
+/* Most sequences of a batch that kernels see: of a prefill over ranks, pieces. */
+static inline int32_t nsai_problem_most_seqs(const nsai_problem *problem) {
+  return nsai_problem_gathers_pages(problem) ? problem->max_pieces : problem->max_seqs;
+}
+
 /* Of a cache over ranks: so many tokens before the new ones of a sequence lie on every rank, since an entry,
  * a coarse key or a window that ends among the new tokens reaches back to them. */
 int64_t nsai_problem_kept_tokens(const nsai_problem *problem);

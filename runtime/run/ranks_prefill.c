@@ -222,11 +222,17 @@ static nsa_status prefill(gathered *g) {
   return compute(g);
 }
 
-nsa_status nsai_prefill_over_ranks(const nsai_run *run) {
+static nsa_status prefill_on_cpu(const nsai_run *run) {
   gathered g = { .run = run, .rank = nsai_comm_rank(run->comm), .io = *run->io };
   const nsa_status status = prefill(&g);
   free(g.ints);
   for (int item = 0; item < TENSORS; item++) free(g.pool[item]);
+  return status;
+}
+
+nsa_status nsai_prefill_over_ranks(const nsai_run *run) {
+  const nsa_status status =
+      run->driver ? nsai_enqueue_prefill_over_ranks(run) : prefill_on_cpu(run);
   if (status) nsai_comm_fail(run->comm, nsa_last_error());
   return status;
 }
