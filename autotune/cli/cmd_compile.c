@@ -81,7 +81,8 @@ static const struct argp_option options[] = {
   { "index-lse", OPT_INDEX_LSE, 0, 0,
     "Also the kernel of the log-sum-exp of an index (problem.index_lse)", 0 },
   { "ranks", OPT_RANKS, "N", 0,
-    "Of a KV cache whose raw tokens lie on N ranks (problem.ranks), with --op decode or append",
+    "Of a KV cache whose raw tokens lie on N ranks (problem.ranks), with --op prefill, decode or "
+    "append",
     0 },
   { "register-fallback", OPT_REGISTER_FALLBACK, "N", OPTION_HIDDEN,
     "Begin with the tiles that other compilers fall back to: 1 to 3", 0 },
@@ -173,8 +174,8 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case ARGP_KEY_NO_ARGS: argp_usage(state); break;
   case ARGP_KEY_END:
     if (a->has_seed && !a->sample) argp_error(state, "--seed is one of a --sample");
-    if (a->ranks && a->op != NSA_OP_DECODE && a->op != NSA_OP_APPEND)
-      argp_error(state, "--ranks is of a cache: give --op decode or append");
+    if (a->ranks && a->op != NSA_OP_PREFILL && a->op != NSA_OP_DECODE && a->op != NSA_OP_APPEND)
+      argp_error(state, "--ranks is of a cache: give --op prefill, decode or append");
     break;
   default: return ARGP_ERR_UNKNOWN;
   }

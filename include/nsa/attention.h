@@ -94,7 +94,7 @@ typedef struct nsa_batch {
   nsa_tensor slot_mapping;
 
   /* Of a plan with problem.ranks, in the place of cu_q and cu_kv, see ranks.h: all other tensors are then
-   * those of this rank's tokens, in the order of its pieces. */
+   * those of this rank's tokens, in the order of its pieces. Of a prefill: its queries and outputs. */
   const struct nsa_shard *shard;
 
   /* i32 [num_seqs, any], of a cache over ranks: the pages of compressed entries, coarse keys and index

@@ -88,10 +88,10 @@ typedef struct nsa_problem {
   int32_t index_lse;
   /* Of a run over ranks (ranks.h): their number [0: no ranks]. NSA_OP_FORWARD and NSA_OP_BACKWARD:
    * max_tokens then counts the tokens of this rank, max_kv_tokens and max_kv_len those of all.
-   * NSA_OP_DECODE and NSA_OP_APPEND: the raw pages of a cache lie on so many ranks. */
+   * Of a cache: its raw pages lie on so many ranks, and NSA_OP_PREFILL has max_tokens of each. */
   int32_t ranks;
   int32_t
-      max_pieces; /* most pieces of a rank (nsa_shard_max_pieces); with a cache 0 [2 * max_seqs] */
+      max_pieces; /* most pieces of a rank (nsa_shard_max_pieces); decode, append: 0 [2 * max_seqs] */
   /* U, of a cache over ranks: so many tokens of a sequence lie on one rank before the next rank has its
    * turn; a multiple of page_size and of l' [the least such multiple that is 1024 or more] */
   int32_t unit_tokens;

@@ -38,7 +38,7 @@
  * Gradients of phi and of the gate MLP are partial sums over this rank's tokens. The host adds them
  * over the ranks together with its other weights' gradients.
  *
- * What a run takes. nsa_forward, nsa_backward and, see below, nsa_kv_append and nsa_decode run over
+ * What a run takes. nsa_forward, nsa_backward and, see below, nsa_kv_append, nsa_decode and nsa_prefill run over
  * ranks; no other call does, and there is no probe. Of the former two exec.comm and batch.shard are
  * required, and the batch has nothing else. Tensors of io and grads with a row for each token have exactly
  * the rows of this rank's pieces, one piece after the other.
@@ -112,8 +112,8 @@
  * the compressed branch are one GPU's bits; o, o_branch and lse of the selected branch are the same on all
  * ranks, and one GPU's to rounding. A call without the selected branch exchanges nothing. The batch's sizes
  * (num_seqs, tokens) and exec.branches must be the same on all ranks. A graph may capture both calls, where
- * the transport can be captured. A caller's ranges, counters (io.kv_reads), probes and nsa_prefill do not
- * run over ranks.
+ * the transport can be captured. A caller's ranges, counters (io.kv_reads) and probes do not run over
+ * ranks. nsa_prefill gathers raw pages, see kv_cache.h.
  */
 #ifndef NSA_RANKS_H
 #define NSA_RANKS_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT
  *
  * The gather through peer memory: the layout of a mailbox, which host and device share, and the
- * parameters of the kernel (kernel_templates/ranks/gather.cuh).
+ * parameters of the kernel (kernel_templates/ranks/gather.cuh). And those of ranks/pack_pages.cuh.
  *
  * A mailbox is a rank's device memory that all ranks of the host write to:
  *
@@ -16,6 +16,7 @@
 #define NSAI_PARAMS_RANKS_H
 
 #include "params/attention.h"
+#include "params/kv_cache.h"
 #include "params/smem.h"
 
 #define NSAI_GATHER_RANKS 8   /* at most */
@@ -56,6 +57,27 @@ typedef struct NsaiRanksGather {
   int chunks, room; /* of the mailboxes' layout; the grid may have fewer chunks */
 } NsaiRanksGather;
 
+/* ranks_pack_pages: a prefill over a cache whose raw pages lie on ranks. Packs the pages of this rank's
+ * units, and writes the batch of its pieces, which reads those of all ranks. */
+#define NSAI_PACKED_TENSORS 6 /* K and V of pair 0, 1, 2 */
+#define NSAI_PACK_THREADS 256
+typedef struct NsaiPackPages {
+  NsaiCacheBatch batch; /* of the call, without cu_q */
+  NsaiCacheTensor from[NSAI_PACKED_TENSORS];
+  char *to[NSAI_PACKED_TENSORS]; /* [num_seqs, rank_pages] pages without gaps; NULL: not packed */
+  const int *entry_pages;        /* tables of entries; NULL: none */
+  long long entry_page_stride;
+  const int *sequence, *behind; /* [pieces]; behind: new tokens of the sequence behind the piece */
+  int *kv_len, *slots;          /* [pieces] */
+  int *pages, *entries;         /* [pieces, columns] */
+  int kv_heads;
+  int rank, ranks;
+  int unit_pages;
+  int rank_pages; /* of a sequence */
+  int columns;
+} NsaiPackPages;
+
+NSAI_SIZE_IS(NsaiPackPages, 400);
 NSAI_SIZE_IS(NsaiGatherControl, 36);
 NSAI_SIZE_IS(NsaiRanksGather, 120);
 

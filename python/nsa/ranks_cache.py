@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import _abi, kv_cache
 from ._config import Config
-from ._library import APPEND, DECODE, RanksError
+from ._library import APPEND, DECODE, PREFILL, RanksError, round_up
 from ._places import NONE, cache_problem
 from ._torch import (Run, _context_of, _is_code, _kv_names, _listed, _named, _need, _nothing, _outputs_of, _pairs, _split,
                      _with_index)
@@ -31,8 +31,8 @@ class KVCache(kv_cache.KVCache):
                  select.block [the least that is 1024 or more]
 
     The rest is as in nsa.KVCache, with these limits: a step has at most max_q new tokens of a sequence where it attends
-    (compute prompts with `nsa.ranks.attention`, and append them in any chunks); `truncate` forgets tokens of the last step
-    alone; sequences do not fork.
+    (compute prompts with `prefill`, or on a GPU `nsa.ranks.attention`, and append them in any chunks);
+    `truncate` forgets tokens of the last step alone; sequences do not fork.
     """
 
     def __init__(self, config: Config, comm, layers: int, pages: int, entry_pages: int, page_size: int = 64, *,
@@ -128,6 +128,48 @@ class KVCache(kv_cache.KVCache):
         return self._call(DECODE, layer, batch, order, [q, *_listed(gates), *extra], 1 if batch.max_q <= 1 else self.max_q,
                           scale or 0.0)
 
+    def prefill(self, layer: int, batch: kv_cache.Batch, q: Tensor, gates: Optional[Tensor] = None, *, shard,
+                scale: Optional[float] = None, weights: Optional[Dict[str, Tensor]] = None,
+                index_q: Optional[Tensor] = None) -> Tensor:
+        """Attention of a chunk of prompts, of which each rank computes its rows.
+
+        q, gates, index_q  this rank's rows of the new tokens (shard.take), as are the rows of the result
+        shard              a Shard of the new tokens of each sequence
+        """
+        starts = batch._host[:batch.seqs + 1].tolist()
+        if [b - a for a, b in zip(starts, starts[1:])] != list(shard.lengths):
+            raise ValueError(f"shard has sequences of {list(shard.lengths)} tokens; the batch has others: make it of its new tokens")
+        _need(q, "q", 3)
+        names, extra = _with_index(*_named(weights), index_q=index_q)
+        order = ["q", *(["gates"] if gates is not None else []), *_split(names)]
+        inputs, cache = [q, *_listed(gates), *extra], self.layers[layer]
+        run, o_shape = self._make_prefill(batch, order, q, cache, scale or 0.0, shard)
+        o = torch.empty(o_shape, dtype=q.dtype, device=q.device)
+        room = torch.empty(run.room, dtype=torch.uint8, device=q.device)
+        try:
+            run((*inputs, batch.kv_len, batch.block_table, batch.entry_table, *cache.values(), o, room))
+        except RanksError as error:
+            self.comm._failed(error)
+        return o
+
+    def _stored(self, cache, name: str) -> int:
+        return _abi.NSA_E4M3 if name in cache and _is_code(cache[name]) else NONE
+
+    def _make_prefill(self, batch, names, q, cache, scale, shard):
+        longest, tokens, text = max(shard.lengths), max(shard.tokens(-1), 1), self.config.text
+        length = max(batch._host[batch.seqs + 1:2 * batch.seqs + 1].tolist())  # a GPU gathers as much of each sequence
+        room = min(self.max_len, round_up(max(length, 1)))
+        problem = cache_problem(_abi.NSA_OP_PREFILL, cache["k0"].shape, True, batch.seqs, room, tokens, longest,
+                                self._stored(cache, "k0"), self._stored(cache, "k_idx" if "k_idx" in cache else "k_cmp"))
+        problem.update(max_q_len=min(round_up(max(longest, 1)), problem["max_tokens"] * self.comm.size),
+                       max_pieces=max(shard.max_pieces, 1))
+        context = _context_of(text, q)
+        plan = context.plan(ranks=self.comm.size, unit_tokens=self.unit_tokens, **problem)
+        self.comm.agree(context, plan, shard)
+        order = [*names, "kv_len", "block_table", "entry_table", *cache, "o", "workspace"]
+        run = Run(PREFILL, plan, order, batch.seqs, scale, len(names) + 3, comm=self.comm.handle(context), shard=shard.handle)
+        return run, _outputs_of(text, q, False, False)[0][0]
+
     def _call(self, call: int, layer: int, batch: kv_cache.Batch, names: List[str], inputs: List[Tensor], max_q: int,
               scale: float):
         cache, first = self.layers[layer], inputs[0]
@@ -144,10 +186,9 @@ class KVCache(kv_cache.KVCache):
 
     def _make_run(self, key, call, batch, names, first, cache, max_q, scale):
         decodes, text = call == DECODE, self.config.text
-        stored = lambda name: _abi.NSA_E4M3 if name in cache and _is_code(cache[name]) else NONE
         problem = cache_problem(_abi.NSA_OP_DECODE if decodes else _abi.NSA_OP_APPEND, cache["k0"].shape, True, batch.seqs,
-                                self.max_len, max(first.shape[0], 1), max_q, stored("k0"),
-                                stored("k_idx" if "k_idx" in cache else "k_cmp"))
+                                self.max_len, max(first.shape[0], 1), max_q, self._stored(cache, "k0"),
+                                self._stored(cache, "k_idx" if "k_idx" in cache else "k_cmp"))
         context = _context_of(text, first)
         with torch.cuda.device(first.device) if first.is_cuda else _nothing:
             plan = context.plan(ranks=self.comm.size, unit_tokens=self.unit_tokens, **problem)

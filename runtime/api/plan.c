@@ -75,25 +75,39 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
   return NSA_OK;
 }
 
-/* Where the tokens of a cache over ranks lie, and what a decode step sends. */
-static void write_divided_cache(const nsai_problem *p, nsai_writer *text) {
+/* Where the tokens of a cache over ranks lie, and what a decode step or a prefill sends. */
+static void write_divided_cache(const nsai_problem *p, const nsai_workspace *workspace,
+                                nsai_writer *text) {
+  uint64_t pools = 0;
   const nsai_model *m = &p->model;
   const int64_t sent = m->select_count ? (int64_t)m->heads * (m->head_dim_v + 2) * 4 : 0;
   nsai_write(text,
              "  over %d ranks, raw tokens by turns of %d (problem.unit_tokens); every rank has the "
              "new tokens of a sequence and the %lld before them\n",
              p->ranks, p->unit_tokens, (long long)nsai_problem_kept_tokens(p));
+  for (int i = 0; i < NSAI_RANKS_PAGED; i++) pools += workspace->pages.pool[i].bytes;
   if (p->op == NSA_OP_APPEND)
     nsai_write(text, "  an append sends nothing\n");
+  else if (p->op == NSA_OP_PREFILL)
+    nsai_write(text,
+               "  a prefill gathers the raw pages of all ranks once, %lld bytes for each token of "
+               "the cache, and divides the new tokens by batch.shard\n",
+               (long long)nsai_cache_page_bytes(p) / p->page_size);
   else
     nsai_write(text, "  a decode sends %lld bytes a token from every rank to every other\n",
                (long long)sent);
+  if (pools)
+    nsai_write(
+        text,
+        "  of the workspace: raw pages of all ranks %llu bytes, of problem.max_seqs sequences "
+        "of problem.max_kv_len tokens, all of which travel\n",
+        (unsigned long long)pools);
 }
 
 /* What a run over ranks holds beside the workspace of a piece. */
 static void write_ranks(const nsai_problem *p, const nsai_workspace *workspace, nsai_writer *text) {
   uint64_t whole = 0, sums = 0, received = 0;
-  if (nsai_problem_divides_cache(p)) write_divided_cache(p, text);
+  if (nsai_problem_divides_cache(p)) write_divided_cache(p, workspace, text);
   if (!p->ranks || nsai_problem_divides_cache(p)) return;
   for (int i = 0; i < NSAI_RANKS_TENSORS; i++) {
     whole += workspace->ranks.tensor[i].whole.bytes;

@@ -7,6 +7,7 @@
 #include "base/struct.h"
 #include "plan/context.h"
 #include "ranks/comm.h"
+#include "ranks/shard.h"
 #include "reference/reference.h"
 #include "run/check_cache.h"
 #include "run/check_gradients.h"
@@ -74,10 +75,11 @@ static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *gi
   const nsa_exec *exec = exec_read;
   NSAI_TRY(nsai_check_shard(plan, ((const nsa_exec *)exec_read)->comm, batch));
   const nsa_shard *shard = batch ? ((const nsa_batch *)batch)->shard : NULL;
-  if (shard) batch = NULL; /* the shard says all that there is to say of sequences */
+  /* Without a cache the shard says all that there is to say of sequences. */
+  if (shard && !nsai_problem_divides_cache(&plan->problem)) batch = NULL;
   if (batch && !((const nsa_batch *)batch)->num_seqs) {
     call->batch = *(const nsa_batch *)batch;
-    call->batch.num_seqs = 1;
+    call->batch.num_seqs = shard ? shard->num_seqs : 1;
     batch = &call->batch;
   }
   NSAI_TRY(check_exec(plan, exec));
@@ -124,6 +126,7 @@ static nsai_check check_of(const nsai_run *run) {
                        .level = run->plan->ctx->config->runtime.check_inputs,
                        .branches = run->branches,
                        .rank = run->comm ? nsai_comm_rank(run->comm) : -1,
+                       .shard = run->shard,
                        .tensors = run->tensors };
 }
 
@@ -145,7 +148,7 @@ static nsa_status check_call(nsai_run *run, check_fn fn) {
 /* A run over ranks, whose arguments have been checked as those of one rank's tokens. */
 static nsa_status over_ranks(const nsai_run *run, nsa_status (*fn)(const nsai_run *)) {
   const nsa_stream stream = run->driver ? run->queue->stream : NULL;
-  if (run->shard)
+  if (run->shard && !nsai_problem_divides_cache(&run->plan->problem))
     NSAI_TRY(nsai_check_ranks_io(&run->plan->problem, run->shard, nsai_comm_rank(run->comm),
                                  run->io, &run->sizes));
   NSAI_TRY(nsai_comm_begin(run->comm, run->plan->digest, run->shard, stream));
@@ -196,7 +199,8 @@ static nsa_status cached(nsai_run *run) {
   const nsai_problem *p = &run->plan->problem;
   nsai_reference_cache cache = cache_of(run);
   NSAI_TRY(check_call(run, nsai_check_run));
-  if (run->comm) return over_ranks(run, nsai_decode_over_ranks);
+  if (run->comm)
+    return over_ranks(run, run->shard ? nsai_prefill_over_ranks : nsai_decode_over_ranks);
   if (run->driver)
     return nsai_problem_splits(p) ? nsai_enqueue_decode(run) : nsai_enqueue_forward(run);
   NSAI_TRY(nsai_reference_cached(&p->model, &cache, p->selection, run->branches, run->batch,

@@ -292,6 +292,7 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
   FORCE(NSAI_STAGE_BACKWARD_KV, "backward_kv"),
   FORCE(NSAI_STAGE_INDEX_KL, "index_kl"),
   FORCE(NSAI_STAGE_INDEX_LSE, "index_lse"),
+  FORCE(NSAI_STAGE_GATHER_PAGES, "gather_pages"),
 #undef FORCE
   PLAIN(DISABLE, "variants.disable", GLOBS, variants.disable, "[]",
         "variants that are never chosen: globs over stage.variant"),

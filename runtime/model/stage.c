@@ -20,6 +20,7 @@ static const char *const names[NSAI_STAGE_COUNT] = {
   [NSAI_STAGE_BACKWARD_KV] = "backward_kv",
   [NSAI_STAGE_INDEX_KL] = "index_kl",
   [NSAI_STAGE_INDEX_LSE] = "index_lse",
+  [NSAI_STAGE_GATHER_PAGES] = "gather_pages",
 };
 
 const char *nsai_stage_name(nsai_stage stage) {

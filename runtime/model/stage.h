@@ -22,6 +22,7 @@ typedef enum nsai_stage {
   NSAI_STAGE_BACKWARD_KV,
   NSAI_STAGE_INDEX_KL,
   NSAI_STAGE_INDEX_LSE,
+  NSAI_STAGE_GATHER_PAGES, /* of a prefill over ranks, before all others */
   NSAI_STAGE_COUNT
 } nsai_stage;
 

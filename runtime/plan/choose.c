@@ -16,6 +16,7 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
     return m->gate == NSAI_GATE_MLP && p->op != NSA_OP_DENSE && p->op != NSA_OP_APPEND &&
            p->op != NSA_OP_INDEX_KL;
   if (stage == NSAI_STAGE_INDEX_LSE) return p->index_lse;
+  if (stage == NSAI_STAGE_GATHER_PAGES) return nsai_problem_gathers_pages(p);
   if (p->op == NSA_OP_DENSE) return stage == NSAI_STAGE_DENSE;
   if (p->op == NSA_OP_INDEX_KL) return stage == NSAI_STAGE_INDEX_KL;
   if (p->op == NSA_OP_BACKWARD)
@@ -36,6 +37,7 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   case NSAI_STAGE_BACKWARD_KV:
   case NSAI_STAGE_INDEX_KL:
   case NSAI_STAGE_INDEX_LSE:
+  case NSAI_STAGE_GATHER_PAGES:
   case NSAI_STAGE_APPEND:
   case NSAI_STAGE_DECODE:
   case NSAI_STAGE_COUNT: return false;

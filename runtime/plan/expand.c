@@ -34,7 +34,7 @@ int64_t nsai_expand_capacity(const nsai_problem *p, int branch) {
                           ? NSAI_PRODUCT(m->index_dim, 2)
                           : NSAI_PRODUCT(m->kv_heads, m->head_dim_qk + m->head_dim_v, 2);
   const int64_t length = nsai_expand_length(p, branch, p->max_tokens, p->max_kv_len);
-  const int64_t all = NSAI_PRODUCT(nsai_smaller(p->max_seqs, p->max_tokens), length);
+  const int64_t all = NSAI_PRODUCT(nsai_smaller(nsai_problem_most_seqs(p), p->max_tokens), length);
   return nsai_smaller(nsai_smaller(all, nsai_expand_reach(p->max_tokens)), p->expand_bytes / row);
 }
 

@@ -21,8 +21,9 @@ nsai_step_tiles nsai_step_tiles_of(const nsai_problem *p, const nsai_step *s, in
 }
 
 int64_t nsai_most_step_tiles(const nsai_problem *p, int32_t tile_tokens) {
-  return nsai_smaller(p->max_seqs * nsai_ceil_div(p->max_q_len, tile_tokens),
-                      packed_tiles(p->max_tokens, p->max_seqs, tile_tokens));
+  const int64_t seqs = nsai_problem_most_seqs(p);
+  return nsai_smaller(seqs * nsai_ceil_div(p->max_q_len, tile_tokens),
+                      packed_tiles(p->max_tokens, seqs, tile_tokens));
 }
 
 /* In tiles of the form's first kernel. */

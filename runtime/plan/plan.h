@@ -44,6 +44,7 @@ typedef struct nsai_workspace {
   int64_t importance_columns;
   nsai_buffer buffers[NSAI_MAX_BUFFERS]; /* of the choice's forms */
   int64_t numbers[NSAI_MAX_NUMBERS];
+  nsai_ranks_pages pages;  /* of a prefill over ranks */
   nsai_ranks_memory ranks; /* of a run over ranks; also on the CPU device, which uses it */
   uint64_t total;
   const char *too_large; /* the first buffer beyond NSAI_SIZE_MAX; NULL: there is none */

@@ -114,11 +114,15 @@ static nsa_status resolve_new_tokens(const nsai_config *config, const nsa_proble
                      out->max_q_len, NSA_MAX_DECODE_LEN);
   if (decodes && !problem->max_tokens) out->max_tokens = (int64_t)out->max_seqs * out->max_q_len;
   NSAI_TRY(check_capacity("max_tokens", "max_tokens", out->max_tokens, NSAI_MAX_ROWS));
-  if (!out->max_q_len) out->max_q_len = (int32_t)out->max_tokens;
-  if (out->max_q_len < 1 || out->max_q_len > out->max_tokens)
-    return nsai_fail(NSA_E_ARG, "%s.max_q_len is %d: expected 1 to problem.max_tokens (%lld)",
+  /* A prefill over ranks has max_tokens of each rank. */
+  const bool divided = out->op == NSA_OP_PREFILL && out->ranks;
+  const int64_t all =
+      nsai_smaller(divided ? out->max_tokens * out->ranks : out->max_tokens, NSAI_MAX_ROWS);
+  if (!out->max_q_len) out->max_q_len = (int32_t)all;
+  if (out->max_q_len < 1 || out->max_q_len > all)
+    return nsai_fail(NSA_E_ARG, "%s.max_q_len is %d: expected 1 to problem.max_tokens%s (%lld)",
                      problem->max_q_len ? "problem" : "serving", out->max_q_len,
-                     (long long)out->max_tokens);
+                     divided ? " of all ranks" : "", (long long)all);
   return NSA_OK;
 }
 
@@ -266,10 +270,10 @@ static nsa_status resolve_unit(const nsa_problem *problem, nsai_problem *out) {
 /* A cache whose raw pages lie on several ranks; its other capacities are known. */
 static nsa_status resolve_ranks_of_cache(const nsa_problem *problem, nsai_problem *out) {
   if (!out->ranks) return NSA_OK;
-  if (problem->max_pieces)
+  if (problem->max_pieces && out->op != NSA_OP_PREFILL)
     return nsai_fail(NSA_E_ARG,
-                     "problem.max_pieces is %d, but a cache over ranks has no shard: leave it 0",
-                     problem->max_pieces);
+                     "problem.max_pieces is %d, but %s over ranks has no shard: leave it 0",
+                     problem->max_pieces, nsai_op_name(out->op));
   if (!out->page_size)
     return nsai_fail(NSA_E_ARG,
                      "problem.ranks is %d, but the cache has no pages, which could lie on several "
@@ -298,12 +302,12 @@ static nsa_status resolve_ranks(const nsa_problem *problem, nsai_problem *out) {
                      "problem.max_pieces is %d, but problem.ranks is 0: leave it 0, or give the "
                      "number of ranks",
                      problem->max_pieces);
-  if (problem->unit_tokens &&
-      !(problem->ranks && (out->op == NSA_OP_DECODE || out->op == NSA_OP_APPEND)))
-    return nsai_fail(NSA_E_ARG,
-                     "problem.unit_tokens is %d, but the problem is of no cache over ranks: leave "
-                     "it 0, or give problem.ranks with NSA_OP_DECODE or NSA_OP_APPEND",
-                     problem->unit_tokens);
+  if (problem->unit_tokens && !(problem->ranks && nsai_problem_is_cached(out)))
+    return nsai_fail(
+        NSA_E_ARG,
+        "problem.unit_tokens is %d, but the problem is of no cache over ranks: leave "
+        "it 0, or give problem.ranks with NSA_OP_PREFILL, NSA_OP_DECODE or NSA_OP_APPEND",
+        problem->unit_tokens);
   if (!problem->ranks) return NSA_OK;
   if (problem->max_probe_rows)
     return nsai_fail(
@@ -313,10 +317,10 @@ static nsa_status resolve_ranks(const nsa_problem *problem, nsai_problem *out) {
         (long long)problem->max_probe_rows, problem->ranks);
   out->ranks = problem->ranks;
   if (out->op == NSA_OP_DECODE || out->op == NSA_OP_APPEND) return NSA_OK;
-  if (!nsai_problem_is_packed(out))
+  if (!nsai_problem_is_packed(out) && out->op != NSA_OP_PREFILL)
     return nsai_fail(NSA_E_ARG,
                      "problem.ranks is %d, but %s does not run over ranks: NSA_OP_FORWARD, "
-                     "NSA_OP_BACKWARD, NSA_OP_DECODE and NSA_OP_APPEND do; leave it 0",
+                     "NSA_OP_BACKWARD and those of a cache do; leave it 0",
                      problem->ranks, nsai_op_name(out->op));
   out->max_pieces = problem->max_pieces ? problem->max_pieces : 2 * out->max_seqs;
   return check_choice("max_pieces", out->max_pieces, 1, MOST_PIECES);
@@ -405,7 +409,8 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
   int64_t exact = (int64_t)m->select_count * m->select_block;
   int64_t wanted = config->thresholds.select_dense_below;
   out->select_dense_below = wanted < 0 || wanted > exact ? exact : wanted;
-  out->split_from = split_from(config, out->op);
+  /* Over ranks the kernels of decode exchange results of their own. */
+  out->split_from = out->ranks ? 0 : split_from(config, out->op);
   const bool keys = out->cmp_dtype && m->by == NSAI_BY_INDEX;
   if (out->op == NSA_OP_PREFILL && (out->kv_dtype || keys))
     out->expand_bytes = (int64_t)config->thresholds.prefill_expand_bytes;

@@ -39,8 +39,8 @@ typedef struct nsai_problem {
   /* Over ranks: their number, and most pieces of one; 0: no ranks. max_tokens counts the tokens of a
    * rank, the capacities of K and V count those of all. Kernels are those of one piece. */
   int32_t ranks, max_pieces;
-  /* Of a cache over ranks, which has no pieces: the token at position p lies on rank (p / unit_tokens) mod
-   * ranks; 0: no such cache */
+  /* Of a cache over ranks: the token at position p lies on rank (p / unit_tokens) mod ranks; 0: no such
+   * cache. Only its prefill has pieces, of the new tokens. */
   int32_t unit_tokens;
   /* Over ranks: the model has 1 / head_groups of the KV heads, of the index heads and of the query heads,
    * which a run takes group by group; 0: no ranks */
@@ -70,6 +70,16 @@ bool nsai_problem_splits(const nsai_problem *problem);
 /* Whether the raw pages of a cache lie on several ranks. */
 static inline bool nsai_problem_divides_cache(const nsai_problem *problem) {
   return problem->unit_tokens > 0;
+}
+
+/* Whether runs gather the raw pages of all ranks: a prefill over a cache that lies on several. */
+static inline bool nsai_problem_gathers_pages(const nsai_problem *problem) {
+  return problem->op == NSA_OP_PREFILL && problem->ranks;
+}
+
+/* Most sequences of a batch that kernels see: of a prefill over ranks, pieces. */
+static inline int32_t nsai_problem_most_seqs(const nsai_problem *problem) {
+  return nsai_problem_gathers_pages(problem) ? problem->max_pieces : problem->max_seqs;
 }
 
 /* Of a cache over ranks: so many tokens before the new ones of a sequence lie on every rank, since an entry,

@@ -68,6 +68,33 @@ int64_t nsai_ranks_memory_bytes(const nsai_problem *p) {
   return bytes;
 }
 
+/* ---- a prefill over a cache ---- */
+
+/* Whether the selected branch or the window reads a pair in pages. */
+static bool reads_pages(const nsai_problem *p, int pair) {
+  const nsai_model *m = &p->model;
+  const bool window = m->window && !p->window_ring;
+  return (m->select_count && pair == (m->per_branch ? NSA_SEL : 0)) ||
+         (window && pair == (m->per_branch ? NSA_WIN : 0));
+}
+
+void nsai_ranks_pages_size(const nsai_problem *p, nsai_ranks_pages *out) {
+  const nsai_model *m = &p->model;
+  const int64_t pieces = p->max_pieces, unit_pages = p->unit_tokens / p->page_size;
+  *out = (nsai_ranks_pages){ 0 };
+  out->columns = nsai_ceil_div(p->max_kv_len, p->page_size);
+  out->rank_pages = nsai_ceil_div(nsai_ceil_div(out->columns, unit_pages), p->ranks) * unit_pages;
+  for (int i = 0; i < NSAI_RANKS_PAGED; i++) {
+    if (!reads_pages(p, i / 2)) continue;
+    const int32_t dim = i % 2 ? m->head_dim_v : m->head_dim_qk;
+    out->page_bytes[i] = NSAI_PRODUCT(p->page_size, m->kv_heads, dim, p->kv_dtype ? 1 : 2);
+    out->pool[i].bytes =
+        (uint64_t)NSAI_PRODUCT(p->ranks, p->max_seqs, out->rank_pages, out->page_bytes[i]);
+  }
+  out->uploaded.bytes = (uint64_t)NSAI_PRODUCT(3 * pieces + 1, sizeof(int32_t));
+  out->tables.bytes = (uint64_t)NSAI_PRODUCT(pieces, 2 * out->columns + 2, sizeof(int32_t));
+}
+
 /* ---- weights ---- */
 
 typedef struct weight_list {

@@ -46,6 +46,28 @@ void nsai_ranks_memory_size(const nsai_problem *problem, nsai_ranks_memory *out)
 /* Bytes of the tensors that travel and of the sums of their gradients. */
 int64_t nsai_ranks_memory_bytes(const nsai_problem *problem);
 
+/* ---- a prefill over a cache ---- */
+
+/* The raw pages of all ranks, in an order that follows from capacities and the number of sequences alone:
+ * lengths are on the device. A sequence has `rounds` units on each rank:
+ *
+ *   page i of sequence s  u = i / unit_pages, r = u mod ranks: page
+ *                         (r * num_seqs + s) * rank_pages + u / ranks * unit_pages + i mod unit_pages */
+enum { NSAI_RANKS_PAGED = 6 }; /* K and V of pair 0, 1, 2 */
+
+typedef struct nsai_ranks_pages {
+  int64_t rank_pages; /* of a sequence on a rank */
+  int64_t columns;    /* of a piece's tables: pages of problem.max_kv_len tokens */
+  int64_t page_bytes[NSAI_RANKS_PAGED]; /* 0: the tensor does not travel */
+  nsai_buffer pool[NSAI_RANKS_PAGED];   /* K and V alternate */
+  nsai_buffer uploaded;                 /* i32, of nsai_shard_places */
+  nsai_buffer
+      tables; /* i32: kv_len, slots [pieces], raw pages, pages of entries [pieces, columns] */
+} nsai_ranks_pages;
+
+/* Fills everything but the buffers' offsets. */
+void nsai_ranks_pages_size(const nsai_problem *problem, nsai_ranks_pages *out);
+
 /* A gradient of weights: a rank's pieces add to it one after the other. */
 typedef struct nsai_ranks_weight {
   size_t tensor;    /* offset in nsa_grads */

@@ -181,6 +181,16 @@ static void reserve_ranks(nsai_workspace *out, const nsai_problem *p) {
   out->ranks.weights = take(out, "sums of gradients of weights", (int64_t)out->ranks.weights.bytes);
 }
 
+/* What a prefill over ranks holds beside the workspace of one rank's. */
+static void reserve_pages(nsai_workspace *out, const nsai_problem *p) {
+  if (!nsai_problem_gathers_pages(p)) return;
+  nsai_ranks_pages_size(p, &out->pages);
+  for (int i = 0; i < NSAI_RANKS_PAGED; i++)
+    out->pages.pool[i] = take(out, "raw pages of all ranks", (int64_t)out->pages.pool[i].bytes);
+  out->pages.uploaded = take(out, "pieces", (int64_t)out->pages.uploaded.bytes);
+  out->pages.tables = take(out, "tables of pieces", (int64_t)out->pages.tables.bytes);
+}
+
 static nsa_status check_total(const nsai_problem *p, const nsai_workspace *w) {
   if (!w->too_large) return NSA_OK;
   return nsai_fail(NSA_E_UNSUPPORTED,
@@ -206,6 +216,7 @@ nsa_status nsai_workspace_make(const nsai_problem *p, const nsai_choice *choice,
     reserve_branches(out, p, choice);
   reserve_forms(out, p, choice, target);
   reserve_ranks(out, p);
+  reserve_pages(out, p);
   return check_total(p, out);
 }
 

@@ -278,6 +278,22 @@ static void set_offsets(nsa_shard *s, int32_t rank) {
   }
 }
 
+const int32_t *nsai_shard_places(const nsa_shard *shard, int32_t rank) {
+  return shard->places + 3 * (int64_t)shard->rank_begin[rank] + rank;
+}
+
+static void set_places(nsa_shard *s, int32_t rank) {
+  const int32_t begin = s->rank_begin[rank], pieces = s->rank_begin[rank + 1] - begin;
+  int32_t *cu_q = s->places + 3 * (int64_t)begin + rank, *sequence = cu_q + pieces + 1;
+  for (int32_t i = 0; i < pieces; i++) {
+    const nsa_piece *p = &s->pieces[begin + i];
+    const int64_t length = s->seq_begin[p->sequence + 1] - s->seq_begin[p->sequence];
+    cu_q[i + 1] = cu_q[i] + (int32_t)p->length;
+    sequence[i] = p->sequence;
+    sequence[pieces + i] = (int32_t)(length - p->begin - p->length);
+  }
+}
+
 static void digest(nsa_shard *s) {
   nsai_digest_state state;
   char hex[NSAI_DIGEST_CHARS];
@@ -299,9 +315,10 @@ static nsa_status finish(const builder *b, nsa_shard **out) {
                tokens_bytes = (size_t)o->ranks * sizeof(int64_t),
                pieces_bytes = (size_t)b->count * sizeof(nsa_piece),
                begin_bytes = (size_t)(o->ranks + 1) * sizeof(int32_t),
-               offsets_bytes = 4 * (size_t)b->count * sizeof(int32_t);
-  const size_t bytes =
-      sizeof(nsa_shard) + seq_bytes + tokens_bytes + pieces_bytes + begin_bytes + offsets_bytes;
+               offsets_bytes = 4 * (size_t)b->count * sizeof(int32_t),
+               places_bytes = (3 * (size_t)b->count + (size_t)o->ranks) * sizeof(int32_t);
+  const size_t bytes = sizeof(nsa_shard) + seq_bytes + tokens_bytes + pieces_bytes + begin_bytes +
+                       offsets_bytes + places_bytes;
   nsa_shard *s = calloc(1, bytes);
   if (!s) return nsai_fail_nomem("a shard", bytes);
   char *memory = (char *)(s + 1);
@@ -311,6 +328,7 @@ static nsa_status finish(const builder *b, nsa_shard **out) {
   s->pieces = (void *)(memory + seq_bytes + tokens_bytes);
   s->rank_begin = (void *)(memory + seq_bytes + tokens_bytes + pieces_bytes);
   s->offsets = s->rank_begin + o->ranks + 1;
+  s->places = s->offsets + 4 * b->count;
 
   int32_t next[NSA_MAX_RANKS];
   for (int64_t i = 0; i < b->count; i++) s->rank_begin[b->pieces[i].rank + 1]++;
@@ -319,6 +337,7 @@ static nsa_status finish(const builder *b, nsa_shard **out) {
   for (int64_t i = 0; i < b->count; i++) s->pieces[next[b->pieces[i].rank]++] = b->pieces[i];
   sum_up(s, o);
   for (int32_t r = 0; r < s->ranks; r++) set_offsets(s, r);
+  for (int32_t r = 0; r < s->ranks; r++) set_places(s, r);
   digest(s);
   *out = s;
   return NSA_OK;

@@ -25,6 +25,7 @@ struct nsa_shard {
   int32_t *rank_begin;  /* [ranks + 1]: into pieces */
   int64_t *rank_tokens; /* [ranks] */
   int32_t *offsets;     /* of nsai_shard_offsets, by rank */
+  int32_t *places;      /* of nsai_shard_places, by rank */
   /* Of ranks, alignment, lengths and pieces: equal shards have equal ones. */
   unsigned char digest[NSAI_DIGEST_BYTES];
 };
@@ -52,5 +53,9 @@ typedef struct nsai_shard_batch {
   const int32_t *cu_q, *cu_kv; /* [num_seqs + 1] */
 } nsai_shard_batch;
 nsai_shard_batch nsai_shard_offsets(const nsa_shard *shard, int32_t rank);
+
+/* A rank's pieces of the new tokens of a cache, in one array: cu_q [pieces + 1], sequence [pieces], and
+ * behind [pieces], the new tokens of the sequence behind the piece. The array is of the shard. */
+const int32_t *nsai_shard_places(const nsa_shard *shard, int32_t rank);
 
 #endif /* NSAI_RANKS_SHARD_H */

@@ -8,7 +8,9 @@
 
 #include "base/math.h"
 #include "plan/context.h"
+#include "ranks/shard.h"
 #include "run/check_index.h"
+#include "run/check_ranks.h"
 #include "run/check_scales.h"
 #include "run/check_tensor.h"
 #include "run/check_values.h"
@@ -291,6 +293,7 @@ static nsa_status check_new_tokens(const cached *c) {
   const nsai_problem *p = c->check->problem;
   const nsa_batch *b = c->batch;
   nsai_tensor_spec cu_q = { "batch.cu_q", 1, { (int64_t)b->num_seqs + 1 }, NSAI_DTYPE_I32 };
+  if (c->check->shard) return nsai_check_rank_tokens(c->check->shard, c->check->rank, c->tokens);
   if (nsai_present(&b->cu_q)) return nsai_check_tensor(c->check, &b->cu_q, &cu_q);
   if (c->tokens % b->num_seqs)
     return nsai_fail(
@@ -348,6 +351,7 @@ static nsa_status check_batch(const cached *c) {
 /* First new token of a sequence. */
 static int64_t first_token(const cached *c, int64_t s) {
   const int32_t *cu_q = c->batch->cu_q.data;
+  if (c->check->shard) return c->check->shard->seq_begin[s];
   return cu_q ? cu_q[s] : s * (c->tokens / c->batch->num_seqs);
 }
 

@@ -46,23 +46,37 @@ static nsa_status check_parts(const nsa_shard *shard) {
       (long long)all, shard->ranks, (long long)parts, (long long)most);
 }
 
+static nsa_status check_ranks_of(const nsai_problem *p, const nsa_shard *shard) {
+  if (shard->ranks == p->ranks) return NSA_OK;
+  return nsai_fail(NSA_E_ARG,
+                   "batch.shard is of %d ranks, the plan of %d: make the shard with options.ranks "
+                   "%d, or the plan with problem.ranks %d",
+                   shard->ranks, p->ranks, p->ranks, shard->ranks);
+}
+
+static nsa_status check_sequences(const nsa_batch *batch, const nsa_shard *shard) {
+  if (!batch->num_seqs || batch->num_seqs == shard->num_seqs) return NSA_OK;
+  return nsai_fail(NSA_E_ARG, "batch.num_seqs is %d, batch.shard has %d sequences: leave it 0",
+                   batch->num_seqs, shard->num_seqs);
+}
+
+/* What a rank has of the shard at most. */
+static nsa_status check_pieces(const nsai_problem *p, const nsa_shard *shard) {
+  NSAI_TRY(check_capacity("a number of sequences", shard->num_seqs, "max_seqs", p->max_seqs));
+  NSAI_TRY(check_capacity("tokens of a rank", shard->max_tokens, "max_tokens", p->max_tokens));
+  return check_capacity("a number of pieces", shard->max_pieces, "max_pieces", p->max_pieces);
+}
+
 static nsa_status check_shard(const nsai_problem *p, const nsa_shard *shard) {
   int64_t longest = 0;
-  if (shard->ranks != p->ranks)
-    return nsai_fail(
-        NSA_E_ARG,
-        "batch.shard is of %d ranks, the plan of %d: make the shard with options.ranks "
-        "%d, or the plan with problem.ranks %d",
-        shard->ranks, p->ranks, p->ranks, shard->ranks);
+  NSAI_TRY(check_ranks_of(p, shard));
   for (int32_t s = 0; s < shard->num_seqs; s++) {
     const int64_t length = shard->seq_begin[s + 1] - shard->seq_begin[s];
     if (length > longest) longest = length;
   }
-  NSAI_TRY(check_capacity("a number of sequences", shard->num_seqs, "max_seqs", p->max_seqs));
-  NSAI_TRY(check_capacity("tokens of a rank", shard->max_tokens, "max_tokens", p->max_tokens));
+  NSAI_TRY(check_pieces(p, shard));
   NSAI_TRY(check_capacity("tokens", shard->total_tokens, "max_kv_tokens", p->max_kv_tokens));
   NSAI_TRY(check_capacity("a sequence", longest, "max_kv_len", p->max_kv_len));
-  NSAI_TRY(check_capacity("a number of pieces", shard->max_pieces, "max_pieces", p->max_pieces));
   NSAI_TRY(check_parts(shard));
   if (nsai_compresses(&p->model) && shard->alignment % p->model.stride)
     return nsai_fail(NSA_E_ARG,
@@ -107,10 +121,34 @@ static nsa_status check_comm(const nsa_plan *plan, const nsa_comm *comm) {
   return NSA_OK;
 }
 
-/* Of a cache over ranks: only a decode exchanges something. */
+/* The shard of a prefill, which divides the new tokens. */
+static nsa_status check_new_tokens(const nsa_plan *plan, const nsa_comm *comm,
+                                   const nsa_batch *batch) {
+  const nsai_problem *p = &plan->problem;
+  const nsa_shard *shard = batch ? batch->shard : NULL;
+  int64_t longest = 0;
+  NSAI_TRY(check_comm(plan, comm));
+  if (!shard)
+    return nsai_fail(NSA_E_ARG,
+                     "batch.shard is missing: a prefill over %d ranks needs the shard of the "
+                     "call's new tokens (nsa_shard_create)",
+                     p->ranks);
+  if (nsai_present(&batch->cu_q))
+    return nsai_fail(NSA_E_ARG, "batch.cu_q is given, but over ranks batch.shard says how many new "
+                                "tokens a sequence has: leave it out");
+  NSAI_TRY(check_sequences(batch, shard));
+  NSAI_TRY(check_ranks_of(p, shard));
+  NSAI_TRY(check_pieces(p, shard));
+  for (int32_t s = 0; s < shard->num_seqs; s++)
+    longest = nsai_larger(longest, shard->seq_begin[s + 1] - shard->seq_begin[s]);
+  return check_capacity("new tokens of a sequence", longest, "max_q_len", p->max_q_len);
+}
+
+/* Of a cache over ranks: only a decode and a prefill exchange something. */
 static nsa_status check_divided_cache(const nsa_plan *plan, const nsa_comm *comm,
-                                      const nsa_shard *shard) {
-  if (shard)
+                                      const nsa_batch *batch) {
+  if (plan->problem.op == NSA_OP_PREFILL) return check_new_tokens(plan, comm, batch);
+  if (batch && batch->shard)
     return nsai_fail(NSA_E_ARG, "batch.shard is given, but a cache over ranks has none, since "
                                 "problem.unit_tokens says where its tokens lie: leave it out");
   return plan->problem.op == NSA_OP_APPEND ? NSA_OK : check_comm(plan, comm);
@@ -120,7 +158,7 @@ nsa_status nsai_check_shard(const nsa_plan *plan, const nsa_comm *comm, const ns
   const nsai_problem *p = &plan->problem;
   const nsa_shard *shard = batch ? batch->shard : NULL;
   if (!p->ranks) return check_no_ranks(comm, shard);
-  if (nsai_problem_divides_cache(p)) return check_divided_cache(plan, comm, shard);
+  if (nsai_problem_divides_cache(p)) return check_divided_cache(plan, comm, batch);
   if (comm && !shard)
     return nsai_fail(NSA_E_ARG,
                      "batch.shard is missing: the plan was made for problem.ranks %d; give the "
@@ -128,10 +166,16 @@ nsa_status nsai_check_shard(const nsa_plan *plan, const nsa_comm *comm, const ns
                      p->ranks);
   NSAI_TRY(check_comm(plan, comm));
   NSAI_TRY(refuse_arrays(batch));
-  if (batch->num_seqs && batch->num_seqs != shard->num_seqs)
-    return nsai_fail(NSA_E_ARG, "batch.num_seqs is %d, batch.shard has %d sequences: leave it 0",
-                     batch->num_seqs, shard->num_seqs);
+  NSAI_TRY(check_sequences(batch, shard));
   return check_shard(p, shard);
+}
+
+nsa_status nsai_check_rank_tokens(const nsa_shard *shard, int32_t rank, int64_t tokens) {
+  if (tokens == shard->rank_tokens[rank]) return NSA_OK;
+  return nsai_fail(NSA_E_ARG,
+                   "io.q has %lld tokens, batch.shard gives rank %d %lld: pass the rows of "
+                   "nsa_shard_pieces(shard, %d), one piece after the other",
+                   (long long)tokens, rank, (long long)shard->rank_tokens[rank], rank);
 }
 
 nsa_status nsai_check_ranks_io(const nsai_problem *p, const nsa_shard *shard, int32_t rank,
@@ -139,11 +183,7 @@ nsa_status nsai_check_ranks_io(const nsai_problem *p, const nsa_shard *shard, in
   const nsai_model *m = &p->model;
   const int64_t tokens = shard->rank_tokens[rank];
   int64_t entries = 0;
-  if (sizes->tokens != tokens)
-    return nsai_fail(NSA_E_ARG,
-                     "io.q has %lld tokens, batch.shard gives rank %d %lld: pass the rows of "
-                     "nsa_shard_pieces(shard, %d), one piece after the other",
-                     (long long)sizes->tokens, rank, (long long)tokens, rank);
+  NSAI_TRY(nsai_check_rank_tokens(shard, rank, sizes->tokens));
   if (sizes->kv_tokens != tokens)
     return nsai_fail(NSA_E_ARG,
                      "io.kv has %lld tokens, batch.shard gives rank %d %lld: pass the rows of "

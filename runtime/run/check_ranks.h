@@ -13,9 +13,12 @@
 #include <nsa/ranks.h>
 
 /* Whether exec.comm and batch.shard are there if and only if the plan has problem.ranks, and fit its
- * capacities. A cache over ranks has no shard, and an append into it no communicator. `batch` may be
+ * capacities. A cache over ranks has a shard in a prefill alone, and an append into it no communicator. `batch` may be
  * NULL. NSA_E_ARG. */
 nsa_status nsai_check_shard(const nsa_plan *plan, const nsa_comm *comm, const nsa_batch *batch);
+
+/* Whether there are as many query tokens as the shard gives the rank. NSA_E_ARG. */
+nsa_status nsai_check_rank_tokens(const nsa_shard *shard, int32_t rank, int64_t tokens);
 
 /* This rank's tensors, behind nsai_check_run: they have the rows of its pieces. NSA_E_ARG. */
 nsa_status nsai_check_ranks_io(const nsai_problem *problem, const nsa_shard *shard, int32_t rank,

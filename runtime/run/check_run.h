@@ -22,12 +22,13 @@ typedef struct nsai_run_sizes {
 
 typedef struct nsai_check {
   const nsai_problem *problem;
-  const nsai_driver *driver;  /* NULL: the CPU device */
-  nsa_stream stream;          /* of a GPU's run */
-  int32_t level;              /* NSAI_CHECK_* of runtime.check_inputs */
-  uint32_t branches;          /* that will run */
-  int32_t rank;               /* over ranks: this one; -1: the call has no communicator */
-  nsai_call_tensors *tensors; /* receives every tensor that passes; NULL: nobody asks */
+  const nsai_driver *driver;     /* NULL: the CPU device */
+  nsa_stream stream;             /* of a GPU's run */
+  int32_t level;                 /* NSAI_CHECK_* of runtime.check_inputs */
+  uint32_t branches;             /* that will run */
+  int32_t rank;                  /* over ranks: this one; -1: the call has no communicator */
+  const struct nsa_shard *shard; /* of a run over ranks that divides its tokens; else NULL */
+  nsai_call_tensors *tensors;    /* receives every tensor that passes; NULL: nobody asks */
 } nsai_check;
 
 static inline bool nsai_present(const nsa_tensor *tensor) { return tensor->data != NULL; }

@@ -374,13 +374,18 @@ static NsaiPairScales branch_scales(const nsai_run *run, int branch) {
   return branch == NSA_CMP ? nsai_entry_scales(run) : nsai_pair_scales(run, branch);
 }
 
+/* Of what a branch reads, likewise. */
+static NsaiCacheBatch branch_batch(const nsai_run *run, int branch) {
+  return branch == NSA_CMP ? nsai_entry_batch(run) : nsai_cache_batch(run);
+}
+
 /* Raw tokens are read through tensor maps; entries are not. */
 static nsa_status launch_cached_tma(const nsai_run *run, const nsai_kernel *kernel,
                                     const NsaiCachePair *pair, const NsaiAttend *p, int branch,
                                     const NsaiExpanded *expanded) {
   /* A kernel that applies no scales takes the first member alone, one of codes alone the first two. */
   NsaiExpandedAttendTma coded = {
-    .cached = { .packed.attend = *p, .batch = nsai_cache_batch(run), .pair = *pair },
+    .cached = { .packed.attend = *p, .batch = branch_batch(run, branch), .pair = *pair },
     .scales = branch_scales(run, branch)
   };
   if (expanded) coded.expanded = *expanded;
@@ -400,7 +405,7 @@ nsa_status nsai_launch_cached_attend(const nsai_run *run, const nsai_kernel *ker
   if (kernel->tma_box_keys) return launch_cached_tma(run, kernel, &pair, p, branch, NULL);
   /* A kernel without codes takes the first member alone. */
   NsaiCodedAttend coded = {
-    .cached = { .batch = nsai_cache_batch(run), .pair = pair, .packed = *p },
+    .cached = { .batch = branch_batch(run, branch), .pair = pair, .packed = *p },
     .scales = branch_scales(run, branch)
   };
   return nsai_launch(run->queue, kernel, nsai_grid_tiles(run, kernel), 1, &coded);

@@ -160,7 +160,7 @@ static bool takes_pieces(const nsa_plan *plan) {
  * asynchronous concurrent execution). */
 #define UPLOAD_AT_ONCE (64 * 1024)
 
-static nsa_status upload(const nsai_run *run, void *to, const void *from, size_t bytes) {
+nsa_status nsai_ranks_upload(const nsai_run *run, void *to, const void *from, size_t bytes) {
   for (size_t at = 0; at < bytes; at += UPLOAD_AT_ONCE) {
     const size_t left = bytes - at, part = left < UPLOAD_AT_ONCE ? left : UPLOAD_AT_ONCE;
     NSAI_TRY(NSAI_CUDA(run->driver,
@@ -181,7 +181,7 @@ static nsa_status upload_batch(nsai_ranks_pass *pass, nsa_batch *room) {
   room->cu_q.data = to;
   room->cu_kv.data = to + count;
   nsai_queue_break(run->queue);
-  if (!pass->uploaded) NSAI_TRY(upload(run, to, b.cu_q, 2 * count * sizeof *to));
+  if (!pass->uploaded) NSAI_TRY(nsai_ranks_upload(run, to, b.cu_q, 2 * count * sizeof *to));
   pass->uploaded = true;
   return NSA_OK;
 }

@@ -45,8 +45,12 @@
 nsa_status nsai_forward_over_ranks(const nsai_run *run);
 nsa_status nsai_backward_over_ranks(const nsai_run *run);
 
-/* nsa_decode over a cache whose raw pages lie on the ranks, likewise. */
+/* nsa_decode and nsa_prefill over a cache whose raw pages lie on the ranks, likewise. */
 nsa_status nsai_decode_over_ranks(const nsai_run *run);
+nsa_status nsai_prefill_over_ranks(const nsai_run *run);
+
+/* The part of the latter on the GPU. */
+nsa_status nsai_enqueue_prefill_over_ranks(const nsai_run *run);
 
 /* ---- what both passes share ---- */
 
@@ -100,6 +104,9 @@ static inline const int64_t *nsai_ranks_host_ends(const nsai_ranks_pass *pass, i
 static inline int32_t nsai_ranks_at(const nsai_ranks_pass *pass, int32_t host, int32_t index) {
   return host * pass->host_ranks + index;
 }
+
+/* Copies an array of the shard, which lives as long as graphs of the run. */
+nsa_status nsai_ranks_upload(const nsai_run *run, void *to, const void *from, size_t bytes);
 
 /* Gathers K and V, the caller's entries, and the keys of the index. */
 nsa_status nsai_ranks_gather(nsai_ranks_pass *pass);

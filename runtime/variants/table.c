@@ -57,7 +57,8 @@
   row(index_kl_sm90) \
   row(index_kl_sm80) \
   row(index_lse_kv_stationary_sm80) \
-  row(index_lse_sm80)
+  row(index_lse_sm80) \
+  row(gather_pages)
 /* clang-format on */
 
 #define DECLARE(name) extern const nsai_variant nsai_##name;

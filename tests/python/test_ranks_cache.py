@@ -107,6 +107,41 @@ def test_steps(kind, device, tmp_path):
     spawn(compare, device, tmp_path, kind)
 
 
+def prompts(rank, where, kind):
+    if where.type != "cpu":
+        return  # a GPU refuses the plan
+    config = config_of(kind)
+    inputs = Inputs(config, where)
+    comm = nsa.ranks.Comm(timeout=60)
+    rest = dict(max_q=3, dtype=torch.float32, device=where, weights=inputs.weights())
+    one = nsa.KVCache(config, 1, 60, PAGE, **rest)
+    cache = nsa.ranks.KVCache(config, comm, 1, 40, 61, PAGE, unit_tokens=32, max_len=one.max_len, **rest)
+    for x in cache.layers[0].values():
+        x.fill_(float("nan"))
+    for new in ([90, 5], [70, 40], [80, 1]):
+        fresh, index = inputs.new(sum(new))
+        (q, gates), more = inputs.queries(sum(new))
+        shard = nsa.ranks.Shard(config, new, RANKS, alignment=16)
+        mine = lambda x: shard.take(x, rank)
+        part = {name: mine(x) for name, x in more.items() if name == "index_q"}
+        if "weights" in more:
+            part["weights"] = {name: mine(x) if name == "gate.x" else x for name, x in more["weights"].items()}
+        batch, whole = cache.begin(["a", "b"], new), one.begin(["a", "b"], new)
+        one.append(0, whole, *fresh, **index)
+        cache.append(0, batch, *fresh, **index)
+        want = one.attend(0, whole, q, gates, **more)
+        o = cache.prefill(0, batch, mine(q), None if gates is None else mine(gates), shard=shard, **part)
+        assert torch.equal(o, mine(want)), f"rows of rank {rank} have other bits"
+    with pytest.raises(ValueError, match="make it of its new tokens"):
+        cache.prefill(0, batch, q, gates, shard=nsa.ranks.Shard(config, [80, 2], RANKS))
+    comm.close()
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_prompts(kind, device, tmp_path):
+    spawn(prompts, device, tmp_path, kind)
+
+
 class Alone:
     """In the place of a Comm, for what makes no call over ranks."""
     rank, size = 1, 2

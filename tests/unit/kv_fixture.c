@@ -147,7 +147,7 @@ void kv_init(kv_fixture *w, const machine_request *model, const kv_options *opti
   w->ctx = machine_context(yaml, options->model, false);
   w->model = w->ctx->config->model;
   w->append = make_plan(w, NSA_OP_APPEND, options->ring ? KV_CHUNK : 0);
-  if (!options->ranks) w->prefill = make_plan(w, NSA_OP_PREFILL, options->ring ? KV_CHUNK : 0);
+  w->prefill = make_plan(w, NSA_OP_PREFILL, options->ring ? KV_CHUNK : 0);
   w->decode = make_plan(w, NSA_OP_DECODE, KV_STEP);
   w->exec = (nsa_exec)NSA_EXEC_INIT;
   const nsa_plan *const plans[] = { w->append, w->prefill, w->decode };

@@ -313,7 +313,7 @@ static const diag_case value_cases[] = {
     "4:13: error: variants.disable: expected a list of globs like [dense.*_gemm]; found "
     "'attend_selected': write stage.variant; stages are gate, compress, attend_compressed, "
     "importance, select, attend_selected, attend_window, dense, append, decode, backward_q, "
-    "backward_kv, index_kl, index_lse" },
+    "backward_kv, index_kl, index_lse, gather_pages" },
   { "disable is a list", "variants: {disable: dense.x}\n",
     "2:21: error: variants.disable: expected a list of globs like [dense.*_gemm]; found "
     "'dense.x'" },

@@ -2,19 +2,22 @@
  * SPDX-License-Identifier: MIT
  *
  * A cache whose raw pages lie on ranks, which are threads on the CPU device, beside a cache of one rank
- * that takes the same steps. Blocks, the compressed branch and the window have its bits, the selected
- * branch is equal to rounding, and all ranks have the same bits. A page that a rank need not have is
+ * that takes the same steps. In a decode step blocks, the compressed branch and the window have its bits,
+ * the selected branch is equal to rounding, and all ranks have the same bits. In a prefill each rank's
+ * rows have its bits. A page that a rank need not have is
  * gone: it is NaN, or another sequence's.
  */
 #include "support/cmocka_all.h"
 
 #include "kv_fixture.h"
+#include "ranks/shard.h"
+#include "run/check_tensor.h"
 
 #include <math.h>
 #include <nsa/ranks.h>
 #include <pthread.h>
 
-#define MOST_RANKS 5
+#define MOST_RANKS 8
 #define SEQS 4
 static const int32_t lengths[SEQS] = { 144, 70, 5, 97 };
 
@@ -30,8 +33,8 @@ typedef struct group {
 typedef struct task {
   group *g;
   int32_t rank;
-  kv_call *call; /* NULL: nsa_comm_agree */
-  uint32_t branches;
+  kv_call *call;    /* NULL: nsa_comm_agree */
+  nsa_shard *shard; /* NULL: of a decode */
   nsa_status status;
   char error[256];
 } task;
@@ -39,25 +42,32 @@ typedef struct task {
 static void *run_task(void *user) {
   task *t = user;
   kv_fixture *w = &t->g->w[t->rank];
-  const nsa_plan *const plan = w->decode;
+  const nsa_plan *const plan = t->shard ? w->prefill : w->decode;
   nsa_exec exec = w->exec;
   exec.comm = t->g->comms[t->rank];
-  exec.branches = t->branches;
-  t->status = t->call ? nsa_decode(plan, &exec, &t->call->batch, &t->call->io)
-                      : nsa_comm_agree(exec.comm, &plan, 1, NULL, 0);
+  if (t->shard) /* each has its own lengths */
+    t->status = nsa_comm_agree(exec.comm, &plan, 1, t->shard, 0);
+  else if (!t->call)
+    t->status = nsa_comm_agree(exec.comm, &plan, 1, NULL, 0);
+  if (t->call && !t->status)
+    t->status = (t->shard ? nsa_prefill : nsa_decode)(plan, &exec, &t->call->batch, &t->call->io);
   if (t->status != NSA_OK) snprintf(t->error, sizeof t->error, "%s", nsa_last_error());
   return NULL;
 }
 
-/* Runs one call on every rank. */
-static void on_all_ranks(const char *what, group *g, kv_call *calls, uint32_t branches) {
+/* Runs one call on every rank; `shard`: a prefill. */
+static void run_tasks(group *g, kv_call *calls, nsa_shard *shard, task *tasks) {
   pthread_t threads[MOST_RANKS];
-  task tasks[MOST_RANKS];
   for (int32_t r = 0; r < g->ranks; r++) {
-    tasks[r] = (task){ .g = g, .rank = r, .call = calls ? &calls[r] : NULL, .branches = branches };
+    tasks[r] = (task){ .g = g, .rank = r, .call = calls ? &calls[r] : NULL, .shard = shard };
     assert_int_equal(pthread_create(&threads[r], NULL, run_task, &tasks[r]), 0);
   }
   for (int32_t r = 0; r < g->ranks; r++) assert_int_equal(pthread_join(threads[r], NULL), 0);
+}
+
+static void on_all_ranks(const char *what, group *g, kv_call *calls, nsa_shard *shard) {
+  task tasks[MOST_RANKS];
+  run_tasks(g, calls, shard, tasks);
   for (int32_t r = 0; r < g->ranks; r++)
     if (tasks[r].status) fail_msg("%s: rank %d: %s", what, r, tasks[r].error);
 }
@@ -75,7 +85,7 @@ static void group_init(group *g, const machine_request *model, const kv_options 
   }
   machine_expect("loopback", nsa_comm_loopback(g->w[0].ctx, g->ranks, NULL, g->comms), NSA_OK,
                  NULL);
-  on_all_ranks("agree", g, NULL, 0);
+  on_all_ranks("agree", g, NULL, NULL);
 }
 
 static void group_free(group *g) {
@@ -130,7 +140,7 @@ static void step(group *g, const int32_t *q_len, bool decode) {
     if (g->w[r].options.decode_selection) calls[r].io.block_idx = one.io.block_idx;
     kv_append(&calls[r]);
   }
-  if (decode) on_all_ranks("decode", g, calls, 0);
+  if (decode) on_all_ranks("decode", g, calls, NULL);
   for (int32_t r = 0; r < g->ranks && decode; r++) {
     compare_rank(&calls[r], &one.io);
     toy_same_outputs("ranks", &calls[0].io, &calls[r].io, calls[0].tokens);
@@ -138,6 +148,94 @@ static void step(group *g, const int32_t *q_len, bool decode) {
   for (int32_t r = 0; r < g->ranks; r++) kv_call_free(&calls[r]);
   for (int s = 0; s < SEQS; s++) g->one.len[s] += q_len[s];
   kv_call_free(&one);
+}
+
+/* ---- prefills ---- */
+
+/* The rows of a rank's pieces of a tensor that has those of all new tokens. */
+static nsa_tensor rows_of(toy *memory, const nsa_tensor *all, const nsa_shard *shard,
+                          int32_t rank) {
+  const int64_t row = all->stride[0] * nsai_dtype_bytes(all->dtype);
+  if (!all->data) return *all;
+  nsa_tensor out = toy_tensor(memory, all->dtype, all->ndim, shard->rank_tokens[rank],
+                              all->shape[1], all->ndim > 2 ? all->shape[2] : 0);
+  char *to = out.data;
+  for (int32_t i = shard->rank_begin[rank]; i < shard->rank_begin[rank + 1]; i++) {
+    const nsa_piece *p = &shard->pieces[i];
+    memcpy(to, (const char *)all->data + (shard->seq_begin[p->sequence] + p->begin) * row,
+           (size_t)(p->length * row));
+    to += p->length * row;
+  }
+  return out;
+}
+
+/* The rank's rows of all tensors of a call. */
+static void take_rows(toy *memory, nsa_io *io, const nsa_shard *shard, int32_t rank) {
+  nsa_tensor *const all[] = { &io->q,           &io->gate.value, &io->index_q,     &io->block_idx,
+                              &io->index_lse,   &io->o,          &io->o_branch[0], &io->o_branch[1],
+                              &io->o_branch[2], &io->lse[0],     &io->lse[1],      &io->lse[2] };
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    *all[i] = rows_of(memory, all[i], shard, rank);
+}
+
+static nsa_shard *make_shard(const group *g, const int32_t *q_len, int64_t alignment) {
+  int64_t new_tokens[SEQS];
+  nsa_shard *shard = NULL;
+  for (int s = 0; s < SEQS; s++) new_tokens[s] = q_len[s];
+  const nsa_shard_options options = INIT(nsa_shard_options, .ranks = g->ranks, .num_seqs = SEQS,
+                                         .lengths = new_tokens, .alignment = alignment);
+  machine_expect("shard", nsa_shard_create(g->w[0].ctx, &options, &shard), NSA_OK, NULL);
+  return shard;
+}
+
+/* The bits of one rank, row by row. */
+static void same_rows(const kv_call *c, const nsa_io *want) {
+  const nsa_io *got = &c->io;
+  compare("block_idx", &got->block_idx, &want->block_idx, 0);
+  compare("index_lse", &got->index_lse, &want->index_lse, 0);
+  for (int b = 0; b < NSA_BRANCHES; b++) {
+    compare("lse", &got->lse[b], &want->lse[b], 0);
+    compare("o_branch", &got->o_branch[b], &want->o_branch[b], 0);
+  }
+  compare("o", &got->o, &want->o, 0);
+}
+
+/* Outputs that no rank has written are found. */
+static void poison(nsa_io *io) {
+  nsa_tensor *const all[] = { &io->block_idx, &io->o, &io->lse[0], &io->lse[1], &io->lse[2] };
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    if (all[i]->data)
+      memset(all[i]->data, 0xff,
+             (size_t)(all[i]->shape[0] * all[i]->stride[0] * nsai_dtype_bytes(all[i]->dtype)));
+}
+
+/* The new tokens of a call: one rank computes them, and all ranks theirs. */
+static void prefill(group *g, const int32_t *q_len, int64_t alignment) {
+  kv_call calls[MOST_RANKS], one;
+  int32_t at[SEQS];
+  nsa_shard *shard = make_shard(g, q_len, alignment);
+  for (int s = 0; s < SEQS; s++) at[s] = q_len[s] || g->one.len[s] ? g->one.len[s] : -1;
+  kv_call_init(&one, &g->one, q_len, at);
+  kv_append(&one);
+  kv_attend(&one, false);
+  for (int32_t r = 0; r < g->ranks; r++) {
+    kv_call_init(&calls[r], &g->w[r], q_len, at);
+    kv_append(&calls[r]);
+    calls[r].batch.cu_q = (nsa_tensor){ 0 };
+    calls[r].batch.shard = shard;
+    take_rows(&calls[r].memory, &calls[r].io, shard, r);
+    poison(&calls[r].io);
+  }
+  on_all_ranks("prefill", g, calls, shard);
+  for (int32_t r = 0; r < g->ranks; r++) {
+    nsa_io want = one.io;
+    take_rows(&calls[r].memory, &want, shard, r);
+    same_rows(&calls[r], &want);
+    kv_call_free(&calls[r]);
+  }
+  for (int s = 0; s < SEQS; s++) g->one.len[s] += q_len[s];
+  kv_call_free(&one);
+  nsa_shard_destroy(shard);
 }
 
 /* Steps of at most `most` tokens of a sequence until every one is at its end. Every third step is a draft
@@ -159,6 +257,21 @@ static void walk(group *g, int32_t most, bool decode) {
   }
 }
 
+/* A prompt in three chunks, of which one has no token of some sequences, then decode steps. Rings have
+ * chunks of at most KV_CHUNK tokens. */
+static void run_prompt(const machine_request *model, const kv_options *options) {
+  static const int32_t chunks[][SEQS] = { { 40, 33, 2, 0 }, { 40, 0, 1, 40 }, { 37, 9, 0, 3 } };
+  group g;
+  group_init(&g, model, options);
+  const int64_t unit = g.one.model.phi == NSAI_PHI_NONE ? 1 : g.one.model.stride;
+  for (int i = 0; i < 3; i++) {
+    prefill(&g, chunks[i], i == 1 ? 0 : unit);
+    if (i == 1) g.one.len[0] -= 7; /* a draft, rejected in part */
+  }
+  walk(&g, KV_STEP, true);
+  group_free(&g);
+}
+
 /* A prompt by appends alone, then decode steps. */
 static void run_case(const machine_request *model, const kv_options *options) {
   static const int32_t prompt[] = { 80, 33, 2, 40 };
@@ -175,7 +288,7 @@ static void run_case(const machine_request *model, const kv_options *options) {
 }
 
 static void test_layouts(void **state) {
-  for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks += ranks < 3 ? 1 : 2)
+  for (int32_t ranks = 1; ranks <= 5; ranks += ranks < 3 ? 1 : 2)
     for (int bits = 0; bits < 8; bits++) {
       const kv_options options = { .page_size = bits & 1 ? 32 : 16,
                                    .hnd = bits & 1,
@@ -190,6 +303,21 @@ static void test_layouts(void **state) {
     }
 }
 
+static void test_prompts(void **state) {
+  for (int bits = 0; bits < 8; bits++)
+    for (int turn = 0; turn < 2; turn++) {
+      const kv_options options = { .page_size = bits & 1 ? 32 : 16,
+                                   .hnd = bits & 1,
+                                   .ring = bits & 2,
+                                   .slots = bits & 2,
+                                   .ranks = turn ? MOST_RANKS - bits : 1 + bits,
+                                   .unit_tokens = bits & 4   ? 32
+                                                  : bits & 1 ? 64
+                                                             : 16 };
+      run_prompt(&(machine_request){ .per_branch = turn || options.ring }, &options);
+    }
+}
+
 static void test_kinds(void **state) {
   static const kv_options options = { .page_size = 16, .ranks = 3, .unit_tokens = 16 };
   static const kv_options codes = { .page_size = 16,
@@ -199,6 +327,10 @@ static void test_kinds(void **state) {
                                     .cmp_codes = true,
                                     .head_scales = true,
                                     .model = { "model.head_dim_qk=32" } };
+  run_prompt(&(machine_request){ .phi = NSAI_PHI_MLP, .per_branch = true }, &options);
+  run_prompt(&(machine_request){ .pool = NSAI_POOL_MAX, .normalized = true }, &options);
+  run_prompt(&kv_indexed, &options);
+  run_prompt(&(machine_request){ 0 }, &codes);
   kv_options blocks = options;
   blocks.decode_selection = NSA_SELECT_BLOCKS;
   run_case(&(machine_request){ .phi = NSAI_PHI_LINEAR }, &options);
@@ -222,7 +354,7 @@ static void test_models(void **state) {
     { .page_size = 16, .ranks = 3, .unit_tokens = 16, .model = { "model.dtype=bf16" } },
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-    run_case(&(machine_request){ 0 }, &cases[i]);
+    run_case(&(machine_request){ 0 }, &cases[i]), run_prompt(&(machine_request){ 0 }, &cases[i]);
 }
 
 /* Ranks that divide tokens otherwise would each leave out what the other does. */
@@ -252,12 +384,77 @@ static void test_agreement(void **state) {
   group_free(&g);
 }
 
+/* Lengths of which the ranks have different ones end the communicator, on all ranks alike. */
+static void test_lengths(void **state) {
+  static const kv_options options = {
+    .page_size = 16, .ranks = 2, .unit_tokens = 16, .model = { "runtime.log_level=off" }
+  };
+  static const int32_t q_len[SEQS] = { 40, 20, 5, 0 }, at[SEQS] = { 0, 0, 0, -1 };
+  kv_call calls[2];
+  task tasks[2];
+  group g;
+  group_init(&g, &(machine_request){ 0 }, &options);
+  nsa_shard *shard = make_shard(&g, q_len, 4);
+  for (int32_t r = 0; r < 2; r++) {
+    kv_call_init(&calls[r], &g.w[r], q_len, at);
+    kv_append(&calls[r]);
+    calls[r].batch.cu_q = (nsa_tensor){ 0 };
+    calls[r].batch.shard = shard;
+    take_rows(&calls[r].memory, &calls[r].io, shard, r);
+  }
+  toy_ints(&calls[1].batch.kv_len)[1] = 19;
+  run_tasks(&g, calls, shard, tasks);
+  for (int32_t r = 0; r < 2; r++) {
+    assert_int_equal(tasks[r].status, NSA_E_RANKS);
+    if (!strstr(tasks[r].error, "batch.kv_len[1] is 20 on rank 0 and 19 on rank 1") &&
+        !strstr(tasks[r].error, "ended"))
+      fail_msg("%s", tasks[r].error);
+    kv_call_free(&calls[r]);
+  }
+  nsa_shard_destroy(shard);
+  group_free(&g);
+}
+
+/* What a prefill needs beside a decode's arguments; nothing of it reaches another rank. */
+static void test_refused(void **state) {
+  static const kv_options options = { .page_size = 16, .ranks = 2, .unit_tokens = 16 };
+  static const int32_t q_len[SEQS] = { 40, 20, 5, 0 }, at[SEQS] = { 0, 0, 0, -1 };
+  kv_call c;
+  group g;
+  group_init(&g, &(machine_request){ 0 }, &options);
+  nsa_shard *shard = make_shard(&g, q_len, 4);
+  nsa_exec exec = g.w[0].exec;
+  kv_call_init(&c, &g.w[0], q_len, at);
+  kv_append(&c);
+  const nsa_tensor cu_q = c.batch.cu_q;
+  const nsa_plan *plan = g.w[0].prefill;
+#define REFUSED(text)                                                                              \
+  machine_expect(text, nsa_prefill(plan, &exec, &c.batch, &c.io), NSA_E_ARG, text)
+  REFUSED("exec.comm is missing");
+  exec.comm = g.comms[0];
+  REFUSED("batch.shard is missing: a prefill over 2 ranks");
+  c.batch.shard = shard;
+  REFUSED("batch.cu_q is given, but over ranks batch.shard");
+  c.batch.cu_q = (nsa_tensor){ 0 };
+  REFUSED("io.q has 65 tokens, batch.shard gives rank 0");
+  take_rows(&c.memory, &c.io, shard, 0);
+  c.batch.num_seqs = 3;
+  REFUSED("batch.num_seqs is 3, batch.shard has 4 sequences");
+  c.batch.num_seqs = 0;
+  REFUSED("the ranks have not agreed upon");
+#undef REFUSED
+  assert_non_null(cu_q.data);
+  kv_call_free(&c);
+  nsa_shard_destroy(shard);
+  group_free(&g);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_layouts),
-    cmocka_unit_test(test_kinds),
-    cmocka_unit_test(test_models),
-    cmocka_unit_test(test_agreement),
+    cmocka_unit_test(test_layouts), cmocka_unit_test(test_kinds),
+    cmocka_unit_test(test_models),  cmocka_unit_test(test_agreement),
+    cmocka_unit_test(test_prompts), cmocka_unit_test(test_lengths),
+    cmocka_unit_test(test_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

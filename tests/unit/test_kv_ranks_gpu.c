@@ -9,9 +9,11 @@
 
 #include "machine.h"
 #include "params/kv_cache.h"
+#include "params/ranks.h"
 #include "plan/context.h"
 #include "plan/plan.h"
 #include "ranks/comm_internal.h"
+#include "ranks/shard.h"
 
 #include <nsa/kv_cache.h>
 
@@ -381,6 +383,156 @@ static void test_full(void **state) {
   end(&w);
 }
 
+/* ---- prefills ---- */
+
+/* Of 6 and 2 new tokens this rank has the last 2 and all. */
+static nsa_shard *make_shard(const world *w) {
+  static const int64_t lengths[] = { 6, 2 };
+  static const nsa_piece pieces[] = { { .rank = 0, .sequence = 0, .begin = 0, .length = 4 },
+                                      { .rank = 1, .sequence = 0, .begin = 4, .length = 2 },
+                                      { .rank = 1, .sequence = 1, .begin = 0, .length = 2 } };
+  nsa_shard *shard = NULL;
+  const nsa_shard_options o =
+      INIT(nsa_shard_options, .ranks = RANKS, .num_seqs = SEQS, .lengths = lengths,
+           .layout = NSA_SHARD_GIVEN, .given = pieces, .given_count = 3);
+  machine_expect("shard", nsa_shard_create(w->m.ctx, &o, &shard), NSA_OK, NULL);
+  return shard;
+}
+
+typedef struct prefill {
+  world w;
+  nsa_plan *plan;
+  nsa_shard *shard;
+} prefill;
+
+static void begin_prefill(prefill *f, const char *override, uint32_t flags) {
+  begin(&f->w, override, flags);
+  const nsa_problem p =
+      INIT(nsa_problem, .op = NSA_OP_PREFILL, .max_tokens = TOKENS, .max_kv_len = 64,
+           .max_seqs = SEQS, .page_size = PAGE, .ranks = RANKS, .unit_tokens = PAGE);
+  f->plan = machine_plan(f->w.m.ctx, &p);
+  f->shard = make_shard(&f->w);
+  f->w.batch.shard = f->shard;
+  nsai_agreed_add(&f->w.comm->plans, f->plan->digest);
+  nsai_agreed_add(&f->w.comm->shards, f->shard->digest);
+}
+
+static void end_prefill(prefill *f) {
+  nsa_plan_destroy(f->plan);
+  nsa_shard_destroy(f->shard);
+  end(&f->w);
+}
+
+static nsa_status run_prefill(prefill *f) {
+  machine_record()->launches = 0;
+  return nsa_prefill(f->plan, &f->w.exec, &f->w.batch, &f->w.io);
+}
+
+static NsaiPackPages packed;
+static int reads[2]; /* kernels that read raw pages, and entries */
+
+static double note_prefill(const fake_cuda_launch *launch, const void *params) {
+  if (!strcmp(launch->name, "ranks_pack_pages")) {
+    memcpy(&packed, params, sizeof packed);
+    return 1;
+  }
+  const NsaiCacheBatch *batch = params;
+  if (batch->pages == packed.pages)
+    reads[0]++;
+  else if (batch->pages == packed.entries)
+    reads[1]++;
+  else
+    fail_msg("%s reads another table", launch->name);
+  assert_ptr_equal(batch->kv_len, packed.kv_len);
+  assert_int_equal(batch->num_seqs, 2);
+  assert_int_equal(batch->q_tokens, TOKENS);
+  assert_int_equal(batch->page_list_stride, 4);
+  assert_int_equal(batch->cu_q[1], 2);
+  assert_int_equal(batch->cu_q[2], TOKENS);
+  return 1;
+}
+
+/* The pages of two sequences of 4 pages, 2 on a rank: K of 24 and V of 16, in turn. */
+static void test_prefill(void **state) {
+  enum { OWN = SEQS * 2, V_BYTES = OWN * PAGE * KV_HEADS * DV * 2 };
+  prefill f;
+  begin_prefill(&f, "variants.disable=[\"*.*_sm90*\"]", 0); /* others begin with maps */
+  machine_record()->kernel = note_prefill;
+  reads[0] = reads[1] = 0;
+  const nsa_status status = run_prefill(&f);
+  machine_record()->kernel = NULL;
+  machine_expect("prefill", status, NSA_OK, NULL);
+  assert_int_equal(f.w.seen.gathers, 2);
+  assert_int_equal(f.w.seen.launches, 1); /* behind the first kernel */
+  assert_int_equal(f.w.seen.bytes, V_BYTES);
+  assert_true(f.w.seen.in_place);
+  assert_ptr_equal(f.w.seen.send, packed.to[1]);
+  assert_ptr_equal(packed.from[1].data, f.w.io.kv.v[0].data);
+  assert_null(packed.to[2]);
+  assert_ptr_equal(packed.batch.pages, f.w.batch.block_table.data);
+  assert_ptr_equal(packed.entry_pages, f.w.batch.entry_table.data);
+  assert_int_equal(packed.batch.num_seqs, SEQS);
+  assert_int_equal(packed.rank, RANK);
+  assert_int_equal(packed.ranks, RANKS);
+  assert_int_equal(packed.unit_pages, 1);
+  assert_int_equal(packed.rank_pages, 2);
+  assert_int_equal(packed.columns, 4);
+  for (int i = 0; i < 2; i++) assert_int_equal(packed.sequence[i], i);
+  for (int i = 0; i < 2; i++) assert_int_equal(packed.behind[i], 0);
+  assert_true(reads[0] >= 2 && reads[1] >= 1);
+  assert_false(machine_record()->launch[1].overlaps); /* it waits for the gathers */
+  end_prefill(&f);
+}
+
+/* A transport that fails, and one that is not captured. */
+static void test_prefill_failures(void **state) {
+  prefill f;
+  begin_prefill(&f, "runtime.log_level=off", 0);
+  machine_record()->capturing = true;
+  machine_expect("capture", run_prefill(&f), NSA_E_UNSUPPORTED, "NSA_COMM_CAPTURES");
+  machine_record()->capturing = false;
+  f.w.seen.status = NSA_E_INTERNAL;
+  machine_expect("transport", run_prefill(&f), NSA_E_RANKS, "all_gather");
+  machine_expect_launches("ranks_pack_pages");
+  machine_expect("dead", run_prefill(&f), NSA_E_RANKS, "has ended");
+  end_prefill(&f);
+  begin_prefill(&f, NULL, NSA_COMM_CAPTURES);
+  machine_record()->capturing = true;
+  machine_expect("capture", run_prefill(&f), NSA_OK, NULL);
+  machine_record()->capturing = false;
+  end_prefill(&f);
+}
+
+/* What the pages of all ranks and the tables take, up to the alignment of four buffers. */
+static void test_prefill_workspace(void **state) {
+  prefill f;
+  begin_prefill(&f, NULL, 0);
+  const nsai_workspace *w = &f.plan->workspace;
+  const int64_t pages = RANKS * SEQS * 2, pieces = 2 * SEQS; /* max_pieces by default */
+  assert_int_equal(w->pages.pool[0].bytes, pages * PAGE * KV_HEADS * DK * 2);
+  assert_int_equal(w->pages.pool[1].bytes, pages * PAGE * KV_HEADS * DV * 2);
+  assert_int_equal(w->pages.pool[2].bytes, 0);
+  assert_int_equal(w->pages.tables.bytes, pieces * (2 * 4 + 2) * 4);
+  assert_int_equal(w->pages.uploaded.bytes, (3 * pieces + 1) * 4);
+  for (int i = 0; i < 2; i++)
+    assert_true(w->pages.pool[i].offset + w->pages.pool[i].bytes <= w->total);
+  end_prefill(&f);
+}
+
+/* Numbers of pages are 32 bits. */
+static void test_prefill_refused(void **state) {
+  nsa_plan *plan = NULL;
+  machine m;
+  machine_init(&m, &(machine_request){ .gpu = true });
+  const nsa_problem p =
+      INIT(nsa_problem, .op = NSA_OP_PREFILL, .max_tokens = TOKENS, .max_kv_len = 1 << 30,
+           .max_seqs = 64, .page_size = PAGE, .ranks = RANKS);
+  machine_expect("plan", nsa_plan_create(m.ctx, &p, NULL, NULL, &plan), NSA_E_UNSUPPORTED,
+                 "whose numbers exceed 32 bits");
+  assert_null(plan);
+  machine_free(&m);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_order),
@@ -393,6 +545,10 @@ int main(void) {
     cmocka_unit_test(test_captures),
     cmocka_unit_test(test_failures),
     cmocka_unit_test(test_full),
+    cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_prefill_failures),
+    cmocka_unit_test(test_prefill_workspace),
+    cmocka_unit_test(test_prefill_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -119,7 +119,7 @@ static void test_problems(void **state) {
   p.ranks = 0;
   expect_problem(ctx, &p, "problem.unit_tokens is 48, but the problem is of no cache over ranks");
   p = good, p.max_pieces = 1;
-  expect_problem(ctx, &p, "problem.max_pieces is 1, but a cache over ranks has no shard");
+  expect_problem(ctx, &p, "problem.max_pieces is 1, but NSA_OP_DECODE over ranks has no shard");
   p = good, p.page_size = NSA_NONE;
   expect_problem(ctx, &p, "the cache has no pages");
   p = good, p.selection = NSA_SELECT_RANGES;
@@ -131,7 +131,13 @@ static void test_problems(void **state) {
   p = good, p.ranks = NSA_MAX_RANKS + 1;
   expect_problem(ctx, &p, "problem.ranks is 65");
   p = good, p.op = NSA_OP_PREFILL, p.max_tokens = 64;
-  expect_problem(ctx, &p, "does not run over ranks");
+  machine_expect_story(ctx, &p, "a prefill gathers the raw pages of all ranks once, 320 bytes for");
+  p.max_q_len = 192; /* of 3 ranks */
+  expect_problem(ctx, &p, NULL);
+  p.max_q_len = 193;
+  expect_problem(ctx, &p, "expected 1 to problem.max_tokens of all ranks (192)");
+  p = good, p.op = NSA_OP_DENSE, p.page_size = 0, p.max_tokens = 64;
+  expect_problem(ctx, &p, "NSA_OP_DENSE does not run over ranks");
   p = good, p.op = NSA_OP_APPEND, p.max_tokens = 64;
   machine_expect_story(ctx, &p, "an append sends nothing");
   nsa_destroy(ctx);

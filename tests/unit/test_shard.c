@@ -69,7 +69,9 @@ static void check_batch(const nsa_shard *shard, int32_t rank) {
   int64_t row = 0;
   assert_int_equal(nsa_shard_pieces(shard, rank, &p, &count), NSA_OK);
   const nsai_shard_batch b = nsai_shard_offsets(shard, rank);
+  const int32_t *places = nsai_shard_places(shard, rank);
   assert_int_equal(b.num_seqs, 2 * count - 1);
+  assert_int_equal(places[0], 0);
   if (count) assert_int_equal(b.cu_q[b.num_seqs], shard->rank_tokens[rank]);
   for (int32_t i = 0; i < count; i++) {
     const int64_t first = shard->seq_begin[p[i].sequence];
@@ -78,6 +80,10 @@ static void check_batch(const nsa_shard *shard, int32_t rank) {
     assert_int_equal(b.cu_kv[2 * i + 1], first + p[i].begin + p[i].length);
     row += p[i].length;
     assert_int_equal(b.cu_q[2 * i + 1], row);
+    assert_int_equal(places[i + 1], row);
+    assert_int_equal(places[count + 1 + i], p[i].sequence);
+    assert_int_equal(places[2 * count + 1 + i],
+                     shard->seq_begin[p[i].sequence + 1] - first - p[i].begin - p[i].length);
   }
 }
 

@@ -9,7 +9,8 @@ void nsai_compressed_specify(const nsai_problem *p, nsai_kernel_spec *spec) {
 }
 
 void nsai_tile_order_add(const nsai_problem *p, nsai_kernel_spec *spec) {
-  if (p->ranks && p->max_pieces > 1) nsai_constant_add(spec, "kHeadsAlternate", 1);
+  if (p->ranks && p->max_pieces > 1 && !nsai_problem_is_cached(p))
+    nsai_constant_add(spec, "kHeadsAlternate", 1);
 }
 
 NsaiAttend nsai_compressed_params(const nsai_run *run, const nsai_kernel *kernel) {

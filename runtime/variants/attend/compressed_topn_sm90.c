@@ -201,7 +201,7 @@ static nsa_status enqueue_topn(const nsai_run *run, const nsai_form *form,
   if (nsai_problem_is_cached(&run->plan->problem)) {
     /* A kernel without codes takes the first member alone, one of codes alone the first two. */
     NsaiExpandedCompressedTopn coded = { .cached = { .packed = p,
-                                                     .batch = nsai_cache_batch(run),
+                                                     .batch = nsai_entry_batch(run),
                                                      .pair = nsai_cache_entries(&run->io->kv) },
                                          .scales = nsai_entry_scales(run) };
     if (expanded) coded.expanded = *expanded;

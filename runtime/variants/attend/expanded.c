@@ -33,7 +33,7 @@ static int64_t sequence_bytes(const nsai_problem *p) {
 /* Sequences that a plan has workspace for. */
 static int64_t most_slots(const nsai_problem *p) {
   const int64_t most = nsai_smaller(p->max_tokens / LEAST_TOKENS, MOST_SLOTS);
-  const int64_t wanted = nsai_smaller(p->max_seqs, most);
+  const int64_t wanted = nsai_smaller(nsai_problem_most_seqs(p), most);
   const int64_t bytes = sequence_bytes(p);
   return bytes ? nsai_smaller(wanted, MOST_BYTES / bytes) : wanted;
 }
@@ -98,7 +98,7 @@ nsa_status nsai_expand_enqueue(const nsai_run *run, const nsai_kernel *kernel,
   const int64_t with_most = run->sizes.tokens / to->least_tokens;
   const int64_t slots = to->by_tokens ? with_most : run->sizes.num_seqs;
   const int64_t pieces = nsai_ceil_div(most_entries(p), NSAI_EXPANDED_AT_ONCE);
-  const NsaiExpandEntries params = { .batch = nsai_cache_batch(run),
+  const NsaiExpandEntries params = { .batch = nsai_entry_batch(run),
                                      .entries = nsai_cache_entries(&run->io->kv),
                                      .to = *to,
                                      .kv_heads = p->model.kv_heads };

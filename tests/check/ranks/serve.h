@@ -13,6 +13,7 @@
 #define CHK_RANKS_SERVE_H
 
 #include "ranks/rank.h"
+#include "ranks/shard.h"
 #include "verify/cache_tensors.h"
 #include "verify/parallel.h"
 
@@ -45,7 +46,7 @@ typedef struct chk_script {
   const chk_serve *s;
   nsai_verify_random random;
   int64_t call; /* its number */
-  bool decodes; /* an append and a decode; else an append alone */
+  bool decodes; /* an append and a decode; else an append, and a prefill where there is a plan */
   bool packed;  /* cu_q is given */
   uint32_t branches;
   int32_t len[CHK_SERVE_SEQS], q_len[CHK_SERVE_SEQS];
@@ -114,7 +115,7 @@ typedef struct chk_memory {
   const chk_serve *s;
   int32_t rank; /* -1: one rank alone, whose entries have the pages of raw tokens */
   const nsai_verify_device *device;
-  nsai_trial_plan append, decode;
+  nsai_trial_plan append, decode, prefill; /* prefill: plan NULL where there is none */
   nsa_exec exec;
   nsai_verify_buffer workspace;
   chk_serve_tensor cache[NSAI_VERIFY_CACHE_TENSORS], tensor[CHK_SERVE_TENSORS];
@@ -137,8 +138,24 @@ nsa_status chk_memory_fill(chk_memory *m, const chk_script *call);
 /* The two calls; the first poisons outputs and the workspace before. */
 nsa_status chk_memory_append(chk_memory *m, const chk_script *call, nsa_comm *comm);
 nsa_status chk_memory_decode(chk_memory *m, const chk_script *call, nsa_comm *comm);
+nsa_status chk_memory_prefill(chk_memory *m, const chk_script *call, nsa_comm *comm,
+                              nsa_shard *shard);
 /* Waits, and fetches outputs and the cache. */
 nsa_status chk_memory_fetch(chk_memory *m, const chk_script *call, nsa_comm *comm);
+
+/* Bytes of a row of an output or an input. */
+size_t chk_serve_row_bytes(const chk_serve_tensor *t);
+
+/* ---- prefills ---- */
+
+/* Whether calls without a decode have a prefill. */
+bool chk_serve_prefills(const chk_serve *s);
+nsa_status chk_prefill_shard(const chk_memory *m, const chk_script *call, nsa_shard **out);
+/* Copies the rows of a rank's pieces. */
+void chk_prefill_take_rows(const nsa_shard *shard, int32_t rank, const uint8_t *from, size_t row,
+                           uint8_t *to);
+/* Leaves those of the inputs. */
+nsa_status chk_prefill_keep_rows(chk_memory *m, const nsa_shard *shard);
 
 /* serve_fill.c, internal */
 nsa_status chk_memory_make_inputs(chk_memory *m);
@@ -182,6 +199,7 @@ enum {
   CHK_SERVE_DAMAGE_ENTRY,
   CHK_SERVE_DAMAGE_FREE, /* of a page that no sequence has */
   CHK_SERVE_DAMAGE_GUARD,
+  CHK_SERVE_DAMAGE_PREFILL, /* the last bit of an element of o of a prefill */
   CHK_SERVE_DAMAGES
 };
 
@@ -190,6 +208,7 @@ int chk_serve_self_test(const chk_plans_options *plans, FILE *out);
 
 /* serve_damage.c, internal: damage to memory before a decode; to what was fetched. True: it is done. */
 bool chk_serve_damage_inputs(chk_memory *m, const chk_script *call, int kind);
+bool chk_serve_damage_prefill(chk_memory *m, const chk_script *call, int kind);
 bool chk_serve_damage_results(chk_memory *m, const chk_script *call, int kind);
 
 /* A context of the problem's plans, for its communicators. The plans own it. */

@@ -132,8 +132,19 @@ nsa_status chk_memory_decode(chk_memory *m, const chk_script *call, nsa_comm *co
   return nsa_decode(m->decode.plan, &m->exec, &batch, &io);
 }
 
+nsa_status chk_memory_prefill(chk_memory *m, const chk_script *call, nsa_comm *comm,
+                              nsa_shard *shard) {
+  nsa_batch batch = batch_of(m, call);
+  const nsa_io io = io_of_decode(m, call);
+  if (shard) batch.cu_q = (nsa_tensor){ 0 };
+  batch.shard = shard;
+  m->exec.branches = call->branches;
+  m->exec.comm = comm;
+  return nsa_prefill(m->prefill.plan, &m->exec, &batch, &io);
+}
+
 nsa_status chk_memory_fetch(chk_memory *m, const chk_script *call, nsa_comm *comm) {
-  if (comm && call->decodes)
+  if (comm && (call->decodes || m->prefill.plan))
     NSAI_TRY(nsa_comm_wait(comm, m->device->stream, 0));
   else
     NSAI_TRY(nsai_verify_device_wait(m->device, NULL));

@@ -46,6 +46,10 @@ static nsa_status make_plans(chk_plans *plans, const chk_serve *s, chk_memory *m
   nsai_trial_plan over;
   NSAI_TRY(plan_of(plans, &c, s, NSA_OP_DECODE, s->ranks, &over));
   if (m->rank < 0 && m->device->driver) c.force = find_variant(&over);
+  if (chk_serve_prefills(s)) {
+    const nsai_verify_case any = { .model = s->o.model };
+    NSAI_TRY(plan_of(plans, &any, s, NSA_OP_PREFILL, m->rank < 0 ? 0 : s->ranks, &m->prefill));
+  }
   NSAI_TRY(plan_of(plans, &c, s, NSA_OP_APPEND, m->rank < 0 ? 0 : s->ranks, &m->append));
   return plan_of(plans, &c, s, NSA_OP_DECODE, m->rank < 0 ? 0 : s->ranks, &m->decode);
 }
@@ -164,7 +168,7 @@ static nsa_status take_cache(walk *k, const chk_script *call) {
 
 /* ---- outputs --------------------------------------------------------------------------------- */
 
-static size_t row_bytes(const chk_serve_tensor *t) {
+size_t chk_serve_row_bytes(const chk_serve_tensor *t) {
   return (size_t)t->view.stride[0] * (size_t)nsai_dtype_bytes(t->view.dtype);
 }
 
@@ -172,7 +176,8 @@ static size_t row_bytes(const chk_serve_tensor *t) {
 static int64_t first_other(const chk_serve_tensor *t, const uint8_t *one, int64_t rows) {
   const uint8_t *mine = t->memory.image + NSAI_VERIFY_GUARD;
   for (int64_t i = 0; i < rows; i++)
-    if (memcmp(mine + (size_t)i * row_bytes(t), one + (size_t)i * row_bytes(t), row_bytes(t)) != 0)
+    if (memcmp(mine + (size_t)i * chk_serve_row_bytes(t), one + (size_t)i * chk_serve_row_bytes(t),
+               chk_serve_row_bytes(t)) != 0)
       return i;
   return -1;
 }
@@ -251,7 +256,7 @@ static bool ran(const chk_script *call, int what) {
 
 static void check_behind(walk *k, const chk_script *call, int what) {
   const chk_serve_tensor *t = &k->m->tensor[what];
-  const size_t begin = ran(call, what) ? (size_t)call->tokens * row_bytes(t) : 0;
+  const size_t begin = ran(call, what) ? (size_t)call->tokens * chk_serve_row_bytes(t) : 0;
   bool well = guards_are_well(&t->memory);
   for (size_t i = begin; well && i < t->memory.bytes; i++)
     well = t->memory.image[NSAI_VERIFY_GUARD + i] == 0xff;
@@ -303,6 +308,37 @@ static nsa_status take_outputs(walk *k, const chk_script *call) {
   return NSA_OK;
 }
 
+/* On a GPU how many tokens a call has decides whether codes of raw tokens are expanded first, which
+ * rounds otherwise. A rank has fewer than one rank alone. */
+static bool rounds_codes(const walk *k) { return k->m->device->driver && k->m->s->o.kv_codes; }
+
+/* A prefill has rows of its own on each rank: `call` has as many tokens. */
+static nsa_status take_rows(walk *k, const chk_script *call, const nsa_shard *shard) {
+  for (int what = 0; what < CHK_SERVE_OUTPUTS; what++)
+    if (k->m->tensor[what].memory.device) check_behind(k, call, what);
+  if (!k->rank) return record_outputs(k);
+  if (k->output + CHK_SERVE_OUTPUTS > k->one->outputs)
+    return nsai_fail(NSA_E_INTERNAL, "one rank made no prefill %lld", (long long)call->call);
+  for (int what = 0; what < CHK_SERVE_OUTPUTS; what++) {
+    const chk_serve_tensor *t = &k->m->tensor[what];
+    if (!t->memory.device || !ran(call, what)) continue;
+    uint8_t *one = malloc(t->memory.bytes + 1);
+    if (!one) return nsai_fail_nomem("rows of a prefill", t->memory.bytes);
+    chk_prefill_take_rows(shard, k->m->rank, k->one->output[k->output + what],
+                          chk_serve_row_bytes(t), one);
+    const bool same = what < CHK_SERVE_SAME || !rounds_codes(k);
+    const int64_t other = same ? first_other(t, one, call->tokens) : -1;
+    if (!same) compare_rounded(k, call, what, one);
+    if (other >= 0 && !failed(k))
+      nsai_verify_fail(k->result,
+                       "rank %d: call %lld: %s of row %lld of a prefill is another than one rank's",
+                       k->m->rank, (long long)call->call, chk_serve_names[what], (long long)other);
+    free(one);
+  }
+  k->output += CHK_SERVE_OUTPUTS;
+  return NSA_OK;
+}
+
 /* ---- repetitions ----------------------------------------------------------------------------- */
 
 /* A hash of all that a call writes. */
@@ -321,6 +357,26 @@ static uint64_t hash_all(const chk_memory *m, const chk_script *call) {
   return hash;
 }
 
+static nsa_status run_prefill(walk *k, const chk_script *call) {
+  chk_memory *m = k->m;
+  nsa_comm *comm = k->rank ? k->rank->comm : NULL;
+  nsa_shard *shard = NULL;
+  chk_script own = *call;
+  nsa_status status = k->rank ? chk_prefill_shard(m, call, &shard) : NSA_OK;
+  if (!status && shard) {
+    const nsa_plan *plan = m->prefill.plan;
+    own.tokens = nsa_shard_tokens(shard, m->rank);
+    status = nsa_comm_agree(comm, &plan, 1, shard, k->rank->options->timeout_ms);
+    if (!status) status = chk_prefill_keep_rows(m, shard);
+  }
+  if (!status) status = chk_memory_prefill(m, &own, comm, shard);
+  if (!status) status = chk_memory_fetch(m, &own, comm);
+  if (!status && chk_serve_damage_prefill(m, &own, k->damage)) k->damage = CHK_SERVE_DAMAGE_NONE;
+  if (!status) status = take_rows(k, &own, shard);
+  nsa_shard_destroy(shard);
+  return status;
+}
+
 static nsa_status run_call(walk *k, const chk_script *call) {
   chk_memory *m = k->m;
   nsa_comm *comm = k->rank ? k->rank->comm : NULL;
@@ -331,7 +387,10 @@ static nsa_status run_call(walk *k, const chk_script *call) {
   for (int run = 0; run < repeat; run++) {
     NSAI_TRY(chk_memory_append(m, call, comm));
     if (chk_serve_damage_inputs(m, call, k->damage)) k->damage = CHK_SERVE_DAMAGE_NONE;
-    if (call->decodes) NSAI_TRY(chk_memory_decode(m, call, comm));
+    if (call->decodes)
+      NSAI_TRY(chk_memory_decode(m, call, comm));
+    else if (m->prefill.plan && call->tokens)
+      NSAI_TRY(run_prefill(k, call));
     NSAI_TRY(chk_memory_fetch(m, call, comm));
     if (run == (k->damage == CHK_SERVE_DAMAGE_AGAIN) &&
         chk_serve_damage_results(m, call, k->damage))

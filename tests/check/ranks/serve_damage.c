@@ -65,6 +65,10 @@ static bool write_free_page(chk_memory *m) {
   return true;
 }
 
+bool chk_serve_damage_prefill(chk_memory *m, const chk_script *call, int kind) {
+  return kind == CHK_SERVE_DAMAGE_PREFILL && flip_bit(m, call, CHK_SERVE_O);
+}
+
 bool chk_serve_damage_results(chk_memory *m, const chk_script *call, int kind) {
   uint8_t *o = data_of(&m->tensor[CHK_SERVE_O]), *idx = data_of(&m->tensor[CHK_SERVE_IDX]);
   if (!call->decodes || !call->tokens) return false;

@@ -183,8 +183,10 @@ nsa_status chk_memory_create(chk_memory *m) {
                        &m->entries));
   NSAI_TRY(make_caches(m));
   NSAI_TRY(chk_memory_make_inputs(m));
-  const uint64_t bytes =
-      nsai_larger((int64_t)m->append.caps.workspace_bytes, (int64_t)m->decode.caps.workspace_bytes);
+  const uint64_t steps = (uint64_t)nsai_larger((int64_t)m->append.caps.workspace_bytes,
+                                               (int64_t)m->decode.caps.workspace_bytes),
+                 bytes = (uint64_t)nsai_larger((int64_t)steps,
+                                               (int64_t)m->prefill.caps.workspace_bytes);
   m->exec = (nsa_exec)NSA_EXEC_INIT;
   NSAI_TRY(nsai_verify_buffer_create(m->device, bytes, 0xff, &m->workspace));
   m->exec.workspace = m->workspace.device + NSAI_VERIFY_GUARD;

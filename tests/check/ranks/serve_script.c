@@ -80,13 +80,13 @@ bool chk_serve_make(const chk_ranks_problem *p, chk_serve *s) {
 
 nsa_problem chk_serve_problem(const chk_serve *s, int32_t op, int32_t ranks) {
   const chk_cache_options *o = &s->o;
-  const bool append = op == NSA_OP_APPEND;
+  const bool append = op == NSA_OP_APPEND, whole = append || op == NSA_OP_PREFILL;
   nsa_problem p = NSA_PROBLEM_INIT;
   p.op = op;
   p.page_size = o->page_size;
   p.max_seqs = o->seqs;
-  p.max_q_len = append ? s->chunk : o->max_q_len;
-  p.max_tokens = append ? s->most_tokens : (int64_t)o->seqs * o->max_q_len;
+  p.max_q_len = whole ? s->chunk : o->max_q_len;
+  p.max_tokens = whole ? s->most_tokens : (int64_t)o->seqs * o->max_q_len;
   p.max_kv_len = o->max_kv_len;
   p.window_ring = o->ring;
   if (!append) p.selection = o->selection;

@@ -25,6 +25,7 @@ static const struct {
   { CHK_SERVE_DAMAGE_ENTRY, "a byte of a page of entries", "another than one rank's" },
   { CHK_SERVE_DAMAGE_FREE, "a page that no sequence has", "no sequence has" },
   { CHK_SERVE_DAMAGE_GUARD, "memory before the pool", "beside the pool" },
+  { CHK_SERVE_DAMAGE_PREFILL, "a bit of o of a prefill", "of a prefill is another" },
 };
 enum { DAMAGES = sizeof damages / sizeof *damages };
 _Static_assert(DAMAGES == CHK_SERVE_DAMAGES - 1, "every kind of damage is tried");
