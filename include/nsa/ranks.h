@@ -261,7 +261,7 @@ typedef struct nsa_comm_options {
   int32_t host_ranks;
   /* The largest message of a rank, in bytes, that a gather moves through memory which the ranks map of each
    * other ("Peer memory" below): up to 16 MiB; -1: none. All ranks give the same. [0: the library's choice,
-   * which is none until GPUs have been measured] */
+   * which is none] */
   int32_t peer_bytes;
 } nsa_comm_options;
 #define NSA_COMM_OPTIONS_INIT NSA_INIT(nsa_comm_options)

@@ -28,7 +28,7 @@
 
 _Static_assert(NSAI_PEERS == NSAI_GATHER_RANKS, "one number of ranks");
 
-/* Off until a GPU has measured it against NCCL. */
+/* Off until ranks that fail have been tried over IPC between GPUs; its times are in docs/ranks-cache.md. */
 #define DEFAULT_PEER_BYTES 0
 
 /* A small allocation shares a block of this size with others, and IPC opens whole blocks. */
