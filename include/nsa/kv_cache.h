@@ -208,17 +208,19 @@ NSA_API nsa_status nsa_decode(const nsa_plan *plan, const nsa_exec *exec, const 
  * batch  as of nsa_decode.
  * io     as of nsa_decode, without kv_reads, which is refused.
  *
- * Over ranks (ranks.h) every rank has appended all new tokens. batch.shard, upon which the ranks have agreed, divides them: q, gates and
- * outputs have this rank's rows, in the order of nsa_shard_pieces, and cu_q is absent. problem.max_tokens
- * counts the new tokens of a rank, and max_q_len those of a sequence on all ranks [max_tokens * ranks].
- * kv_len and exec.branches must be the same on all ranks. One gather of each tensor of raw tokens that is
- * read brings the pages of all ranks, (Dk + Dv) * Hkv elements a token and pair. On a GPU, where lengths
- * are on the device, it brings num_seqs sequences of problem.max_kv_len tokens, rounded up to units of all
- * ranks, into the workspace, which has room for max_seqs: make plans for the lengths that prompts have. On
- * the CPU device it brings what there is, into memory that the call allocates, and the ranks compare kv_len
- * first: different lengths end the communicator (NSA_E_RANKS). Outputs are the bits of one rank that
- * runs the same kernels; a GPU does not take those of decode (thresholds.prefill_split_from), and whether it
- * expands codes first depends on the tokens of the rank.
+ * Over ranks (ranks.h) every rank has appended all new tokens. batch.shard, upon which the ranks have agreed,
+ * divides them: q, gates and outputs have this rank's rows, in the order of nsa_shard_pieces, and cu_q is
+ * absent. problem.max_tokens counts the new tokens of a rank, and max_q_len those of a sequence on all ranks
+ * [max_tokens * ranks]. kv_len and exec.branches must be the same on all ranks, and exec.comm is required. One
+ * gather of each tensor of raw tokens that the selected branch or the window reads, on a GPU whatever
+ * exec.branches says, brings the pages of all ranks, (Dk + Dv) * Hkv elements a token and pair. batch.num_seqs
+ * may be 0: the shard's. On a GPU, where lengths are on the device, it brings num_seqs sequences of
+ * problem.max_kv_len tokens, rounded up to units of all ranks, into the workspace, which has room for
+ * max_seqs: make plans for the lengths that prompts have. On the CPU device it brings what there is, into
+ * memory that the call allocates, and the ranks compare kv_len first: different lengths end the communicator
+ * (NSA_E_RANKS). With a shard of the default alignment outputs are the bits of one rank that runs the same
+ * kernels; a GPU does not take those of decode (thresholds.prefill_split_from), and whether it expands codes
+ * first depends on the tokens of the rank.
  *
  * Behaves as nsa_kv_append. */
 NSA_API nsa_status nsa_prefill(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,

@@ -80,7 +80,7 @@
  * (1/d of the raw tokens) lie on every rank: each selects by itself, with one GPU's bits, and nothing
  * travels before.
  *
- *   problem.ranks = c;                              // of the plans of nsa_kv_append and nsa_decode
+ *   problem.ranks = c;                              // of the plans of append, decode and prefill
  *   nsa_comm_agree(comm, &decode, 1, NULL, 0);      // no shard
  *   nsa_kv_append(append, &exec, &batch, &io);      // every rank, all new tokens
  *   exec.comm = comm;

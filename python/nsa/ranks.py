@@ -235,7 +235,7 @@ class Comm:
 
     def agree(self, context, plan, shard: Optional[Shard]) -> None:
         """Compares with the other ranks what is about to run. Blocking. A pair of plan and shard that is known is not compared
-        again, until all are forgotten: on every rank at the same call, and before the nsa_comm forgets its oldest. A cache has
+        again, until all are forgotten: on every rank at the same call, and before the nsa_comm forgets its oldest. Steps of a cache have
         no shard."""
         shard_handle = shard.handle if shard is not None else None
         key = plan.handle.value, shard.handle.value if shard is not None else None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import _abi, kv_cache
 from ._config import Config
-from ._library import APPEND, DECODE, PREFILL, RanksError, round_up
+from ._library import APPEND, DECODE, PREFILL, RanksError, round_up, round_up_few
 from ._places import NONE, cache_problem
 from ._torch import (Run, _context_of, _is_code, _kv_names, _listed, _named, _need, _nothing, _outputs_of, _pairs, _split,
                      _with_index)
@@ -20,8 +20,8 @@ LEAST_UNIT = 1024  # tokens, as problem.h has it
 
 
 class KVCache(kv_cache.KVCache):
-    """`nsa.KVCache` over ranks that share its KV heads. Every rank makes the same calls, with the same tokens and queries, and
-    gets the same outputs.
+    """`nsa.KVCache` over ranks that share its KV heads. Every rank makes the same calls, with the same new tokens; `attend` takes
+    the same queries and gives the same outputs on all, `prefill` each rank's own.
 
     comm         a Comm of the group; it has as many ranks as share the cache
     pages        raw pages of this rank, in each layer. About 1/ranks of those of all tokens, and for each sequence those of the
@@ -31,7 +31,7 @@ class KVCache(kv_cache.KVCache):
                  select.block [the least that is 1024 or more]
 
     The rest is as in nsa.KVCache, with these limits: a step has at most max_q new tokens of a sequence where it attends
-    (compute prompts with `prefill`, or on a GPU `nsa.ranks.attention`, and append them in any chunks);
+    (compute longer ones with `prefill`, behind their append; prompts as a whole also with `nsa.ranks.attention`);
     `truncate` forgets tokens of the last step alone; sequences do not fork.
     """
 
@@ -48,7 +48,7 @@ class KVCache(kv_cache.KVCache):
         self._raw_free = list(range(pages - 1, -1, -1))
         self._raw: Dict[object, List[int]] = {}  # -1: only another rank holds it
         self._begun: Dict[object, int] = {}  # where the new tokens of a sequence's last step begin
-        self._runs: Dict[tuple, Tuple[Run, tuple]] = {}
+        self._runs: Dict[tuple, tuple] = {}  # (Run, shape of o, what ranks agree upon)
 
     # ---- pages
 
@@ -121,7 +121,7 @@ class KVCache(kv_cache.KVCache):
                index_q: Optional[Tensor] = None) -> Tensor:
         if batch.max_q > self.max_q:
             raise ValueError(f"a sequence has {batch.max_q} new tokens: over ranks a step attends with at most max_q, "
-                             f"{self.max_q}. Compute prompts with nsa.ranks.attention, and append them")
+                             f"{self.max_q}. Compute prompts with prefill")
         _need(q, "q", 3)
         names, extra = _with_index(*_named(weights), index_q=index_q)
         order = ["q", *(["gates"] if gates is not None else []), *_split(names)]
@@ -135,6 +135,8 @@ class KVCache(kv_cache.KVCache):
 
         q, gates, index_q  this rank's rows of the new tokens (shard.take), as are the rows of the result
         shard              a Shard of the new tokens of each sequence
+
+        A GPU gathers as many raw tokens of each sequence as the longest has: make batches of like lengths.
         """
         starts = batch._host[:batch.seqs + 1].tolist()
         if [b - a for a, b in zip(starts, starts[1:])] != list(shard.lengths):
@@ -162,19 +164,24 @@ class KVCache(kv_cache.KVCache):
         problem = cache_problem(_abi.NSA_OP_PREFILL, cache["k0"].shape, True, batch.seqs, room, tokens, longest,
                                 self._stored(cache, "k0"), self._stored(cache, "k_idx" if "k_idx" in cache else "k_cmp"))
         problem.update(max_q_len=min(round_up(max(longest, 1)), problem["max_tokens"] * self.comm.size),
-                       max_pieces=max(shard.max_pieces, 1))
+                       max_pieces=round_up_few(max(shard.max_pieces, 1)))
         context = _context_of(text, q)
-        plan = context.plan(ranks=self.comm.size, unit_tokens=self.unit_tokens, **problem)
-        self.comm.agree(context, plan, shard)
         order = [*names, "kv_len", "block_table", "entry_table", *cache, "o", "workspace"]
-        run = Run(PREFILL, plan, order, batch.seqs, scale, len(names) + 3, comm=self.comm.handle(context), shard=shard.handle)
+        with torch.cuda.device(q.device) if q.is_cuda else _nothing:
+            plan = context.plan(ranks=self.comm.size, unit_tokens=self.unit_tokens, **problem)
+            self.comm.agree(context, plan, shard)
+            run = Run(PREFILL, plan, order, batch.seqs, scale, len(names) + 3, comm=self.comm.handle(context),
+                      shard=shard.handle)
         return run, _outputs_of(text, q, False, False)[0][0]
 
     def _call(self, call: int, layer: int, batch: kv_cache.Batch, names: List[str], inputs: List[Tensor], max_q: int,
               scale: float):
         cache, first = self.layers[layer], inputs[0]
         key = (call, tuple(names), tuple((x.shape, x.dtype, x.device) for x in inputs), batch.seqs, max_q, scale, tuple(cache))
-        run, o_shape = self._runs.get(key) or self._make_run(key, call, batch, names, first, cache, max_q, scale)
+        run, o_shape, agreed = self._runs.get(key) or self._make_run(key, call, batch, names, first, cache, max_q, scale)
+        with torch.cuda.device(first.device) if first.is_cuda else _nothing:
+            if agreed:  # a lookup, unless the ranks have agreed upon many others since
+                self.comm.agree(*agreed, None)
         o = [torch.empty(o_shape, dtype=first.dtype, device=first.device)] if call == DECODE else []
         if first.shape[0]:  # the same number on all ranks
             room = torch.empty(run.room, dtype=torch.uint8, device=first.device)
@@ -192,9 +199,9 @@ class KVCache(kv_cache.KVCache):
         context = _context_of(text, first)
         with torch.cuda.device(first.device) if first.is_cuda else _nothing:
             plan = context.plan(ranks=self.comm.size, unit_tokens=self.unit_tokens, **problem)
-            if decodes:
-                self.comm.agree(context, plan, None)
+            comm = self.comm.handle(context) if decodes else None
         order = [*names, "cu_q", "kv_len", "block_table", "entry_table", *cache, *(["o"] if decodes else []), "workspace"]
-        run = Run(call, plan, order, batch.seqs, scale, len(names) + 4, comm=self.comm.handle(context) if decodes else None)
-        found = self._runs[key] = run, _outputs_of(text, first, False, False)[0][0] if decodes else None
+        run = Run(call, plan, order, batch.seqs, scale, len(names) + 4, comm=comm)
+        o_shape = _outputs_of(text, first, False, False)[0][0] if decodes else None
+        found = self._runs[key] = run, o_shape, (context, plan) if decodes else None
         return found

@@ -79,20 +79,24 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
 static void write_divided_cache(const nsai_problem *p, const nsai_workspace *workspace,
                                 nsai_writer *text) {
   uint64_t pools = 0;
+  int64_t page = 0; /* bytes that travel */
+  nsai_ranks_pages pages = { 0 };
   const nsai_model *m = &p->model;
   const int64_t sent = m->select_count ? (int64_t)m->heads * (m->head_dim_v + 2) * 4 : 0;
   nsai_write(text,
              "  over %d ranks, raw tokens by turns of %d (problem.unit_tokens); every rank has the "
              "new tokens of a sequence and the %lld before them\n",
              p->ranks, p->unit_tokens, (long long)nsai_problem_kept_tokens(p));
-  for (int i = 0; i < NSAI_RANKS_PAGED; i++) pools += workspace->pages.pool[i].bytes;
+  if (p->op == NSA_OP_PREFILL) nsai_ranks_pages_size(p, &pages);
+  for (int i = 0; i < NSAI_RANKS_PAGED; i++)
+    page += pages.page_bytes[i], pools += workspace->pages.pool[i].bytes;
   if (p->op == NSA_OP_APPEND)
     nsai_write(text, "  an append sends nothing\n");
   else if (p->op == NSA_OP_PREFILL)
     nsai_write(text,
                "  a prefill gathers the raw pages of all ranks once, %lld bytes for each token of "
                "the cache, and divides the new tokens by batch.shard\n",
-               (long long)nsai_cache_page_bytes(p) / p->page_size);
+               (long long)page / p->page_size);
   else
     nsai_write(text, "  a decode sends %lld bytes a token from every rank to every other\n",
                (long long)sent);
@@ -100,7 +104,7 @@ static void write_divided_cache(const nsai_problem *p, const nsai_workspace *wor
     nsai_write(
         text,
         "  of the workspace: raw pages of all ranks %llu bytes, of problem.max_seqs sequences "
-        "of problem.max_kv_len tokens, all of which travel\n",
+        "of problem.max_kv_len tokens; those of the call's sequences travel\n",
         (unsigned long long)pools);
 }
 
@@ -195,7 +199,9 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
     nsai_write(&text, "  every stage: the float64 reference (runtime.device: cpu)\n");
     if (nsai_workspace_make_cpu(&resolved, &workspace) == NSA_OK) {
       nsai_write(&text, "  workspace: %llu bytes, %s\n", (unsigned long long)workspace.total,
-                 resolved.max_pieces ? "which only what travels uses" : "which it does not use");
+                 resolved.max_pieces && !nsai_problem_is_cached(&resolved)
+                     ? "which only what travels uses"
+                     : "which it does not use");
       write_ranks(&resolved, &workspace, &text);
     } else
       nsai_write(&text, "  %s\n", nsa_last_error());

@@ -70,7 +70,7 @@ static void write_form(const nsai_choice *choice, const nsai_chosen_form *form, 
 
 void nsai_forms_write(const nsai_choice *choice, nsai_stage stage, const nsai_problem *p,
                       const nsai_target *t, nsai_writer *text) {
-  const int32_t most = (int32_t)nsai_smaller(p->max_seqs, p->max_tokens);
+  const int32_t most = (int32_t)nsai_smaller(nsai_problem_most_seqs(p), p->max_tokens);
   if (!has_several(choice, stage)) return;
   nsai_write(text, "  steps of one token:");
   for (int32_t seqs = 1, end; seqs <= most; seqs = end + 1) {

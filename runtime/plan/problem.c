@@ -477,6 +477,7 @@ void nsai_problem_add_string(nsai_writer *text, const nsai_problem *p) {
   if (p->count_reads) nsai_write(text, ":reads");
   if (p->ranks)
     nsai_write(text, ":cp%dx%d", p->ranks, p->unit_tokens ? p->unit_tokens : p->max_pieces);
+  if (p->ranks && p->op == NSA_OP_PREFILL) nsai_write(text, ":pc%d", p->max_pieces);
   if (p->ranks && p->head_groups > 1) nsai_write(text, ":kvh%d", p->model.kv_heads);
   if (p->op == NSA_OP_BACKWARD && p->recompute)
     nsai_write(text, ":%s", p->recompute == NSAI_RECOMPUTE_ALWAYS ? "again" : "saved");

@@ -87,7 +87,10 @@ void nsai_ranks_pages_size(const nsai_problem *p, nsai_ranks_pages *out) {
   for (int i = 0; i < NSAI_RANKS_PAGED; i++) {
     if (!reads_pages(p, i / 2)) continue;
     const int32_t dim = i % 2 ? m->head_dim_v : m->head_dim_qk;
-    out->page_bytes[i] = NSAI_PRODUCT(p->page_size, m->kv_heads, dim, p->kv_dtype ? 1 : 2);
+    out->page_bytes[i] = NSAI_PRODUCT(p->page_size, m->kv_heads, dim,
+                                      p->kv_dtype           ? 1
+                                      : m->dtype == NSA_F32 ? 4
+                                                            : 2);
     out->pool[i].bytes =
         (uint64_t)NSAI_PRODUCT(p->ranks, p->max_seqs, out->rank_pages, out->page_bytes[i]);
   }
