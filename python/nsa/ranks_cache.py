@@ -140,7 +140,8 @@ class KVCache(kv_cache.KVCache):
         """
         starts = batch._host[:batch.seqs + 1].tolist()
         if [b - a for a, b in zip(starts, starts[1:])] != list(shard.lengths):
-            raise ValueError(f"shard has sequences of {list(shard.lengths)} tokens; the batch has others: make it of its new tokens")
+            raise ValueError(f"shard has sequences of {list(shard.lengths)} tokens; the batch has others: make it of its new "
+                             "tokens")
         _need(q, "q", 3)
         names, extra = _with_index(*_named(weights), index_q=index_q)
         order = ["q", *(["gates"] if gates is not None else []), *_split(names)]
