@@ -232,11 +232,9 @@ static void check_ranks(const arguments *a, struct argp_state *state) {
   const char *nvls = getenv("NCCL_NVLS_ENABLE");
   if (!a->over_ranks && a->token_count) argp_error(state, "--tokens needs --ranks");
   if (a->peer_bytes &&
-      (!a->over_ranks || a->command != DECODE || a->plans.device == NSAI_VERIFY_DEVICE_CPU))
-    argp_error(state, "--peer-bytes is for decode --ranks on GPUs");
-  if (a->peer_bytes &&
-      memchr(a->with_ranks + NSAI_GATHER_RANKS + 1, true, NSA_MAX_RANKS - NSAI_GATHER_RANKS))
-    argp_error(state, "--peer-bytes serves at most %d ranks", NSAI_GATHER_RANKS);
+      (!a->over_ranks || a->command != DECODE || a->plans.device == NSAI_VERIFY_DEVICE_CPU ||
+       memchr(a->with_ranks + NSAI_GATHER_RANKS + 1, true, NSA_MAX_RANKS - NSAI_GATHER_RANKS)))
+    argp_error(state, "--peer-bytes is for decode --ranks on at most %d GPUs", NSAI_GATHER_RANKS);
   const bool table = a->over_ranks && a->command == TABLE;
   if (table && (a->filter || a->plans.device != NSAI_VERIFY_DEVICE_AUTO ||
                 !memchr(a->with_ranks + 2, true, NSA_MAX_RANKS - 1)))
@@ -676,7 +674,6 @@ static nsa_status prefill(const arguments *a, const nsai_verify_case *c, chk_pla
   return status;
 }
 
-/* decode over ranks. */
 static int run_decode_ranks(const arguments *a, const nsai_verify_case *c) {
   bench_decode_ranks_options o = { .plans = a->plans,
                                    .commit = a->commit ? a->commit : "",

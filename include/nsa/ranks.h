@@ -20,28 +20,28 @@
  * A rank is one GPU with one process or thread. The library shards, orders, computes and merges. It
  * starts no process, and it moves bytes by the host's transport: NCCL, or a table of functions.
  *
- * What travels. Queries and everything that has their shape stay where they are. K and V travel: each
- * rank gathers those of all tokens, compresses them, and computes its own queries' rows. The
- * backward pass gathers them again, and sends the partial sums of dK and dV, in fp32, to the ranks
- * that own their tokens, which add them in the order of ranks: every run gives the same bits. A run
- * takes host memory for the list of what travels; without it, NSA_E_NOMEM, the communicator ends.
+ * What travels. Queries and everything that has their shape stay where they are. K and V travel: each rank
+ * gathers those of all tokens, compresses them, and computes its own queries' rows. The backward pass gathers
+ * them again, and sends the partial sums of dK and dV, in fp32, to the ranks that own their tokens, which add
+ * them in the order of ranks: every run gives the same bits. A run takes host memory for the list of what
+ * travels; without it, NSA_E_NOMEM, the communicator ends.
  *
  * Hosts. Where equally many successive ranks share each host (nsa_comm_options.host_ranks), a run exchanges
  * in two levels, so that a row crosses between two hosts once instead of once for every rank. K and V go to
  * the rank of the same index on other hosts first, and then inside each host. Sums are added up inside a
  * host first, in the order of its ranks; then their owner adds up those of the hosts, in their order.
  *
- * Bits. With a shard of the default alignment and the same variants, o, lse, block_idx and d_q are
- * those of one GPU, bit for bit. Gradients of K, V and weights differ by the order of their sums: those
- * of K and V by rounding also where the same ranks share hosts in another number, or one.
+ * Bits. With a shard of the default alignment and the same variants, o, lse, block_idx and d_q are those of
+ * one GPU, bit for bit. Gradients of K, V and weights differ by the order of their sums: those of K and V by
+ * rounding also where the same ranks share hosts in another number, or one.
  *
  * Gradients of phi and of the gate MLP are partial sums over this rank's tokens. The host adds them
  * over the ranks together with its other weights' gradients.
  *
- * What a run takes. nsa_forward, nsa_backward and, see below, nsa_kv_append, nsa_decode and nsa_prefill run over
- * ranks; no other call does, and there is no probe. Of the former two exec.comm and batch.shard are
- * required, and the batch has nothing else. Tensors of io and grads with a row for each token have exactly
- * the rows of this rank's pieces, one piece after the other.
+ * What a run takes. nsa_forward, nsa_backward and, see below, nsa_kv_append, nsa_decode and nsa_prefill run
+ * over ranks; no other call does, and there is no probe. Of the former two exec.comm and batch.shard are
+ * required, and the batch has nothing else. Tensors of io and grads with a row for each token have exactly the
+ * rows of this rank's pieces, one piece after the other.
  *   io.kv.k_cmp, v_cmp  With phi external the entries of the blocks whose last token this rank holds,
  *                       in the order of its pieces: a piece [b, e) has N(e) - N(b) of them, where N(L)
  *                       counts the blocks of L tokens. With another phi refused: entries stay inside.
@@ -49,9 +49,8 @@
  *                       problem.index_lse.
  * Ranks may ask for different outputs and gradients: K, V and their sums travel in any case.
  *
- * Failures. A call that is refused has enqueued nothing, and the other ranks wait for it: repeat it with
- * right arguments, or abort the transport. What fails later ends the communicator (NSA_E_RANKS of the
- * other ranks).
+ * Failures. A call that is refused has enqueued nothing, and the other ranks wait for it: repeat it with right
+ * arguments, or abort the transport. What fails later ends the communicator (NSA_E_RANKS of the other ranks).
  *
  * Workspace beside that of a run without ranks, in bytes, for S tokens of all ranks, at most T tokens and
  * P pieces of one (problem.max_pieces), and w bytes an element:
@@ -65,20 +64,18 @@
  *   w Di S                           forward with an index: its keys of all
  *   16 P                             where pieces lie
  *   4 for each weight                backward: gradients of phi and of the gate MLP
- * Dv of entries counts where there are compressed values. nsa_explain prints the sums. Where they are
- * beyond thresholds.ranks_buffer_bytes (4 GiB) a plan takes fewer than Hkv heads at a time, and all of
- * the workspace is that of so many heads; not with gate mlp, which makes the gates of all heads
- * together.
+ * Dv of entries counts where there are compressed values. nsa_explain prints the sums. Where they are beyond
+ * thresholds.ranks_buffer_bytes (4 GiB) a plan takes fewer than Hkv heads at a time, and all of the workspace
+ * is that of so many heads; not with gate mlp, which makes the gates of all heads together.
  *
- * KV heads over ranks need nothing of this: with R <= Hkv each rank makes a context of Hkv / R KV
- * heads and their query heads, and no byte travels.
+ * KV heads over ranks need nothing of this: with R <= Hkv each rank makes a context of Hkv / R KV heads and
+ * their query heads, and no byte travels.
  *
- * A KV cache over ranks. Where R > Hkv, or where even one head's tokens outgrow a GPU, the raw tokens of
- * a cache in pages are divided among ranks that share its KV heads: a group of c ranks, whose
- * communicator has c ranks, too. The token at position p lies on rank (p / U) mod c
- * (problem.unit_tokens), so that sequences grow evenly. Compressed entries, coarse keys and index keys
- * (1/d of the raw tokens) lie on every rank: each selects by itself, with one GPU's bits, and nothing
- * travels before.
+ * A KV cache over ranks. Where R > Hkv, or where even one head's tokens outgrow a GPU, the raw tokens of a
+ * cache in pages are divided among ranks that share its KV heads: a group of c ranks, whose communicator has c
+ * ranks, too. The token at position p lies on rank (p / U) mod c (problem.unit_tokens), so that sequences grow
+ * evenly. Compressed entries, coarse keys and index keys (1/d of the raw tokens) lie on every rank: each
+ * selects by itself, with one GPU's bits, and nothing travels before.
  *
  *   problem.ranks = c;                              // of the plans of append, decode and prefill
  *   nsa_comm_agree(comm, &decode, 1, NULL, 0);      // no shard
@@ -87,8 +84,8 @@
  *   nsa_decode(decode, &exec, &batch, &io);         // every rank, the same queries; o is the same
  *
  * Tables. batch.entry_table names pages of k_cmp, v_cmp, k_norm and k_idx for all tokens, and
- * batch.block_table those of raw tokens: page_size tokens each, but the tensors of entries and of raw
- * tokens have numbers of pages of their own. A rank's block_table has the pages
+ * batch.block_table those of raw tokens: page_size tokens each, but the tensors of entries and of raw tokens
+ * have numbers of pages of their own. A rank's block_table has the pages
  *   of its own units, and
  *   of the latest tokens of each sequence, whoever owns them: of the new tokens of the call, and of the
  *   max(l, w, b) - 1 tokens before them. b is the normaliser's block. l counts where the library makes
@@ -106,14 +103,14 @@
  * entries lie where entry_table says, and -1 skips those that end with the token, too.
  *
  * nsa_decode takes the same q, gates and batch on every rank, with its own block_table. Each attends to those
- * of its selected blocks that it owns, also where the caller selects them; then one exchange brings
- * 4 (Dv + 2) Hq bytes a token of every rank to every other, and all add them up in the order of ranks. On a
- * GPU the workspace has room for these bytes of c ranks and problem.max_tokens tokens. block_idx and lse of
- * the compressed branch are one GPU's bits; o, o_branch and lse of the selected branch are the same on all
- * ranks, and one GPU's to rounding. A call without the selected branch exchanges nothing. The batch's sizes
+ * of its selected blocks that it owns, also where the caller selects them; then one exchange brings 4 (Dv + 2)
+ * Hq bytes a token of every rank to every other, and all add them up in the order of ranks. On a GPU the
+ * workspace has room for these bytes of c ranks and problem.max_tokens tokens. block_idx and lse of the
+ * compressed branch are one GPU's bits; o, o_branch and lse of the selected branch are the same on all ranks,
+ * and one GPU's to rounding. A call without the selected branch exchanges nothing. The batch's sizes
  * (num_seqs, tokens) and exec.branches must be the same on all ranks. A graph may capture both calls, where
- * the transport can be captured. A caller's ranges, counters (io.kv_reads) and probes do not run over
- * ranks. nsa_prefill gathers raw pages, see kv_cache.h.
+ * the transport can be captured. A caller's ranges, counters (io.kv_reads) and probes do not run over ranks.
+ * nsa_prefill gathers raw pages, see kv_cache.h.
  */
 #ifndef NSA_RANKS_H
 #define NSA_RANKS_H
@@ -273,23 +270,21 @@ typedef struct nsa_comm_options {
  * what it needs of its context. */
 typedef struct nsa_comm nsa_comm;
 
-/* Peer memory (docs/ranks-cache.md). With options.peer_bytes 2 to 8 ranks of one host gather small
- * messages, as a decode step's, by one kernel that stores into the other ranks' memory, beside the transport.
- * The first nsa_comm_agree on a GPU compiles it and allocates about 2 * size * peer_bytes of device memory, in
- * steps of 2 MiB, until nsa_comm_destroy.
+/* Peer memory (docs/ranks-cache.md). With options.peer_bytes 2 to 8 ranks of one host gather small messages,
+ * as a decode step's, by one kernel that stores into the other ranks' memory, beside the transport. The first
+ * nsa_comm_agree on a GPU compiles it and allocates about 2 * size * peer_bytes of device memory, in steps of
+ * 2 MiB, until nsa_comm_destroy. Unless every rank can map every other one's memory, none does: nothing fails,
+ * and the log says why (NSA_LOG_INFO).
+ *
+ * Runs of the communicator must then follow each other on the device, in one stream or by events; ranks that
+ * share a GPU need streams that run at once. The kernel waits for other ranks for options.timeout_ms, also in
+ * a replayed graph and without nsa_comm_check. After that the run's results are undefined, and the next call,
+ * nsa_comm_check and nsa_comm_wait return NSA_E_RANKS and name the ranks.
  *
  * If the ranks are several processes, nsa_comm_destroy is a call of all ranks: they exchange messages by the
- * transport, which must still work, and wait for each other, at most for options.timeout_ms. Memory that a lost
- * rank may still have mapped stays allocated until the process ends. A process that has several of these ranks
- * must destroy each on a thread of its own: one after the other, they wait until the timeout.
- *
- * Graphs that hold a gather write into this memory: destroy them before the communicator.
- *
- * Unless every rank can map every other one's memory, none does: nothing fails, and the log says why
- * (NSA_LOG_INFO). With peer memory, runs of the communicator must follow each other on the device, in one stream or by events. The kernel
- * waits for other ranks for options.timeout_ms, also in a replayed graph and without nsa_comm_check. Behind
- * that the run's results are undefined, and the next call, nsa_comm_check and nsa_comm_wait return NSA_E_RANKS
- * and name the ranks. Ranks that share a GPU need streams that run at once. */
+ * transport, which must still work, and wait for each other, at most for options.timeout_ms. A process that
+ * has several of these ranks must destroy each on a thread of its own: one after the other, they wait until
+ * the timeout. Memory that a lost rank may still have mapped stays allocated until the process ends. */
 
 /* Makes a communicator of a host's transport. Blocking; other ranks need not take part.
  *
@@ -352,18 +347,17 @@ NSA_API nsa_status nsa_comm_nccl_init(nsa_ctx *ctx, const char id[NSA_NCCL_ID_BY
 NSA_API nsa_status nsa_comm_loopback(nsa_ctx *ctx, int32_t size, const nsa_comm_options *options,
                                      nsa_comm **comms);
 
-/* Compares what all ranks are about to run, before the first run of each plan and shard: the version,
- * the kernel templates, the device, model, problem, variants with their tiles, cuBLASLt's version,
- * and the shard. Ranks that chose differently would wait for each other, or compute other bits. Tune
- * on one rank, import the records on the others. Blocking; every rank calls it with the same number
- * of plans. What was not agreed upon does not run; a plan of one call may run with the shard of
- * another. The communicator remembers the 256 plans and the 256 shards of the latest agreements, by
- * what they consist of: a plan that is destroyed and made again need not be agreed upon again, and
- * one that is agreed upon again counts as new. The first agreement also finds which ranks share a host, by
- * the boot ids of their machines (without one, the host name), unless host_ranks is given: where ranks of a
- * host are successive, and each host has as many. Uses the
- * transport on a stream of its own, where NCCL may let it wait for runs in flight, and allocates some
- * KB of device memory at its first call; with options.peer_bytes more ("Peer memory" above).
+/* Compares what all ranks are about to run, before the first run of each plan and shard: the version, the
+ * kernel templates, the device, model, problem, variants with their tiles, cuBLASLt's version, and the shard.
+ * Ranks that chose differently would wait for each other, or compute other bits. Tune on one rank, import the
+ * records on the others. Blocking; every rank calls it with the same number of plans. What was not agreed upon
+ * does not run; a plan of one call may run with the shard of another. The communicator remembers the 256 plans
+ * and the 256 shards of the latest agreements, by what they consist of: a plan that is destroyed and made
+ * again need not be agreed upon again, and one that is agreed upon again counts as new. The first agreement
+ * also finds which ranks share a host, by the boot ids of their machines (without one, the host name), unless
+ * host_ranks is given: where ranks of a host are successive, and each host has as many. Uses the transport on
+ * a stream of its own, where NCCL may let it wait for runs in flight, and allocates some KB of device memory
+ * at its first call; with options.peer_bytes more ("Peer memory" above).
  *
  * plans       [count], at most 256, of the communicator's device; NULL with count 0
  * shard       NULL: the plans alone.

@@ -27,7 +27,7 @@
 // control words, stops the other waits, and leaves recv[r] as it was. The host stops waits by the same
 // word. The grid must be resident as a whole, on every rank: CTAs wait for their counterparts.
 //
-// No shared memory. 128 threads, and about 30 registers. Bound by the latency of two stores between GPUs.
+// No shared memory. 128 threads, 30 to 48 registers. Times: docs/ranks-cache.md.
 //
 // Config: kThreads.
 #pragma once
@@ -37,7 +37,7 @@
 #include "params/ranks.h"
 
 constexpr int kPollsPerLook =
-    64; // the control words lie in host memory, where a look takes about 1 us
+    64; // the control words lie in host memory, and are read less often than the flag
 
 // Copies `count` elements with the threads of the CTA, four loads in flight.
 template <class T, int kThreads>

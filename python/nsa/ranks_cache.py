@@ -180,8 +180,8 @@ class KVCache(kv_cache.KVCache):
         cache, first = self.layers[layer], inputs[0]
         key = (call, tuple(names), tuple((x.shape, x.dtype, x.device) for x in inputs), batch.seqs, max_q, scale, tuple(cache))
         run, o_shape, agreed = self._runs.get(key) or self._make_run(key, call, batch, names, first, cache, max_q, scale)
-        with torch.cuda.device(first.device) if first.is_cuda else _nothing:
-            if agreed:  # a lookup, unless the ranks have agreed upon many others since
+        if agreed:  # a lookup, unless the ranks have agreed upon many others since
+            with torch.cuda.device(first.device) if first.is_cuda else _nothing:
                 self.comm.agree(*agreed, None)
         o = [torch.empty(o_shape, dtype=first.dtype, device=first.device)] if call == DECODE else []
         if first.shape[0]:  # the same number on all ranks

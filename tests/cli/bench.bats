@@ -703,10 +703,10 @@ PY
   done
   for bad in '--ranks 2 --device cpu' ''; do
     run -2 --separate-stderr bench decode --peer-bytes 40000 $bad
-    [[ $stderr == *'--peer-bytes is for decode --ranks on GPUs'* ]]
+    [[ $stderr == *'--peer-bytes is for decode --ranks on at most 8 GPUs'* ]]
   done
   run -2 --separate-stderr bench decode --peer-bytes 40000 --ranks 1,9
-  [[ $stderr == *'--peer-bytes serves at most 8 ranks'* ]]
+  [[ $stderr == *'--peer-bytes is for decode --ranks on at most 8 GPUs'* ]]
   run -2 --separate-stderr bench decode --device cpu --ranks 2 --json x.json
   [[ $stderr == *'--ranks takes no'* ]]
   NSA_DRIVER_PATH=/nowhere NCCL_NVLS_ENABLE=0 run -77 --separate-stderr bench decode --ranks 2
