@@ -14,7 +14,7 @@
 //
 // Bound by shared memory reads if adjacent lists are alike: ldmatrix of all K and V for every 16
 // rows keeps shared memory 80 % busy (H200, 64k tokens, 64/4 heads, D 128: 6.6 ms). Bound by L2 if
-// they differ (random lists: 11.1 ms, of which the copies alone take 11.0).
+// they differ (random lists: 11.1 ms, of which the copies alone take 9.8 to 11.0).
 //
 // Tried without gain (correlated lists / random lists): two m16 tiles per warp that share fragments
 // (7.6 ms; a single warp waits more than it saves); twelve warps with steps of 32 keys
@@ -23,7 +23,7 @@
 // At 128k tokens random lists take 31.5 ms, and as much if all keys come from the lower half of the
 // sequence, 34 MB a head: passes over parts of the keys that stay in L2 would save nothing.
 //
-// The copies are bound by each multiprocessor, not by L2 as a whole: without products the random
+// Each multiprocessor binds the copies, not L2 as a whole: without products the random
 // lists take 9.8 ms, and 19.6 ms with half of the CTAs. attend_compressed_topn_sm90 of the next KV
 // head on the other half would therefore take as long as one kernel after the other.
 #pragma once
