@@ -16,8 +16,8 @@
 // tokens fp16 before (data/expanded_entries.cuh).
 //
 // Grid: persistent. CTA x of any number of CTAs takes tiles x, x + grid, ... of kv_heads * tiles,
-// KV head major, so that L2 holds the K and V of one head at a time (kHeadsAlternate: the heads of a
-// tile are adjacent, attend/mainloop_sm90_tiles.cuh). A tile has T = kRows /
+// KV head major, so that L2 holds the K and V of one head at a time. In short sequences, and with
+// kHeadsAlternate, the heads of a tile are adjacent (attend/mainloop_sm90_tiles.cuh). A tile has T = kRows /
 // kGroupPadded tokens; there are q_tokens / T + num_seqs, or of one packed sequence without cu_q
 // ceil(q_tokens / T).
 //

@@ -118,12 +118,24 @@ NSAI_DEVICE FlashTile flash_tile(const Sequences &seqs, int group, int number) {
 // In a run over ranks, a head has the tiles of several pieces: long ones, then short ones. When there are
 // few, the fixed order above gives some CTAs the long tiles of every head. Measured on an H200, rank 5 of
 // 64 at 128k (2048 tokens, 64/4 heads, D 128): attend_compressed_topn_sm90 takes 1.02 ms with head after
-// head, 0.74 ms with alternating heads, and its longer piece alone 0.69 ms. A whole sequence gains nothing
+// head, 0.74 ms with alternating heads, and its longer piece alone 0.69 ms. A long sequence gains nothing
 // (128k: 1 to 2 % slower in two runs that timed it second, so that heat may have a part in it).
 template <class C, class = void> struct AlternationOf { static constexpr bool kValue = false; };
 template <class C> struct AlternationOf<C, decltype((void)C::kHeadsAlternate)> {
   static constexpr bool kValue = C::kHeadsAlternate;
 };
+
+// Kernels whose later tiles have more keys also alternate in short sequences, where the raw keys and values
+// of all heads fit into a part of L2. Then the tiles get ever shorter to the end, and the CTAs end at about
+// the same time. Head after head, some CTAs get a long tile of every head, and the last head's short tiles
+// come too late to make up for it. H200, bf16, 64/4 heads, D 128, head after head / alternating, sustained:
+// dense attention, which is also the selected branch of short sequences, 1k 0.0597 / 0.0391 ms, 4k 0.459 /
+// 0.435, 8k 1.69 / 1.60; a whole forward at 1k 0.1235 / 0.1037, at 4k and 8k the same within 1 %.
+template <class Config, class Keys> NSAI_DEVICE bool heads_alternate(const NsaiAttendTma &p) {
+  constexpr int kTileBytes = 2 * Flash<Config>::kTokens * (Config::kHeadDimQk + Config::kHeadDimV);
+  if constexpr (AlternationOf<Config>::kValue) return true;
+  return Keys::kLongestFirst && p.attend.tiles <= kBytesOfL2 / kTileBytes;
+}
 
 // Calls take(tile) for every tile of this CTA. Every other round of the grid runs backwards: when
 // tiles get ever shorter, no CTA gets the longer one each time.
@@ -137,7 +149,7 @@ NSAI_DEVICE void for_each_tile(const NsaiAttendTma &p, const Sequences &seqs, Ta
     output_row = gridDim.x - 1 - output_row;
     if (index >= p.attend.tiles) continue;
     int number;
-    if constexpr (AlternationOf<Config>::kValue) {
+    if (heads_alternate<Config, Keys>(p)) {
       number = index / p.attend.kv_heads;
       group = index - number * p.attend.kv_heads;
     } else {

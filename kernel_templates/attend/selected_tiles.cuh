@@ -93,7 +93,6 @@ template <class Config> struct SelectedPipeline {
 // ms, 8k 1.210 / 1.195, 16k 2.696 / 2.688; random lists 4k 0.678 / 0.633, 8k 1.627 / 1.611 (by
 // attend_selected_sm90_mma), medians of five calls in a row after a pause of 30 ms.
 template <class Config> struct TileOrder {
-  static constexpr int kBytesOfL2 = 17 << 20; // a guess; H200 and H100 have 50 MB and more
   static constexpr int kTileBytes =
       2 * SelectedPipeline<Config>::kTokens * (Config::kHeadDimQk + Config::kHeadDimV);
   int group;  // KV head

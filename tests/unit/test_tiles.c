@@ -9,6 +9,7 @@
 
 #include "driver/arch.h"
 #include "variants/attend/flash_sm80.h"
+#include "variants/attend/flash_sm90.h"
 
 #include <math.h>
 
@@ -394,6 +395,33 @@ static void test_small_device(void **state) {
   assert_int_equal(reasons.count, 1);
 }
 
+/* Up to 64 compressed entries take the smallest tile of keys; other branches have as many keys as ever. */
+static void test_few_entries(void **state) {
+  static const struct {
+    int32_t dim, kv_len, entries, compressed, window;
+  } rows[] = { { 128, 1055, 64, 64, 80 }, { 128, 1056, 65, 80, 80 }, { 64, 40, 1, 64, 112 } };
+  const nsai_target t = { "sm_90a", NULL, 227 << 10, 0 };
+  (void)state;
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    const nsai_problem p = { .op = NSA_OP_FORWARD,
+                             .max_kv_len = rows[i].kv_len,
+                             .model = { .heads = 16,
+                                        .kv_heads = 1,
+                                        .head_dim_qk = rows[i].dim,
+                                        .head_dim_v = rows[i].dim,
+                                        .block = 32,
+                                        .stride = 16,
+                                        .dtype = NSA_BF16 } };
+    nsai_decider by;
+    assert_int_equal(nsai_block_count(&p.model, p.max_kv_len), rows[i].entries);
+    const nsai_tiles compressed = nsai_flash_sm90_compressed_space.choose(&p, &t, &by),
+                     window = nsai_flash_sm90_space.choose(&p, &t, &by);
+    assert_int_equal(compressed.of[NSAI_TILE_KEYS], rows[i].compressed);
+    assert_int_equal(window.of[NSAI_TILE_KEYS], rows[i].window);
+    assert_int_equal(compressed.of[NSAI_TILE_ROWS], 192);
+  }
+}
+
 /* Ranges ascend, and every one says why. */
 static void test_ranges(void **state) {
   for (int i = 0; nsai_variants[i]; i++)
@@ -472,6 +500,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_every_combination),
     cmocka_unit_test(test_small_device),
+    cmocka_unit_test(test_few_entries),
     cmocka_unit_test(test_ranges),
     cmocka_unit_test(test_stepping),
     cmocka_unit_test(test_junk),

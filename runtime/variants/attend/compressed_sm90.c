@@ -54,7 +54,7 @@ const nsai_variant nsai_attend_compressed_expanded_sm90 = {
   .goes_ahead = true,
   .legal = legal_expanded,
   .sensible = nsai_flash_sm90_sensible,
-  .space = &nsai_flash_sm90_space,
+  .space = &nsai_flash_sm90_compressed_space,
   .specify = specify_expanded,
   .workspace = workspace_expanded,
   .enqueue = enqueue_expanded,
@@ -68,7 +68,7 @@ const nsai_variant nsai_attend_compressed_sm90 = {
   .takes_codes = true,
   .legal = nsai_flash_sm90_legal,
   .sensible = nsai_flash_sm90_sensible,
-  .space = &nsai_flash_sm90_space,
+  .space = &nsai_flash_sm90_compressed_space,
   .specify = specify,
   .enqueue = nsai_compressed_enqueue,
 };

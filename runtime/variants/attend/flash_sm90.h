@@ -10,6 +10,7 @@
 #include "plan/spec.h"
 
 extern const nsai_space nsai_flash_sm90_space;
+extern const nsai_space nsai_flash_sm90_compressed_space; /* of compressed keys */
 
 #define NSAI_FLASH_SM90_RANGES                                                                     \
   {                                                                                                \
