@@ -9,7 +9,37 @@
  *
  *   startup [--train] CONFIG TOKENS [KEY=VALUE ...]
  *
- * What a cold start takes, and what was tried: docs/benchmarks.md.
+ * A cold start is bound by CPU time: NVRTC compiles one kernel on a thread, the costly ones first. It
+ * takes half of the CPU time on two cores, and as long as attend_compressed_topn_sm90 on more than
+ * three. Milliseconds of a core for each kernel of configs/h200_d128.yaml (sm_90a, NVRTC 13.0, Xeon of
+ * 2.6 GHz, least of several runs, 2026-11-28; NSA_LOG_LEVEL=debug prints them):
+ *
+ *   forward of 64k tokens                  backward
+ *   attend_compressed_topn_sm90    950     backward_dq_sums_tma                750
+ *   attend_window_sm90             480     backward_dkv_dq_compressed_tma      580
+ *   attend_selected_sm90_mma       400     backward_dkv_selected_persistent    550
+ *   select_topn                    130     backward_dkv_window_persistent      530
+ *   compress_mean                   65     backward_row_stats_tma (not with runtime.recompute:
+ *                                            never)                            490
+ *   of 4k, in place of the window          8 others, of which data_invert_fill
+ *   and selected_sm90_mma:                   and backward_dkv_sum 200 each     790
+ *   attend_selected_window_sm90    800
+ *
+ * Plans on two cores that do nothing else, in alternating runs, s (in brackets s of all cores; hours
+ * differ by a tenth), and while the stores of a tile were unrolled:
+ *
+ *   forward of 64k tokens   1.13 (2.16)   1.41 (2.69)
+ *   forward of 4k           1.13 (2.15)   1.32 (2.54)
+ *   --train, 64k            3.1  (6.1)    3.6  (7.2)
+ *
+ * 4 to 8 % of a compilation is NVRTC's front end, half is its optimiser, and the rest its assembler.
+ * Both follow the number of instructions, much of which ran once a tile: unrolled stores were a
+ * quarter to a half of the attention kernels. Opening NVRTC takes 6 ms from the page cache.
+ *
+ * Tried without gain: precompiled headers (--pch, 1 % more time); --split-compile; --Ofast-compile=min
+ * (4 % less, and other machine code); one asm for all wgmma of a product (5 % less, with 64 operands,
+ * and other machine code); one asm that holds four registers; one copy of the first products in the
+ * loop of backward_dq_tma; a heap of huge pages (GLIBC_TUNABLES).
  */
 #include "driver/cuda_api.h"
 #include "program.h"
