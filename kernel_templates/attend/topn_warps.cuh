@@ -176,10 +176,10 @@ NSAI_DEVICE void select(const TopnParams<C> &params,
       if (!write_forced<C>(gOut, candidate_count<C>(tile.position + token), lane)) continue;
       u32 bar = 0;
       if constexpr (0 < kFree && kFree <= 32)
-        bar = max(order_reached(exchange_buffer.greatest[k][lane], kFree, lane), 1u) - 1;
+        bar = max(order_reached<true>(exchange_buffer.greatest[k][lane], kFree, lane), 1u) - 1;
       const u64 *list = scratch.lists + token * scratch.columns;
       if constexpr (kFree > 0)
-        search<kFree, Topn<C>::kSlots>(
+        search<kFree, Topn<C>::kSlots, true>(
             gOut + C::kSelectInit, exchange_buffer.listed[k], [&](int i) { return list[i]; },
             exchange_buffer.queue, lane, bar);
     }

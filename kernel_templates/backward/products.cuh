@@ -204,6 +204,63 @@ NSAI_DEVICE void store_gradients(const NsaiGradient &out, long long at, float4 x
   *to = make_uint2(E::pack(x.x, x.y), E::pack(x.z, x.w));
 }
 
+// The lane's columns of a row, x times `scale`, in groups of four adjacent ones. All 32 lanes take
+// part.
+template <int kN>
+NSAI_DEVICE void gather_row(float4 (&four)[kN / 2], const float (&x)[kN][2], float scale) {
+#pragma unroll
+  for (int j = 0; j < kN / 2; ++j) {
+    const float4 y = gather_four(x[2 * j][0], x[2 * j][1], x[2 * j + 1][0], x[2 * j + 1][1]);
+    four[j] = make_float4(y.x * scale, y.y * scale, y.z * scale, y.w * scale);
+  }
+}
+
+// Stores the lane's columns of a row, x times `scale` or zeros: groups of four columns, as
+// gather_four() arranges them. `at` is the element of column 0. All 32 lanes take part.
+template <class E, int kDim, int kN>
+NSAI_DEVICE void store_gradient_row(const NsaiGradient &out, long long at, bool exists,
+                                    const float (&x)[kN][2], float scale, bool zero) {
+  float4 four[kN / 2];
+  gather_row(four, x, scale);
+  if (zero)
+#pragma unroll
+    for (int j = 0; j < kN / 2; ++j) four[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  if (!exists) return;
+  at += column_of_lane();
+  if (out.is_float) {
+    float *to = (float *)out.view.data + at; // with 4-byte alignment
+    if (out.accumulate)
+#pragma unroll
+      for (int j = 0; j < kN / 2; ++j)
+        if (has_columns<kDim>(j))
+          add_four(four[j],
+                   make_float4(to[16 * j], to[16 * j + 1], to[16 * j + 2], to[16 * j + 3]));
+#pragma unroll
+    for (int j = 0; j < kN / 2; ++j)
+      if (has_columns<kDim>(j)) {
+        to[16 * j] = four[j].x;
+        to[16 * j + 1] = four[j].y;
+        to[16 * j + 2] = four[j].z;
+        to[16 * j + 3] = four[j].w;
+      }
+    return;
+  }
+  u16 *to = (u16 *)out.view.data + at;
+  if (out.accumulate)
+#pragma unroll
+    for (int j = 0; j < kN / 2; ++j)
+      if (has_columns<kDim>(j)) {
+        const uint2 before = *(const uint2 *)(to + 16 * j);
+        add_four(four[j], make_float4(E::low(before.x), E::high(before.x), E::low(before.y),
+                                      E::high(before.y)));
+      }
+#pragma unroll
+  for (int j = 0; j < kN / 2; ++j)
+    if (has_columns<kDim>(j))
+      *(uint2 *)(to + 16 * j) =
+          make_uint2(E::pack(four[j].x, four[j].y), E::pack(four[j].z, four[j].w));
+}
+
 // Calls store(column, float4) for groups of four columns of row r (0: group, 1: group + 8) of acc
 // [16, 8 * kN], C fragments, times `scale`. All 32 lanes take part.
 template <int kDim, int kN, class Store>

@@ -53,34 +53,52 @@ NSAI_DEVICE void store_lse(const NsaiEpilogue &out, const OutputRow &row, float 
 // so that each gets four adjacent columns of one tile, beginning with column_of_lane(). This gives
 // 8-byte stores of 16-bit elements and 16-byte stores of floats, and a quad fills whole 32-byte
 // sectors. All 32 lanes take part.
-NSAI_DEVICE float4 gather_four(float a0, float a1, float b0, float b1) {
-  bool odd = threadIdx.x & 1;
+NSAI_DEVICE float4 gather_four(float a0, float a1, float b0, float b1, bool odd = threadIdx.x & 1) {
   float x0 = __shfl_xor_sync(~0u, odd ? a0 : b0, 1);
   float x1 = __shfl_xor_sync(~0u, odd ? a1 : b1, 1);
   return odd ? make_float4(x0, x1, b0, b1) : make_float4(a0, a1, x0, x1);
 }
 
 // First of the lane's four columns within the 16 columns of two n8 tiles.
-NSAI_DEVICE int column_of_lane() { return (threadIdx.x & 1) * 8 + (threadIdx.x & 2) * 2; }
+NSAI_DEVICE int column_of_lane(int thread = threadIdx.x) {
+  return (thread & 1) * 8 + (thread & 2) * 2;
+}
 
 // Whether the lane's columns of tile pair j exist: all except the last 8 if kDim % 16 == 8.
 template <int kDim> NSAI_DEVICE bool has_columns(int j) {
   return 16 * j + 16 <= kDim || column_of_lane() < 8;
 }
 
-// Stores row r (0: group, 1: group + 8) of acc [16, 8 * kN], C fragments, times `scale` and
-// rounded. All 32 lanes take part; they exchange pairs of elements like gather_four() exchanges
-// floats.
+// Calls take(r, x) for the two rows of a lane (0: group, 1: group + 8) of acc, C fragments; x [kN][2]:
+// its columns of the row. kLoop: the loop is not unrolled. Stores have many cases, and a second copy of
+// them would be a ninth of the machine code and of the compile time of attend_window_sm90. The loop may
+// need a register more than two copies.
+template <bool kLoop = true, int kN, class Take>
+NSAI_DEVICE void for_rows(const float (&acc)[kN][4], Take take) {
+  float x[kN][2];
+#pragma unroll
+  for (int j = 0; j < kN; ++j) x[j][0] = acc[j][0], x[j][1] = acc[j][1];
+#pragma unroll(kLoop ? 1 : 2)
+  for (int r = 0; r < 2; ++r) {
+    take(r, x);
+#pragma unroll
+    for (int j = 0; j < kN; ++j) x[j][0] = acc[j][2], x[j][1] = acc[j][3];
+  }
+}
+
+// Stores a row times `scale`, rounded; x: the lane's columns of the row in kN n8 tiles. All 32 lanes
+// take part; they exchange pairs of elements like gather_four() exchanges floats.
 template <class Config, int kN>
-NSAI_DEVICE void store_elements(const NsaiView &view, const OutputRow &row,
-                                const float (&acc)[kN][4], int r, float scale) {
+NSAI_DEVICE void store_elements(const NsaiView &view, const OutputRow &row, const float (&x)[kN][2],
+                                float scale) {
+  const int thread = recomputed(threadIdx.x);
   u16 *to = (u16 *)view.data + row.token * view.token_stride + row.head * view.head_stride +
-            column_of_lane();
-  bool odd = threadIdx.x & 1;
+            column_of_lane(thread);
+  bool odd = thread & 1;
 #pragma unroll
   for (int j = 0; j < kN / 2; ++j) {
-    u32 a = Config::Element::pack(acc[2 * j][2 * r] * scale, acc[2 * j][2 * r + 1] * scale);
-    u32 b = Config::Element::pack(acc[2 * j + 1][2 * r] * scale, acc[2 * j + 1][2 * r + 1] * scale);
+    u32 a = Config::Element::pack(x[2 * j][0] * scale, x[2 * j][1] * scale);
+    u32 b = Config::Element::pack(x[2 * j + 1][0] * scale, x[2 * j + 1][1] * scale);
     u32 other = __shfl_xor_sync(~0u, odd ? a : b, 1);
     if (row.present && has_columns<Config::kHeadDimV>(j))
       *(uint2 *)(to + 16 * j) = odd ? make_uint2(other, b) : make_uint2(a, other);
@@ -125,14 +143,15 @@ NSAI_DEVICE float greatest_of(float highest, const float4 &x) {
   return fmaxf(highest, fmaxf(fabsf(x.z), fabsf(x.w)));
 }
 
-// Adds row r of acc to the sum of the earlier branches and stores the result: rounded in o, or as a
-// partial sum.
+// Adds a row times `scale` to the sum of the earlier branches and stores the result: rounded in o, or
+// as a partial sum.
 template <class Config, int kN>
 NSAI_DEVICE void store_sum(const NsaiEpilogue &out, int kv_heads, const OutputRow &row,
-                           const float (&acc)[kN][4], int r, float scale) {
+                           const float (&x)[kN][2], float scale) {
   constexpr int kDim = Config::kHeadDimV;
   long long at = (long long)row.token * (Config::kGroup * kv_heads) + row.head;
-  u16 *partial = (u16 *)out.partial + at * kDim + column_of_lane();
+  const int thread = recomputed(threadIdx.x); // kept across tiles it would occupy registers
+  u16 *partial = (u16 *)out.partial + at * kDim + column_of_lane(thread);
   const bool adds = out.add_partial && row.present;
   uint2 before[kN / 2];
   const float unit = adds ? out.partial_units[at] : 0.0f;
@@ -141,75 +160,77 @@ NSAI_DEVICE void store_sum(const NsaiEpilogue &out, int kv_heads, const OutputRo
     before[j] = make_uint2(0, 0);
     if (adds && has_columns<kDim>(j)) before[j] = *(const uint2 *)(partial + 16 * j);
   }
-  u16 *to = (u16 *)out.o.data + row.token * out.o.token_stride + row.head * out.o.head_stride +
-            column_of_lane();
-  float4 x[kN / 2];
+  float4 sum[kN / 2];
   float highest = 0.0f; // padding columns are 0
 #pragma unroll
   for (int j = 0; j < kN / 2; ++j) {
-    x[j] = add_partial(before[j], unit, scale,
-                       gather_four(acc[2 * j][2 * r], acc[2 * j][2 * r + 1], acc[2 * j + 1][2 * r],
-                                   acc[2 * j + 1][2 * r + 1]));
-    highest = greatest_of(highest, x[j]);
+    sum[j] = add_partial(before[j], unit, scale,
+                         gather_four(x[2 * j][0], x[2 * j][1], x[2 * j + 1][0], x[2 * j + 1][1],
+                                     thread & 1));
+    highest = greatest_of(highest, sum[j]);
   }
   const PartialUnit mine = partial_unit(quad_max(highest));
+  if (!row.present) return;
+  if (out.o.data) {
+    u16 *to = (u16 *)out.o.data + row.token * out.o.token_stride + row.head * out.o.head_stride +
+              column_of_lane(thread);
 #pragma unroll
-  for (int j = 0; j < kN / 2; ++j) {
-    if (!row.present || !has_columns<kDim>(j)) continue;
-    if (out.o.data)
-      *(uint2 *)(to + 16 * j) =
-          make_uint2(Config::Element::pack(x[j].x, x[j].y), Config::Element::pack(x[j].z, x[j].w));
-    else
-      *(uint2 *)(partial + 16 * j) = pack_partial(x[j], mine.inverse);
+    for (int j = 0; j < kN / 2; ++j)
+      if (has_columns<kDim>(j))
+        *(uint2 *)(to + 16 * j) = make_uint2(Config::Element::pack(sum[j].x, sum[j].y),
+                                             Config::Element::pack(sum[j].z, sum[j].w));
+    return;
   }
-  if (row.present && !out.o.data && threadIdx.x % 4 == 0) out.partial_units[at] = mine.unit;
+#pragma unroll
+  for (int j = 0; j < kN / 2; ++j)
+    if (has_columns<kDim>(j)) *(uint2 *)(partial + 16 * j) = pack_partial(sum[j], mine.inverse);
+  if (threadIdx.x % 4 == 0) out.partial_units[at] = mine.unit;
 }
 
-// Returns the factor for adding row r of the unnormalised acc to the sum, and stores lse and
-// o_branch if wanted. All 32 lanes take part.
+// Stores an unnormalised row wherever it is wanted, given the lane's part of its sum of
+// probabilities. All 32 lanes take part.
 template <class Config, int kN>
-NSAI_DEVICE float finish_row(const NsaiEpilogue &out, const OutputRow &row,
-                             const float (&acc)[kN][4], const SoftmaxRows &rows, int r, u32 gate) {
-  float total = lanes_sum<4>(rows.sum[r]);
-  float inverse = inverse_of(total);
-  if (out.lse && row.present && threadIdx.x % 4 == 0) store_lse(out, row, rows.reference[r], total);
-  if (out.o_branch.data) store_elements<Config>(out.o_branch, row, acc, r, inverse);
+NSAI_DEVICE void store_row(const NsaiEpilogue &out, int kv_heads, const OutputRow &row,
+                           const float (&x)[kN][2], float reference, float sum, u32 gate) {
+  const float total = lanes_sum<4>(sum), inverse = inverse_of(total);
+  if (out.lse && row.present && threadIdx.x % 4 == 0) store_lse(out, row, reference, total);
   // An empty row may be a padding row, whose gate may hold anything.
-  return total == 0.0f ? 0.0f : gate_value<Config>(out, gate) * inverse;
-}
-
-// Stores row r of acc times `scale` in o or adds it to the partial sum.
-template <class Config, int kN>
-NSAI_DEVICE void store_gated(const NsaiEpilogue &out, int kv_heads, const OutputRow &row,
-                             const float (&acc)[kN][4], int r, float scale) {
-  if (out.o.data && !out.add_partial)
-    store_elements<Config>(out.o, row, acc, r, scale);
-  else if (out.partial)
-    store_sum<Config>(out, kv_heads, row, acc, r, scale);
+  const float scale = total == 0.0f ? 0.0f : gate_value<Config>(out, gate) * inverse;
+  const bool alone = out.o.data && !out.add_partial; // no other branch has a part in o
+#pragma unroll 1
+  for (int i = 0; i < 2; ++i) { // o_branch, o
+    const NsaiView &view = i ? out.o : out.o_branch;
+    if (i ? alone : out.o_branch.data != nullptr)
+      store_elements<Config>(view, row, x, i ? scale : inverse);
+  }
+  if (out.partial && !alone) store_sum<Config>(out, kv_heads, row, x, scale);
 }
 
 // Stores the 16 rows of a warp's tile: acc [16, 8 * kN] unnormalised, C fragments, kN =
 // padded_dim(Dv) / 8. output_row[r] says where row `group + 8 * r` of this lane belongs, gate[r] is
-// its gate. All 32 lanes take part.
-template <class Config, int kN>
+// its gate. kLoop: that of for_rows(). All 32 lanes take part.
+template <class Config, bool kLoop = true, int kN>
 NSAI_DEVICE void store_output(const NsaiEpilogue &out, int kv_heads, const float (&acc)[kN][4],
                               const SoftmaxRows &rows, const OutputRow (&output_row)[2],
                               const u32 (&gate)[2]) {
   static_assert(Config::kHeadDimV % 8 == 0 && (Config::kHeadDimV + 15) / 16 == kN / 2,
                 "acc is padded to 16 columns");
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float scale = finish_row<Config>(out, output_row[r], acc, rows, r, gate[r]);
-    store_gated<Config>(out, kv_heads, output_row[r], acc, r, scale);
-  }
+  OutputRow row = output_row[0];
+  float reference = rows.reference[0], sum = rows.sum[0];
+  u32 row_gate = gate[0];
+  for_rows<kLoop>(acc, [&](int, const float(&x)[kN][2]) {
+    store_row<Config>(out, kv_heads, row, x, reference, sum, row_gate);
+    // Assigned, because elements chosen by the row's number would put the arrays into memory.
+    row = output_row[1], reference = rows.reference[1], sum = rows.sum[1], row_gate = gate[1];
+  });
 }
 
-template <class Config, int kN>
+template <class Config, bool kLoop = true, int kN>
 NSAI_DEVICE void store_output(const NsaiEpilogue &out, int kv_heads, const float (&acc)[kN][4],
                               const SoftmaxRows &rows, const OutputRow (&output_row)[2]) {
   const u32 gate[2] = { load_gate<Config>(out, output_row[0]),
                         load_gate<Config>(out, output_row[1]) };
-  store_output<Config>(out, kv_heads, acc, rows, output_row, gate);
+  store_output<Config, kLoop>(out, kv_heads, acc, rows, output_row, gate);
 }
 
 // ---- four columns held by one thread

@@ -38,6 +38,17 @@ template <class Key, int kPerLane> NSAI_DEVICE void sort_warp(Key (&x)[kPerLane]
   }
 }
 
+// sort_warp() of one key per lane in little code, for where it seldom runs.
+template <class Key> NSAI_DEVICE Key sort_lanes(Key x, int lane) {
+#pragma unroll 1
+  for (int run = 2, distance = 1; run <= 32;) {
+    x = exchange(x, distance, (lane & run) != 0, lane);
+    distance /= 2;
+    if (distance == 0) distance = run, run *= 2;
+  }
+  return x;
+}
+
 // Smallest power of two of keys per lane that is enough for `count` keys.
 constexpr NSAI_DEVICE int sort_keys_per_lane(int count) {
   int per_lane = 1;

@@ -169,6 +169,7 @@ template <int kRows, int kDim>
 NSAI_DEVICE void copy_present_rows(u32 to_shared, const u16 *from, long long token_stride,
                                    int present) {
   constexpr int kChunks = panels(kDim) * 8;
+#pragma unroll 1 // it runs at the ends of sequences, if others follow
   for (int i = threadIdx.x % 32; i < kRows * kChunks; i += 32) {
     int row = i / kChunks, chunk = i % kChunks;
     copy_async_16(to_shared + chunk / 8 * kRows * kPanelPitch + panel_offset(row, chunk),

@@ -78,24 +78,28 @@ NSAI_DEVICE u32 order_in(u64 key) { return (u32)(key >> 32); }
 NSAI_DEVICE u32 index_in(u64 key) { return ~(u32)key; }
 
 // Sorts a bitonic sequence of 32 keys.
-NSAI_DEVICE u64 merge_lanes(u64 x, bool descending, int lane) {
-#pragma unroll
+template <bool kSmall> NSAI_DEVICE u64 merge_lanes(u64 x, bool descending, int lane) {
+#pragma unroll(kSmall ? 1 : 5)
   for (int lanes = 16; lanes > 0; lanes /= 2) x = exchange(x, lanes, descending, lane);
   return x;
 }
 
 // Merges 32 keys into the descending `best`; the 32 worst of all are dropped.
-template <int kSlots> NSAI_DEVICE void merge_best(u64 (&best)[kSlots], u64 key, int lane) {
+template <bool kSmall, int kSlots>
+NSAI_DEVICE void merge_best(u64 (&best)[kSlots], u64 key, int lane) {
   u64 sorted[1] = { key };
-  sort_warp(sorted, lane);
+  if constexpr (kSmall)
+    sorted[0] = sort_lanes(key, lane);
+  else
+    sort_warp(sorted, lane);
   u64 x = sorted[0];
 #pragma unroll
   for (int slot = 0; slot < kSlots; ++slot) {
     // Descending against ascending: the greater ones of all pairs are the 32 best of both, and both
     // halves are bitonic.
     u64 better = best[slot] > x ? best[slot] : x, worse = best[slot] > x ? x : best[slot];
-    best[slot] = merge_lanes(better, true, lane);
-    if (slot + 1 < kSlots) x = merge_lanes(worse, false, lane);
+    best[slot] = merge_lanes<kSmall>(better, true, lane);
+    if (slot + 1 < kSlots) x = merge_lanes<kSmall>(worse, false, lane);
   }
 }
 
@@ -103,9 +107,9 @@ template <int kSlots> NSAI_DEVICE void merge_best(u64 (&best)[kSlots], u64 key, 
 
 // Rank of this lane's x among those of all lanes, greatest first; of equal values the lower lane
 // comes first.
-NSAI_DEVICE int rank_of(u32 x, int lane) {
+template <bool kSmall = false> NSAI_DEVICE int rank_of(u32 x, int lane) {
   int rank = 0;
-#pragma unroll
+#pragma unroll(kSmall ? 8 : 32)
   for (int i = 0; i < 32; ++i) {
     u32 other = __shfl_sync(kAllLanes, x, i);
     rank += other > x || (other == x && i < lane);
@@ -114,15 +118,16 @@ NSAI_DEVICE int rank_of(u32 x, int lane) {
 }
 
 // An order that at least `count` candidates reach, given each lane's maximum; 1 <= count <= 32.
-NSAI_DEVICE u32 order_reached(u32 greatest, int count, int lane) {
-  u32 owner = __ballot_sync(kAllLanes, rank_of(greatest, lane) == count - 1);
+template <bool kSmall = false> NSAI_DEVICE u32 order_reached(u32 greatest, int count, int lane) {
+  u32 owner = __ballot_sync(kAllLanes, rank_of<kSmall>(greatest, lane) == count - 1);
   return __shfl_sync(kAllLanes, greatest, __ffs(owner) - 1);
 }
 
 // Given one key per lane, 0 for none, in index order: writes the indices of the kFree best to
 // `list`, ascending.
-template <int kFree> NSAI_DEVICE void list_ranked(int *list, u64 key, int lane) {
-  const bool chosen = rank_of(order_in(key), lane) < kFree;
+template <int kFree, bool kSmall = false>
+NSAI_DEVICE void list_ranked(int *list, u64 key, int lane) {
+  const bool chosen = rank_of<kSmall>(order_in(key), lane) < kFree;
   const u32 all = __ballot_sync(kAllLanes, chosen);
   if (chosen) list[votes_below(all, lane)] = (int)index_in(key);
 }
@@ -132,7 +137,8 @@ template <int kFree> NSAI_DEVICE void list_ranked(int *list, u64 key, int lane) 
 // Writes the indices of the kFree best of `count` candidates to gOut, ascending. There must be more
 // than kFree candidates, and kFree of them must exceed `bar`. load(i) returns the i-th candidate's
 // key; indices ascend with i. `queue` [kQueue] belongs to this warp.
-template <int kFree, int kSlots, class Load>
+// kSmall: in less code, for a bar so high that keys are seldom merged.
+template <int kFree, int kSlots, bool kSmall = false, class Load>
 NSAI_DEVICE void search(int *gOut, int count, Load load, u64 *queue, int lane, u32 bar) {
   // Position of the n_free-th best.
   constexpr int kLast = (kFree - 1) / 32, kLane = (kFree - 1) % 32;
@@ -160,14 +166,14 @@ NSAI_DEVICE void search(int *gOut, int count, Load load, u64 *queue, int lane, u
     if (kFree <= 32 && last && !merged && queued <= 32) {
       // Never more than 32 keys: they lie in the queue in index order.
       u64 key = lane < queued ? queue[lane] : 0;
-      list_ranked<kFree>(gOut, key, lane);
+      list_ranked<kFree, kSmall>(gOut, key, lane);
       __syncwarp(); // all lanes have read the queue
       return;
     }
     while (queued >= (last ? 1 : 32)) {
       int taken = min(queued, 32);
       queued -= taken;
-      merge_best(best, lane < taken ? queue[queued + lane] : 0, lane);
+      merge_best<kSmall>(best, lane < taken ? queue[queued + lane] : 0, lane);
     }
     merged = true;
     __syncwarp(); // all lanes have read the queue
@@ -179,7 +185,10 @@ NSAI_DEVICE void search(int *gOut, int count, Load load, u64 *queue, int lane, u
 #pragma unroll
   for (int slot = 0; slot < kSlots; ++slot)
     v[slot] = slot * 32 + lane < kFree ? index_in(best[slot]) : ~0u;
-  sort_warp(v, lane);
+  if constexpr (kSmall && kSlots == 1)
+    v[0] = sort_lanes(v[0], lane);
+  else
+    sort_warp(v, lane);
 #pragma unroll
   for (int slot = 0; slot < kSlots; ++slot)
     if (slot * 32 + lane < kFree) gOut[slot * 32 + lane] = (int)v[slot];

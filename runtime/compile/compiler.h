@@ -56,14 +56,18 @@ typedef struct nsai_compile_job {
   nsa_status status;       /* out; NSA_E_CANCELLED when it was not reached */
   /* out: error text, to be freed with free(); NULL: none, or out of memory */
   char *error;
+  size_t finished; /* jobs[i].finished is the index of the job that finished as the i-th */
 } nsai_compile_job;
 
 typedef struct nsai_compile_many_options {
   int32_t threads;          /* 0: the cores this process may use, at most 4 */
   bool keep_going;          /* compile the others when one fails (the tuner) */
   nsa_progress_fn progress; /* called on the calling thread, between jobs; NULL: none */
-  void *user;               /* passed to `progress` */
+  void *user;               /* passed to `progress` and `finished` */
   bool past_refused;        /* compile the others when one is refused */
+  /* Called on the calling thread with each job that has been compiled, or failed, while others are
+   * being compiled; before `progress` hears of it. NULL: none. */
+  void (*finished)(void *user, nsai_compile_job *job);
 } nsai_compile_many_options;
 
 /* Compiles all jobs. Returns the first failure in the jobs' order, with its text as

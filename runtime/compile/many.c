@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: MIT
  *
  * Compiles many units in parallel. The threads take jobs in order from one counter; the calling
- * thread reports progress and waits. When no thread can be started, it compiles itself.
+ * thread hands finished jobs on, reports progress and waits. When no thread can be started, it
+ * compiles itself.
  *
  * Lock rule: `lock` protects next, done, last, stop, and a job's outputs from the time it is
  * taken until it is counted as done. Otherwise only the thread that took a job uses it.
@@ -52,6 +53,7 @@ static bool work_once(pool *p) {
   if (!take) return false;
   compile_job(p->compiler, &p->jobs[index]);
   pthread_mutex_lock(&p->lock);
+  p->jobs[p->done].finished = index;
   p->done++;
   p->last = index;
   if (p->jobs[index].status != NSA_OK && !p->keep_going &&
@@ -90,6 +92,12 @@ static int32_t start_threads(pool *p, pthread_t *threads, int32_t wanted) {
   return started;
 }
 
+/* Hands on the jobs that finished as number `from` to `to` - 1. */
+static void hand_on(pool *p, const nsai_compile_many_options *run, size_t from, size_t to) {
+  for (; run->finished && from < to; from++)
+    run->finished(run->user, &p->jobs[p->jobs[from].finished]);
+}
+
 /* Asks the host whether to continue, with the name of the job that finished last. */
 static void report(pool *p, const nsai_compile_many_options *run, size_t done, size_t last) {
   if (!run->progress) return;
@@ -109,8 +117,9 @@ static void supervise(pool *p, const nsai_compile_many_options *run) {
     while (p->done == seen && !(p->done == p->next && (p->stop || p->next == p->count)))
       pthread_cond_wait(&p->changed, &p->lock);
     if (p->done == seen) break;
-    size_t done = seen = p->done, last = p->last;
+    const size_t before = seen, done = seen = p->done, last = p->last;
     pthread_mutex_unlock(&p->lock);
+    hand_on(p, run, before, done);
     report(p, run, done, last);
     pthread_mutex_lock(&p->lock);
   }
@@ -161,7 +170,10 @@ nsa_status nsai_compile_many(nsai_compiler *compiler, nsai_compile_job *jobs, si
   /* Even a single job runs on a thread of its own: the compiler needs the large stack. */
   int32_t started = start_threads(&p, threads, wanted);
   if (started == 0)
-    while (work_once(&p)) report(&p, run, p.done, p.last);
+    while (work_once(&p)) {
+      hand_on(&p, run, p.done - 1, p.done);
+      report(&p, run, p.done, p.last);
+    }
   else
     supervise(&p, run);
   for (int32_t i = 0; i < started; i++) pthread_join(threads[i], NULL);

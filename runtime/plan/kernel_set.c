@@ -240,9 +240,11 @@ static int collect(nsa_ctx *ctx, const nsai_kernel_request *request, work *w, bo
   return left;
 }
 
-/* Progress of one batch within the whole request. */
+/* One batch within the whole request, and its progress. */
 typedef struct part {
+  nsa_ctx *ctx;
   const nsai_kernel_request *request;
+  batch *batch;
   int64_t done, total;
 } part;
 
@@ -262,28 +264,33 @@ static bool only_refused(const batch *b) {
   return refused && failed == refused;
 }
 
-/* Finished kernels go into the cache even when another fails or the caller cancels. */
+/* Puts a finished kernel into the cache while others are being compiled: the disk takes some
+ * milliseconds for each. Other processes may have it, whatever becomes of the others. */
+static void store_finished(void *user, nsai_compile_job *job) {
+  const part *p = user;
+  item *it = p->batch->of_job[job - p->batch->jobs];
+  if (job->image.cubin) nsai_cache_store(p->ctx->cache, &it->key, &job->image);
+  nsai_cache_unlock(it->lock);
+  it->lock = -1;
+}
+
 static nsa_status compile_batch(nsa_ctx *ctx, nsai_kernel_request *request, batch *b, part *p) {
   nsai_log(&ctx->logger, NSA_LOG_INFO, "jit", "compiling %d kernels for %s", b->count,
            ctx->target.arch);
   nsai_compile_many_options run = { .threads = ctx->config->runtime.compile_jobs,
                                     .past_refused = request->ahead,
                                     .progress = request->progress ? report_part : NULL,
+                                    .finished = store_finished,
                                     .user = p };
-  nsa_status status = nsai_compile_many(ctx->compiler, b->jobs, (size_t)b->count, &run);
-  /* Storing the finished ones may leave an error text of its own. */
-  char *why = status != NSA_OK ? strdup(nsa_last_error()) : NULL;
+  const nsa_status status = nsai_compile_many(ctx->compiler, b->jobs, (size_t)b->count, &run);
   request->refused = only_refused(b);
   for (int i = 0; i < b->count; i++) {
     item *it = b->of_job[i];
     it->image = b->jobs[i].image;
     it->compiled = it->image.cubin != NULL;
     free(b->jobs[i].error);
-    if (it->compiled) nsai_cache_store(ctx->cache, &it->key, &it->image);
-    nsai_cache_unlock(it->lock);
+    nsai_cache_unlock(it->lock); /* of those that were not reached */
   }
-  if (status != NSA_OK) nsai_fail_text(status, why ? why : nsa_status_text(status));
-  free(why);
   return status;
 }
 
@@ -303,9 +310,9 @@ static nsa_status wait_for_others(const part *p) {
  * for the whole request has passed. */
 static nsa_status compile_missing(nsa_ctx *ctx, nsai_kernel_request *request, work *w) {
   const double deadline = nsai_seconds() + WAIT_SECONDS;
-  part p = { .request = request, .total = count_missing(w) };
+  batch b;
+  part p = { .ctx = ctx, .request = request, .batch = &b, .total = count_missing(w) };
   for (;;) {
-    batch b;
     int left = collect(ctx, request, w, nsai_seconds() >= deadline, &b);
     p.done = p.total - left - b.count;
     if (request->ahead) {

@@ -59,7 +59,8 @@ typedef struct nsai_kernel_spec {
   int32_t tma_box_keys; /* of the tensor maps of k and v; 0: the kernel takes no tensor maps */
   /* Boxes of k and v are ordered as tma_load_interleaved() of core/tma.cuh says. */
   bool interleaved_keys;
-  int32_t compile_cost; /* milliseconds of one core, about: the costly kernels compile first */
+  /* Milliseconds of a core, about (D 128, sm_90a): the costly kernels compile first. */
+  int32_t compile_cost;
   int32_t constant_count;
   nsai_constant constants[NSAI_MAX_CONSTANTS];
 } nsai_kernel_spec;

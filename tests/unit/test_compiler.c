@@ -15,6 +15,7 @@
 
 #include <elf.h>
 #include <limits.h>
+#include <pthread.h>
 #include <unistd.h>
 
 static const char tiny_unit[] = "/* problem: test */\n"
@@ -501,15 +502,29 @@ static void test_build_id(void **state) {
 
 typedef struct progress_log {
   int64_t calls, last, cancel_at;
+  int64_t handed_on, failed; /* jobs; those of them that failed */
+  pthread_t caller;
 } progress_log;
 
 static int32_t count_progress(void *user, int64_t done, int64_t total, const char *what) {
   progress_log *log = user;
   assert_non_null(what);
   assert_true(done <= total && done >= log->last);
+  assert_true(log->handed_on >= done);
   log->calls++;
   log->last = done;
   return log->cancel_at >= 0 && done >= log->cancel_at;
+}
+
+/* Takes the source away, which shows that no job comes twice. */
+static void count_finished(void *user, nsai_compile_job *job) {
+  progress_log *log = user;
+  assert_true(pthread_equal(pthread_self(), log->caller));
+  assert_non_null(job->request.source);
+  assert_true((job->status == NSA_OK) == (job->image.cubin != NULL));
+  job->request.source = NULL;
+  log->handed_on++;
+  log->failed += job->status != NSA_OK;
 }
 
 enum { JOBS = 8 };
@@ -535,19 +550,27 @@ static void test_many(void **state) {
   if (!have_nvrtc()) skip();
   nsai_compiler *compiler = make_compiler();
   nsai_compile_job jobs[JOBS];
-  progress_log log = { 0, 0, -1 };
-  nsai_compile_many_options run = { 3, false, count_progress, &log };
+  progress_log log = { .cancel_at = -1, .caller = pthread_self() };
+  nsai_compile_many_options run = {
+    .threads = 3, .progress = count_progress, .finished = count_finished, .user = &log
+  };
   make_jobs(jobs);
   assert_int_equal(nsai_compile_many(compiler, jobs, JOBS, &run), NSA_OK);
   assert_int_equal(log.last, JOBS);
+  assert_int_equal(log.handed_on, JOBS);
+  assert_int_equal(log.failed, 0);
   for (int i = 0; i < JOBS; i++) assert_true(jobs[i].image.size > 0);
   free_jobs(jobs);
 
   make_jobs(jobs);
   jobs[2].request.source = "extern \"C\" __global__ void many() { nonsense; }\n";
-  assert_int_equal(nsai_compile_many(compiler, jobs, JOBS,
-                                     &(nsai_compile_many_options){ 2, true, NULL, NULL }),
-                   NSA_E_COMPILE);
+  log = (progress_log){ .cancel_at = -1, .caller = pthread_self() };
+  run = (nsai_compile_many_options){
+    .threads = 2, .keep_going = true, .finished = count_finished, .user = &log
+  };
+  assert_int_equal(nsai_compile_many(compiler, jobs, JOBS, &run), NSA_E_COMPILE);
+  assert_int_equal(log.handed_on, JOBS);
+  assert_int_equal(log.failed, 1);
   assert_non_null(strstr(nsa_last_error(), "nonsense"));
   for (int i = 0; i < JOBS; i++) assert_int_equal(jobs[i].status, i == 2 ? NSA_E_COMPILE : NSA_OK);
   free_jobs(jobs);
@@ -582,8 +605,10 @@ static void test_cancel(void **state) {
   nsai_compiler *compiler = make_compiler();
   for (int64_t at = 0; at < 3; at++) {
     nsai_compile_job jobs[JOBS];
-    progress_log log = { 0, 0, at };
-    nsai_compile_many_options run = { 2, false, count_progress, &log };
+    progress_log log = { .cancel_at = at, .caller = pthread_self() };
+    nsai_compile_many_options run = {
+      .threads = 2, .progress = count_progress, .finished = count_finished, .user = &log
+    };
     make_jobs(jobs);
     assert_int_equal(nsai_compile_many(compiler, jobs, JOBS, &run), NSA_E_CANCELLED);
     int finished = 0;
@@ -592,6 +617,7 @@ static void test_cancel(void **state) {
       finished += jobs[i].status == NSA_OK;
     }
     assert_true(finished >= at && finished < JOBS);
+    assert_int_equal(log.handed_on, finished);
     free_jobs(jobs);
   }
   nsai_compiler_destroy(compiler);

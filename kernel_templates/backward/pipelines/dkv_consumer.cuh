@@ -132,15 +132,17 @@ NSAI_DEVICE int multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stages
 template <class Config, int kDim, int kN>
 NSAI_DEVICE void store_sums(const KeyTile &tile, int first_key, int column,
                             const float (&acc)[kN][4], float scale) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
+  for_rows(acc, [&](int r, const float(&x)[kN][2]) {
     const int key =
         first_key + (int)threadIdx.x % 128 / 32 * 16 + r * 8 + (int)(threadIdx.x & 31) / 4;
-    float *to = tile.partial + (long long)key * kPartialWidth<Config> + column;
-    for_columns<kDim>(acc, r, scale, [&](int at, const float4 &x) {
-      if (key < tile.keys) *(float4 *)(to + at) = x;
-    });
-  }
+    float *to = tile.partial + (long long)key * kPartialWidth<Config> + column + column_of_lane();
+    float4 four[kN / 2];
+    gather_row(four, x, scale);
+    if (key < tile.keys)
+#pragma unroll
+      for (int j = 0; j < kN / 2; ++j)
+        if (has_columns<kDim>(j)) *(float4 *)(to + 16 * j) = four[j];
+  });
 }
 
 // The loop of the consumer warps in a CTA of one tile of 128 keys.

@@ -62,20 +62,16 @@ NSAI_DEVICE void join_branches(float (&s)[kN][4], const float (&du)[kN][4],
 template <class Config>
 NSAI_DEVICE void store_rows(const NsaiBackwardQ &p, const DqTile &at,
                             const float (&dq)[DqPipeline<Config>::kColsQk / 8][4]) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
+  for_rows(dq, [&](int r, const float(&x)[DqPipeline<Config>::kColsQk / 8][2]) {
     const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
     const int token = row / Config::kGroupPadded, head = row % Config::kGroupPadded;
     const bool exists = head < Config::kGroup && token < at.tokens;
     const bool sees = at.position + token >= 0; // false: its q and d_o may hold anything
     const long long to = (at.seq.q_begin + at.first_query + token) * p.d_q.view.token_stride +
                          (at.group * Config::kGroup + head) * p.d_q.view.head_stride;
-    for_columns<Config::kHeadDimQk>(dq, r, p.scale, [&](int column, const float4 &x) {
-      if (exists)
-        store_gradients<typename Config::Element>(p.d_q, to + column,
-                                                  sees ? x : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
-    });
-  }
+    store_gradient_row<typename Config::Element, Config::kHeadDimQk>(p.d_q, to, exists, x, p.scale,
+                                                                     !sees);
+  });
 }
 
 // Computes dQ of the warpgroup's rows: dq [64, Dk], zeros on entry.

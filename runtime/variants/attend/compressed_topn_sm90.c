@@ -163,7 +163,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
                               .tma_box_tokens = ROWS / 2 / group,
                               .tma_box_keys = KEYS,
                               .interleaved_keys = true,
-                              .compile_cost = 1300 };
+                              .compile_cost = 950 };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   nsai_constant_add(spec, "kRows", ROWS);

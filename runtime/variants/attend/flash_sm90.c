@@ -130,7 +130,7 @@ void nsai_flash_sm90_specify(const nsai_request *r, const char *entry, nsai_kern
                               .tma_box_heads = group,
                               .tma_box_tokens = CONSUMER_ROWS / group,
                               .tma_box_keys = r->tiles->of[NSAI_TILE_KEYS],
-                              .compile_cost = 700 };
+                              .compile_cost = 480 };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   nsai_constant_add(spec, "kRows", rows);

@@ -7,8 +7,11 @@
 
 #include "params/attention.h"
 
-static nsai_kernel_spec list_spec(const nsai_problem *p, const char *entry, int32_t threads) {
-  nsai_kernel_spec spec = { .entry = entry, .dtype = p->model.dtype, .threads = threads };
+static nsai_kernel_spec list_spec(const nsai_problem *p, const char *entry, int32_t threads,
+                                  int32_t compile_cost) {
+  nsai_kernel_spec spec = {
+    .entry = entry, .dtype = p->model.dtype, .threads = threads, .compile_cost = compile_cost
+  };
   nsai_constant_add(&spec, "kSelectBlock", p->model.select_block);
   nsai_constant_add(&spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(&spec, "kMinBlocks", 1);
@@ -20,9 +23,9 @@ static nsai_kernel_spec list_spec(const nsai_problem *p, const char *entry, int3
 
 void nsai_invert_specify(const nsai_problem *p, int32_t item_rows,
                          nsai_kernel_spec kernel[NSAI_INVERT_KERNELS]) {
-  nsai_kernel_spec count = list_spec(p, "data_invert_count", 256),
-                   scan = list_spec(p, "data_invert_scan", 1024),
-                   fill = list_spec(p, "data_invert_fill", FILL_THREADS);
+  nsai_kernel_spec count = list_spec(p, "data_invert_count", 256, 90),
+                   scan = list_spec(p, "data_invert_scan", 1024, 100),
+                   fill = list_spec(p, "data_invert_fill", FILL_THREADS, 200);
   nsai_constant_add(&count, "kCounters", NSAI_KV_COUNTERS);
   nsai_constant_add(&scan, "kRows", item_rows);
   nsai_constant_add(&fill, "kCounters", NSAI_KV_COUNTERS);
@@ -37,8 +40,8 @@ void nsai_invert_specify(const nsai_problem *p, int32_t item_rows,
 void nsai_invert_all_specify(const nsai_problem *p, int32_t item_rows,
                              nsai_kernel_spec kernel[NSAI_INVERT_KERNELS]) {
   nsai_invert_specify(p, item_rows, kernel);
-  kernel[NSAI_INVERT_COUNT] = list_spec(p, "data_invert_all_count", ALL_THREADS);
-  kernel[NSAI_INVERT_FILL] = list_spec(p, "data_invert_all_fill", ALL_THREADS);
+  kernel[NSAI_INVERT_COUNT] = list_spec(p, "data_invert_all_count", ALL_THREADS, 90);
+  kernel[NSAI_INVERT_FILL] = list_spec(p, "data_invert_all_fill", ALL_THREADS, 100);
 }
 
 void nsai_invert_workspace(const nsai_problem *p, int64_t chunk_tokens, int64_t item_rows,

@@ -125,7 +125,7 @@ void nsai_selected_specify(const nsai_request *r, const char *entry, int32_t win
                               .tile_tokens = tokens_of(m, s),
                               .ctas_per_sm = ctas_of(s),
                               .tma_box_keys = KEYS,
-                              .compile_cost = window ? 1100 : 600 };
+                              .compile_cost = window ? 800 : 370 };
   nsai_heads_add(spec, r->problem);
   nsai_gate_add(spec, r->problem);
   nsai_constant_add(spec, "kKeys", KEYS);

@@ -18,7 +18,7 @@ void nsai_dkv_sum_specify(const nsai_problem *p, nsai_kernel_spec *spec) {
   *spec = (nsai_kernel_spec){ .entry = "backward_dkv_sum",
                               .dtype = p->model.dtype,
                               .threads = NSAI_BACKWARD_ELEMENT_THREADS,
-                              .compile_cost = 250 };
+                              .compile_cost = 200 };
   nsai_constant_add(spec, "kHeadDimQk", p->model.head_dim_qk);
   nsai_constant_add(spec, "kHeadDimV", p->model.head_dim_v);
   nsai_backward_branches_add(spec, p);

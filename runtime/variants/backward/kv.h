@@ -64,7 +64,7 @@ nsa_status nsai_dkv_enqueue(const nsai_run *run, const nsai_form *form, const ns
  * has fewer where the problem has few tokens (item_tokens() of kv.c). */
 #define NSAI_DKV_ITEM_TOKENS 1024
 #define NSAI_DKV_TILE_KEYS 64 /* of a CTA without tensor maps at most; all that wgmma takes */
-#define NSAI_DKV_COST 700     /* compile_cost */
+#define NSAI_DKV_COST 550     /* compile_cost */
 
 /* What one of the kernels is for. */
 typedef struct nsai_dkv_use {

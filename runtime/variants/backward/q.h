@@ -19,8 +19,8 @@ enum {
   NSAI_Q_KERNELS
 };
 
-#define NSAI_Q_COST 1500           /* compile_cost of a kernel for dQ */
-#define NSAI_Q_STATISTICS_COST 650 /* and of one for the statistics */
+#define NSAI_Q_COST 750            /* compile_cost of a kernel for dQ */
+#define NSAI_Q_STATISTICS_COST 500 /* and of one for the statistics */
 
 /* The kernels that all rows have: the rounding, and the saved statistics. */
 void nsai_q_specify(const nsai_problem *problem, nsai_kernel_spec kernel[NSAI_Q_KERNELS]);

@@ -59,7 +59,7 @@ void nsai_mean_specify(const nsai_model *m, const nsai_mean *mean, const nsai_ti
   *spec = (nsai_kernel_spec){ .entry = "compress_mean",
                               .dtype = m->dtype,
                               .threads = 32 * tiles->of[NSAI_TILE_WARPS],
-                              .compile_cost = 200 };
+                              .compile_cost = 70 };
   nsai_constant_add(spec, "kHeadDimQk", m->head_dim_qk);
   nsai_constant_add(spec, "kHeadDimV", mean->dim_v);
   nsai_constant_add(spec, "kBlock", mean->block);

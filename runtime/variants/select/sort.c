@@ -9,7 +9,8 @@ void nsai_sort_specify(const nsai_problem *p, nsai_kernel_spec *spec) {
   bool ranges = p->selection == NSA_SELECT_RANGES;
   *spec = (nsai_kernel_spec){ .entry = ranges ? "data_sort_ranges" : "data_sort_blocks",
                               .dtype = p->model.dtype,
-                              .threads = 128 };
+                              .threads = 128,
+                              .compile_cost = 60 };
   if (!ranges) nsai_constant_add(spec, "kSelectBlock", p->model.select_block);
   nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kMinBlocks", 1);

@@ -51,7 +51,7 @@ void nsai_topn_specify(const nsai_request *r, const char *entry, nsai_kernel_spe
   *spec = (nsai_kernel_spec){ .entry = entry,
                               .dtype = p->model.dtype,
                               .threads = 32 * r->tiles->of[NSAI_TILE_WARPS],
-                              .compile_cost = 250 };
+                              .compile_cost = 130 };
   nsai_constant_add(spec, "kSelectBlock", p->model.select_block);
   nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kSelectInit", p->model.select_init);
