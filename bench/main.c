@@ -383,56 +383,6 @@ static void print_list(const bench_cases *list) {
   }
 }
 
-/* Sets the error text only when something could not be written. */
-static nsa_status close_file(FILE *file, const char *path) {
-  int failed = ferror(file);
-  if (fclose(file) || failed) return nsai_fail(NSA_E_IO, "cannot write %s", path);
-  return NSA_OK;
-}
-
-/* Refuses a file that begins with another line than `wanted`. Reads no more of it than that. */
-static nsa_status check_beginning(const char *path, FILE *file, const char *wanted, size_t size) {
-  char *found = malloc(size + 1);
-  if (!found) return nsai_fail_nomem("the columns of a table", size + 1);
-  size_t count = fread(found, 1, size, file);
-  int failed = ferror(file), cause = errno;
-  int differs = count && (count < size || memcmp(found, wanted, size) != 0);
-  free(found);
-  if (failed) return nsai_fail(NSA_E_IO, "cannot read %s: %s", path, strerror(cause));
-  return differs ? nsai_fail(NSA_E_ARG, "%s has other columns: give --csv another file", path)
-                 : NSA_OK;
-}
-
-/* Refuses a file whose lines have other columns than those to be written. */
-static nsa_status check_columns(const char *path, void (*write_header)(FILE *)) {
-  char *wanted = NULL;
-  size_t size = 0;
-  FILE *file = fopen(path, "r");
-  if (!file) return NSA_OK; /* what cannot be opened is reported when it is appended to */
-  nsa_status status = NSA_OK;
-  FILE *text = open_memstream(&wanted, &size);
-  if (text) write_header(text);
-  if (!text || fclose(text))
-    status = nsai_fail_nomem("the columns of a table", size);
-  else
-    status = check_beginning(path, file, wanted, size);
-  fclose(file);
-  free(wanted);
-  return status;
-}
-
-/* *is_new: the file is still empty. */
-static nsa_status open_csv(const char *path, void (*write_header)(FILE *), FILE **out,
-                           int *is_new) {
-  if (!path) return NSA_OK;
-  NSAI_TRY(check_columns(path, write_header));
-  *out = fopen(path, "a");
-  if (!*out) return nsai_fail(NSA_E_IO, "cannot append to %s: %s", path, strerror(errno));
-  fseek(*out, 0, SEEK_END);
-  *is_new = ftell(*out) == 0;
-  return NSA_OK;
-}
-
 /* Whether anything of a problem has a time. */
 static int is_timed(const bench_problem *p) {
   for (int i = 0; i < BENCH_PARTS; i++)
@@ -470,7 +420,7 @@ static nsa_status measure(const arguments *a, chk_plans *plans, const bench_case
   FILE *csv = NULL;
   nsa_status status;
   int is_new = 0;
-  NSAI_TRY_TO(done, open_csv(a->csv, bench_csv_header, &csv, &is_new));
+  NSAI_TRY_TO(done, bench_csv_open(a->csv, bench_csv_header, &csv, &is_new));
   if (is_new) bench_csv_header(csv);
   NSAI_TRY_TO(done, bench_rig_create(plans, &rig));
   for (int64_t i = 0; i < list->count; i++) {
@@ -484,7 +434,7 @@ static nsa_status measure(const arguments *a, chk_plans *plans, const bench_case
 done:
   bench_rig_destroy(&rig);
   if (!csv) return status;
-  nsa_status closed = close_file(csv, a->csv);
+  nsa_status closed = bench_csv_close(csv, a->csv);
   return status ? status : closed;
 }
 
@@ -499,7 +449,7 @@ static nsa_status write_report(const char *path, report_fn report, const bench_r
   FILE *out;
   if (!path) return NSA_OK;
   NSAI_TRY(open_report(path, &out));
-  nsa_status status = report(out, results), closed = close_file(out, path);
+  nsa_status status = report(out, results), closed = bench_csv_close(out, path);
   return status ? status : closed;
 }
 
@@ -535,10 +485,10 @@ static nsa_status over_ranks(const arguments *a, const bench_cases *list) {
   int is_new = 0;
   int64_t failed = 0;
   memcpy(o.with, a->with_ranks, sizeof o.with);
-  NSAI_TRY(open_csv(a->csv, bench_ranks_csv_header, &csv, &is_new));
+  NSAI_TRY(bench_csv_open(a->csv, bench_ranks_csv_header, &csv, &is_new));
   if (is_new) bench_ranks_csv_header(csv);
   nsa_status status = bench_ranks(&o, list, stdout, csv, &failed);
-  nsa_status closed = csv ? close_file(csv, a->csv) : NSA_OK;
+  nsa_status closed = csv ? bench_csv_close(csv, a->csv) : NSA_OK;
   if (!status) status = closed;
   return status ? status : count_failed(failed);
 }
@@ -604,12 +554,12 @@ static nsa_status write_decode(const arguments *a, const bench_decode_sheet *she
   if (a->json) {
     NSAI_TRY(open_report(a->json, &out));
     bench_decode_json(out, sheet, device, a->commit ? a->commit : "");
-    NSAI_TRY(close_file(out, a->json));
+    NSAI_TRY(bench_csv_close(out, a->json));
   }
   if (a->markdown) {
     NSAI_TRY(open_report(a->markdown, &out));
     bench_decode_markdown(out, sheet);
-    NSAI_TRY(close_file(out, a->markdown));
+    NSAI_TRY(bench_csv_close(out, a->markdown));
   }
   return a->svg ? bench_decode_draw(sheet, a->svg, "decode") : NSA_OK;
 }
@@ -646,12 +596,12 @@ static nsa_status write_prefill(const arguments *a, const bench_prefill_sheet *s
   if (a->json) {
     NSAI_TRY(open_report(a->json, &out));
     bench_prefill_json(out, sheet);
-    NSAI_TRY(close_file(out, a->json));
+    NSAI_TRY(bench_csv_close(out, a->json));
   }
   if (!a->markdown) return NSA_OK;
   NSAI_TRY(open_report(a->markdown, &out));
   bench_prefill_markdown(out, sheet);
-  return close_file(out, a->markdown);
+  return bench_csv_close(out, a->markdown);
 }
 
 static nsa_status prefill(const arguments *a, const nsai_verify_case *c, chk_plans *plans,
@@ -683,10 +633,10 @@ static int run_decode_ranks(const arguments *a, const nsai_verify_case *c) {
   int is_new = 0;
   int64_t failed = 0;
   memcpy(o.with, a->with_ranks, sizeof o.with);
-  nsa_status status = open_csv(a->csv, bench_decode_ranks_csv_header, &csv, &is_new);
+  nsa_status status = bench_csv_open(a->csv, bench_decode_ranks_csv_header, &csv, &is_new);
   if (is_new) bench_decode_ranks_csv_header(csv);
   if (!status) status = bench_decode_ranks(&o, stdout, csv, &failed);
-  nsa_status closed = csv ? close_file(csv, a->csv) : NSA_OK;
+  nsa_status closed = csv ? bench_csv_close(csv, a->csv) : NSA_OK;
   if (!status) status = closed;
   if (!status) status = count_failed(failed);
   if (!status) return 0;
@@ -705,11 +655,11 @@ static int run_cached(const arguments *a) {
   if (a->over_ranks) return run_decode_ranks(a, &c);
   status = chk_plans_create(&a->plans, &plans);
   if (status) return fail(status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1);
-  status =
-      open_csv(a->csv, decodes ? bench_decode_csv_header : bench_prefill_csv_header, &csv, &is_new);
+  status = bench_csv_open(a->csv, decodes ? bench_decode_csv_header : bench_prefill_csv_header,
+                          &csv, &is_new);
   if (!status) status = (decodes ? decode : prefill)(a, &c, plans, csv, is_new);
   if (csv) {
-    nsa_status closed = close_file(csv, a->csv);
+    nsa_status closed = bench_csv_close(csv, a->csv);
     if (!status) status = closed;
   }
   chk_plans_destroy(plans);
