@@ -14,6 +14,7 @@
 #include "plot/chart.h"
 #include "plot/figures.h"
 #include "prefill/prefill.h"
+#include "prefill/ranks.h"
 #include "problems.h"
 #include "program.h"
 #include "ranks.h"
@@ -133,7 +134,7 @@ static const struct argp_option options[] = {
   { "from", OPT_FROM, "N", 0, "Shortest length in tokens (window, compressed; 128)", 0 },
   { "to", OPT_TO, "N", 0, "Longest length (window, compressed; 65536)", 0 },
   { "ranks", OPT_RANKS, "LIST", 0,
-    "Over so many GPUs with NCCL, 1,2 or 2..8, beside one (decode) and a model (forward, "
+    "Over so many GPUs with NCCL, 1,2 or 2..8, beside one (decode, prefill) and a model (forward, "
     "backward); the model's times, from a CSV's times of one GPU (table)",
     0 },
   { "tokens", OPT_TOKENS, "LIST", 0,
@@ -141,7 +142,7 @@ static const struct argp_option options[] = {
     "of the table (64k,128k,512k,1M,4M)",
     0 },
   { "peer-bytes", OPT_PEER_BYTES, "BYTES", 0,
-    "With --ranks: also with gathers of up to so many bytes by peer memory (decode)", 0 },
+    "With --ranks: also with gathers of up to so many bytes by peer memory (decode, prefill)", 0 },
   { "contexts", OPT_CONTEXTS, "LIST", 0,
     "Tokens of every sequence (decode: 4096,16384,65536; prefill: 8192,65536)", 0 },
   { "batches", OPT_BATCHES, "LIST", 0, "Sequences (decode; 1,4,16,32,64,256)", 0 },
@@ -232,19 +233,21 @@ static void check_ranks(const arguments *a, struct argp_state *state) {
   const char *nvls = getenv("NCCL_NVLS_ENABLE");
   if (!a->over_ranks && a->token_count) argp_error(state, "--tokens needs --ranks");
   if (a->peer_bytes &&
-      (!a->over_ranks || a->command != DECODE || a->plans.device == NSAI_VERIFY_DEVICE_CPU ||
+      (!a->over_ranks || !over_cache(a->command) || a->plans.device == NSAI_VERIFY_DEVICE_CPU ||
        memchr(a->with_ranks + NSAI_GATHER_RANKS + 1, true, NSA_MAX_RANKS - NSAI_GATHER_RANKS)))
-    argp_error(state, "--peer-bytes is for decode --ranks on at most %d GPUs", NSAI_GATHER_RANKS);
+    argp_error(state, "--peer-bytes is for decode or prefill --ranks on at most %d GPUs",
+               NSAI_GATHER_RANKS);
   const bool table = a->over_ranks && a->command == TABLE;
   if (table && (a->filter || a->plans.device != NSAI_VERIFY_DEVICE_AUTO ||
                 !memchr(a->with_ranks + 2, true, NSA_MAX_RANKS - 1)))
     argp_error(state, "table --ranks takes numbers from 2 on, and no --filter or --device");
   if (!a->over_ranks || table) return;
-  if (a->command != FORWARD && a->command != BACKWARD && a->command != DECODE)
+  if (a->command != FORWARD && a->command != BACKWARD && !over_cache(a->command))
     argp_error(state, "%s takes no --ranks", command_names[a->command]);
-  if (a->command == DECODE && (a->token_count || a->page_size < 0))
-    argp_error(state,
-               "decode --ranks has --contexts, and pages: leave out --tokens and --page-size 0");
+  if (over_cache(a->command) && (a->token_count || a->page_size < 0))
+    argp_error(state, "%s --ranks has --contexts, and pages: leave out --tokens and --page-size 0",
+               command_names[a->command]);
+  if (a->rows >= 0) argp_error(state, "prefill --ranks times prompts alone: leave out --rows");
   if (a->branches || a->json || a->markdown || a->svg)
     argp_error(state, "--ranks takes no --branches, --json, --md or --svg: --csv has its times");
   if (a->token_count && (a->problem || a->problems))
@@ -604,16 +607,21 @@ static nsa_status write_prefill(const arguments *a, const bench_prefill_sheet *s
   return bench_csv_close(out, a->markdown);
 }
 
-static nsa_status prefill(const arguments *a, const nsai_verify_case *c, chk_plans *plans,
-                          FILE *csv, int is_new) {
+static bench_prefill_options prefill_options(const arguments *a, const nsai_verify_case *c) {
   static const sizes contexts = { { 8192, 65536 }, 2 }, chunks = { { 8192, 2048 }, 2 };
   bench_prefill_options o = { .c = *c,
                               .dtypes = a->dtypes,
                               .rows = a->rows < 0 ? 32 : (int32_t)a->rows,
                               .page_size = a->page_size ? a->page_size : DEFAULT_PAGE };
-  bench_prefill_sheet sheet = { 0 };
   o.context_count = take_sizes(&a->contexts, &contexts, o.contexts);
   o.chunk_count = take_sizes(&a->chunks, &chunks, o.chunks);
+  return o;
+}
+
+static nsa_status prefill(const arguments *a, const nsai_verify_case *c, chk_plans *plans,
+                          FILE *csv, int is_new) {
+  const bench_prefill_options o = prefill_options(a, c);
+  bench_prefill_sheet sheet = { 0 };
   nsa_status status =
       bench_prefill(plans, &o, a->commit ? a->commit : "", stdout, csv, is_new, &sheet);
   bench_cache_error_request request = { .c = c, .page_size = o.page_size, .dtypes = o.dtypes };
@@ -624,18 +632,37 @@ static nsa_status prefill(const arguments *a, const nsai_verify_case *c, chk_pla
   return status;
 }
 
-static int run_decode_ranks(const arguments *a, const nsai_verify_case *c) {
+static nsa_status decode_ranks(const arguments *a, const nsai_verify_case *c, FILE *csv,
+                               int64_t *failed) {
   bench_decode_ranks_options o = { .plans = a->plans,
                                    .commit = a->commit ? a->commit : "",
                                    .peer_bytes = a->peer_bytes,
                                    .decode = decode_options(a, c) };
+  memcpy(o.with, a->with_ranks, sizeof o.with);
+  return bench_decode_ranks(&o, stdout, csv, failed);
+}
+
+static nsa_status prefill_ranks(const arguments *a, const nsai_verify_case *c, FILE *csv,
+                                int64_t *failed) {
+  bench_prefill_ranks_options o = { .plans = a->plans,
+                                    .commit = a->commit ? a->commit : "",
+                                    .peer_bytes = a->peer_bytes,
+                                    .prefill = prefill_options(a, c) };
+  memcpy(o.with, a->with_ranks, sizeof o.with);
+  return bench_prefill_ranks(&o, stdout, csv, failed);
+}
+
+/* decode, prefill, over ranks. */
+static int run_cached_ranks(const arguments *a, const nsai_verify_case *c) {
+  const bool decodes = a->command == DECODE;
+  void (*const write_header)(FILE *) =
+      decodes ? bench_decode_ranks_csv_header : bench_prefill_ranks_csv_header;
   FILE *csv = NULL;
   int is_new = 0;
   int64_t failed = 0;
-  memcpy(o.with, a->with_ranks, sizeof o.with);
-  nsa_status status = bench_csv_open(a->csv, bench_decode_ranks_csv_header, &csv, &is_new);
-  if (is_new) bench_decode_ranks_csv_header(csv);
-  if (!status) status = bench_decode_ranks(&o, stdout, csv, &failed);
+  nsa_status status = bench_csv_open(a->csv, write_header, &csv, &is_new);
+  if (is_new) write_header(csv);
+  if (!status) status = (decodes ? decode_ranks : prefill_ranks)(a, c, csv, &failed);
   nsa_status closed = csv ? bench_csv_close(csv, a->csv) : NSA_OK;
   if (!status) status = closed;
   if (!status) status = count_failed(failed);
@@ -652,7 +679,7 @@ static int run_cached(const arguments *a) {
   int is_new = 0;
   nsa_status status = take_model(a, &c);
   if (status) return fail(2);
-  if (a->over_ranks) return run_decode_ranks(a, &c);
+  if (a->over_ranks) return run_cached_ranks(a, &c);
   status = chk_plans_create(&a->plans, &plans);
   if (status) return fail(status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1);
   status = bench_csv_open(a->csv, decodes ? bench_decode_csv_header : bench_prefill_csv_header,
