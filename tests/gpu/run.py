@@ -189,6 +189,11 @@ def ranks_jobs(options):
         yield Job("fault peers", [*check, "--ranks", most, "--fault", "kill,stall", "--timeout", "5", *peers], environment)
     for fault in ("kill", "stall", "mismatch"):
         yield Job(f"fault {fault}", [*check, "--ranks", most, "--fault", fault, "--timeout", "5"], environment)
+    cache_fault = [*check, "cache", "--ranks", most, "--timeout", "5", "--fault"]
+    yield Job("fault cache", [*cache_fault, "kill,stall"], environment)
+    yield Job("fault cache lengths", [*cache_fault, "mismatch", "--set", "runtime.check_inputs=full"], environment)
+    if peers:
+        yield Job("fault cache peers", [*cache_fault, "kill,stall", *peers], environment)
     for command, fill in itertools.product(("forward", "backward"), ("random", "correlated")):
         # All lengths in one process, so that the model has times of one GPU for those that one cannot hold.
         yield Bench(f"bench {command} {fill}", [
