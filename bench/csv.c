@@ -43,6 +43,55 @@ static const char *const names[COLUMNS] = {
   "floor_ms",     "note",
 };
 
+/* ---- files ----------------------------------------------------------------------------------- */
+
+nsa_status bench_csv_close(FILE *file, const char *path) {
+  int failed = ferror(file);
+  if (fclose(file) || failed) return nsai_fail(NSA_E_IO, "cannot write %s", path);
+  return NSA_OK;
+}
+
+/* Refuses a file that begins with another line than `wanted`. Reads no more of it than that. */
+static nsa_status check_beginning(const char *path, FILE *file, const char *wanted, size_t size) {
+  char *found = malloc(size + 1);
+  if (!found) return nsai_fail_nomem("the columns of a table", size + 1);
+  size_t count = fread(found, 1, size, file);
+  int failed = ferror(file), cause = errno;
+  int differs = count && (count < size || memcmp(found, wanted, size) != 0);
+  free(found);
+  if (failed) return nsai_fail(NSA_E_IO, "cannot read %s: %s", path, strerror(cause));
+  return differs ? nsai_fail(NSA_E_ARG, "%s has other columns: give --csv another file", path)
+                 : NSA_OK;
+}
+
+/* Refuses a file whose lines have other columns than those to be written. */
+static nsa_status check_columns(const char *path, void (*write_header)(FILE *)) {
+  char *wanted = NULL;
+  size_t size = 0;
+  FILE *file = fopen(path, "r");
+  if (!file) return NSA_OK; /* what cannot be opened is reported when it is appended to */
+  nsa_status status = NSA_OK;
+  FILE *text = open_memstream(&wanted, &size);
+  if (text) write_header(text);
+  if (!text || fclose(text))
+    status = nsai_fail_nomem("the columns of a table", size);
+  else
+    status = check_beginning(path, file, wanted, size);
+  fclose(file);
+  free(wanted);
+  return status;
+}
+
+nsa_status bench_csv_open(const char *path, void (*write_header)(FILE *), FILE **out, int *is_new) {
+  if (!path) return NSA_OK;
+  NSAI_TRY(check_columns(path, write_header));
+  *out = fopen(path, "a");
+  if (!*out) return nsai_fail(NSA_E_IO, "cannot append to %s: %s", path, strerror(errno));
+  fseek(*out, 0, SEEK_END);
+  *is_new = ftell(*out) == 0;
+  return NSA_OK;
+}
+
 /* ---- writing --------------------------------------------------------------------------------- */
 
 void bench_csv_quoted(FILE *out, const char *text) {

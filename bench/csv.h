@@ -61,6 +61,14 @@ nsa_status bench_csv_number(const char *name, const char *text, double *out);
 /* Whether the file can be read and its first line names the column. */
 int bench_csv_has(const char *path, const char *name);
 
+/* Opens a file to append lines to, or makes it; path NULL: *out stays NULL. *is_new: it is still empty, and
+ * `write_header` has not been called. NSA_E_ARG: it begins with another header; NSA_E_IO. */
+nsa_status bench_csv_open(const char *path, void (*write_header)(FILE *), FILE **out, int *is_new);
+
+/* Closes any file that was written. Sets the error text only when something could not be written:
+ * NSA_E_IO. */
+nsa_status bench_csv_close(FILE *file, const char *path);
+
 void bench_csv_header(FILE *out);
 
 /* Writes the lines of one problem. */

@@ -14,6 +14,7 @@
 #include "plot/chart.h"
 #include "plot/figures.h"
 #include "prefill/prefill.h"
+#include "prefill/ranks.h"
 #include "problems.h"
 #include "program.h"
 #include "ranks.h"
@@ -133,7 +134,7 @@ static const struct argp_option options[] = {
   { "from", OPT_FROM, "N", 0, "Shortest length in tokens (window, compressed; 128)", 0 },
   { "to", OPT_TO, "N", 0, "Longest length (window, compressed; 65536)", 0 },
   { "ranks", OPT_RANKS, "LIST", 0,
-    "Over so many GPUs with NCCL, 1,2 or 2..8, beside one (decode) and a model (forward, "
+    "Over so many GPUs with NCCL, 1,2 or 2..8, beside one (decode, prefill) and a model (forward, "
     "backward); the model's times, from a CSV's times of one GPU (table)",
     0 },
   { "tokens", OPT_TOKENS, "LIST", 0,
@@ -141,7 +142,7 @@ static const struct argp_option options[] = {
     "of the table (64k,128k,512k,1M,4M)",
     0 },
   { "peer-bytes", OPT_PEER_BYTES, "BYTES", 0,
-    "With --ranks: also with gathers of up to so many bytes by peer memory (decode)", 0 },
+    "With --ranks: also with gathers of up to so many bytes by peer memory (decode, prefill)", 0 },
   { "contexts", OPT_CONTEXTS, "LIST", 0,
     "Tokens of every sequence (decode: 4096,16384,65536; prefill: 8192,65536)", 0 },
   { "batches", OPT_BATCHES, "LIST", 0, "Sequences (decode; 1,4,16,32,64,256)", 0 },
@@ -232,19 +233,21 @@ static void check_ranks(const arguments *a, struct argp_state *state) {
   const char *nvls = getenv("NCCL_NVLS_ENABLE");
   if (!a->over_ranks && a->token_count) argp_error(state, "--tokens needs --ranks");
   if (a->peer_bytes &&
-      (!a->over_ranks || a->command != DECODE || a->plans.device == NSAI_VERIFY_DEVICE_CPU ||
+      (!a->over_ranks || !over_cache(a->command) || a->plans.device == NSAI_VERIFY_DEVICE_CPU ||
        memchr(a->with_ranks + NSAI_GATHER_RANKS + 1, true, NSA_MAX_RANKS - NSAI_GATHER_RANKS)))
-    argp_error(state, "--peer-bytes is for decode --ranks on at most %d GPUs", NSAI_GATHER_RANKS);
+    argp_error(state, "--peer-bytes is for decode or prefill --ranks on at most %d GPUs",
+               NSAI_GATHER_RANKS);
   const bool table = a->over_ranks && a->command == TABLE;
   if (table && (a->filter || a->plans.device != NSAI_VERIFY_DEVICE_AUTO ||
                 !memchr(a->with_ranks + 2, true, NSA_MAX_RANKS - 1)))
     argp_error(state, "table --ranks takes numbers from 2 on, and no --filter or --device");
   if (!a->over_ranks || table) return;
-  if (a->command != FORWARD && a->command != BACKWARD && a->command != DECODE)
+  if (a->command != FORWARD && a->command != BACKWARD && !over_cache(a->command))
     argp_error(state, "%s takes no --ranks", command_names[a->command]);
-  if (a->command == DECODE && (a->token_count || a->page_size < 0))
-    argp_error(state,
-               "decode --ranks has --contexts, and pages: leave out --tokens and --page-size 0");
+  if (over_cache(a->command) && (a->token_count || a->page_size < 0))
+    argp_error(state, "%s --ranks has --contexts, and pages: leave out --tokens and --page-size 0",
+               command_names[a->command]);
+  if (a->rows >= 0) argp_error(state, "prefill --ranks times prompts alone: leave out --rows");
   if (a->branches || a->json || a->markdown || a->svg)
     argp_error(state, "--ranks takes no --branches, --json, --md or --svg: --csv has its times");
   if (a->token_count && (a->problem || a->problems))
@@ -383,56 +386,6 @@ static void print_list(const bench_cases *list) {
   }
 }
 
-/* Sets the error text only when something could not be written. */
-static nsa_status close_file(FILE *file, const char *path) {
-  int failed = ferror(file);
-  if (fclose(file) || failed) return nsai_fail(NSA_E_IO, "cannot write %s", path);
-  return NSA_OK;
-}
-
-/* Refuses a file that begins with another line than `wanted`. Reads no more of it than that. */
-static nsa_status check_beginning(const char *path, FILE *file, const char *wanted, size_t size) {
-  char *found = malloc(size + 1);
-  if (!found) return nsai_fail_nomem("the columns of a table", size + 1);
-  size_t count = fread(found, 1, size, file);
-  int failed = ferror(file), cause = errno;
-  int differs = count && (count < size || memcmp(found, wanted, size) != 0);
-  free(found);
-  if (failed) return nsai_fail(NSA_E_IO, "cannot read %s: %s", path, strerror(cause));
-  return differs ? nsai_fail(NSA_E_ARG, "%s has other columns: give --csv another file", path)
-                 : NSA_OK;
-}
-
-/* Refuses a file whose lines have other columns than those to be written. */
-static nsa_status check_columns(const char *path, void (*write_header)(FILE *)) {
-  char *wanted = NULL;
-  size_t size = 0;
-  FILE *file = fopen(path, "r");
-  if (!file) return NSA_OK; /* what cannot be opened is reported when it is appended to */
-  nsa_status status = NSA_OK;
-  FILE *text = open_memstream(&wanted, &size);
-  if (text) write_header(text);
-  if (!text || fclose(text))
-    status = nsai_fail_nomem("the columns of a table", size);
-  else
-    status = check_beginning(path, file, wanted, size);
-  fclose(file);
-  free(wanted);
-  return status;
-}
-
-/* *is_new: the file is still empty. */
-static nsa_status open_csv(const char *path, void (*write_header)(FILE *), FILE **out,
-                           int *is_new) {
-  if (!path) return NSA_OK;
-  NSAI_TRY(check_columns(path, write_header));
-  *out = fopen(path, "a");
-  if (!*out) return nsai_fail(NSA_E_IO, "cannot append to %s: %s", path, strerror(errno));
-  fseek(*out, 0, SEEK_END);
-  *is_new = ftell(*out) == 0;
-  return NSA_OK;
-}
-
 /* Whether anything of a problem has a time. */
 static int is_timed(const bench_problem *p) {
   for (int i = 0; i < BENCH_PARTS; i++)
@@ -470,7 +423,7 @@ static nsa_status measure(const arguments *a, chk_plans *plans, const bench_case
   FILE *csv = NULL;
   nsa_status status;
   int is_new = 0;
-  NSAI_TRY_TO(done, open_csv(a->csv, bench_csv_header, &csv, &is_new));
+  NSAI_TRY_TO(done, bench_csv_open(a->csv, bench_csv_header, &csv, &is_new));
   if (is_new) bench_csv_header(csv);
   NSAI_TRY_TO(done, bench_rig_create(plans, &rig));
   for (int64_t i = 0; i < list->count; i++) {
@@ -484,7 +437,7 @@ static nsa_status measure(const arguments *a, chk_plans *plans, const bench_case
 done:
   bench_rig_destroy(&rig);
   if (!csv) return status;
-  nsa_status closed = close_file(csv, a->csv);
+  nsa_status closed = bench_csv_close(csv, a->csv);
   return status ? status : closed;
 }
 
@@ -499,7 +452,7 @@ static nsa_status write_report(const char *path, report_fn report, const bench_r
   FILE *out;
   if (!path) return NSA_OK;
   NSAI_TRY(open_report(path, &out));
-  nsa_status status = report(out, results), closed = close_file(out, path);
+  nsa_status status = report(out, results), closed = bench_csv_close(out, path);
   return status ? status : closed;
 }
 
@@ -535,10 +488,10 @@ static nsa_status over_ranks(const arguments *a, const bench_cases *list) {
   int is_new = 0;
   int64_t failed = 0;
   memcpy(o.with, a->with_ranks, sizeof o.with);
-  NSAI_TRY(open_csv(a->csv, bench_ranks_csv_header, &csv, &is_new));
+  NSAI_TRY(bench_csv_open(a->csv, bench_ranks_csv_header, &csv, &is_new));
   if (is_new) bench_ranks_csv_header(csv);
   nsa_status status = bench_ranks(&o, list, stdout, csv, &failed);
-  nsa_status closed = csv ? close_file(csv, a->csv) : NSA_OK;
+  nsa_status closed = csv ? bench_csv_close(csv, a->csv) : NSA_OK;
   if (!status) status = closed;
   return status ? status : count_failed(failed);
 }
@@ -604,12 +557,12 @@ static nsa_status write_decode(const arguments *a, const bench_decode_sheet *she
   if (a->json) {
     NSAI_TRY(open_report(a->json, &out));
     bench_decode_json(out, sheet, device, a->commit ? a->commit : "");
-    NSAI_TRY(close_file(out, a->json));
+    NSAI_TRY(bench_csv_close(out, a->json));
   }
   if (a->markdown) {
     NSAI_TRY(open_report(a->markdown, &out));
     bench_decode_markdown(out, sheet);
-    NSAI_TRY(close_file(out, a->markdown));
+    NSAI_TRY(bench_csv_close(out, a->markdown));
   }
   return a->svg ? bench_decode_draw(sheet, a->svg, "decode") : NSA_OK;
 }
@@ -646,24 +599,29 @@ static nsa_status write_prefill(const arguments *a, const bench_prefill_sheet *s
   if (a->json) {
     NSAI_TRY(open_report(a->json, &out));
     bench_prefill_json(out, sheet);
-    NSAI_TRY(close_file(out, a->json));
+    NSAI_TRY(bench_csv_close(out, a->json));
   }
   if (!a->markdown) return NSA_OK;
   NSAI_TRY(open_report(a->markdown, &out));
   bench_prefill_markdown(out, sheet);
-  return close_file(out, a->markdown);
+  return bench_csv_close(out, a->markdown);
 }
 
-static nsa_status prefill(const arguments *a, const nsai_verify_case *c, chk_plans *plans,
-                          FILE *csv, int is_new) {
+static bench_prefill_options prefill_options(const arguments *a, const nsai_verify_case *c) {
   static const sizes contexts = { { 8192, 65536 }, 2 }, chunks = { { 8192, 2048 }, 2 };
   bench_prefill_options o = { .c = *c,
                               .dtypes = a->dtypes,
                               .rows = a->rows < 0 ? 32 : (int32_t)a->rows,
                               .page_size = a->page_size ? a->page_size : DEFAULT_PAGE };
-  bench_prefill_sheet sheet = { 0 };
   o.context_count = take_sizes(&a->contexts, &contexts, o.contexts);
   o.chunk_count = take_sizes(&a->chunks, &chunks, o.chunks);
+  return o;
+}
+
+static nsa_status prefill(const arguments *a, const nsai_verify_case *c, chk_plans *plans,
+                          FILE *csv, int is_new) {
+  const bench_prefill_options o = prefill_options(a, c);
+  bench_prefill_sheet sheet = { 0 };
   nsa_status status =
       bench_prefill(plans, &o, a->commit ? a->commit : "", stdout, csv, is_new, &sheet);
   bench_cache_error_request request = { .c = c, .page_size = o.page_size, .dtypes = o.dtypes };
@@ -674,19 +632,38 @@ static nsa_status prefill(const arguments *a, const nsai_verify_case *c, chk_pla
   return status;
 }
 
-static int run_decode_ranks(const arguments *a, const nsai_verify_case *c) {
+static nsa_status decode_ranks(const arguments *a, const nsai_verify_case *c, FILE *csv,
+                               int64_t *failed) {
   bench_decode_ranks_options o = { .plans = a->plans,
                                    .commit = a->commit ? a->commit : "",
                                    .peer_bytes = a->peer_bytes,
                                    .decode = decode_options(a, c) };
+  memcpy(o.with, a->with_ranks, sizeof o.with);
+  return bench_decode_ranks(&o, stdout, csv, failed);
+}
+
+static nsa_status prefill_ranks(const arguments *a, const nsai_verify_case *c, FILE *csv,
+                                int64_t *failed) {
+  bench_prefill_ranks_options o = { .plans = a->plans,
+                                    .commit = a->commit ? a->commit : "",
+                                    .peer_bytes = a->peer_bytes,
+                                    .prefill = prefill_options(a, c) };
+  memcpy(o.with, a->with_ranks, sizeof o.with);
+  return bench_prefill_ranks(&o, stdout, csv, failed);
+}
+
+/* decode, prefill, over ranks. */
+static int run_cached_ranks(const arguments *a, const nsai_verify_case *c) {
+  const bool decodes = a->command == DECODE;
+  void (*const write_header)(FILE *) =
+      decodes ? bench_decode_ranks_csv_header : bench_prefill_ranks_csv_header;
   FILE *csv = NULL;
   int is_new = 0;
   int64_t failed = 0;
-  memcpy(o.with, a->with_ranks, sizeof o.with);
-  nsa_status status = open_csv(a->csv, bench_decode_ranks_csv_header, &csv, &is_new);
-  if (is_new) bench_decode_ranks_csv_header(csv);
-  if (!status) status = bench_decode_ranks(&o, stdout, csv, &failed);
-  nsa_status closed = csv ? close_file(csv, a->csv) : NSA_OK;
+  nsa_status status = bench_csv_open(a->csv, write_header, &csv, &is_new);
+  if (is_new) write_header(csv);
+  if (!status) status = (decodes ? decode_ranks : prefill_ranks)(a, c, csv, &failed);
+  nsa_status closed = csv ? bench_csv_close(csv, a->csv) : NSA_OK;
   if (!status) status = closed;
   if (!status) status = count_failed(failed);
   if (!status) return 0;
@@ -702,14 +679,14 @@ static int run_cached(const arguments *a) {
   int is_new = 0;
   nsa_status status = take_model(a, &c);
   if (status) return fail(2);
-  if (a->over_ranks) return run_decode_ranks(a, &c);
+  if (a->over_ranks) return run_cached_ranks(a, &c);
   status = chk_plans_create(&a->plans, &plans);
   if (status) return fail(status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1);
-  status =
-      open_csv(a->csv, decodes ? bench_decode_csv_header : bench_prefill_csv_header, &csv, &is_new);
+  status = bench_csv_open(a->csv, decodes ? bench_decode_csv_header : bench_prefill_csv_header,
+                          &csv, &is_new);
   if (!status) status = (decodes ? decode : prefill)(a, &c, plans, csv, is_new);
   if (csv) {
-    nsa_status closed = close_file(csv, a->csv);
+    nsa_status closed = bench_csv_close(csv, a->csv);
     if (!status) status = closed;
   }
   chk_plans_destroy(plans);

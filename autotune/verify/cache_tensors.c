@@ -173,11 +173,12 @@ static int64_t own_pages(const nsai_verify_cache *w) {
   return nsai_ceil_div(nsai_ceil_div(w->pages, unit), w->options.ranks) * unit;
 }
 
-/* Pages of a sequence's latest tokens: a prompt's, and those that it reaches back to. */
+/* Pages of a sequence's latest tokens: those of an append or of a step, and those that these reach back to. */
 static int64_t late_pages(const nsai_verify_cache *w) {
   const nsai_model *g = w->options.model;
   const int64_t reach = nsai_larger(nsai_larger(g->block, g->window), g->norm_block);
-  return nsai_ceil_div(prompt_tokens(w) + reach, w->options.page_size) + 1;
+  const int64_t tokens = nsai_larger(prompt_tokens(w), w->options.q_len) + reach;
+  return nsai_smaller(nsai_ceil_div(tokens, w->options.page_size) + 1, w->pages);
 }
 
 /* Which of a sequence's raw pages has its page `index`. */

@@ -5,7 +5,7 @@
 
 #include "base/math.h"
 #include "check.h"
-#include "time_launch.h"
+#include "prefill/calls.h"
 #include "verify/cache_tensors.h"
 
 #include <nsa/kv_cache.h>
@@ -13,13 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define REPEATS 7
-
 /* Everything that the cells of one context share. */
 typedef struct prompt {
   const bench_rig *rig;
   const bench_prefill_options *options;
   const nsai_verify_device *device;
+  bench_prefill_clock clock;
   nsai_verify_case c;       /* a forward, then dense attention, over the packed prompt */
   int64_t context, longest; /* tokens of the prompt and of its longest chunk */
   nsai_trial_run packed;
@@ -32,93 +31,9 @@ typedef struct prompt {
   nsa_tensor cu_q;         /* i32 [rows + 2]: one chunk, then the rows */
 } prompt;
 
-/* ---- times ----------------------------------------------------------------------------------- */
-
-/* The median of several runs of what `enqueue` enqueues, in milliseconds. The first run is a
- * warm-up. A run follows a pause and an L2 flush as a burst of time_launch.h does, but does not
- * wait for the flush: meanwhile the host enqueues the calls, so that the time of short calls is
- * that of the device. */
-static nsa_status time_calls(const prompt *p, nsa_status (*enqueue)(const void *user),
-                             const void *user, double *ms) {
-  double values[REPEATS];
-  nsai_verify_timer timer;
-  nsa_status status;
-  NSAI_TRY(nsai_verify_timer_create(p->device, &timer));
-  for (int i = -1; i < REPEATS; i++) {
-    chk_pause(p->device);
-    if (p->rig->flush)
-      NSAI_TRY_TO(done,
-                  nsai_verify_device_set(p->device, p->rig->flush, 0, NSAI_VERIFY_FLUSH_BYTES));
-    NSAI_TRY_TO(done, nsai_verify_timer_start(p->device, &timer));
-    NSAI_TRY_TO(done, enqueue(user));
-    NSAI_TRY_TO(done, nsai_verify_timer_stop(p->device, &timer));
-    NSAI_TRY_TO(done, nsai_verify_timer_read(p->device, &timer, &values[i < 0 ? 0 : i]));
-  }
-  *ms = chk_median(values, REPEATS);
-done:
-  nsai_verify_timer_destroy(p->device, &timer);
-  return status;
-}
-
 static nsa_status enqueue_packed(const void *user) { return nsai_trial_run_enqueue(user, 0, NULL); }
 
-/* An append, and the attention of the new tokens. */
-typedef struct step {
-  const nsa_plan *append, *attend;
-  nsa_status (*run)(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
-                    const nsa_io *io);
-  const nsa_exec *exec;
-  nsa_batch batch;
-  nsa_io io;
-} step;
-
-static nsa_status enqueue_step(const void *user) {
-  const step *s = user;
-  NSAI_TRY(nsa_kv_append(s->append, s->exec, &s->batch, &s->io));
-  return s->run(s->attend, s->exec, &s->batch, &s->io);
-}
-
 /* ---- tensors --------------------------------------------------------------------------------- */
-
-/* The tensors of a call that have a row for each new token. */
-#define OTHER_ROWS 5
-#define ROW_TENSORS (OTHER_ROWS + 2 * NSA_BRANCHES)
-
-static nsa_tensor *row_tensor(nsa_io *io, int i) {
-  nsa_tensor *first[OTHER_ROWS] = { &io->q, &io->o, &io->gate.value, &io->index_q, &io->new_k_idx };
-  if (i < OTHER_ROWS) return first[i];
-  const int pair = (i - OTHER_ROWS) / 2;
-  return (i - OTHER_ROWS) % 2 ? &io->new_kv.v[pair] : &io->new_kv.k[pair];
-}
-
-static size_t row_bytes(const nsa_tensor *t) {
-  nsa_tensor row = *t;
-  row.shape[0] = 1;
-  return nsai_verify_tensor_bytes(&row);
-}
-
-/* The call's tensors, cut to `count` rows from `first` on. */
-static nsa_io take_rows(const nsa_io *io, int64_t first, int64_t count) {
-  nsa_io part = *io;
-  for (int i = 0; i < ROW_TENSORS; i++) {
-    nsa_tensor *t = row_tensor(&part, i);
-    if (!t->data) continue;
-    t->data = (char *)t->data + (size_t)first * row_bytes(t);
-    t->shape[0] = count;
-  }
-  return part;
-}
-
-/* Copies the rows of `from` to those of `to`, on the device. The outputs do no harm. */
-static nsa_status copy_rows(const prompt *p, nsa_io to, nsa_io from) {
-  for (int i = 0; i < ROW_TENSORS; i++) {
-    const nsa_tensor *t = row_tensor(&to, i), *f = row_tensor(&from, i);
-    if (t->data)
-      NSAI_TRY(
-          nsai_verify_device_copy(p->device, t->data, f->data, (size_t)f->shape[0] * row_bytes(f)));
-  }
-  return NSA_OK;
-}
 
 static nsa_status alloc_ints(prompt *p, int64_t count, nsa_tensor *out) {
   *out = nsai_verify_tensor(NSA_I32, 1, &count);
@@ -147,8 +62,8 @@ static nsa_status make_tensors(prompt *p, int64_t most_chunks) {
   if (!p->options->rows) return NSA_OK;
   NSAI_TRY(alloc_ints(p, p->options->rows + 2, &p->cu_q));
   p->mixed = p->whole;
-  for (int i = 0; i < ROW_TENSORS; i++) {
-    nsa_tensor *t = row_tensor(&p->mixed, i);
+  for (int i = 0; i < BENCH_PREFILL_ROW_TENSORS; i++) {
+    nsa_tensor *t = bench_prefill_row_tensor(&p->mixed, i);
     if (!t->data) continue;
     t->shape[0] = p->longest + p->options->rows;
     NSAI_TRY(nsai_verify_cache_alloc(&p->cache, nsai_verify_tensor_bytes(t), &t->data));
@@ -156,32 +71,27 @@ static nsa_status make_tensors(prompt *p, int64_t most_chunks) {
   return NSA_OK;
 }
 
-/* Writes first + i * gap, at most `most`, to the elements of `to` on the device. */
-static nsa_status set_ints(const prompt *p, const nsa_tensor *to, int64_t first, int64_t gap,
-                           int64_t most) {
-  const size_t bytes = nsai_verify_tensor_bytes(to);
-  int32_t *values = malloc(bytes);
-  if (!values) return nsai_fail_nomem("lengths", bytes);
-  for (int64_t i = 0; i < to->shape[0]; i++)
-    values[i] = (int32_t)nsai_smaller(first + i * gap, most);
-  nsa_status status = nsai_verify_device_upload(p->device, to->data, values, bytes);
-  free(values);
-  return status;
-}
-
 /* ---- plans ----------------------------------------------------------------------------------- */
+
+nsa_problem bench_prefill_problem(int32_t op, const bench_prefill_options *options, int64_t context,
+                                  int64_t q_len) {
+  nsa_problem problem = NSA_PROBLEM_INIT;
+  problem.op = op;
+  problem.page_size = options->page_size;
+  problem.max_kv_len = context;
+  problem.max_seqs = 1;
+  problem.max_q_len = (int32_t)q_len;
+  problem.max_tokens = q_len;
+  problem.overlap = options->c.overlap ? NSA_OVERLAP_HIGH : NSA_OVERLAP_LOW;
+  bench_cached_set(&options->dtypes, &problem);
+  return problem;
+}
 
 static nsa_status make_plan(const prompt *p, int32_t op, int32_t seqs, int64_t q_len,
                             int64_t tokens, nsa_plan **out) {
-  nsa_problem problem = NSA_PROBLEM_INIT;
-  problem.op = op;
-  problem.page_size = p->options->page_size;
-  problem.max_kv_len = p->context;
+  nsa_problem problem = bench_prefill_problem(op, p->options, p->context, q_len);
   problem.max_seqs = seqs;
-  problem.max_q_len = (int32_t)q_len;
   problem.max_tokens = tokens;
-  problem.overlap = p->c.overlap ? NSA_OVERLAP_HIGH : NSA_OVERLAP_LOW;
-  bench_cached_set(&p->options->dtypes, &problem);
   return nsa_plan_create(p->ctx, &problem, NULL, NULL, out);
 }
 
@@ -210,13 +120,14 @@ static nsa_status make_pair(prompt *p, int32_t op, int32_t seqs, int64_t q_len, 
   return NSA_OK;
 }
 
-static step make_step(const prompt *p, const plan_pair *pair, nsa_batch batch, nsa_io io) {
-  return (step){ .append = pair->append,
-                 .attend = pair->attend,
-                 .run = nsa_prefill,
-                 .exec = &p->exec,
-                 .batch = batch,
-                 .io = io };
+static bench_prefill_step make_step(const prompt *p, const plan_pair *pair, nsa_batch batch,
+                                    nsa_io io) {
+  return (bench_prefill_step){ .append = pair->append,
+                               .attend = pair->attend,
+                               .run = nsa_prefill,
+                               .exec = &p->exec,
+                               .batch = batch,
+                               .io = io };
 }
 
 /* ---- a cell ---------------------------------------------------------------------------------- */
@@ -233,10 +144,11 @@ static nsa_status enqueue_chunks(const void *user) {
   for (int64_t i = 0, first = 0; first < p->context; first += k->tokens, i++) {
     nsa_batch batch = nsai_verify_cache_sequences(&p->cache, 0, 1);
     batch.kv_len.data = (int32_t *)p->ends.data + i;
-    const step s =
+    const bench_prefill_step s =
         make_step(p, k->pair, batch,
-                  take_rows(&p->whole, first, nsai_smaller(k->tokens, p->context - first)));
-    NSAI_TRY(enqueue_step(&s));
+                  bench_prefill_take_rows(&p->whole, first,
+                                          nsai_smaller(k->tokens, p->context - first)));
+    NSAI_TRY(bench_prefill_enqueue_step(&s));
   }
   return NSA_OK;
 }
@@ -249,20 +161,24 @@ static nsa_status time_prompt(prompt *p, bench_prefill_cell *cell) {
   NSAI_TRY_TO(done,
               make_pair(p, NSA_OP_PREFILL, 1, cell->chunk, cell->chunk, &pair, cell->variants));
   p->ends.shape[0] = nsai_ceil_div(p->context, cell->chunk);
-  NSAI_TRY_TO(done, set_ints(p, &p->ends, cell->chunk, cell->chunk, p->context));
-  NSAI_TRY_TO(done, time_calls(p, enqueue_chunks, &k, &cell->ms[BENCH_PREFILL_PROMPT]));
-  const step last = make_step(p, &pair, nsai_verify_cache_sequences(&p->cache, 0, 1),
-                              take_rows(&p->whole, p->context - cell->chunk, cell->chunk));
-  NSAI_TRY_TO(done, time_calls(p, enqueue_step, &last, &cell->ms[BENCH_PREFILL_LAST]));
+  NSAI_TRY_TO(done,
+              bench_prefill_set_ints(p->device, &p->ends, cell->chunk, cell->chunk, p->context));
+  NSAI_TRY_TO(done,
+              bench_prefill_time(&p->clock, enqueue_chunks, &k, &cell->ms[BENCH_PREFILL_PROMPT]));
+  const bench_prefill_step last =
+      make_step(p, &pair, nsai_verify_cache_sequences(&p->cache, 0, 1),
+                bench_prefill_take_rows(&p->whole, p->context - cell->chunk, cell->chunk));
+  NSAI_TRY_TO(done, bench_prefill_time(&p->clock, bench_prefill_enqueue_step, &last,
+                                       &cell->ms[BENCH_PREFILL_LAST]));
 done:
   destroy_pair(&pair);
   return status;
 }
 
 /* A batch of the sequences that decode, and a new token of each. */
-static step make_rows(const prompt *p, const plan_pair *pair) {
+static bench_prefill_step make_rows(const prompt *p, const plan_pair *pair) {
   const int32_t rows = p->options->rows;
-  nsa_io io = take_rows(&p->cache.io, 1, rows);
+  nsa_io io = bench_prefill_take_rows(&p->cache.io, 1, rows);
   io.kv = p->cache.cache.kv;
   io.k_norm = p->cache.cache.k_norm;
   io.k_idx = p->cache.cache.k_idx;
@@ -281,16 +197,22 @@ static nsa_status time_mixed(prompt *p, bench_prefill_cell *cell) {
   cu_q.data = (int32_t *)cu_q.data + 1;
   cu_q.shape[0]--;
   NSAI_TRY_TO(done, nsai_verify_device_set(p->device, p->cu_q.data, 0, sizeof(int32_t)));
-  NSAI_TRY_TO(done, set_ints(p, &cu_q, cell->chunk, 1, tokens));
-  step s = make_step(p, &pair, nsai_verify_cache_sequences(&p->cache, 0, rows + 1),
-                     take_rows(&p->mixed, 0, tokens));
+  NSAI_TRY_TO(done, bench_prefill_set_ints(p->device, &cu_q, cell->chunk, 1, tokens));
+  bench_prefill_step s = make_step(p, &pair, nsai_verify_cache_sequences(&p->cache, 0, rows + 1),
+                                   bench_prefill_take_rows(&p->mixed, 0, tokens));
   s.batch.cu_q = p->cu_q;
-  const step alone = make_rows(p, &pair);
+  const bench_prefill_step alone = make_rows(p, &pair);
   NSAI_TRY_TO(done,
-              copy_rows(p, s.io, take_rows(&p->whole, p->context - cell->chunk, cell->chunk)));
-  NSAI_TRY_TO(done, copy_rows(p, take_rows(&s.io, cell->chunk, rows), alone.io));
-  NSAI_TRY_TO(done, time_calls(p, enqueue_step, &s, &cell->ms[BENCH_PREFILL_MIXED]));
-  NSAI_TRY_TO(done, time_calls(p, enqueue_step, &alone, &cell->ms[BENCH_PREFILL_ROWS]));
+              bench_prefill_copy_rows(p->device, s.io,
+                                      bench_prefill_take_rows(&p->whole, p->context - cell->chunk,
+                                                              cell->chunk)));
+  NSAI_TRY_TO(done,
+              bench_prefill_copy_rows(p->device, bench_prefill_take_rows(&s.io, cell->chunk, rows),
+                                      alone.io));
+  NSAI_TRY_TO(done, bench_prefill_time(&p->clock, bench_prefill_enqueue_step, &s,
+                                       &cell->ms[BENCH_PREFILL_MIXED]));
+  NSAI_TRY_TO(done, bench_prefill_time(&p->clock, bench_prefill_enqueue_step, &alone,
+                                       &cell->ms[BENCH_PREFILL_ROWS]));
 done:
   destroy_pair(&pair);
   return status;
@@ -304,9 +226,9 @@ static nsa_status time_decode(prompt *p, double *ms) {
   plan_pair pair = { 0 };
   nsa_status status;
   NSAI_TRY_TO(done, make_pair(p, NSA_OP_DECODE, rows, 1, rows, &pair, unused));
-  step s = make_rows(p, &pair);
+  bench_prefill_step s = make_rows(p, &pair);
   s.run = nsa_decode;
-  NSAI_TRY_TO(done, time_calls(p, enqueue_step, &s, ms));
+  NSAI_TRY_TO(done, bench_prefill_time(&p->clock, bench_prefill_enqueue_step, &s, ms));
 done:
   destroy_pair(&pair);
   return status;
@@ -317,7 +239,7 @@ static nsa_status time_dense(prompt *p, double *ms) {
   p->c.kind = NSAI_VERIFY_DENSE;
   NSAI_TRY(chk_plans_get(p->rig->plans, &p->c, NSA_OP_DENSE, &p->packed.plan));
   NSAI_TRY(nsai_verify_tensors_workspace(&p->packed.data, p->packed.plan.caps.workspace_bytes));
-  return time_calls(p, enqueue_packed, &p->packed, ms);
+  return bench_prefill_time(&p->clock, enqueue_packed, &p->packed, ms);
 }
 
 /* Adds the first line of the last error to the note: what it is about, and the error. */
@@ -360,7 +282,8 @@ static nsa_status begin(prompt *p, bench_prefill_cell *cells, int count) {
   NSAI_TRY(chk_bench_create(p->rig->plans, &p->c, &p->packed));
   p->ctx = p->packed.plan.ctx;
   nsai_verify_tensors_drop_optional(&p->packed.data);
-  NSAI_TRY(time_calls(p, enqueue_packed, &p->packed, &cells->ms[BENCH_PREFILL_FORWARD]));
+  NSAI_TRY(
+      bench_prefill_time(&p->clock, enqueue_packed, &p->packed, &cells->ms[BENCH_PREFILL_FORWARD]));
   if (time_dense(p, &cells->ms[BENCH_PREFILL_DENSE])) note_error(cells, "dense");
   NSAI_TRY(make_caches(p));
   NSAI_TRY(make_tensors(p, nsai_ceil_div(p->context, shortest)));
@@ -371,9 +294,11 @@ static nsa_status begin(prompt *p, bench_prefill_cell *cells, int count) {
 
 void bench_prefill_measure(const bench_rig *rig, const bench_prefill_options *options,
                            bench_prefill_cell *cells, int count) {
+  const nsai_verify_device *device = chk_plans_device(rig->plans);
   prompt p = { .rig = rig,
                .options = options,
-               .device = chk_plans_device(rig->plans),
+               .device = device,
+               .clock = { .device = device, .flush = rig->flush },
                .c = cells->c,
                .context = cells->context,
                .longest = cells->chunk,

@@ -44,6 +44,13 @@ typedef struct bench_prefill_cell {
   char note[400];
 } bench_prefill_cell;
 
+/* The packed prompt of a context, with the model and the inputs of `given`. */
+nsai_verify_case bench_prefill_case(const nsai_verify_case *given, int64_t context);
+
+/* The problem of a plan for chunks of `q_len` tokens of one sequence. */
+nsa_problem bench_prefill_problem(int32_t op, const bench_prefill_options *options, int64_t context,
+                                  int64_t q_len);
+
 /* What is reported of a cell: the times and what follows from them. */
 typedef enum bench_prefill_value {
   BENCH_PREFILL_MS_PROMPT,

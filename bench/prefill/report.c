@@ -122,8 +122,7 @@ void bench_prefill_json(FILE *out, const bench_prefill_sheet *s) {
 
 /* ---- all cells ------------------------------------------------------------------------------- */
 
-/* The packed prompt of a context: the options' model and inputs. */
-static nsai_verify_case packed_case(const nsai_verify_case *given, int64_t context) {
+nsai_verify_case bench_prefill_case(const nsai_verify_case *given, int64_t context) {
   nsai_verify_case c;
   nsai_verify_case_init(&c);
   c.model = given->model;
@@ -144,7 +143,7 @@ static int add_cells(bench_prefill_sheet *s, int64_t context) {
   const int first = s->count;
   for (int i = -1; i < o->chunk_count; i++)
     if (i < 0 || o->chunks[i] < context)
-      s->cells[s->count++] = (bench_prefill_cell){ .c = packed_case(&o->c, context),
+      s->cells[s->count++] = (bench_prefill_cell){ .c = bench_prefill_case(&o->c, context),
                                                    .context = context,
                                                    .chunk = i < 0 ? context : o->chunks[i] };
   return s->count - first;

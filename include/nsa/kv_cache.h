@@ -217,8 +217,9 @@ NSA_API nsa_status nsa_decode(const nsa_plan *plan, const nsa_exec *exec, const 
  * may be 0: the shard's. On a GPU, where lengths are on the device, it brings num_seqs sequences of
  * problem.max_kv_len tokens, rounded up to units of all ranks, into the workspace, which has room for
  * max_seqs: make plans for the lengths that prompts have. On the CPU device it brings what there is, into
- * memory that the call allocates, and the ranks compare kv_len first: different lengths end the communicator
- * (NSA_E_RANKS). With a shard of the default alignment outputs are the bits of one rank that runs the same
+ * memory that the call allocates. There, and with runtime.check_inputs full outside of captures, the ranks
+ * compare kv_len first: different lengths end the communicator (NSA_E_RANKS). Without that outputs are
+ * undefined. With a shard of the default alignment outputs are the bits of one rank that runs the same
  * kernels; a GPU does not take those of decode (thresholds.prefill_split_from), and whether it expands codes
  * first depends on the tokens of the rank.
  *

@@ -107,10 +107,10 @@
  * Hq bytes a token of every rank to every other, and all add them up in the order of ranks. On a GPU the
  * workspace has room for these bytes of c ranks and problem.max_tokens tokens. block_idx and lse of the
  * compressed branch are one GPU's bits; o, o_branch and lse of the selected branch are the same on all ranks,
- * and one GPU's to rounding. A call without the selected branch exchanges nothing. The batch's sizes
- * (num_seqs, tokens) and exec.branches must be the same on all ranks. A graph may capture both calls, where
- * the transport can be captured. A caller's ranges, counters (io.kv_reads) and probes do not run over ranks.
- * nsa_prefill gathers raw pages, see kv_cache.h.
+ * and one GPU's to rounding. A call without the selected branch exchanges nothing. A graph may capture both
+ * calls, where the transport can be captured. A caller's ranges, io.kv_reads and probes do not run over ranks.
+ * exec.branches and the batch's num_seqs, tokens and kv_len must be the same on all ranks: with other lengths
+ * outputs are undefined, or where values are checked NSA_E_RANKS. nsa_prefill gathers raw pages: kv_cache.h.
  */
 #ifndef NSA_RANKS_H
 #define NSA_RANKS_H
@@ -348,16 +348,16 @@ NSA_API nsa_status nsa_comm_loopback(nsa_ctx *ctx, int32_t size, const nsa_comm_
                                      nsa_comm **comms);
 
 /* Compares what all ranks are about to run, before the first run of each plan and shard: the version, the
- * kernel templates, the device, model, problem, variants with their tiles, cuBLASLt's version, and the shard.
- * Ranks that chose differently would wait for each other, or compute other bits. Tune on one rank, import the
- * records on the others. Blocking; every rank calls it with the same number of plans. What was not agreed upon
- * does not run; a plan of one call may run with the shard of another. The communicator remembers the 256 plans
- * and the 256 shards of the latest agreements, by what they consist of: a plan that is destroyed and made
- * again need not be agreed upon again, and one that is agreed upon again counts as new. The first agreement
- * also finds which ranks share a host, by the boot ids of their machines (without one, the host name), unless
- * host_ranks is given: where ranks of a host are successive, and each host has as many. Uses the transport on
- * a stream of its own, where NCCL may let it wait for runs in flight, and allocates some KB of device memory
- * at its first call; with options.peer_bytes more ("Peer memory" above).
+ * kernel templates, the device, model, problem, variants with their tiles, cuBLASLt's version, whether
+ * runtime.check_inputs is full, and the shard. Ranks that chose differently would wait for each other, or
+ * compute other bits. Tune on one rank, import the records on the others. Blocking; every rank calls it with
+ * the same number of plans. What was not agreed upon does not run; a plan of one call may run with the shard
+ * of another. The communicator remembers the 256 plans and the 256 shards of the latest agreements, by what
+ * they consist of: a plan that is destroyed and made again need not be agreed upon again, and one that is
+ * agreed upon again counts as new. The first agreement also finds which ranks share a host, by the boot ids of
+ * their machines (without one, the host name), unless host_ranks is given: where ranks of a host are
+ * successive, and each host has as many. Uses the transport on a stream of its own, where NCCL may let it wait
+ * for runs in flight, and allocates some KB of device memory at its first call.
  *
  * plans       [count], at most 256, of the communicator's device; NULL with count 0
  * shard       NULL: the plans alone.

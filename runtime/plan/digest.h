@@ -46,8 +46,9 @@
   X(head_groups)
 #define NSAI_COUNT_ONE(member) +1
 
-/* The model, the problem's members, the variant with its tiles of each stage, cuBLASLt's version. */
-#define NSAI_PLAN_FIELDS (1 + (NSAI_PROBLEM_FIELDS(NSAI_COUNT_ONE)) + NSAI_STAGE_COUNT + 1)
+/* The model, the problem's members, the variant with its tiles of each stage, cuBLASLt's version, and whether
+ * runtime.check_inputs is full. */
+#define NSAI_PLAN_FIELDS (1 + (NSAI_PROBLEM_FIELDS(NSAI_COUNT_ONE)) + NSAI_STAGE_COUNT + 2)
 
 /* What all plans of a context have in common. */
 void nsai_digest_common(const nsa_ctx *ctx, nsai_agree_field out[NSAI_COMMON_FIELDS]);

@@ -8,7 +8,8 @@
  *   bodies   a digest of every field, by all_gather
  *   peers    up to three rounds of the first call that finds the ranks alike, by all_gather: peers.c
  *
- * nsa_comm_destroy may make one more (nsai_peers_close).
+ * nsa_comm_destroy may make one more (nsai_peers_close), and a run over a cache one where its lengths are
+ * compared (run/ranks_lengths.c).
  *
  * Every rank compares the same messages in the same way, and so comes to the same result.
  */
@@ -228,7 +229,7 @@ static nsa_status give_up(const talk *t, const char *what) {
   write_silent(t, &silent);
   return nsai_comm_die(t->comm, "rank %d of %d: %s waited %.2f s for %s%s", nsai_comm_rank(t->comm),
                        nsai_comm_size(t->comm),
-                       t->comm->agree.closing ? "nsa_comm_destroy" : "nsa_comm_agree",
+                       t->comm->agree.caller ? t->comm->agree.caller : "nsa_comm_agree",
                        nsai_seconds() - t->since, text, what);
 }
 

@@ -112,7 +112,7 @@ static void destroy_events(nsa_comm *comm) {
 
 void nsai_comm_destroy(nsa_comm *comm) {
   if (!comm) return;
-  comm->agree.closing = true;
+  comm->agree.caller = "nsa_comm_destroy";
   if (!comm->dead) nsai_peers_close(comm); /* may wait for other ranks, which looks at runs */
   destroy_events(comm);
   if (comm->transport.destroy) comm->transport.destroy(comm->transport.ops.user);

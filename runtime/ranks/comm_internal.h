@@ -68,8 +68,8 @@ typedef struct nsai_agree_room {
   int32_t growths;
   nsai_cu_stream stream; /* these are NULL on the CPU device */
   nsai_cu_event event;
-  int32_t calls; /* of nsa_comm_agree so far */
-  bool closing;  /* rounds are of nsa_comm_destroy */
+  int32_t calls;      /* of nsa_comm_agree so far */
+  const char *caller; /* whose rounds they are; NULL: nsa_comm_agree's */
 } nsai_agree_room;
 
 /* A process on a host. Containers may give the same pid twice, in namespaces of their own; and virtual
@@ -155,8 +155,8 @@ int32_t nsai_find_host_ranks(const uint64_t *host, int32_t size);
 nsa_status nsai_comm_gather_by_transport(nsa_comm *comm, const void *send, void *recv,
                                          uint64_t bytes, nsa_stream stream);
 
-/* A round of messages of the same length, within nsa_comm_agree and behind its first round, or within
- * nsa_comm_destroy: brings all ranks' to all. `since`, `timeout_ms`: of the whole call. NSA_E_RANKS, and the
+/* A round of messages of the same length, within nsa_comm_agree and behind its first round, or, behind a call of
+ * it, of agree.caller: brings all ranks' to all. `since`, `timeout_ms`: of the whole call. NSA_E_RANKS, and the
  * communicator has ended; another failure leaves that to the caller. */
 nsa_status nsai_agree_round(nsa_comm *comm, const void *mine, uint64_t bytes, double since,
                             int32_t timeout_ms);

@@ -49,6 +49,11 @@ nsa_status nsai_backward_over_ranks(const nsai_run *run);
 nsa_status nsai_decode_over_ranks(const nsai_run *run);
 nsa_status nsai_prefill_over_ranks(const nsai_run *run);
 
+/* Compares the lengths of their batches, which are the same on all ranks: on the CPU device, and on a GPU with
+ * runtime.check_inputs full, outside of captures. Waits for all ranks then. NSA_E_RANKS names the first that
+ * differ, on all ranks alike. */
+nsa_status nsai_compare_lengths(const nsai_run *run);
+
 /* The part of the latter on the GPU. */
 nsa_status nsai_enqueue_prefill_over_ranks(const nsai_run *run);
 

@@ -6,6 +6,7 @@
  * which every rank adds up. On the GPU the variant makes the exchange, between its kernels.
  */
 #include "reference/reference.h"
+#include "run/params.h"
 #include "run/ranks.h"
 
 #define ALL_PROCESSORS 0 /* threads of the CPU device */
@@ -32,7 +33,9 @@ static nsa_status compute(const nsai_run *run) {
 }
 
 nsa_status nsai_decode_over_ranks(const nsai_run *run) {
-  const nsa_status status = run->driver ? nsai_enqueue_decode(run) : compute(run);
+  /* Without the selected branch nothing is exchanged. */
+  nsa_status status = nsai_run_has(run, NSA_SEL) ? nsai_compare_lengths(run) : NSA_OK;
+  if (!status) status = run->driver ? nsai_enqueue_decode(run) : compute(run);
   if (status) nsai_comm_fail(run->comm, nsa_last_error());
   return status;
 }

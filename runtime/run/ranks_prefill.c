@@ -30,7 +30,6 @@ typedef struct gathered {
   int64_t most;        /* pages of the rank that has the most */
   int64_t columns;     /* of the pieces' tables: pages of the longest sequence */
   int32_t *ints;       /* owns the memory of all lists */
-  int32_t *lengths;    /* [ranks, num_seqs]: kv_len of each rank */
   int32_t *table;      /* [num_seqs, columns] */
   char *pool[TENSORS]; /* K and V of pair 0, 1, 2; NULL: not read, or in a ring */
   nsa_batch batch;     /* of the pieces */
@@ -72,28 +71,10 @@ static nsa_status open_lists(gathered *g) {
   const int64_t pieces = shard->max_pieces, sequences = shard->num_seqs;
   for (int32_t s = 0; s < sequences; s++)
     g->columns = nsai_larger(g->columns, nsai_ceil_div(kv_len_of(g, s), p->page_size));
-  const int64_t count =
-      p->ranks * sequences + g->columns * (sequences + 2 * pieces) + 3 * pieces + 1;
+  const int64_t count = g->columns * (sequences + 2 * pieces) + 3 * pieces + 1;
   g->ints = calloc((size_t)count, sizeof *g->ints);
   if (!g->ints) return nsai_fail_nomem("the lists of a prefill over ranks", (size_t)count * 4);
-  g->lengths = g->ints;
-  g->table = g->lengths + p->ranks * sequences;
-  return NSA_OK;
-}
-
-/* Sizes of what travels follow from the lengths, which the ranks compare first: all find the same. */
-static nsa_status compare_lengths(gathered *g) {
-  const int32_t ranks = g->run->plan->problem.ranks, sequences = g->run->shard->num_seqs;
-  int32_t *own = g->lengths + g->rank * sequences;
-  for (int32_t s = 0; s < sequences; s++) own[s] = kv_len_of(g, s);
-  NSAI_TRY(
-      nsai_comm_all_gather(g->run->comm, own, g->lengths, (uint64_t)sequences * sizeof *own, NULL));
-  for (int32_t i = sequences; i < ranks * sequences; i++)
-    if (g->lengths[i] != g->lengths[i % sequences])
-      return nsai_fail(NSA_E_RANKS,
-                       "batch.kv_len[%d] is %d on rank 0 and %d on rank %d: give every rank the "
-                       "same lengths",
-                       i % sequences, g->lengths[i % sequences], g->lengths[i], i / sequences);
+  g->table = g->ints;
   return NSA_OK;
 }
 
@@ -215,7 +196,6 @@ static nsa_status compute(const gathered *g) {
 
 static nsa_status prefill(gathered *g) {
   NSAI_TRY(open_lists(g));
-  NSAI_TRY(compare_lengths(g));
   number_pages(g);
   NSAI_TRY(gather(g));
   make_batch(g);
@@ -231,8 +211,8 @@ static nsa_status prefill_on_cpu(const nsai_run *run) {
 }
 
 nsa_status nsai_prefill_over_ranks(const nsai_run *run) {
-  const nsa_status status =
-      run->driver ? nsai_enqueue_prefill_over_ranks(run) : prefill_on_cpu(run);
+  nsa_status status = nsai_compare_lengths(run);
+  if (!status) status = run->driver ? nsai_enqueue_prefill_over_ranks(run) : prefill_on_cpu(run);
   if (status) nsai_comm_fail(run->comm, nsa_last_error());
   return status;
 }

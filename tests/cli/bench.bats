@@ -673,7 +673,7 @@ PY
 
 @test "--ranks: a rank without a thread, and lost output, are failures" {
   local model=fwd:h4/1:d16/16:l8/4:s8x4+1+1:w16:q=64:nobatch
-  for words in forward 'decode --contexts 300 --batches 1'; do
+  for words in forward 'decode --contexts 300 --batches 1' 'prefill --contexts 300'; do
     # shellcheck disable=SC2016,SC2086 # the inner shell's; several words
     run -1 bash -c '"$@" 2>errors >/dev/full' - "$NSA_BENCH" $words --device cpu --ranks 2 --threads 2 --problem $model
     grep -q 'rank 0: cannot write: No space left' errors
@@ -703,13 +703,67 @@ PY
   done
   for bad in '--ranks 2 --device cpu' ''; do
     run -2 --separate-stderr bench decode --peer-bytes 40000 $bad
-    [[ $stderr == *'--peer-bytes is for decode --ranks on at most 8 GPUs'* ]]
+    [[ $stderr == *'--peer-bytes is for decode or prefill --ranks on at most 8 GPUs'* ]]
   done
   run -2 --separate-stderr bench decode --peer-bytes 40000 --ranks 1,9
-  [[ $stderr == *'--peer-bytes is for decode --ranks on at most 8 GPUs'* ]]
+  [[ $stderr == *'--peer-bytes is for decode or prefill --ranks on at most 8 GPUs'* ]]
   run -2 --separate-stderr bench decode --device cpu --ranks 2 --json x.json
   [[ $stderr == *'--ranks takes no'* ]]
   NSA_DRIVER_PATH=/nowhere NCCL_NVLS_ENABLE=0 run -77 --separate-stderr bench decode --ranks 2
+}
+
+@test "prefill --ranks: prompts over ranks that are threads, one GPU first" {
+  local model=fwd:h4/1:d16/16:l8/4:s8x4+1+1:w16:q=64 bad
+  # 2500 tokens in chunks of 900 end with one of 700; 60 tokens go whole to one rank.
+  run -0 --separate-stderr bench prefill --device cpu --ranks 1,3 --contexts 60,2500 --chunks 9000,900,60 --problem $model:fill=correlated --csv p.csv --commit abc
+  [[ ${#lines[@]} == 8 && ${lines[0]} == 'prefill       60 tokens chunk       60  1 ranks '*' ms '*' last chunk' ]]
+  [[ ${lines[6]} =~ ^'prefill     2500 tokens chunk      900  3 ranks '.*' ms '.*' last chunk '.*[0-9]\ x$ ]]
+  python3 - <<'PY'
+import csv
+rows = list(csv.DictReader(open("p.csv")))
+assert list(rows[0]) == ["date", "commit", "device", "problem", "ranks", "unit_tokens", "S", "chunk", "page_size", "kv_dtype", "cmp_dtype",
+                         "cache_bytes", "workspace", "ms_prompt", "ms_last", "prompt_ratio", "last_ratio", "gather_bytes", "ms_gather",
+                         "peer_bytes", "note"]
+assert [(r["ranks"], r["unit_tokens"], r["S"], r["chunk"]) for r in rows] == \
+    [(n, u, s, c) for n, u in (("1", "0"), ("3", "1024")) for s, c in (("60", "60"), ("2500", "2500"), ("2500", "900"), ("2500", "60"))]
+for r, one in zip(rows, 2 * rows[:4]):
+    assert r["commit"] == "abc" and r["device"] == "cpu" and None not in r and not r["note"] and r["page_size"] == "64", r
+    assert f":q={r['S']}:kv={r['S']}:" in r["problem"] and "fill=correlated" in r["problem"], r
+    assert not r["gather_bytes"] + r["ms_gather"] and r["peer_bytes"] == "0", r
+    for name in "prompt", "last":
+        assert float(r["ms_" + name]) > 0
+        assert abs(float(r[name + "_ratio"]) / (float(one["ms_" + name]) / float(r["ms_" + name])) - 1) < 1e-2, r
+# Raw tokens of a page take 64 * (16 + 16) * 2 bytes, its entries a fourth. Of the 40 pages of 2500 tokens rank 0 of three has the 16
+# of its unit, and as many for the latest tokens as one append writes, which fills the cache with all of them at once.
+assert [int(r["cache_bytes"]) for r in rows[1:4]] == 3 * [40 * (4096 + 1024)]
+assert [int(r["cache_bytes"]) for r in rows[5:]] == 3 * [(16 + 40) * 4096 + 40 * 1024]
+PY
+  run -0 --separate-stderr bench prefill --device cpu --ranks 2 --contexts 300 --chunks 100 --kv fp8 --cmp fp8 --problem $model
+  # Without a time: the reason, and the status is 1. A prompt that is too large does not keep the others from being timed.
+  run -1 --separate-stderr bench prefill --device cpu --ranks 2 --contexts 300 --page-size 24 --problem $model --csv bad.csv
+  [[ ${lines[1]} == *'page_size'* && $(tail -1 bad.csv) == *'page_size'* && $stderr == *'2 runs have no time'* ]]
+  run -1 --separate-stderr bench prefill --device cpu --ranks 2 --contexts 1000000,64 --chunks 512 --problem $model
+  [[ ${lines[0]} == *'too large for the CPU device' && ${lines[2]} == *'2 ranks too large'* && ${lines[3]} == *' last chunk '* ]]
+  bench decode --device cpu --ranks 1 --contexts 300 --batches 1 --problem $model --csv d.csv
+  run -1 --separate-stderr bench prefill --device cpu --ranks 2 --contexts 64 --problem $model --csv d.csv
+  [[ $stderr == *'has other columns'* ]]
+  for bad in '--tokens 4k' '--page-size 0'; do
+    # shellcheck disable=SC2086 # two words
+    run -2 --separate-stderr bench prefill --device cpu --ranks 2 $bad
+    [[ $stderr == *'prefill --ranks has --contexts, and pages'* ]]
+  done
+  run -2 --separate-stderr bench prefill --device cpu --ranks 2 --rows 0
+  [[ $stderr == *'prefill --ranks times prompts alone: leave out --rows'* ]]
+  for bad in '--ranks 2 --device cpu' ''; do
+    # shellcheck disable=SC2086
+    run -2 --separate-stderr bench prefill --peer-bytes 40000 $bad
+    [[ $stderr == *'--peer-bytes is for decode or prefill --ranks on at most 8 GPUs'* ]]
+  done
+  run -2 --separate-stderr bench prefill --device cpu --ranks 2 --md x.md
+  [[ $stderr == *'--ranks takes no'* ]]
+  run -1 --separate-stderr bench prefill --device cpu --ranks 2 --problem $model:phi=linear
+  [[ $stderr == *'prefill is timed with phi=mean'* ]]
+  NSA_DRIVER_PATH=/nowhere NCCL_NVLS_ENABLE=0 run -77 --separate-stderr bench prefill --ranks 2
 }
 
 @test "table --ranks: the model, from times of one GPU" {
@@ -788,6 +842,10 @@ if [[ $1 == decode ]]; then
   [[ "$*" == *" --ranks 1,2 --contexts 65536,131072,524288,1048576 --batches 1,16 --csv "* ]] || exit 2
   exec "$REAL_BENCH" decode --device cpu --ranks 1,2 --contexts 300 --batches 1 --problem fwd:h4/1:d16/16:l8/4:s8x4+1+1:w16:q=64
 fi
+if [[ $1 == prefill ]]; then
+  [[ "$*" == *" --ranks 1,2 --contexts 65536,131072,524288,1048576 --chunks 16384,4096 --csv "* ]] || exit 2
+  exec "$REAL_BENCH" prefill --device cpu --ranks 1,2 --contexts 300 --chunks 200 --problem fwd:h4/1:d16/16:l8/4:s8x4+1+1:w16:q=64
+fi
 [[ "$*" == *" --ranks 1,2 --tokens 64k,128k,512k,1M --filter "* ]] || exit 2
 fill=random
 [[ "$*" == *fill=correlated:* ]] && fill=correlated
@@ -804,8 +862,8 @@ SH
   chmod +x programs/*
   REAL_BENCH=$NSA_BENCH run -1 python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --gpus 3 --seconds 300 --logs logs
   [[ $output == *'1 failed '*'fault stall  exit 1'* && $output == *'2 passed   0 failed    1 skipped '*'check 128k'* ]]
-  [[ $output == *'35 passed   1 failed   10 skipped in 16 processes; no time was left for 0'* ]]
-  [[ $(grep -c '^0 ' calls.txt) == 16 && $(wc -l <calls.txt) == 16 ]]
+  [[ $output == *'43 passed   1 failed   13 skipped in 20 processes; no time was left for 0'* ]]
+  [[ $(grep -c '^0 ' calls.txt) == 20 && $(wc -l <calls.txt) == 20 ]]
   [[ $(wc -l <logs/ranks.csv) == 13 && $(wc -l <logs/ranks.md) == 10 ]] # header and 12; 4 lines and 6
   grep -qE '^\| back_saved \| correlated \| 256 \| cpu \| [0-9.]+, [0-9.]+ \| [0-9.]+, [0-9.]+ \([0-9.]+, [0-9.]+\); [+-][0-9.]+ % \|$' logs/ranks.md
   # A whole run begins its tables anew; a share adds to them.
@@ -824,7 +882,7 @@ SH
   done
   printf '#!/bin/sh\necho no GPU\nexit 77\n' | tee programs/nsarankcheck >programs/nsa-bench
   PATH=$PWD/programs:$PATH CUDA_VISIBLE_DEVICES=3,GPU-1 run -1 python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --logs other
-  [[ $output == *'0 passed   0 failed   16 skipped in 16 processes'* ]]
+  [[ $output == *'0 passed   0 failed   20 skipped in 20 processes'* ]]
   # Not by itself: machines with one GPU have nothing for it.
   run python3 "$NSA_SOURCE/tests/gpu/run.py" programs --only nothing --logs other
   [[ $output == *'check  '* && $output != *'ranks  '* ]]

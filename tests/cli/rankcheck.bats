@@ -19,7 +19,7 @@ refused() { # refused TEXT OPTION...
   refused '--fault adds none' --fault kill --list
   refused 'cache has scenarios of its own' cache --tokens 4k
   refused 'cache has scenarios of its own' cache --backward
-  refused 'cache has scenarios of its own' cache --fault kill
+  refused '--fault runs a forward of its own' cache --fault kill --repeat 2
   refused 'cache has scenarios of its own' cache --hosts 2
   refused '--longest and --codes belong' --longest 300
   refused '--longest and --codes belong' --codes any
@@ -48,6 +48,13 @@ refused() { # refused TEXT OPTION...
   refused 'of caches only decode' --problem ranks=2:cache:prefill:seed=1
   refused 'of caches only decode' --problem ranks=2:cache:soak:seed=1:steps=9
   refused 'no split and no align' --problem ranks=2:align=16:cache:decode:seed=1
+}
+
+@test "cache --fault: ranks that fail in a decode and in a prefill" {
+  run -0 --separate-stderr rankcheck cache --ranks 2 --longest 100 --fault mismatch --timeout 30
+  [ "$(sed -n 's/^passed .* s  //p' <<<"$output" | xargs)" = "$(for bad in 0 1; do for in in decode prefill; do
+    echo "ranks=2:cache:fault=mismatch:in=$in:bad=$bad"; done; done | xargs)" ]
+  [[ ${lines[-1]} == '4 passed, 0 failed, 0 skipped (loopback, '* && $stderr == *'batch.kv_len['*'] is '*' on rank 0 and '*' on rank 1'* ]]
 }
 
 @test "ranks play hosts, where they are as many on each" {

@@ -157,14 +157,14 @@ class Bench(Job):
     """nsa-bench prints a line for each run over ranks; one without a time has the reason in its place."""
 
     def count(self, text):
-        lines = re.findall(r"^(?:forward|backward|back_saved|decode) .* ranks .*$", text, re.MULTILINE)
-        self.passed = sum(" sustained" in line or " with append" in line for line in lines)
+        lines = re.findall(r"^(?:forward|backward|back_saved|decode|prefill) .* ranks .*$", text, re.MULTILINE)
+        self.passed = sum(any(word in line for word in (" sustained", " with append", " last chunk")) for line in lines)
         self.skipped = max(len(lines) - self.passed, not lines)
 
 
 RANK_TOKENS = "64k,128k,512k,1M"
 RANK_CONTEXTS = "65536,131072,524288,1048576"
-RANK_TABLES = "ranks.csv", "ranks-decode.csv"
+RANK_TABLES = "ranks.csv", "ranks-decode.csv", "ranks-prefill.csv"
 
 
 def ranks_jobs(options):
@@ -189,6 +189,11 @@ def ranks_jobs(options):
         yield Job("fault peers", [*check, "--ranks", most, "--fault", "kill,stall", "--timeout", "5", *peers], environment)
     for fault in ("kill", "stall", "mismatch"):
         yield Job(f"fault {fault}", [*check, "--ranks", most, "--fault", fault, "--timeout", "5"], environment)
+    cache_fault = [*check, "cache", "--ranks", most, "--timeout", "5", "--fault"]
+    yield Job("fault cache", [*cache_fault, "kill,stall"], environment)
+    yield Job("fault cache lengths", [*cache_fault, "mismatch", "--set", "runtime.check_inputs=full"], environment)
+    if peers:
+        yield Job("fault cache peers", [*cache_fault, "kill,stall", *peers], environment)
     for command, fill in itertools.product(("forward", "backward"), ("random", "correlated")):
         # All lengths in one process, so that the model has times of one GPU for those that one cannot hold.
         yield Bench(f"bench {command} {fill}", [
@@ -197,6 +202,9 @@ def ranks_jobs(options):
     yield Bench("bench decode", [
         options.folder / "nsa-bench", "decode", "--ranks", ",".join(["1", *sizes]), "--contexts", RANK_CONTEXTS, "--batches", "1,16",
         "--csv", options.logs.resolve() / RANK_TABLES[1], *peers, *cache], environment)
+    yield Bench("bench prefill", [
+        options.folder / "nsa-bench", "prefill", "--ranks", ",".join(["1", *sizes]), "--contexts", RANK_CONTEXTS,
+        "--chunks", "16384,4096", "--csv", options.logs.resolve() / RANK_TABLES[2], *cache], environment)
 
 
 def tokens_text(problem):

@@ -107,21 +107,33 @@ def test_steps(kind, device, tmp_path):
     spawn(compare, device, tmp_path, kind)
 
 
+def check_rows(rank, where, o, want):
+    """The same kernels give the same bits. On a GPU one rank's plan, which is made for more tokens, may have others: rounding may
+    then change a block of a few rows."""
+    if where.type == "cpu":
+        assert torch.equal(o, want), f"rows of rank {rank} have other bits"
+    elif o.numel():
+        far = (o.double() - want.double()).abs().amax(dim=(1, 2)) > 2e-2 * want.double().abs().max()
+        assert far.double().mean() <= 0.01, f"{int(far.sum())} of {len(far)} rows of rank {rank} are others"
+
+
 def prompts(rank, where, kind):
-    if where.type != "cpu":
-        return  # nsarankcheck cache compares prefills on GPUs
+    cuda = where.type == "cuda"
     config = config_of(kind)
     inputs = Inputs(config, where)
     comm = nsa.ranks.Comm(timeout=60)
-    rest = dict(max_q=3, dtype=torch.float32, device=where, weights=inputs.weights())
-    one = nsa.KVCache(config, 1, 60, PAGE, **rest)
-    cache = nsa.ranks.KVCache(config, comm, 1, 40, 61, PAGE, unit_tokens=32, max_len=one.max_len, **rest)
+    pages, more_pages = (40, 61) if not cuda else (700, 900)
+    rest = dict(max_q=3, dtype=torch.bfloat16 if cuda else torch.float32, device=where, weights=inputs.weights())
+    one = nsa.KVCache(config, 1, more_pages - 1, PAGE, **rest)
+    cache = nsa.ranks.KVCache(config, comm, 1, pages, more_pages, PAGE, unit_tokens=32, max_len=one.max_len, **rest)
     for x in cache.layers[0].values():
         x.fill_(float("nan"))
-    for new in ([90, 5], [70, 40], [80, 1]):
+    # The alignment of a GPU's tiles is 768 tokens at most: of four of them or more every rank has a part.
+    for new in ([3400, 90], [3100, 40], [80, 3300]) if cuda else ([90, 5], [70, 40], [80, 1]):
         fresh, index = inputs.new(sum(new))
         (q, gates), more = inputs.queries(sum(new))
-        shard = nsa.ranks.Shard(config, new, RANKS, alignment=16)
+        shard = nsa.ranks.Shard(config, new, RANKS, alignment=0 if cuda else 16)
+        assert not cuda or all(shard.tokens(r) > max(new) // 4 for r in range(RANKS))
         mine = lambda x: shard.take(x, rank)
         part = {name: mine(x) for name, x in more.items() if name == "index_q"}
         if "weights" in more:
@@ -131,7 +143,8 @@ def prompts(rank, where, kind):
         cache.append(0, batch, *fresh, **index)
         want = one.attend(0, whole, q, gates, **more)
         o = cache.prefill(0, batch, mine(q), None if gates is None else mine(gates), shard=shard, **part)
-        assert torch.equal(o, mine(want)), f"rows of rank {rank} have other bits"
+        comm.wait()
+        check_rows(rank, where, o, mine(want))
     with pytest.raises(ValueError, match="make it of its new tokens"):
         cache.prefill(0, batch, q, gates, shard=nsa.ranks.Shard(config, [80, 2], RANKS))
     comm.close()

@@ -10,6 +10,7 @@
 #include "support/cmocka_all.h"
 
 #include "kv_fixture.h"
+#include "plan/context.h"
 #include "ranks/shard.h"
 #include "run/check_tensor.h"
 
@@ -357,43 +358,45 @@ static void test_models(void **state) {
     run_case(&(machine_request){ 0 }, &cases[i]), run_prompt(&(machine_request){ 0 }, &cases[i]);
 }
 
-/* Ranks that divide tokens otherwise would each leave out what the other does. */
-static void test_agreement(void **state) {
-  static const kv_options options = {
-    .page_size = 16, .ranks = 2, .unit_tokens = 16, .model = { "runtime.log_level=off" }
-  };
-  pthread_t threads[2];
+static const kv_options quiet = {
+  .page_size = 16, .ranks = 2, .unit_tokens = 16, .model = { "runtime.log_level=off" }
+};
+
+static void expect_disagreement(group *g, const char *what) {
   task tasks[2];
-  group g;
-  group_init(&g, &(machine_request){ 0 }, &options);
+  run_tasks(g, NULL, NULL, tasks);
+  for (int32_t r = 0; r < 2; r++) {
+    assert_int_equal(tasks[r].status, NSA_E_RANKS);
+    if (!strstr(tasks[r].error, what)) fail_msg("%s", tasks[r].error);
+  }
+}
+
+/* Ranks that divide tokens otherwise would each leave out what the other does, and one that compares lengths
+ * would wait for the other. */
+static void test_agreement(void **state) {
   const nsa_problem other =
       INIT(nsa_problem, .op = NSA_OP_DECODE, .page_size = 16, .max_seqs = KV_SEQS,
            .max_tokens = KV_MAX_TOKENS, .max_kv_len = KV_MAX_LEN, .max_q_len = KV_STEP, .ranks = 2,
            .unit_tokens = 32);
+  group g;
+  group_init(&g, &(machine_request){ 0 }, &quiet);
+  g.w[1].ctx->config->runtime.check_inputs = NSAI_CHECK_FULL;
+  expect_disagreement(&g,
+                      "whether runtime.check_inputs is full of plan 0 (rank 0 has 0, rank 1 1)");
+  g.w[1].ctx->config->runtime.check_inputs = NSAI_CHECK_BASIC;
   nsa_plan_destroy(g.w[1].decode);
   g.w[1].decode = machine_plan(g.w[1].ctx, &other);
-  for (int32_t r = 0; r < 2; r++) {
-    tasks[r] = (task){ .g = &g, .rank = r };
-    assert_int_equal(pthread_create(&threads[r], NULL, run_task, &tasks[r]), 0);
-  }
-  for (int32_t r = 0; r < 2; r++) assert_int_equal(pthread_join(threads[r], NULL), 0);
-  for (int32_t r = 0; r < 2; r++) {
-    assert_int_equal(tasks[r].status, NSA_E_RANKS);
-    if (!strstr(tasks[r].error, "problem.unit_tokens")) fail_msg("%s", tasks[r].error);
-  }
+  expect_disagreement(&g, "problem.unit_tokens");
   group_free(&g);
 }
 
 /* Lengths of which the ranks have different ones end the communicator, on all ranks alike. */
 static void test_lengths(void **state) {
-  static const kv_options options = {
-    .page_size = 16, .ranks = 2, .unit_tokens = 16, .model = { "runtime.log_level=off" }
-  };
   static const int32_t q_len[SEQS] = { 40, 20, 5, 0 }, at[SEQS] = { 0, 0, 0, -1 };
   kv_call calls[2];
   task tasks[2];
   group g;
-  group_init(&g, &(machine_request){ 0 }, &options);
+  group_init(&g, &(machine_request){ 0 }, &quiet);
   nsa_shard *shard = make_shard(&g, q_len, 4);
   for (int32_t r = 0; r < 2; r++) {
     kv_call_init(&calls[r], &g.w[r], q_len, at);
@@ -412,6 +415,32 @@ static void test_lengths(void **state) {
     kv_call_free(&calls[r]);
   }
   nsa_shard_destroy(shard);
+  group_free(&g);
+}
+
+static void test_lengths_of_steps(void **state) {
+  static const int32_t q_len[SEQS] = { 2, 1, 1, 0 }, at[SEQS] = { 0, 0, 0, -1 };
+  kv_call calls[2];
+  task tasks[2];
+  group g;
+  group_init(&g, &(machine_request){ 0 }, &quiet);
+  for (int32_t r = 0; r < 2; r++) {
+    kv_call_init(&calls[r], &g.w[r], q_len, at);
+    kv_append(&calls[r]);
+  }
+  run_tasks(&g, NULL, NULL, tasks);
+  run_tasks(&g, calls, NULL, tasks);
+  for (int32_t r = 0; r < 2; r++) assert_int_equal(tasks[r].status, NSA_OK);
+  toy_ints(&calls[1].batch.kv_len)[0] = 1;
+  toy_ints(&calls[1].batch.cu_q)[1] = 1;
+  run_tasks(&g, calls, NULL, tasks);
+  for (int32_t r = 0; r < 2; r++) {
+    assert_int_equal(tasks[r].status, NSA_E_RANKS);
+    if (!strstr(tasks[r].error, "batch.kv_len[0] is 2 on rank 0 and 1 on rank 1") &&
+        !strstr(tasks[r].error, "ended"))
+      fail_msg("%s", tasks[r].error);
+    kv_call_free(&calls[r]);
+  }
   group_free(&g);
 }
 
@@ -451,10 +480,10 @@ static void test_refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_layouts), cmocka_unit_test(test_kinds),
-    cmocka_unit_test(test_models),  cmocka_unit_test(test_agreement),
-    cmocka_unit_test(test_prompts), cmocka_unit_test(test_lengths),
-    cmocka_unit_test(test_refused),
+    cmocka_unit_test(test_layouts),          cmocka_unit_test(test_kinds),
+    cmocka_unit_test(test_models),           cmocka_unit_test(test_agreement),
+    cmocka_unit_test(test_prompts),          cmocka_unit_test(test_lengths),
+    cmocka_unit_test(test_lengths_of_steps), cmocka_unit_test(test_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -31,7 +31,12 @@ typedef struct seen {
   const void *send;
   bool in_place;
   nsa_status status; /* that it returns */
+  bool moves;        /* bytes: the other rank sends the same, */
+  int32_t differs;   /* but for the last length, which is so much more */
 } seen;
+
+/* num_seqs, new tokens, and the lengths of SEQS sequences */
+enum { LAST_LENGTH = 2 + SEQS - 1 };
 
 static nsa_status gather(void *user, const void *send, void *recv, uint64_t bytes,
                          nsa_stream stream) {
@@ -41,6 +46,9 @@ static nsa_status gather(void *user, const void *send, void *recv, uint64_t byte
   s->bytes = bytes;
   s->send = send;
   s->in_place = send == (char *)recv + RANK * bytes;
+  for (int r = 0; r < RANKS && s->moves; r++)
+    if (!s->in_place) memcpy((char *)recv + r * bytes, send, bytes);
+  if (s->moves && !s->in_place) ((int32_t *)recv)[LAST_LENGTH] += s->differs;
   return s->status;
 }
 
@@ -365,11 +373,13 @@ static void expect_checked(world *w, const char *text, bool append_too) {
 static void test_full(void **state) {
   world w;
   begin(&w, "runtime.check_inputs=full", 0);
+  w.seen.moves = true;
   int32_t *raw = toy_ints(&w.batch.block_table), *entries = toy_ints(&w.batch.entry_table);
   expect_checked(&w, NULL, true);
   machine_record()->memory_calls = 0;
   machine_expect("decode", decode(&w), NSA_OK, NULL);
-  assert_int_equal(machine_record()->memory_calls, 1 + 2 * SEQS); /* lengths, rows of both tables */
+  /* Lengths, rows of both tables; lengths again, and the ranks' to the device and back. */
+  assert_int_equal(machine_record()->memory_calls, 1 + 2 * SEQS + 1 + 2);
   raw[1] = -1;
   expect_checked(&w, "page 1 of sequence 0 is -1, but its token 16 lies in a unit of rank 1",
                  false);
@@ -380,6 +390,36 @@ static void test_full(void **state) {
   raw[2] = 2, entries[0] = ENTRY_PAGES;
   expect_checked(&w, "batch.entry_table: page 0 of sequence 0 is 6, expected one of io.kv's 6",
                  true);
+  end(&w);
+}
+
+/* Ranks compare lengths only where the values of batches are looked at. */
+static void test_lengths(void **state) {
+  static const char *const full = "runtime.check_inputs=full";
+  world w;
+  begin(&w, NULL, 0);
+  w.seen.moves = true, w.seen.differs = -1;
+  machine_expect("basic", decode(&w), NSA_OK, NULL);
+  assert_int_equal(w.seen.gathers, 1);
+  end(&w);
+  begin(&w, full, NSA_COMM_CAPTURES);
+  w.seen.moves = true, w.seen.differs = -1;
+  machine_record()->capturing = true;
+  machine_expect("captured", decode(&w), NSA_OK, NULL);
+  assert_int_equal(w.seen.gathers, 1);
+  machine_record()->capturing = false;
+  w.exec.branches = 1u << NSA_CMP | 1u << NSA_WIN; /* nothing travels */
+  machine_expect("no selected branch", decode(&w), NSA_OK, NULL);
+  assert_int_equal(w.seen.gathers, 1);
+  w.exec.branches = 0;
+  w.seen.differs = 0;
+  machine_expect("alike", decode(&w), NSA_OK, NULL);
+  assert_int_equal(w.seen.gathers, 3);
+  w.seen.differs = -1;
+  machine_expect("others", decode(&w), NSA_E_RANKS,
+                 "batch.kv_len[1] is 19 on rank 0 and 20 on rank 1");
+  assert_int_equal(machine_record()->launches, 0);
+  machine_expect("dead", decode(&w), NSA_E_RANKS, "has ended");
   end(&w);
 }
 
@@ -503,6 +543,19 @@ static void test_prefill_failures(void **state) {
   end_prefill(&f);
 }
 
+static void test_prefill_lengths(void **state) {
+  prefill f;
+  begin_prefill(&f, "runtime.check_inputs=full", 0);
+  f.w.seen.moves = true;
+  machine_expect("alike", run_prefill(&f), NSA_OK, NULL);
+  assert_int_equal(f.w.seen.gathers, 3); /* lengths, K and V */
+  f.w.seen.differs = 7;
+  machine_expect("others", run_prefill(&f), NSA_E_RANKS,
+                 "batch.kv_len[1] is 27 on rank 0 and 20 on rank 1");
+  assert_int_equal(machine_record()->launches, 0);
+  end_prefill(&f);
+}
+
 /* What the pages of all ranks and the tables take, up to the alignment of four buffers. */
 static void test_prefill_workspace(void **state) {
   prefill f;
@@ -545,8 +598,10 @@ int main(void) {
     cmocka_unit_test(test_captures),
     cmocka_unit_test(test_failures),
     cmocka_unit_test(test_full),
+    cmocka_unit_test(test_lengths),
     cmocka_unit_test(test_prefill),
     cmocka_unit_test(test_prefill_failures),
+    cmocka_unit_test(test_prefill_lengths),
     cmocka_unit_test(test_prefill_workspace),
     cmocka_unit_test(test_prefill_refused),
   };

@@ -13,27 +13,25 @@
 #include <time.h>
 #include <unistd.h>
 
-#define GRACE 1.0 /* seconds beyond the timeout */
-
 const char *const chk_fault_names[] = { "none", "kill", "stall", "mismatch", NULL };
 
 void chk_fault_print(const chk_fault *fault, const chk_ranks_problem *p, char *text, size_t size) {
   char hosts[24] = "";
   const char *in = fault->in_agree ? "agree" : "run";
   if (fault->kind == CHK_FAULT_MISMATCH) in = fault->in_agree ? "plan" : "shard";
+  if (p->is_cache) in = fault->in_agree ? "prefill" : "decode";
   if (p->hosts) snprintf(hosts, sizeof hosts, ":hosts=%d", p->hosts);
-  snprintf(text, size, "ranks=%d%s:fault=%s:in=%s:bad=%d", p->ranks, hosts,
-           chk_fault_names[fault->kind], in, fault->bad);
+  snprintf(text, size, "ranks=%d%s%s:fault=%s:in=%s:bad=%d", p->ranks, hosts,
+           p->is_cache ? ":cache" : "", chk_fault_names[fault->kind], in, fault->bad);
 }
 
-static bool is_killed(const chk_rank *r, const chk_fault *fault) {
+bool chk_fault_kills(const chk_rank *r, const chk_fault *fault) {
   if (r->rank != fault->bad || fault->kind != CHK_FAULT_KILL) return false;
   if (fault->is_process) kill(getpid(), SIGKILL);
   return true;
 }
 
-/* The stalled rank goes on when the others have given up. */
-static void stall(const chk_rank *r, const chk_fault *fault) {
+void chk_fault_stall(const chk_rank *r, const chk_fault *fault) {
   const struct timespec nap = { 0, 1000000 };
   if (r->rank != fault->bad || fault->kind != CHK_FAULT_STALL) return;
   const double start = nsai_seconds();
@@ -60,14 +58,16 @@ static bool names_rank(const char *text, int32_t rank) {
 }
 
 /* NCCL does not say which peer it lost, and where it connects ranks it waits for all others at
- * once: over it only a disagreement names ranks for certain. */
-static bool must_name(const chk_fault *fault) {
+ * once: over it only a disagreement names ranks for certain. Lengths that differ end the communicator, so that a
+ * rank may hear of another's end before it has compared them itself. */
+static bool must_name(const chk_rank *r, const chk_fault *fault) {
+  if (r->p->is_cache && fault->kind == CHK_FAULT_MISMATCH)
+    return strstr(nsa_last_error(), "batch.kv_len") != NULL;
   return !fault->is_process || fault->kind == CHK_FAULT_MISMATCH;
 }
 
-/* A call that must have failed with NSA_E_RANKS, and when. */
-static void demand(chk_rank *r, const chk_fault *fault, const char *call, nsa_status status,
-                   double seconds, double most) {
+void chk_fault_demand(chk_rank *r, const chk_fault *fault, const char *call, nsa_status status,
+                      double seconds, double most) {
   if (status != NSA_E_RANKS)
     nsai_verify_fail(r->result, "rank %d: %s returned %s after %.2f s%s%s", r->rank, call,
                      nsa_status_name(status), seconds, status ? ": " : "",
@@ -75,7 +75,7 @@ static void demand(chk_rank *r, const chk_fault *fault, const char *call, nsa_st
   else if (seconds > most)
     nsai_verify_fail(r->result, "rank %d: %s returned after %.2f s, not within %.2f s", r->rank,
                      call, seconds, most);
-  else if (must_name(fault) && !names_rank(nsa_last_error(), fault->bad))
+  else if (must_name(r, fault) && !names_rank(nsa_last_error(), fault->bad))
     nsai_verify_fail(r->result, "rank %d: %s does not name rank %d: %s", r->rank, call, fault->bad,
                      nsa_last_error());
 }
@@ -84,8 +84,8 @@ static void demand(chk_rank *r, const chk_fault *fault, const char *call, nsa_st
 static void demand_dead(chk_rank *r, const chk_fault *fault) {
   const double start = nsai_seconds();
   const nsa_status status = chk_rank_enqueue(r);
-  demand(r, fault, "the run after it", status, nsai_seconds() - start, GRACE);
-  demand(r, fault, "nsa_comm_check", nsa_comm_check(r->comm), 0, GRACE);
+  chk_fault_demand(r, fault, "the run after it", status, nsai_seconds() - start, CHK_FAULT_GRACE);
+  chk_fault_demand(r, fault, "nsa_comm_check", nsa_comm_check(r->comm), 0, CHK_FAULT_GRACE);
 }
 
 /* What was not agreed upon does not run. */
@@ -154,12 +154,12 @@ static nsa_status check(chk_rank *r, const chk_fault *fault) {
     NSAI_TRY(chk_gather_check(r));
   }
   NSAI_TRY(meet_others(r));
-  if (is_killed(r, fault)) return NSA_OK;
-  stall(r, fault);
+  if (chk_fault_kills(r, fault)) return NSA_OK;
+  chk_fault_stall(r, fault);
   double start = nsai_seconds();
   nsa_status status = early ? agree(r) : execute(r);
-  demand(r, fault, early ? "nsa_comm_agree" : "the run", status, nsai_seconds() - start,
-         fault->timeout_ms / 1e3 + GRACE);
+  chk_fault_demand(r, fault, early ? "nsa_comm_agree" : "the run", status, nsai_seconds() - start,
+                   fault->timeout_ms / 1e3 + CHK_FAULT_GRACE);
   if (mismatch) {
     demand_refusal(r);
     NSAI_TRY(agree_anew(r));

@@ -22,7 +22,8 @@ extern const char *const chk_fault_names[]; /* ends with NULL */
 typedef struct chk_fault {
   chk_fault_kind kind;
   bool in_agree; /* kill, stall: before nsa_comm_agree; mismatch: the plans differ. Else: before the
-                  * run; the shards differ */
+                  * run; the shards differ. Over a cache: in a prefill, else in a decode, whose lengths
+                  * differ */
   bool is_process;
   int32_t bad; /* the rank */
   int32_t timeout_ms;
@@ -31,8 +32,18 @@ typedef struct chk_fault {
 /* "ranks=2:fault=kill:in=agree:bad=0" */
 void chk_fault_print(const chk_fault *fault, const chk_ranks_problem *p, char *text, size_t size);
 
-/* One rank's part; every rank calls it. A killed process does not return. */
+/* One rank's part; every rank calls it. A killed process does not return. Over a cache: serve.h. */
 void chk_fault_check(chk_rank *r, const chk_fault *fault);
+
+#define CHK_FAULT_GRACE 1.0 /* seconds beyond the timeout */
+
+/* Steps of it. Whether this rank is killed, and has ended if it is a process. */
+bool chk_fault_kills(const chk_rank *r, const chk_fault *fault);
+/* The stalled rank goes on when the others have given up. */
+void chk_fault_stall(const chk_rank *r, const chk_fault *fault);
+/* A call that must have failed with NSA_E_RANKS, after so many seconds of at most `most`. */
+void chk_fault_demand(chk_rank *r, const chk_fault *fault, const char *call, nsa_status status,
+                      double seconds, double most);
 
 /* After a fault: one rank's run in the same context gives what it gave before. */
 void chk_fault_context_lives(chk_whole *whole, nsai_verify_result *result);

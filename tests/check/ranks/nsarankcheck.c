@@ -46,7 +46,14 @@ static void print_fault(const chk_ranks_options *o, const chk_ranks_problem *p,
     static const char *const words[] = { "passed", "failed", "skipped" };
     printf("%-7s %6.2f s  %s\n", words[result->outcome], result->seconds, text);
     if (result->text[0]) printf("        %s\n", result->text);
-    if (result->outcome == NSAI_VERIFY_FAILED)
+    if (result->outcome == NSAI_VERIFY_FAILED && p->is_cache)
+      printf("        repeat: nsarankcheck cache%s --ranks %d --seed %llu --longest %d --codes %s "
+             "--fault %s "
+             "--timeout %g\n",
+             o->again, p->ranks, (unsigned long long)o->seed, o->longest,
+             chk_cache_codes_names[o->codes], chk_fault_names[fault->kind],
+             fault->timeout_ms / 1e3);
+    else if (result->outcome == NSAI_VERIFY_FAILED)
       printf("        repeat: nsarankcheck%s --ranks %d --hosts %d --fault %s --timeout %g\n",
              o->again, p->ranks, p->hosts ? p->hosts : 1, chk_fault_names[fault->kind],
              fault->timeout_ms / 1e3);

@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "option.h"
 #include "params/ranks.h"
+#include "ranks/serve.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -54,7 +55,11 @@ static const struct argp_option options[] = {
   { "backward", 'b', 0, 0, "Backward passes, too", 0 },
   { "problem", 'p', "STR", 0, "Only this problem, as printed by a failure", 0 },
   { "fault", OPT_FAULT, "LIST", 0,
-    "kill,stall,mismatch: a rank dies, stalls or disagrees; the others must say so in time", 0 },
+    "kill,stall,mismatch: a rank dies, stalls or disagrees; the others must say so in time. cache: "
+    "in a "
+    "decode and in a prefill; mismatch: of lengths, which a GPU finds with --set "
+    "runtime.check_inputs=full",
+    0 },
   { "timeout", OPT_TIMEOUT, "SECONDS", 0, "Of communicators (60; with --fault 5)", 0 },
   { "threads", 'n', "N", 0, "Threads that make inputs and plans (all processors)", 0 },
   { "set", 'S', "KEY=VALUE", 0, "Override a key: variants.force.select=NAME", 0 },
@@ -93,9 +98,8 @@ static void refuse_idle(const chk_ranks_options *o, struct argp_state *state) {
   const bool listed = o->token_count || o->random >= 0;
   bool ranks = false, hosts = false;
   for (int i = 0; i <= NSA_MAX_RANKS; i++) ranks |= o->with_ranks[i], hosts |= o->with_hosts[i];
-  if (o->cache && (o->token_count || o->backward || o->faults || hosts))
-    argp_error(state, "cache has scenarios of its own: leave out --tokens, --backward, --fault and "
-                      "--hosts");
+  if (o->cache && (o->token_count || o->backward || hosts))
+    argp_error(state, "cache has scenarios of its own: leave out --tokens, --backward and --hosts");
   if (!o->cache && (o->longest || o->codes))
     argp_error(state, "--longest and --codes belong to scenarios of a cache: nsarankcheck cache");
   if (o->rank.peer_bytes && !o->cache && !o->problem && (listed || !o->faults))
@@ -120,7 +124,7 @@ static void refuse_idle(const chk_ranks_options *o, struct argp_state *state) {
 static void finish(chk_ranks_options *o, struct argp_state *state) {
   refuse_idle(o, state);
   if (!o->longest) o->longest = DEFAULT_LONGEST;
-  if (o->cache && o->random < 0) o->random = DEFAULT_SCENARIOS;
+  if (o->cache && o->random < 0 && !o->faults) o->random = DEFAULT_SCENARIOS;
   if (!o->rank.repeat) o->rank.repeat = DEFAULT_REPEAT;
   if (o->nccl && !multicast_is_off() && !o->list)
     argp_error(state, "--comm nccl needs NVLink multicast off: set NCCL_NVLS_ENABLE=0");
@@ -272,6 +276,15 @@ static int add_fixed(chk_ranks_list *list, const char *text, int32_t ranks, bool
   return 0;
 }
 
+static int add_cache_fault(const chk_ranks_options *o, chk_ranks_list *list, int32_t ranks) {
+  chk_ranks_problem p;
+  if (chk_serve_find_faults(o->seed, ranks, o->longest, o->codes, &p))
+    return add(&list->faults, &list->fault_count, &p);
+  fputs("nsarankcheck: no scenario has a prefill and a selected branch: give another --seed\n",
+        stderr);
+  return -1;
+}
+
 /* All problems for `ranks` ranks. Random ones are dealt out: number i goes to the next of the list.
  */
 static int add_ranks(const chk_ranks_options *o, chk_ranks_list *list, int32_t ranks, int32_t turn,
@@ -297,6 +310,7 @@ static int add_ranks(const chk_ranks_options *o, chk_ranks_list *list, int32_t r
   }
   chk_ranks_problem fault;
   if (!o->faults || ranks < 2) return 0;
+  if (o->cache) return add_cache_fault(o, list, ranks);
   /* A sequence of fewer than two alignments a rank would go whole to one of them, and nobody would wait. */
   if (chk_ranks_parse("fwd:q=1600", &fault, text, sizeof text)) return -1;
   fault.ranks = ranks;

@@ -37,7 +37,7 @@ static void run_cache(const task *t, int32_t rank, chk_plans *plans, const chk_r
                  .record = &record,
                  .result = result };
   nsa_comm_options options = NSA_COMM_OPTIONS_INIT;
-  options.timeout_ms = t->runner->rank.timeout_ms;
+  options.timeout_ms = t->fault ? t->fault->timeout_ms : t->runner->rank.timeout_ms;
   options.peer_bytes = t->runner->rank.peer_bytes;
   nsa_status status = chk_serve_record_create(plans, r.device, p, &record, result);
   const bool made = !status && result->outcome == NSAI_VERIFY_PASSED;
@@ -47,10 +47,14 @@ static void run_cache(const task *t, int32_t rank, chk_plans *plans, const chk_r
   if (made) status = joined;
   if (status)
     chk_conclude(status, true, result);
+  else if (made && t->fault)
+    chk_serve_fault(&r, t->fault);
   else if (made)
     chk_serve_check(&r);
   nsa_comm_destroy(r.comm);
-  if (chk_shared_meet(t->shared, rank) && !rank && made && result->outcome == NSAI_VERIFY_PASSED)
+  if (t->fault && made && !status) chk_serve_context_lives(plans, r.device, p, &record, result);
+  if (!t->fault && chk_shared_meet(t->shared, rank) && !rank && made &&
+      result->outcome == NSAI_VERIFY_PASSED)
     chk_serve_compare_ranks(t->shared, &record, result);
   chk_serve_record_destroy(&record);
 }

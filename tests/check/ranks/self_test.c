@@ -47,6 +47,16 @@ static int say(FILE *out, const char *name, bool noticed, const nsai_verify_resu
   return !noticed;
 }
 
+/* Ranks of which none fails, where the others must report one. */
+static int run_without_fault(const chk_runner *runner, const chk_ranks_problem *p,
+                             const chk_fault *none, const char *name, FILE *out) {
+  nsai_verify_result result = { .outcome = NSAI_VERIFY_PASSED };
+  const nsa_status status = chk_fault_threads(runner, p, none, &result);
+  const bool noticed = !status && result.outcome == NSAI_VERIFY_FAILED &&
+                       strstr(result.text, "returned NSA_OK") != NULL;
+  return say(out, name, noticed, &result);
+}
+
 int chk_ranks_self_test(const chk_plans_options *plans, FILE *out) {
   int unnoticed = 0;
   for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
@@ -77,15 +87,15 @@ int chk_ranks_self_test(const chk_plans_options *plans, FILE *out) {
     }
   }
   unnoticed += chk_serve_self_test(plans, out);
-  /* A rank that does not fail, where the others must report one. */
   char error[256];
   chk_ranks_problem p;
-  nsai_verify_result result = { .outcome = NSAI_VERIFY_PASSED };
   const chk_fault none = { .kind = CHK_FAULT_NONE, .timeout_ms = 3000 };
-  const chk_runner runner = { *plans, { 1, 3000, NULL, false }, keep, &result };
+  const chk_runner runner = { *plans, { 1, 3000, NULL, false }, keep, NULL };
   if (chk_ranks_parse("ranks=2:fwd:q=300", &p, error, sizeof error)) return unnoticed + 1;
-  nsa_status status = chk_fault_threads(&runner, &p, &none, &result);
-  const bool noticed = !status && result.outcome == NSAI_VERIFY_FAILED &&
-                       strstr(result.text, "returned NSA_OK") != NULL;
-  return unnoticed + say(out, "no fault", noticed, &result);
+  unnoticed += run_without_fault(&runner, &p, &none, "no fault", out);
+  chk_fault place = none;
+  if (!chk_serve_find_faults(1, 2, 100, CHK_CACHE_CODES_NONE, &p)) return unnoticed + 1;
+  unnoticed += run_without_fault(&runner, &p, &place, "no fault in a decode", out);
+  place.in_agree = true;
+  return unnoticed + run_without_fault(&runner, &p, &place, "no fault in a prefill", out);
 }

@@ -12,6 +12,7 @@
 #ifndef CHK_RANKS_SERVE_H
 #define CHK_RANKS_SERVE_H
 
+#include "ranks/fault.h"
 #include "ranks/rank.h"
 #include "ranks/shard.h"
 #include "verify/cache_tensors.h"
@@ -216,6 +217,24 @@ nsa_status chk_serve_context(chk_plans *plans, const chk_ranks_problem *p, nsa_c
 
 /* Everything of one rank; every rank calls it. r->record is the record of one rank alone. */
 void chk_serve_check(chk_rank *r);
+
+/* ---- faults (fault.h) ---- */
+
+/* The first random scenario that has a prefill and a decode in which ranks exchange something; false: there is
+ * none among some hundred. */
+bool chk_serve_find_faults(uint64_t seed, int32_t ranks, int32_t longest, chk_cache_codes codes,
+                           chk_ranks_problem *out);
+
+/* One rank's part of a fault; every rank calls it. A killed process does not return. */
+void chk_serve_fault(chk_rank *r, const chk_fault *fault);
+
+/* After a fault: one rank alone computes in the same contexts what the record has. */
+void chk_serve_context_lives(chk_plans *plans, const nsai_verify_device *device,
+                             const chk_ranks_problem *p, const chk_serve_record *record,
+                             nsai_verify_result *result);
+
+/* serve_check.c, internal: the plans of m->rank */
+nsa_status chk_serve_make_plans(chk_plans *plans, const chk_serve *s, chk_memory *m);
 
 /* Behind chk_serve_check of all ranks: their outputs must have the same bits. */
 void chk_serve_compare_ranks(const chk_shared *shared, const chk_serve_record *record,

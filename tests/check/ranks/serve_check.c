@@ -41,7 +41,7 @@ static const nsai_variant *find_variant(const nsai_trial_plan *plan) {
   return name[0] ? nsai_variant_find(name) : NULL;
 }
 
-static nsa_status make_plans(chk_plans *plans, const chk_serve *s, chk_memory *m) {
+nsa_status chk_serve_make_plans(chk_plans *plans, const chk_serve *s, chk_memory *m) {
   nsai_verify_case c = { .model = s->o.model };
   nsai_trial_plan over;
   NSAI_TRY(plan_of(plans, &c, s, NSA_OP_DECODE, s->ranks, &over));
@@ -432,7 +432,7 @@ nsa_status chk_serve_record_create(chk_plans *plans, const nsai_verify_device *d
     return NSA_OK;
   }
   walk k = { .m = &m, .record = record, .result = result };
-  nsa_status status = make_plans(plans, &s, &m);
+  nsa_status status = chk_serve_make_plans(plans, &s, &m);
   if (!status) status = chk_memory_create(&m);
   if (!status) status = walk_script(&k);
   chk_memory_destroy(&m);
@@ -462,7 +462,7 @@ static nsa_status check(chk_rank *r, const chk_serve *s, chk_memory *m) {
              .one = r->record,
              .damage = r->rank ? CHK_SERVE_DAMAGE_NONE : r->options->serve_damage,
              .result = r->result };
-  NSAI_TRY(make_plans(r->plans, s, m));
+  NSAI_TRY(chk_serve_make_plans(r->plans, s, m));
   memcpy(r->result->variants, m->decode.caps.variants, sizeof r->result->variants);
   NSAI_TRY(chk_memory_create(m));
   const nsa_plan *decode = m->decode.plan;

@@ -23,7 +23,9 @@ typedef struct thread {
 
 static void *work(void *argument) {
   thread *t = argument;
-  if (t->fault)
+  if (t->fault && t->rank.p->is_cache)
+    chk_serve_fault(&t->rank, t->fault);
+  else if (t->fault)
     chk_fault_check(&t->rank, t->fault);
   else if (t->rank.p->is_cache)
     chk_serve_check(&t->rank);
@@ -74,14 +76,14 @@ done:
 
 /* A problem over a cache. */
 static nsa_status run_cache(const chk_runner *runner, chk_plans *plans, const chk_ranks_problem *p,
-                            nsai_verify_result *result) {
+                            const chk_fault *fault, nsai_verify_result *result) {
   nsa_comm *comms[NSA_MAX_RANKS] = { 0 };
   nsa_comm_options options = NSA_COMM_OPTIONS_INIT;
   chk_shared *shared = NULL;
   chk_serve_record record = { 0 };
   const chk_rank like = { .record = &record };
   nsa_ctx *ctx = NULL;
-  options.timeout_ms = runner->rank.timeout_ms;
+  options.timeout_ms = fault ? fault->timeout_ms : runner->rank.timeout_ms;
   options.peer_bytes = runner->rank.peer_bytes;
   nsa_status status = chk_shared_create(p->ranks, &shared);
   if (!status) status = nsai_verify_device_enter(chk_plans_device(plans));
@@ -89,9 +91,11 @@ static nsa_status run_cache(const chk_runner *runner, chk_plans *plans, const ch
   const bool made = !status && result->outcome == NSAI_VERIFY_PASSED;
   if (made) status = chk_serve_context(plans, p, &ctx);
   if (made && !status) status = nsa_comm_loopback(ctx, p->ranks, &options, comms);
-  if (made && !status) status = run_all(runner, plans, p, NULL, &like, comms, shared);
+  if (made && !status) status = run_all(runner, plans, p, fault, &like, comms, shared);
   for (int32_t i = 0; made && !status && i < p->ranks; i++) chk_merge(&shared->result[i], result);
-  if (made && !status && result->outcome == NSAI_VERIFY_PASSED)
+  if (made && !status && fault)
+    chk_serve_context_lives(plans, chk_plans_device(plans), p, &record, result);
+  else if (made && !status && result->outcome == NSAI_VERIFY_PASSED)
     chk_serve_compare_ranks(shared, &record, result);
   chk_serve_record_destroy(&record);
   chk_shared_destroy(shared);
@@ -107,7 +111,7 @@ static nsa_status run_one(const chk_runner *runner, chk_plans *plans, const chk_
   chk_shared *shared = NULL;
   chk_whole whole = { 0 };
   const chk_rank like = { .whole = &whole };
-  if (p->is_cache) return run_cache(runner, plans, p, result);
+  if (p->is_cache) return run_cache(runner, plans, p, fault, result);
   nsa_status status = chk_shared_create(p->ranks, &shared);
   if (!status) status = nsai_verify_device_enter(chk_plans_device(plans));
   if (!status) status = chk_whole_create(plans, p, &whole);

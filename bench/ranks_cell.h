@@ -1,0 +1,79 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * A cell of a table over a cache whose raw pages lie on several ranks, on one rank: what `decode --ranks`
+ * and `prefill --ranks` have in common. A cell is timed with gathers by the communicator's transport, and
+ * a second time through peer memory if that is asked for.
+ */
+#ifndef BENCH_RANKS_CELL_H
+#define BENCH_RANKS_CELL_H
+
+#include "ranks_team.h"
+
+typedef struct bench_ranks_cell {
+  bench_team *team;
+  int32_t rank;
+  chk_plans *plans;
+  int32_t peer_bytes; /* nsa_comm_options', of this time; 0: gathers go by the transport */
+  nsa_comm *comm;     /* NULL: one GPU */
+  bool passed;        /* rank 0 has counted the cell as such */
+} bench_ranks_cell;
+
+/* The steps of a cell, in this order. Ranks tell each other how they are before `measure`: a cell that one
+ * of them cannot hold, all leave out. A failure of `measure` ends the list, because ranks may then wait. */
+typedef struct bench_ranks_steps {
+  nsa_status (*prepare)(void *user); /* plans and memory */
+  nsa_status (*connect)(void *user); /* bench_ranks_cell_connect */
+  nsa_status (*measure)(void *user);
+  /* On rank 0; note NULL: the cell has its times. */
+  void (*report)(void *user, const char *note);
+  void *user;
+} bench_ranks_steps;
+
+/* Runs a cell; `peer_bytes`: of the second time, 0: there is none. Every rank calls it. */
+void bench_ranks_cell_run(bench_ranks_cell *cell, const bench_ranks_steps *steps,
+                          int32_t peer_bytes);
+
+/* ---- during a cell; every rank calls these ---- */
+
+/* Waits for the others, as bench_team_meet does; `cell` is a bench_ranks_cell. */
+nsa_status bench_ranks_cell_meet(void *cell);
+
+/* What ranks agree upon, and the largest message of a rank in a gather of them. */
+typedef struct bench_ranks_terms {
+  nsa_ctx *ctx;
+  const nsa_plan *const *plans;
+  size_t plan_count;
+  nsa_shard *const *shards;
+  int shard_count;
+  int64_t message_bytes;
+} bench_ranks_terms;
+
+/* Makes the communicator, and agrees. NSA_E_ARG if the message is larger than cell->peer_bytes,
+ * NSA_E_UNSUPPORTED if the ranks have no peer memory. */
+nsa_status bench_ranks_cell_connect(bench_ranks_cell *cell, const bench_ranks_terms *terms);
+
+/* Gathers that are timed by themselves. */
+typedef struct bench_ranks_gathers {
+  const int64_t *bytes; /* [count]: of a rank in each gather */
+  int count;
+  int repeats;  /* of all of them in one graph */
+  void *memory; /* on the device: room for the largest gather of all ranks, which is overwritten */
+  uint64_t memory_bytes;
+} bench_ranks_gathers;
+
+/* *us: the time of `count` gathers, on the slowest rank; unchanged on the CPU device and with one GPU. */
+nsa_status bench_ranks_cell_gather(bench_ranks_cell *cell, const bench_ranks_gathers *gathers,
+                                   double *us);
+
+/* ---- reports ---- */
+
+/* Writes "  gather of B bytes T us" where there is such a time, " by peer memory" if they went so, and
+ * ends the line. */
+void bench_ranks_cell_end_line(const bench_ranks_cell *cell, int64_t bytes, double us);
+
+/* The same as columns gather_bytes, ms_gather, peer_bytes and note, and ends the line. */
+void bench_ranks_cell_end_csv(const bench_ranks_cell *cell, int64_t bytes, double us,
+                              const char *note);
+
+#endif /* BENCH_RANKS_CELL_H */
