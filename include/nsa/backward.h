@@ -41,9 +41,9 @@
  *                                 backward_q_kv_slots_sm90
  *   (2 Dk + 4) n (Hq / Hkv) x T   dQ of each selected block, of backward_q_kv_slots_sm90
  * i is 1024; where nsa_explain names the kernel backward_dkv_selected_persistent 256 if T is below 32k, 512
- * below 64k.
- * x is as many KV heads as fit into 1 GiB, at least one; of backward_q_kv_slots_sm90 no more than
- * have 1 GiB of dQ of selected blocks, and c (S / d + 1) is for other KV heads, of 1 GiB, too. c is
+ * below 128k.
+ * x is as many KV heads as fit into 1.125 GiB, at least one; of backward_q_kv_slots_sm90 no more than
+ * have 1 GiB of dQ of selected blocks, and c (S / d + 1) is for other KV heads, of 1.125 GiB, too. c is
  * at most 32 and decreases as S grows. Of the partial sums, S is missing without a window, and l' (n T / i + B) without a
  * selection; of a caller's ranges the latter is r S, with r from 4 to 32.
  *

@@ -173,6 +173,17 @@ typedef struct NsaiInvert {
   int reserved;
 } NsaiInvert;
 
+/* data_invert_order: the items of those lists by their first tokens. */
+typedef struct NsaiInvertOrder {
+  const NsaiKvItem *items;
+  const int *item_counts;
+  const unsigned *entries;
+  int *order; /* [heads, item_capacity] */
+  long long entry_capacity;
+  int item_capacity;
+  int tokens; /* of the chunk */
+} NsaiInvertOrder;
+
 /* attend_selected_kv_stationary_sm90: each item's rows of Q over its block, for the query heads
  * [head_begin, head_begin + heads) and the tokens from token_begin on. */
 typedef struct NsaiAttendKv {
@@ -357,6 +368,7 @@ NSAI_SIZE_IS(NsaiAttendSelectedTma, 576);
 NSAI_SIZE_IS(NsaiSelectedWindow, 1152);
 NSAI_SIZE_IS(NsaiKvItem, 32);
 NSAI_SIZE_IS(NsaiInvert, 168);
+NSAI_SIZE_IS(NsaiInvertOrder, 48);
 NSAI_SIZE_IS(NsaiAttendKv, 152);
 NSAI_SIZE_IS(NsaiCombine, 184);
 NSAI_SIZE_IS(NsaiWindowCombine, 832);

@@ -107,6 +107,9 @@ typedef struct NsaiBackwardKvTma {
 typedef struct NsaiBackwardDkvPersistent {
   NsaiBackwardKvTma keys;
   int *tickets; /* i32: tiles that CTAs have taken; 0 when the kernel begins */
+  /* backward_dkv_selected_persistent: [heads or 1, item_capacity], as in NsaiInvertOrder; NULL: in the order
+   * of their numbers. */
+  const int *item_order;
 } NsaiBackwardDkvPersistent;
 
 /* backward_dkv_dq_compressed_tma: the same of the compressed branch with its dQ. */

@@ -16,6 +16,8 @@ MODEL = "bf16:h4/2:d32/32:l16/8:s16x4+1+2:w40:phi=mean:gate=logits:kv=shared:sel
 
 PERSISTENT = "bwd:h16/1:d32/32:q=150,0,33:kv=150,90,33:force=backward_kv_sm90"
 
+ORDERED = "bwd:h32/2:d32/32:w0:q=290,33:slack=9000:force=backward_kv_sm90"
+
 INDEXED = "fwd:bf16:h4/2:d32/32:l2/2:w0:gate=none:index=32:q=60:"
 
 # A change that nsacheck must not find: CTAs run one after the other, and the first one would take all tiles.
@@ -44,6 +46,8 @@ DAMAGES = [
     ("a stage is held beyond its tile", "sm_90", "backward/pipelines/dkv_items.cuh", "if (held >= 0) barriers.consumer_release(held);", "",
      PERSISTENT),
     ("stages of each tile begin anew", "sm_90", "backward/pipelines/dkv_items.cuh", "step.advance(stages);", "", PERSISTENT),
+    ("the order of items begins at its second place", "sm_90", "data/invert_order.cuh", "upto - own + (warp", "upto - max(own, 1) + 1 + (warp",
+     ORDERED),
     ("negative scores of an index rank alike", "sm_80", "core/topn.cuh", "return bits >> 31 ? ~bits :", "return bits >> 31 ? 1 :",
      INDEXED + "s2x8+0+0"),
     ("scores of later tokens count", "sm_90", "select/index_scores_sm90.cuh", "if (first + C::kKeys > visible_to_all)", "if (false)",

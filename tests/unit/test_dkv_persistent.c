@@ -133,13 +133,16 @@ static void test_least_stages(void **state) {
   assert_null(find(&v, SELECTED));
 }
 
-/* The kernel, what cuts the lists, and the workspace agree about the length of items. */
+/* The kernel, what cuts the lists, and the workspace agree about the length of items, and whether CTAs
+ * take them by their first tokens. */
 static void test_items(void **state) {
   static const struct {
     int64_t tokens;
     int32_t item;
-  } cases[] = { { 1, 256 },     { 4096, 256 },   { 32767, 256 },   { 32768, 512 },
-                { 65535, 512 }, { 65536, 1024 }, { 1 << 20, 1024 } };
+    bool ordered;
+  } cases[] = { { 1, 256, false },       { 8191, 256, false },    { 8192, 256, true },
+                { 32767, 256, true },    { 32768, 512, true },    { 131071, 512, true },
+                { 131072, 1024, false }, { 1 << 20, 1024, false } };
   view v;
   (void)state;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -148,7 +151,26 @@ static void test_items(void **state) {
     assert_int_equal(s->tile_tokens, cases[i].item);
     assert_int_equal(constant(s, "kEntries"), cases[i].item);
     assert_int_equal(constant(find(&v, "data_invert_scan"), "kRows"), cases[i].item);
+    /* The order of 2 KV heads' items. */
+    const int64_t items =
+        cases[i].tokens * 16 / cases[i].item + cases[i].tokens / 64 + 1; /* of a sequence */
+    assert_true((find(&v, "data_invert_order") != NULL) == cases[i].ordered);
+    assert_int_equal(v.sizes.bytes[NSAI_DKV_ITEM_ORDER], cases[i].ordered ? 2 * items * 4 : 0);
   }
+}
+
+/* A CTA for each item has no order. */
+static void test_order_of_ctas(void **state) {
+  nsai_target fewer = hopper;
+  view v;
+  (void)state;
+  fewer.register_fallback = 1;
+  look_at(&v, "heads: 32, head_dim: 128", 16384, NSA_SELECT_TOPN, &fewer);
+  assert_int_equal(v.reasons, 0);
+  assert_non_null(find(&v, "data_invert_scan"));
+  assert_null(find(&v, "data_invert_order"));
+  look(&v, "heads: 32, head_dim: 128", 16384, NSA_SELECT_RANGES);
+  assert_null(find(&v, "data_invert_order"));
 }
 
 /* One CTA on a multiprocessor. Warpgroups that share keys take an even number of stages:
@@ -194,6 +216,7 @@ int main(void) {
     cmocka_unit_test(test_least_stages),
     cmocka_unit_test(test_models),
     cmocka_unit_test(test_items),
+    cmocka_unit_test(test_order_of_ctas),
     cmocka_unit_test(test_tiles),
     cmocka_unit_test(test_tickets),
   };

@@ -6,9 +6,8 @@
 // of a tile (`Rows`, backward/pipelines/dkv_tiles.cuh). A CTA works as in backward/pipelines/dkv.cuh, but
 // its producers fill stages of the next tile while the consumers finish the present one.
 //
-// Timings beside kernels of a CTA for each tile: runtime/variants/backward/kv.c. Not tried yet: other
-// lengths of items (item_tokens() there), and other values of kAskAhead. A prototype did not gain by
-// items in the order of their first tokens.
+// Timings beside kernels of a CTA for each tile, lengths and order of items: runtime/variants/backward/kv.c.
+// No gain: kAskAhead of 8 in the place of 4 (64k tokens, D 128, H200).
 //
 // kKeys 128 (kTiles 2), of the window: each warpgroup has 64 keys of its own, and both read every
 // stage. kKeys 64 (kTiles 1), of lists: both warpgroups have the same keys, and each reads every other
@@ -20,8 +19,8 @@
 //
 // Grid: as many CTAs as the device holds, or fewer. A CTA takes tiles by tickets: the next number of
 // a counter in global memory, which another kernel clears in every run. Tiles are numbered as the CTAs
-// of backward_dkv_selected and backward_dkv_window, without the items that a head does not have. The
-// sums of a tile go to a place of their own, and its stages have a fixed order: the bits of the
+// of backward_dkv_selected and backward_dkv_window, without the items that a head does not have; with
+// p.item_order a head's items are taken in that order (data/invert_order.cuh). The sums of a tile go to a place of their own, and its stages have a fixed order: the bits of the
 // results do not depend on which CTA takes it.
 //
 // Warps 0 .. 7 multiply, warp 8 loads rows, and warp 9 (with kJoins 10, too) writes what is known of

@@ -21,7 +21,7 @@ template <class Config> struct DkvWalk {
   }
 
   int head = 0, before = 0; // the head of the last ticket; tickets of the heads before it
-  // Items of the lists, head by head.
+  // Items of the lists, head by head, by their first tokens or by their blocks.
   NSAI_DEVICE bool next(const NsaiBackwardDkvPersistent &p, ListRows<DkvTile<Config>> &rows,
                         KeyTile &tile) {
     const NsaiBackwardKv &kv = p.keys.kv;
@@ -33,7 +33,9 @@ template <class Config> struct DkvWalk {
         if (number - before < own) break;
         before += own;
       }
-      const int item = (number - before) / kv.tiles, part = (number - before) % kv.tiles;
+      const int part = (number - before) % kv.tiles;
+      int item = (number - before) / kv.tiles;
+      if (p.item_order) item = p.item_order[(long long)list_head(kv) * kv.item_capacity + item];
       if (find_item_tile<DkvTile<Config>>(kv, head, list_head(kv), item, part, rows, tile))
         return true;
     }

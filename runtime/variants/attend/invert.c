@@ -115,3 +115,21 @@ nsa_status nsai_invert_all_enqueue(const nsai_run *run,
   NSAI_TRY(nsai_launch(run->queue, &kernel[NSAI_INVERT_SCAN], 1, 1, &p));
   return nsai_launch_elements(run, &kernel[NSAI_INVERT_FILL], p.entry_capacity, &p);
 }
+
+void nsai_invert_order_specify(const nsai_problem *p, nsai_kernel_spec *spec) {
+  *spec =
+      (nsai_kernel_spec){ .entry = "data_invert_order", .dtype = p->model.dtype, .threads = 1024 };
+  nsai_constant_add(spec, "kMinBlocks", 1);
+}
+
+nsa_status nsai_invert_order_enqueue(const nsai_run *run, const nsai_kernel *kernel,
+                                     const NsaiInvert *lists, int *order) {
+  const NsaiInvertOrder p = { .items = lists->items,
+                              .item_counts = lists->item_counts,
+                              .entries = lists->entries,
+                              .order = order,
+                              .entry_capacity = lists->entry_capacity,
+                              .item_capacity = lists->item_capacity,
+                              .tokens = lists->token_end - lists->token_begin };
+  return nsai_launch(run->queue, kernel, (uint64_t)lists->heads, 1, &p);
+}

@@ -74,4 +74,10 @@ nsa_status nsai_invert_all_enqueue(const nsai_run *run,
 nsa_status nsai_invert_enqueue(const nsai_run *run, const nsai_kernel kernel[NSAI_INVERT_KERNELS],
                                NsaiInvert p);
 
+/* The items of inverted lists by their first tokens, for a kernel that takes them one after the other:
+ * data/invert_order.cuh. `order`: i32 [heads, item_capacity]. */
+void nsai_invert_order_specify(const nsai_problem *problem, nsai_kernel_spec *spec);
+nsa_status nsai_invert_order_enqueue(const nsai_run *run, const nsai_kernel *kernel,
+                                     const NsaiInvert *lists, int *order);
+
 #endif /* NSAI_VARIANTS_ATTEND_INVERT_H */

@@ -65,8 +65,9 @@ static nsa_status launch(const nsai_run *run, const nsai_kernel *kernel, int64_t
 
 /* The same by persistent CTAs, which take the tiles of `grid` CTAs. */
 static nsa_status launch_persistent(const nsai_run *run, const nsai_kernel *kernel, int64_t grid,
-                                    int64_t keys, const NsaiBackwardKv *kv, int *tickets) {
-  NsaiBackwardDkvPersistent p = { .tickets = tickets };
+                                    int64_t keys, const NsaiBackwardKv *kv, int *tickets,
+                                    const int *item_order) {
+  NsaiBackwardDkvPersistent p = { .tickets = tickets, .item_order = item_order };
   NSAI_TRY(set_maps(run, kernel, keys, kv, &p.keys));
   return nsai_launch(run->queue, kernel, (uint64_t)nsai_smaller(grid, kernel->most_ctas), 1, &p);
 }
@@ -94,7 +95,8 @@ nsa_status nsai_dkv_window_enqueue(const nsai_dkv_pass *b) {
   set_lists(b, &p);
   const int64_t grid = (int64_t)b->heads * p.tiles, keys = b->run->sizes.kv_tokens;
   if (kernel->most_ctas)
-    return launch_persistent(b->run, kernel, grid, keys, &p, b->tickets + NSAI_DKV_WINDOW_TICKETS);
+    return launch_persistent(b->run, kernel, grid, keys, &p, b->tickets + NSAI_DKV_WINDOW_TICKETS,
+                             NULL);
   return launch(b->run, kernel, grid, keys, &p);
 }
 
@@ -123,8 +125,8 @@ nsa_status nsai_dkv_selected_enqueue(const nsai_dkv_pass *b) {
   const int64_t grid = (int64_t)b->heads * p.item_capacity * p.tiles,
                 keys = b->run->sizes.kv_tokens;
   if (kernel->most_ctas)
-    return launch_persistent(b->run, kernel, grid, keys, &p,
-                             b->tickets + NSAI_DKV_SELECTED_TICKETS);
+    return launch_persistent(b->run, kernel, grid, keys, &p, b->tickets + NSAI_DKV_SELECTED_TICKETS,
+                             b->item_order);
   if (!b->dq.add_slots) return launch(b->run, kernel, grid, keys, &p);
   const NsaiBackwardDkvSlots all = { .keys = p,
                                      .slots = b->dq.slots,

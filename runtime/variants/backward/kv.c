@@ -47,16 +47,32 @@ static void specify_branch(const nsai_request *r, bool wgmma, const nsai_dkv_use
     nsai_dkv_mainloop_specify(r, wgmma, plain, spec);
 }
 
-/* Tokens of an item of persistent CTAs, about a 64th of all: shorter items are shared out more evenly, but
- * each loads keys, and stores sums that are to be added. Powers of two, because each number is a kernel
- * of its own. */
-#define LEAST_ITEM_TOKENS 256
-#define ITEMS 64
+/* Plans of so many tokens have persistent CTAs that take items by their first tokens: the rows of nearby tokens,
+ * which they then read at a time, come from L2 more often. Fewer tokens have rows that L2 holds as a whole. ms
+ * of the whole backward pass, burst and sustained (H200, 64/4 heads, D 128, saved outputs, correlated inputs
+ * unless said otherwise):
+ *
+ *   tokens                    8k             16k            64k            64k, random    128k
+ *   by blocks                 3.17 / 3.33    7.06 / 7.67    44.3 / 47.9    55.8 / 59.1    135.9 / 140.8
+ *   by first tokens, of 512                                 43.8 / 47.2                   136.0 / 142.7
+ *   of 256                    3.17 / 3.28    6.96 / 7.49    44.0 / 47.4    55.8 / 58.4    136.5 / 139.7
+ *   of 128                                                  44.9 / 48.0
+ *
+ * (Items by blocks have 256, of 64k tokens and more 1024.) With all rows from L2 64k would take 43.2 for 45.0,
+ * and 16k 6.94 for 7.12. Shorter items span fewer tokens, but store more sums: at 64k a model of L2 that
+ * holds 25 MB of rows reads 27 GB from HBM by blocks, and 24, 22 and 19 by first tokens. */
+#define LEAST_ORDERED_TOKENS 8192
+#define LEAST_UNORDERED_TOKENS 131072 /* again by blocks from here on */
 
+static bool orders_items(const nsai_problem *p) {
+  return p->max_tokens >= LEAST_ORDERED_TOKENS && p->max_tokens < LEAST_UNORDERED_TOKENS;
+}
+
+/* Tokens of an item of persistent CTAs: shorter items are shared out more evenly, but each loads keys, and
+ * stores sums that are to be added. Few numbers, because each is a kernel of its own. */
 static int32_t item_tokens(const nsai_problem *p) {
-  int32_t tokens = LEAST_ITEM_TOKENS;
-  while (tokens < NSAI_DKV_ITEM_TOKENS && p->max_tokens >= 2 * (int64_t)ITEMS * tokens) tokens *= 2;
-  return tokens;
+  if (p->max_tokens < 32768) return 256;
+  return p->max_tokens < LEAST_UNORDERED_TOKENS ? 512 : NSAI_DKV_ITEM_TOKENS;
 }
 
 static void specify_selected(const nsai_request *r, bool wgmma,
@@ -80,6 +96,8 @@ static void specify_selected(const nsai_request *r, bool wgmma,
   }
   specify_branch(r, wgmma && keys == NSAI_DKV_TILE_KEYS, &plain, &boxed, spec);
   nsai_invert_specify(r->problem, spec->tile_tokens, &kernel[NSAI_DKV_INVERT]);
+  if (spec->ctas_per_sm && orders_items(r->problem))
+    nsai_invert_order_specify(r->problem, &kernel[NSAI_DKV_ORDER]);
 }
 
 static bool is_persistent(const nsai_kernel_spec kernel[NSAI_DKV_KERNELS]) {
@@ -112,9 +130,9 @@ void nsai_dkv_specify(const nsai_request *r, bool wgmma,
 
 /* ---- workspace ---- */
 
-/* Partial sums of dK and dV: at 64k tokens and D 128 a KV head has 220 MB. In pieces of this many
- * bytes the launches last milliseconds. */
-#define GRADIENT_CHUNK_BYTES ((int64_t)1 << 30)
+/* Partial sums of dK and dV: at 64k tokens and D 128 a KV head has 273 MB, and four fit. In pieces of this
+ * many bytes, 1.125 GiB, the launches last milliseconds. */
+#define GRADIENT_CHUNK_BYTES ((int64_t)9 << 27)
 
 /* Few tiles of compressed keys have many query rows each: they are cut until there are so many
  * CTAs, several for each place on the largest devices, so that unequal ones even out. */
@@ -133,8 +151,10 @@ static int64_t choose_splits(int64_t tiles, int64_t least) {
 }
 
 /* Bytes of the partial sums of the selected branch, for each KV head; sizes the lists. */
-static int64_t size_selected(const nsai_problem *p, int64_t item_rows, nsai_form_sizes *out) {
+static int64_t size_selected(const nsai_problem *p, const nsai_kernel_spec kernel[],
+                             nsai_form_sizes *out) {
   const nsai_model *m = &p->model;
+  const int64_t item_rows = kernel[NSAI_DKV_SELECTED].tile_tokens;
   const int64_t row = (int64_t)(m->head_dim_qk + m->head_dim_v) * 4;
   if (!m->select_count) return 0;
   if (p->selection == NSA_SELECT_RANGES) {
@@ -145,7 +165,10 @@ static int64_t size_selected(const nsai_problem *p, int64_t item_rows, nsai_form
   int64_t blocks = nsai_kv_blocks(m, p->max_kv_tokens, p->max_seqs);
   nsai_invert_workspace(p, p->max_tokens, item_rows, out->bytes);
   out->bytes[NSAI_DKV_ITEM_STARTS] = NSAI_PRODUCT(m->kv_heads, blocks, 4);
-  return NSAI_PRODUCT(nsai_kv_items(m, p->max_tokens, blocks, item_rows), m->select_block, row);
+  const int64_t items = nsai_kv_items(m, p->max_tokens, blocks, item_rows);
+  if (kernel[NSAI_DKV_ORDER].entry)
+    out->bytes[NSAI_DKV_ITEM_ORDER] = NSAI_PRODUCT(m->kv_heads, items, 4);
+  return NSAI_PRODUCT(items, m->select_block, row);
 }
 
 static int64_t ticket_words(const nsai_model *m, int64_t heads) {
@@ -161,7 +184,7 @@ static void size_heads(const nsai_request *r, const nsai_kernel_spec kernel[], i
   int64_t cmp_rows = nsai_compresses(m) ? p->max_kv_tokens / m->stride + 1 : 0;
   int64_t compressed = NSAI_PRODUCT(cmp_rows, row);
   int64_t window = m->window ? NSAI_PRODUCT(p->max_kv_tokens, row) : 0;
-  int64_t selected = size_selected(p, kernel[NSAI_DKV_SELECTED].tile_tokens, out);
+  int64_t selected = size_selected(p, kernel, out);
   int64_t layers = nsai_phi_has_weights(m) ? NSAI_PRODUCT(cmp_rows + 1, m->block, row) : 0;
   int64_t head = nsai_size_add(nsai_size_add(window, selected), nsai_size_add(compressed, layers));
   int64_t fit = GRADIENT_CHUNK_BYTES / head;
@@ -245,6 +268,8 @@ static nsai_dkv_pass open_pass(const nsai_run *run, const nsai_form *form, bool 
   pass.index = nsai_invert_params(run, &pass.selected, 0, run->sizes.tokens,
                                   form->kernel[NSAI_DKV_SELECTED].tile_tokens, form->buffer);
   pass.index.item_starts = nsai_buffer_at(run, form->buffer[NSAI_DKV_ITEM_STARTS]);
+  if (form->kernel[NSAI_DKV_ORDER].function)
+    pass.item_order = nsai_buffer_at(run, form->buffer[NSAI_DKV_ITEM_ORDER]);
   if (!makes_dq && joins(run, form)) pass.index.near = p->model.window;
   return pass;
 }
@@ -254,7 +279,10 @@ nsa_status nsai_dkv_lists_enqueue(const nsai_run *run, const nsai_form *form, bo
   if (!nsai_run_has(run, NSA_SEL)) return NSA_OK;
   NSAI_TRY(nsai_sort_enqueue(run, &form->kernel[NSAI_DKV_SORT], &pass.selected));
   if (!pass.index.items) return NSA_OK;
-  return nsai_invert_enqueue(run, &form->kernel[NSAI_DKV_INVERT], pass.index);
+  NSAI_TRY(nsai_invert_enqueue(run, &form->kernel[NSAI_DKV_INVERT], pass.index));
+  if (!pass.item_order) return NSA_OK;
+  return nsai_invert_order_enqueue(run, &form->kernel[NSAI_DKV_ORDER], &pass.index,
+                                   pass.item_order);
 }
 
 static nsai_layers_pass layers_pass(const nsai_run *run, const nsai_form *form) {

@@ -15,7 +15,8 @@
 enum {
   NSAI_DKV_SORT,
   NSAI_DKV_INVERT,
-  NSAI_DKV_COMPRESSED = NSAI_DKV_INVERT + NSAI_INVERT_KERNELS,
+  NSAI_DKV_ORDER = NSAI_DKV_INVERT + NSAI_INVERT_KERNELS, /* of the items, for persistent CTAs */
+  NSAI_DKV_COMPRESSED,
   NSAI_DKV_WINDOW,
   NSAI_DKV_SELECTED, /* by inverted lists, or by a caller's ranges */
   NSAI_DKV_SUM,
@@ -28,6 +29,7 @@ enum {
 /* The inverted lists lie first. Partial sums have dK and dV side by side. B: nsai_kv_blocks. */
 enum {
   NSAI_DKV_ITEM_STARTS = NSAI_INVERT_BUFFERS, /* i32 [Hkv, B]: each block's first item */
+  NSAI_DKV_ITEM_ORDER,                        /* i32 [Hkv, items of a head]: by first token */
   NSAI_DKV_COMPRESSED_SUMS,                   /* f32 [its heads, splits, R, Dk + Dv] */
   NSAI_DKV_SELECTED_SUMS, /* f32 [heads, items of a head, l', Dk + Dv]; of ranges
                              [heads, range splits, KV tokens, Dk + Dv] */
@@ -124,6 +126,7 @@ typedef struct nsai_dkv_pass {
   const nsai_form *form;
   NsaiAttendSelected selected; /* seq and lists */
   NsaiInvert index;            /* inverted lists of the selected branch; zero: it needs none */
+  int *item_order;             /* of the lists; NULL: by their numbers */
   nsai_dkv_dq dq;
   int head, heads;     /* KV heads [head, head + heads) */
   int compressed_head; /* the first KV head of the compressed branch's sums */
