@@ -28,7 +28,11 @@
 
 _Static_assert(NSAI_PEERS == NSAI_GATHER_RANKS, "one number of ranks");
 
-/* Off until ranks that fail have been tried over IPC between GPUs; its times are in docs/ranks-cache.md. */
+/* Off because of ranks that come late. On two H200, survivors of a killed process return in time. But a rank
+ * whose partner has given up and exited, and which gathers only then, stays in a CUDA call, for more than
+ * 20 s (`nsarankcheck --comm nccl --fault stall --peer-bytes 1000000`). The likely cause: memory mapped by
+ * cuIpcOpenMemHandle ends with the process that allocated it. Memory from cuMemCreate, exported as a file
+ * descriptor, would outlive it. */
 #define DEFAULT_PEER_BYTES 0
 
 /* A small allocation shares a block of this size with others, and IPC opens whole blocks. */

@@ -402,9 +402,10 @@ assert r["ms_forward"] and r["ms_dense"] and not r["ms_prompt"] and r["note"].st
 # The committed CSVs have what the figures once left out, clipped or pressed together.
 @test "figures: the backward pass, the model and inputs of decode, no dense_gemm" {
   results=$NSA_SOURCE/bench/results
-  bench plot "$results/h200-2026-11-22-backward.csv" --svg .
+  { cat "$results/h200-2026-11-28-training.csv" && tail -n +2 "$results/h200-2026-11-28-training-random.csv"; } >training.csv
+  bench plot training.csv --svg .
   for name in 'forward, correlated' 'backward, correlated' 'back_saved, correlated' 'back_saved, random'; do
-    grep -q ">$name</text>" h200-2026-11-22-backward-speed.svg
+    grep -q ">$name</text>" training-speed.svg
   done
   bench plot "$results/h200-2026-11-22-decode.csv" --svg .
   grep -q '>NVIDIA H200, 2026-11-22: 64 heads, 4 KV heads, ' h200-2026-11-22-decode-speed.svg
@@ -768,10 +769,10 @@ PY
 
 @test "table --ranks: the model, from times of one GPU" {
   results=$NSA_SOURCE/bench/results
-  run -0 --separate-stderr bench table "$results/h200-2026-11-24-training.csv" --ranks 2,64 --tokens 64k,1M,100
-  [[ ${lines[0]} == 'forward, backward with saved outputs, ms and the speedup over one GPU; correlated inputs. One GPU: NVIDIA H200, 2026-11-24, '* ]]
+  run -0 --separate-stderr bench table "$results/h200-2026-11-28-training.csv" --ranks 2,64 --tokens 64k,1M,100
+  [[ ${lines[0]} == 'forward, backward with saved outputs, ms and the speedup over one GPU; correlated inputs. One GPU: NVIDIA H200, 2026-11-28, '* ]]
   [[ ${lines[1]} == '| tokens | 1 | 2, model | 64, model |' && ${#lines[@]} == 6 ]]
-  [[ ${lines[3]} == '| 64k | 17.5, 47.8 | '* && ${lines[4]} =~ ^'| 1M | ~'[0-9]+', ~'[0-9]+' | '[0-9]+' (2.0), ' && ${lines[5]} == '| 100 | ~'*', ~'* ]]
+  [[ ${lines[3]} == '| 64k | 17.6, 43.8 | '* && ${lines[4]} =~ ^'| 1M | ~'[0-9]+', ~'[0-9]+' | '[0-9]+' (2.0), ' && ${lines[5]} == '| 100 | ~'*', ~'* ]]
   # docs/ranks.md holds what its command prints.
   command=$(grep '^nsa-bench table .*--ranks' "$NSA_SOURCE/docs/ranks.md")
   (cd "$NSA_SOURCE" && bench ${command#nsa-bench }) >table.md
@@ -793,12 +794,12 @@ PY
     [[ $stderr == *'numbers from 2 on, and no --filter or --device'* ]]
   done
   # Two devices have a table each; of a backward pass of one length there is no time of others.
-  training=$results/h200-2026-11-24-training.csv
+  training=$results/h200-2026-11-28-training.csv
   awk '!/,back_saved,/ || !/q=131072:/' "$training" | sed '/q=65536:\|q=131072:/!s/"NVIDIA H200"/"other"/' >one.csv
   run -0 --separate-stderr bench table one.csv --ranks 2 --tokens 64k,1M
   [[ ${#lines[@]} == 10 && ${lines[0]} == *' One GPU: other, '* && ${lines[5]} == *' One GPU: NVIDIA H200, '* ]]
-  [[ ${lines[3]} == '| 64k | ~17.1, ~47.2 | '* && ${lines[4]} == '| 1M | ~2242, ~6539 | '* ]]
-  [[ ${lines[8]} == '| 64k | 17.5, 47.8 | '* && ${lines[9]} =~ ^'| 1M | ~2823, - | '[0-9]+' (2.0), - |'$ ]]
+  [[ ${lines[3]} == '| 64k | ~17.3, ~41.2 | '* && ${lines[4]} == '| 1M | ~2274, ~4950 | '* ]]
+  [[ ${lines[8]} == '| 64k | 17.6, 43.8 | '* && ${lines[9]} =~ ^'| 1M | ~2860, - | '[0-9]+' (2.0), - |'$ ]]
 }
 
 @test "--ranks: ranks are processes; what a GPU has no memory for is no failure, and the list goes on" {
