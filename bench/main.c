@@ -234,8 +234,9 @@ static void check_ranks(const arguments *a, struct argp_state *state) {
   if (!a->over_ranks && a->token_count) argp_error(state, "--tokens needs --ranks");
   if (a->peer_bytes &&
       (!a->over_ranks || !over_cache(a->command) || a->plans.device == NSAI_VERIFY_DEVICE_CPU ||
+       !memchr(a->with_ranks + 2, true, NSA_MAX_RANKS - 1) ||
        memchr(a->with_ranks + NSAI_GATHER_RANKS + 1, true, NSA_MAX_RANKS - NSAI_GATHER_RANKS)))
-    argp_error(state, "--peer-bytes is for decode or prefill --ranks on at most %d GPUs",
+    argp_error(state, "--peer-bytes is for decode or prefill --ranks on 2 to %d GPUs",
                NSAI_GATHER_RANKS);
   const bool table = a->over_ranks && a->command == TABLE;
   if (table && (a->filter || a->plans.device != NSAI_VERIFY_DEVICE_AUTO ||

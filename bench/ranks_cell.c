@@ -5,6 +5,7 @@
 
 #include "base/math.h"
 #include "csv.h"
+#include "params/ranks.h"
 #include "ranks/comm.h"
 #include "time_launch.h"
 
@@ -35,8 +36,9 @@ nsa_status bench_ranks_cell_connect(bench_ranks_cell *cell, const bench_ranks_te
                                      .peer_bytes = cell->peer_bytes ? cell->peer_bytes : -1 };
   if (cell->peer_bytes && t->message_bytes > cell->peer_bytes)
     return nsai_fail(NSA_E_ARG,
-                     "a call gathers %lld bytes of every rank: give --peer-bytes as many",
-                     (long long)t->message_bytes);
+                     "a call gathers %lld bytes of every rank: give --peer-bytes as many, at most "
+                     "%d",
+                     (long long)t->message_bytes, NSAI_GATHER_MOST);
   NSAI_TRY(bench_team_connect(cell->team, cell->rank, t->ctx, &options, &cell->comm));
   if (!cell->comm) return NSA_OK;
   NSAI_TRY(nsa_comm_agree(cell->comm, t->plans, t->plan_count, NULL, 0));

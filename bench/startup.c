@@ -25,16 +25,17 @@
  *   and selected_sm90_mma:                   and backward_dkv_sum 200 each     790
  *   attend_selected_window_sm90    800
  *
- * Plans on two cores that do nothing else, in alternating runs, s (in brackets s of all cores; hours
- * differ by a tenth), and while the stores of a tile were unrolled:
+ * Plans on two cores that do nothing else, in alternating runs, s, in brackets s of all cores (runs hours
+ * apart differ by 10 %):
  *
+ *                           now           with unrolled stores
  *   forward of 64k tokens   1.13 (2.16)   1.41 (2.69)
  *   forward of 4k           1.13 (2.15)   1.32 (2.54)
  *   --train, 64k            3.1  (6.1)    3.6  (7.2)
  *
  * 4 to 8 % of a compilation is NVRTC's front end, half is its optimiser, and the rest its assembler.
  * Both follow the number of instructions, much of which ran once a tile: unrolled stores were a
- * quarter to a half of the attention kernels. Opening NVRTC takes 6 ms from the page cache.
+ * quarter to a half of the attention kernels' instructions. Opening NVRTC takes 6 ms from the page cache.
  *
  * Tried without gain: precompiled headers (--pch, 1 % more time); --split-compile; --Ofast-compile=min
  * (4 % less, and other machine code); one asm for all wgmma of a product (5 % less, with 64 operands,

@@ -278,13 +278,13 @@ typedef struct nsa_comm nsa_comm;
  *
  * Runs of the communicator must then follow each other on the device, in one stream or by events; ranks that
  * share a GPU need streams that run at once. The kernel waits for other ranks for options.timeout_ms, also in
- * a replayed graph and without nsa_comm_check. After that the run's results are undefined, and the next call,
- * nsa_comm_check and nsa_comm_wait return NSA_E_RANKS and name the ranks.
+ * a replayed graph and without nsa_comm_check. Then the run's results are undefined; the next call,
+ * nsa_comm_check and nsa_comm_wait return NSA_E_RANKS and name the ranks. A run that begins after another
+ * rank's process has ended may never end: memory of CUDA IPC ends with its process.
  *
- * If the ranks are several processes, nsa_comm_destroy is a call of all ranks: they exchange messages by the
- * transport, which must still work, and wait for each other, at most for options.timeout_ms. A process that
- * has several of these ranks must destroy each on a thread of its own: one after the other, they wait until
- * the timeout. Memory that a lost rank may still have mapped stays allocated until the process ends. */
+ * If the ranks are several processes, nsa_comm_destroy is a call of all ranks, which wait for each other, at
+ * most for options.timeout_ms, by a transport that must still work: a process that has several destroys each
+ * on a thread of its own. Memory that a lost rank may have mapped stays allocated until the process ends. */
 
 /* Makes a communicator of a host's transport. Blocking; other ranks need not take part.
  *
@@ -357,7 +357,7 @@ NSA_API nsa_status nsa_comm_loopback(nsa_ctx *ctx, int32_t size, const nsa_comm_
  * agreed upon again counts as new. The first agreement also finds which ranks share a host, by the boot ids of
  * their machines (without one, the host name), unless host_ranks is given: where ranks of a host are
  * successive, and each host has as many. Uses the transport on a stream of its own, where NCCL may let it wait
- * for runs in flight, and allocates some KB of device memory at its first call.
+ * for runs in flight; its first call allocates some KB of device memory, with options.peer_bytes more.
  *
  * plans       [count], at most 256, of the communicator's device; NULL with count 0
  * shard       NULL: the plans alone.

@@ -451,7 +451,8 @@ def write(name, rows):
         out = csv.DictWriter(file, rows[0])
         out.writeheader()
         out.writerows(rows)
-times = [r for r in read("-backward") if "q=8192:" in r["problem"] or "q=16384:" in r["problem"]]
+times = [r for r in read("-training", "28") if "q=8192:" in r["problem"] or "q=16384:" in r["problem"]]
+times = [r for r in times if r["part"] != "fwd_saved"]
 saved = [dict(r, part="fwd_saved") for r in times if r["part"] == "forward"]
 steps = [dict(r, q_len="1") for r in read("-decode") if "fill=correlated" in r["problem"]]
 peer = dict(read("-peers", "27")[0], date=times[0]["date"])
@@ -484,7 +485,7 @@ PY
   for name in 'cuDNN, dense' forward 'forward + backward' 'decode, 32 sequences'; do
     grep -q ">$name</text>" chart.svg
   done
-  grep -q '>NVIDIA H200, 2026-11-22, commits 6aae86e, ' chart.svg
+  grep -q '>NVIDIA H200, 2026-11-22 to 2026-11-28, commits .*83d94da3' chart.svg
   grep -q '>correlated inputs, 64 heads, 4 KV heads, head dim 128, bf16; dense: PyTorch .*, cuDNN ' chart.svg
   run -0 bench chart --check times.csv steps.csv peers.csv
   cp chart.svg three.svg
@@ -702,12 +703,12 @@ PY
     run -2 --separate-stderr bench decode --device cpu --ranks 2 $bad
     [[ $stderr == *'decode --ranks has --contexts, and pages'* ]]
   done
-  for bad in '--ranks 2 --device cpu' ''; do
+  for bad in '--ranks 2 --device cpu' '--ranks 1' ''; do
     run -2 --separate-stderr bench decode --peer-bytes 40000 $bad
-    [[ $stderr == *'--peer-bytes is for decode or prefill --ranks on at most 8 GPUs'* ]]
+    [[ $stderr == *'--peer-bytes is for decode or prefill --ranks on 2 to 8 GPUs'* ]]
   done
   run -2 --separate-stderr bench decode --peer-bytes 40000 --ranks 1,9
-  [[ $stderr == *'--peer-bytes is for decode or prefill --ranks on at most 8 GPUs'* ]]
+  [[ $stderr == *'--peer-bytes is for decode or prefill --ranks on 2 to 8 GPUs'* ]]
   run -2 --separate-stderr bench decode --device cpu --ranks 2 --json x.json
   [[ $stderr == *'--ranks takes no'* ]]
   NSA_DRIVER_PATH=/nowhere NCCL_NVLS_ENABLE=0 run -77 --separate-stderr bench decode --ranks 2
@@ -758,7 +759,7 @@ PY
   for bad in '--ranks 2 --device cpu' ''; do
     # shellcheck disable=SC2086
     run -2 --separate-stderr bench prefill --peer-bytes 40000 $bad
-    [[ $stderr == *'--peer-bytes is for decode or prefill --ranks on at most 8 GPUs'* ]]
+    [[ $stderr == *'--peer-bytes is for decode or prefill --ranks on 2 to 8 GPUs'* ]]
   done
   run -2 --separate-stderr bench prefill --device cpu --ranks 2 --md x.md
   [[ $stderr == *'--ranks takes no'* ]]

@@ -19,7 +19,7 @@ refused() { # refused TEXT OPTION...
   refused '--fault adds none' --fault kill --list
   refused 'cache has scenarios of its own' cache --tokens 4k
   refused 'cache has scenarios of its own' cache --backward
-  refused '--fault runs a forward of its own' cache --fault kill --repeat 2
+  refused 'cache --fault runs a decode and a prefill of its own' cache --fault kill --repeat 2
   refused 'cache has scenarios of its own' cache --hosts 2
   refused '--longest and --codes belong' --longest 300
   refused '--longest and --codes belong' --codes any

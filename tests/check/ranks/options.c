@@ -115,6 +115,9 @@ static void refuse_idle(const chk_ranks_options *o, struct argp_state *state) {
                       "--random, --backward and --fault");
   if (o->faults && o->with_ranks[1])
     argp_error(state, "--fault needs another rank, which must notice it: give --ranks from 2 on");
+  if (o->faults && o->cache && o->rank.repeat)
+    argp_error(state,
+               "cache --fault runs a decode and a prefill of its own, once: leave out --repeat");
   if (o->faults && !listed && (o->backward || o->rank.repeat))
     argp_error(state, "--fault runs a forward of its own, once: --backward and --repeat need "
                       "--tokens or --random beside it");

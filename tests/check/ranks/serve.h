@@ -221,14 +221,14 @@ void chk_serve_check(chk_rank *r);
 /* ---- faults (fault.h) ---- */
 
 /* The first random scenario that has a prefill and a decode in which ranks exchange something; false: there is
- * none among some hundred. */
+ * none among the first 300. */
 bool chk_serve_find_faults(uint64_t seed, int32_t ranks, int32_t longest, chk_cache_codes codes,
                            chk_ranks_problem *out);
 
 /* One rank's part of a fault; every rank calls it. A killed process does not return. */
 void chk_serve_fault(chk_rank *r, const chk_fault *fault);
 
-/* After a fault: one rank alone computes in the same contexts what the record has. */
+/* After a fault: one rank alone writes the pages of the record in the same context. */
 void chk_serve_context_lives(chk_plans *plans, const nsai_verify_device *device,
                              const chk_ranks_problem *p, const chk_serve_record *record,
                              nsai_verify_result *result);

@@ -41,17 +41,17 @@ bool chk_serve_find_faults(uint64_t seed, int32_t ranks, int32_t longest, chk_ca
   return false;
 }
 
-/* One rank on its way to the fault. */
-typedef struct way {
+/* One rank of a fault. */
+typedef struct fault_run {
   chk_rank *r;
   const chk_fault *fault;
   chk_memory *m;
   chk_script call;  /* of the rank: a prefill has its own rows */
   nsa_shard *shard; /* of a prefill; else NULL */
-} way;
+} fault_run;
 
 /* Everything up to the decode or the prefill. */
-static nsa_status prepare_call(way *w, const chk_script *call) {
+static nsa_status prepare_call(fault_run *w, const chk_script *call) {
   w->call = *call;
   NSAI_TRY(chk_memory_move_pages(w->m, call));
   NSAI_TRY(chk_memory_fill(w->m, call));
@@ -64,7 +64,7 @@ static nsa_status prepare_call(way *w, const chk_script *call) {
   return chk_prefill_keep_rows(w->m, w->shard);
 }
 
-static nsa_status finish_call(way *w) {
+static nsa_status finish_call(fault_run *w) {
   if (w->call.decodes)
     NSAI_TRY(chk_memory_decode(w->m, &w->call, w->r->comm));
   else if (w->shard)
@@ -73,7 +73,7 @@ static nsa_status finish_call(way *w) {
 }
 
 /* Takes the last token from the longest sequence. */
-static nsa_status shorten(way *w) {
+static nsa_status shorten(fault_run *w) {
   nsai_verify_buffer *b = &w->m->tensor[CHK_SERVE_KV_LEN].memory;
   int32_t *kv_len = (int32_t *)(b->image + NSAI_VERIFY_GUARD), *longest = kv_len;
   for (int s = 1; s < w->m->s->o.seqs; s++)
@@ -83,7 +83,7 @@ static nsa_status shorten(way *w) {
 }
 
 /* A GPU compares lengths in this mode alone. */
-static bool finds_lengths(const way *w) {
+static bool finds_lengths(const fault_run *w) {
   return !w->m->device->driver ||
          w->m->decode.plan->ctx->config->runtime.check_inputs == NSAI_CHECK_FULL;
 }
@@ -93,7 +93,7 @@ static nsa_status meet_others(const chk_rank *r) {
                                              : nsai_fail(NSA_E_INTERNAL, "a rank did not come");
 }
 
-static nsa_status fail_call(way *w) {
+static nsa_status fail_call(fault_run *w) {
   chk_rank *r = w->r;
   const char *call = w->call.decodes ? "the decode" : "the prefill";
   if (w->fault->kind == CHK_FAULT_MISMATCH && !finds_lengths(w)) {
@@ -116,32 +116,35 @@ static nsa_status fail_call(way *w) {
   return NSA_OK;
 }
 
-static nsa_status go(way *w, const chk_serve *s) {
+static nsa_status run_to_fault(fault_run *w, const chk_serve *s) {
   chk_script script;
   nsa_status status = NSA_OK;
+  bool done = false;
   NSAI_TRY(chk_serve_make_plans(w->r->plans, s, w->m));
   NSAI_TRY(chk_memory_create(w->m));
   const nsa_plan *decode = w->m->decode.plan;
   NSAI_TRY(nsa_comm_agree(w->r->comm, &decode, 1, NULL, 0));
   chk_script_begin(s, &script);
-  for (bool done = false; !status && !done && chk_script_next(&script);) {
+  while (!status && !done && chk_script_next(&script)) {
     done = is_place(&script, w->m->prefill.plan != NULL, w->fault->in_agree);
     status = prepare_call(w, &script);
     if (!status) status = done ? fail_call(w) : finish_call(w);
     nsa_shard_destroy(w->shard);
     w->shard = NULL;
   }
+  if (!status && !done) return nsai_fail(NSA_E_INTERNAL, "no call of the scenario is the fault's");
   return status;
 }
 
 void chk_serve_fault(chk_rank *r, const chk_fault *fault) {
   chk_serve s;
   chk_memory m = { .s = &s, .rank = r->rank, .device = r->device };
-  way w = { .r = r, .fault = fault, .m = &m };
+  fault_run w = { .r = r, .fault = fault, .m = &m };
   *r->result = (nsai_verify_result){ .outcome = NSAI_VERIFY_PASSED };
-  if (!chk_serve_make(r->p, &s)) return;
   nsa_status status = nsai_verify_device_enter(r->device);
-  if (!status) status = go(&w, &s);
+  if (!status && !chk_serve_make(r->p, &s))
+    status = nsai_fail(NSA_E_INTERNAL, "the scenario cannot be made");
+  if (!status) status = run_to_fault(&w, &s);
   atomic_fetch_add(&r->shared->released, 1);
   chk_conclude(status, false, r->result);
   chk_memory_destroy(&m);
