@@ -109,8 +109,8 @@
  * compressed branch are one GPU's bits; o, o_branch and lse of the selected branch are the same on all ranks,
  * and one GPU's to rounding. A call without the selected branch exchanges nothing. A graph may capture both
  * calls, where the transport can be captured. A caller's ranges, io.kv_reads and probes do not run over ranks.
- * exec.branches and the batch's num_seqs, tokens and kv_len must be the same on all ranks: with other lengths
- * outputs are undefined, or where values are checked NSA_E_RANKS. nsa_prefill gathers raw pages: kv_cache.h.
+ * exec.branches and the batch's num_seqs, cu_q and kv_len must be the same on all ranks: with others outputs
+ * are undefined, or NSA_E_RANKS with runtime.check_inputs full (not of cu_q). nsa_prefill gathers raw pages: kv_cache.h.
  */
 #ifndef NSA_RANKS_H
 #define NSA_RANKS_H
@@ -348,8 +348,8 @@ NSA_API nsa_status nsa_comm_loopback(nsa_ctx *ctx, int32_t size, const nsa_comm_
                                      nsa_comm **comms);
 
 /* Compares what all ranks are about to run, before the first run of each plan and shard: the version, the
- * kernel templates, the device, model, problem, variants with their tiles, cuBLASLt's version, whether
- * runtime.check_inputs is full, and the shard. Ranks that chose differently would wait for each other, or
+ * kernel templates, the device, model, problem, variants with their tiles, cuBLASLt's version, over
+ * a cache whether runtime.check_inputs is full, and the shard. Ranks that chose differently would wait for each other, or
  * compute other bits. Tune on one rank, import the records on the others. Blocking; every rank calls it with
  * the same number of plans. What was not agreed upon does not run; a plan of one call may run with the shard
  * of another. The communicator remembers the 256 plans and the 256 shards of the latest agreements, by what

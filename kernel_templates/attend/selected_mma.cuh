@@ -170,6 +170,6 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
                                       find_output_row<Config>(at, row + 8) };
     scale_by_values<Config>(rO, params, at.group);
     if constexpr (S::kCodes) restore_columns(rO);
-    store_output<Config, (S::kLaunch > 128)>(p.out, p.kv_heads, rO, rows, output_row);
+    store_output<Config, false>(p.out, p.kv_heads, rO, rows, output_row);
   }
 }

@@ -263,8 +263,8 @@ template <class C> struct Combiner {
       for (int j = 0; j < S::kJ; ++j) x[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       barrier_wait(shared_address(&ring.rows_full[at.stage]), at.phase);
       add_slots<C>(x, shared_address(ring.rows[at.stage]), rWeight, seen);
-      // Each lane for its own reads: compute-sanitizer does not see that __syncwarp() orders those of
-      // the others, for which ptxas needs no instruction. As fast as one arrival.
+      // Each lane for its own reads: racecheck does not see that __syncwarp() orders those of the others,
+      // for which ptxas needs no instruction. As fast as one arrival (H200, 64k, G 1).
       barrier_arrive(shared_address(&ring.rows_empty[at.stage]));
       store_row_output<C>(p.out, p.kv_heads, row, total.reference, total.sum, x, sum);
     }
@@ -352,7 +352,7 @@ template <class C> NSAI_DEVICE void window_combine(const NsaiWindowCombine &p) {
     tma_prefetch_map(p.window.v);
     for (int i = 0; i < C::kRing; ++i) {
       barrier_init(shared_address(&shared.ring.rows_full[i]), 1);
-      barrier_init(shared_address(&shared.ring.rows_empty[i]), 32);
+      barrier_init(shared_address(&shared.ring.rows_empty[i]), 32); // lanes of the row's combiner
     }
     for (int i = 0; i < T::kSums; ++i) {
       barrier_init(shared_address(&shared.ring.sums_full[i]), T::kCombiners);

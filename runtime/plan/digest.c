@@ -72,9 +72,10 @@ void nsai_digest_plan_fields(const nsa_plan *plan, nsai_agree_field out[NSAI_PLA
 #undef ADD
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) out[n++] = digest_stage(plan, (nsai_stage)s);
   out[n++] = number_of("the version of cuBLASLt", plan->lt ? plan->lt->version : 0);
-  /* Runs then exchange more: run/ranks_lengths.c. */
+  /* Calls over a cache then exchange more: run/ranks_lengths.c. */
   out[n++] = number_of("whether runtime.check_inputs is full",
-                       plan->ctx->config->runtime.check_inputs == NSAI_CHECK_FULL);
+                       nsai_problem_divides_cache(p) &&
+                           plan->ctx->config->runtime.check_inputs == NSAI_CHECK_FULL);
 }
 
 void nsai_digest_plan(const nsa_plan *plan, unsigned char out[NSAI_DIGEST_BYTES]) {

@@ -129,10 +129,10 @@ NSAI_DEVICE int multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stages
 }
 
 // Stores the partial sums of the warpgroup's keys, in columns from `column` on.
-template <class Config, int kDim, int kN>
+template <class Config, int kDim, bool kLoop = true, int kN>
 NSAI_DEVICE void store_sums(const KeyTile &tile, int first_key, int column,
                             const float (&acc)[kN][4], float scale) {
-  for_rows(acc, [&](int r, const float(&x)[kN][2]) {
+  for_rows<kLoop>(acc, [&](int r, const float(&x)[kN][2]) {
     const int key =
         first_key + (int)threadIdx.x % 128 / 32 * 16 + r * 8 + (int)(threadIdx.x & 31) / 4;
     float *to = tile.partial + (long long)key * kPartialWidth<Config> + column + column_of_lane();

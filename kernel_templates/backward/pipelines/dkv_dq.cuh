@@ -315,8 +315,8 @@ NSAI_DEVICE void consume_all(const NsaiBackwardKv &p, const KeyTile &tile, u32 b
   const int first_key = 64 * warp_uniform(threadIdx.x / 128);
   float dk[R::kColsQk / 8][4] = {}, dv[R::kColsV / 8][4] = {}; // [64, Dk], [64, Dv]
   multiply_all<Config>(dk, dv, ceil_div(tile.tokens, R::kTokens), base, p.scale_log2);
-  store_sums<Config, Config::kHeadDimQk>(tile, first_key, 0, dk, p.scale);
-  store_sums<Config, Config::kHeadDimV>(tile, first_key, Config::kHeadDimQk, dv, 1.0f);
+  store_sums<Config, Config::kHeadDimQk, false>(tile, first_key, 0, dk, p.scale);
+  store_sums<Config, Config::kHeadDimV, false>(tile, first_key, Config::kHeadDimQk, dv, 1.0f);
 }
 
 template <class Config> NSAI_DEVICE void run_dkv_dq(const NsaiBackwardDkvDq &p) {

@@ -20,8 +20,9 @@
 // Grid: as many CTAs as the device holds, or fewer. A CTA takes tiles by tickets: the next number of
 // a counter in global memory, which another kernel clears in every run. Tiles are numbered as the CTAs
 // of backward_dkv_selected and backward_dkv_window, without the items that a head does not have; with
-// p.item_order a head's items are taken in that order (data/invert_order.cuh). The sums of a tile go to a place of their own, and its stages have a fixed order: the bits of the
-// results do not depend on which CTA takes it.
+// p.item_order a head's items are taken in that order (data/invert_order.cuh). The sums of a tile go to a
+// place of their own, and its stages have a fixed order: the bits of the results do not depend on which
+// CTA takes it.
 //
 // Warps 0 .. 7 multiply, warp 8 loads rows, and warp 9 (with kJoins 10, too) writes what is known of
 // them, as in backward/pipelines/dkv.cuh. Warp 11 takes tickets, describes the tile in shared memory

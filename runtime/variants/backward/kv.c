@@ -26,7 +26,7 @@ static int32_t block_keys(const nsai_model *m) {
 
 /* One branch's kernel: through tensor maps where it can be. Lists and window then have persistent CTAs. Beside
  * a CTA for each tile they took, in ms of a burst of the whole backward pass with saved outputs (H200, D 128,
- * correlated inputs unless said otherwise):
+ * correlated inputs unless said otherwise; items by blocks):
  *
  *   tokens, heads           a CTA a tile  persistent
  *   4k, 64/4                1.67          1.48
@@ -54,25 +54,26 @@ static void specify_branch(const nsai_request *r, bool wgmma, const nsai_dkv_use
  *
  *   tokens                    8k             16k            64k            64k, random    128k
  *   by blocks                 3.17 / 3.33    7.06 / 7.67    44.3 / 47.9    55.8 / 59.1    135.9 / 140.8
- *   by first tokens, of 512                                 43.8 / 47.2                   136.0 / 142.7
+ *   by first tokens, of 512                                 43.8 / 47.2    55.3 / 58.7    136.0 / 142.7
  *   of 256                    3.17 / 3.28    6.96 / 7.49    44.0 / 47.4    55.8 / 58.4    136.5 / 139.7
  *   of 128                                                  44.9 / 48.0
  *
- * (Items by blocks have 256, of 64k tokens and more 1024.) With all rows from L2 64k would take 43.2 for 45.0,
- * and 16k 6.94 for 7.12. Shorter items span fewer tokens, but store more sums: at 64k a model of L2 that
- * holds 25 MB of rows reads 27 GB from HBM by blocks, and 24, 22 and 19 by first tokens. */
+ * (Another machine than above. Items by blocks have 256, of 64k tokens and more 1024.) With all rows from L2
+ * 64k would take 43.2 for 45.0, and 16k 6.94 for 7.12. Shorter items span fewer tokens, but store more sums: at
+ * 64k a model of L2 that holds 25 MB of rows reads 27 GB from HBM by blocks, and 24, 22 and 19 by first tokens,
+ * of 512, 256 and 128. */
 #define LEAST_ORDERED_TOKENS 8192
-#define LEAST_UNORDERED_TOKENS 131072 /* again by blocks from here on */
+#define LONG_TOKENS 131072 /* from here on items are by blocks again, and long */
 
 static bool orders_items(const nsai_problem *p) {
-  return p->max_tokens >= LEAST_ORDERED_TOKENS && p->max_tokens < LEAST_UNORDERED_TOKENS;
+  return p->max_tokens >= LEAST_ORDERED_TOKENS && p->max_tokens < LONG_TOKENS;
 }
 
 /* Tokens of an item of persistent CTAs: shorter items are shared out more evenly, but each loads keys, and
  * stores sums that are to be added. Few numbers, because each is a kernel of its own. */
 static int32_t item_tokens(const nsai_problem *p) {
   if (p->max_tokens < 32768) return 256;
-  return p->max_tokens < LEAST_UNORDERED_TOKENS ? 512 : NSAI_DKV_ITEM_TOKENS;
+  return p->max_tokens < LONG_TOKENS ? 512 : NSAI_DKV_ITEM_TOKENS;
 }
 
 static void specify_selected(const nsai_request *r, bool wgmma,
