@@ -633,26 +633,6 @@ static nsa_status prefill(const arguments *a, const nsai_verify_case *c, chk_pla
   return status;
 }
 
-static nsa_status decode_ranks(const arguments *a, const nsai_verify_case *c, FILE *csv,
-                               int64_t *failed) {
-  bench_decode_ranks_options o = { .plans = a->plans,
-                                   .commit = a->commit ? a->commit : "",
-                                   .peer_bytes = a->peer_bytes,
-                                   .decode = decode_options(a, c) };
-  memcpy(o.with, a->with_ranks, sizeof o.with);
-  return bench_decode_ranks(&o, stdout, csv, failed);
-}
-
-static nsa_status prefill_ranks(const arguments *a, const nsai_verify_case *c, FILE *csv,
-                                int64_t *failed) {
-  bench_prefill_ranks_options o = { .plans = a->plans,
-                                    .commit = a->commit ? a->commit : "",
-                                    .peer_bytes = a->peer_bytes,
-                                    .prefill = prefill_options(a, c) };
-  memcpy(o.with, a->with_ranks, sizeof o.with);
-  return bench_prefill_ranks(&o, stdout, csv, failed);
-}
-
 /* decode, prefill, over ranks. */
 static int run_cached_ranks(const arguments *a, const nsai_verify_case *c) {
   const bool decodes = a->command == DECODE;
@@ -661,9 +641,17 @@ static int run_cached_ranks(const arguments *a, const nsai_verify_case *c) {
   FILE *csv = NULL;
   int is_new = 0;
   int64_t failed = 0;
+  bench_ranks_cells cells = { .plans = a->plans,
+                              .commit = a->commit ? a->commit : "",
+                              .peer_bytes = a->peer_bytes };
+  const bench_decode_options decode = decode_options(a, c);
+  const bench_prefill_options prefill = prefill_options(a, c);
+  memcpy(cells.with, a->with_ranks, sizeof cells.with);
   nsa_status status = bench_csv_open(a->csv, write_header, &csv, &is_new);
   if (is_new) write_header(csv);
-  if (!status) status = (decodes ? decode_ranks : prefill_ranks)(a, c, csv, &failed);
+  if (!status)
+    status = decodes ? bench_decode_ranks(&cells, &decode, stdout, csv, &failed)
+                     : bench_prefill_ranks(&cells, &prefill, stdout, csv, &failed);
   nsa_status closed = csv ? bench_csv_close(csv, a->csv) : NSA_OK;
   if (!status) status = closed;
   if (!status) status = count_failed(failed);

@@ -9,6 +9,8 @@
 #include "ranks/comm.h"
 #include "time_launch.h"
 
+#include <sys/mman.h>
+
 #define TIMEOUT_MS 60000
 
 /* ---- other ranks ----------------------------------------------------------------------------- */
@@ -92,20 +94,24 @@ done:
   return status;
 }
 
-nsa_status bench_ranks_cell_gather(bench_ranks_cell *cell, const bench_ranks_gathers *g,
-                                   double *us) {
+nsa_status bench_ranks_cell_gather(bench_ranks_cell *cell, const bench_ranks_gathers *g) {
   const nsai_verify_device *device = chk_plans_device(cell->plans);
   gather_run run = { cell, g };
   nsai_cu_graph_exec graph = NULL;
   int64_t most = 0;
+  double us = 0;
   nsa_status status = NSA_OK;
-  for (int i = 0; i < g->count; i++) most = nsai_larger(most, g->bytes[i]);
+  cell->gather_bytes = 0;
+  for (int i = 0; i < g->count; i++) {
+    most = nsai_larger(most, g->bytes[i]);
+    cell->gather_bytes += g->bytes[i];
+  }
   if (!device->driver || !cell->comm || !most) return NSA_OK;
   if ((uint64_t)most * (uint64_t)cell->team->shared->size > g->memory_bytes)
     return nsai_fail(NSA_E_INTERNAL, "no room for gathers of %lld bytes", (long long)most);
   NSAI_TRY_TO(done, nsai_verify_device_capture(device, enqueue_gathers, &run, &graph));
-  NSAI_TRY_TO(done, replay_gathers(&run, graph, us));
-  NSAI_TRY_TO(done, bench_team_largest(cell->team->shared, cell->rank, *us, us));
+  NSAI_TRY_TO(done, replay_gathers(&run, graph, &us));
+  NSAI_TRY_TO(done, bench_team_largest(cell->team->shared, cell->rank, us, &cell->times.gather_us));
 done:
   if (graph) device->driver->cuGraphExecDestroy(graph);
   return status;
@@ -113,17 +119,45 @@ done:
 
 /* ---- reports --------------------------------------------------------------------------------- */
 
-void bench_ranks_cell_end_line(const bench_ranks_cell *cell, int64_t bytes, double us) {
+nsa_status bench_ranks_times_create(size_t count, bench_ranks_times **out) {
+  const size_t bytes = count * sizeof **out;
+  *out = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  return *out == MAP_FAILED ? nsai_fail_nomem("times of one GPU", bytes) : NSA_OK;
+}
+
+void bench_ranks_times_destroy(bench_ranks_times *times, size_t count) {
+  munmap(times, count * sizeof *times);
+}
+
+nsa_status bench_ranks_cell_set_time(bench_ranks_cell *cell, int call, double ms) {
+  return bench_team_largest(cell->team->shared, cell->rank, ms, &cell->times.ms[call]);
+}
+
+static void print_line(const bench_ranks_cell *cell, const bench_ranks_steps *s, const char *note) {
+  const bench_ranks_times *t = &cell->times, *one = cell->one;
   FILE *out = cell->team->out;
-  if (us > 0) fprintf(out, "  gather of %lld bytes %6.4g us", (long long)bytes, us);
+  s->print(s->user, !note);
+  if (note) {
+    fprintf(out, "%s\n", note);
+    return;
+  }
+  if (cell->team->shared->size > 1 && one->ms[0] > 0)
+    fprintf(out, "  %5.2f x %5.2f x", bench_team_ratio(one->ms[0], t->ms[0]),
+            bench_team_ratio(one->ms[1], t->ms[1]));
+  if (t->gather_us > 0)
+    fprintf(out, "  gather of %lld bytes %6.4g us", (long long)cell->gather_bytes, t->gather_us);
   fputs(cell->peer_bytes ? " by peer memory\n" : "\n", out);
 }
 
-void bench_ranks_cell_end_csv(const bench_ranks_cell *cell, int64_t bytes, double us,
-                              const char *note) {
+static void write_line(const bench_ranks_cell *cell, const bench_ranks_steps *s, const char *note) {
+  static const bench_ranks_times none = { 0 };
+  const bench_ranks_times *t = note ? &none : &cell->times, *one = cell->one;
   FILE *csv = cell->team->csv;
-  if (us > 0)
-    fprintf(csv, ",%lld,%.5g", (long long)bytes, us * 1e-3);
+  s->write(s->user);
+  for (int i = 0; i < 2; i++) bench_csv_known(csv, 5, t->ms[i]);
+  for (int i = 0; i < 2; i++) bench_csv_known(csv, 4, bench_team_ratio(one->ms[i], t->ms[i]));
+  if (t->gather_us > 0)
+    fprintf(csv, ",%lld,%.5g", (long long)cell->gather_bytes, t->gather_us * 1e-3);
   else
     fputs(",,", csv);
   fprintf(csv, ",%d,", cell->peer_bytes);
@@ -138,7 +172,9 @@ static void report(bench_ranks_cell *cell, const bench_ranks_steps *s) {
   if (cell->passed) shared->outcomes[NSAI_VERIFY_PASSED]--;
   cell->passed = !reason;
   shared->outcomes[reason ? reason->outcome : NSAI_VERIFY_PASSED]++;
-  s->report(s->user, reason ? reason->text : NULL);
+  if (shared->size == 1 && !reason) *cell->one = cell->times;
+  print_line(cell, s, reason ? reason->text : NULL);
+  if (cell->team->csv) write_line(cell, s, reason ? reason->text : NULL);
 }
 
 /* ---- a cell ---------------------------------------------------------------------------------- */
@@ -149,6 +185,7 @@ static bool run_once(bench_ranks_cell *cell, const bench_ranks_steps *s, nsa_sta
   if (all_well(cell, prepared)) {
     nsa_status status = s->connect(s->user);
     if (all_well(cell, status)) {
+      cell->times = (bench_ranks_times){ 0 };
       status = s->measure(s->user);
       if (status) nsai_verify_fail(result_of(cell), "%s", nsa_last_error());
       if (status) atomic_store(&cell->team->shared->broken, 1);

@@ -10,13 +10,32 @@
 
 #include "ranks_team.h"
 
+/* What all cells of a table have in common. */
+typedef struct bench_ranks_cells {
+  chk_plans_options plans;      /* `device` is the ordinal of rank 0 */
+  bool with[NSA_MAX_RANKS + 1]; /* one GPU is timed in any case */
+  const char *commit;           /* may be empty */
+  int32_t peer_bytes; /* nsa_comm_options' of a second run of each cell; 0: there is none */
+} bench_ranks_cells;
+
+/* Of two calls, on the slowest rank; and of the gathers of one call by themselves, on GPUs. */
+typedef struct bench_ranks_times {
+  double ms[2], gather_us;
+} bench_ranks_times;
+
+/* Zeros, which the processes of a team share: the times of one GPU. */
+nsa_status bench_ranks_times_create(size_t count, bench_ranks_times **out);
+void bench_ranks_times_destroy(bench_ranks_times *times, size_t count);
+
 typedef struct bench_ranks_cell {
   bench_team *team;
   int32_t rank;
   chk_plans *plans;
   int32_t peer_bytes; /* nsa_comm_options', of this time; 0: gathers go by the transport */
   nsa_comm *comm;     /* NULL: one GPU */
-  bool passed;        /* rank 0 has counted the cell as such */
+  bench_ranks_times times, *one; /* one GPU's; ms 0: there are none */
+  int64_t gather_bytes;          /* that a rank sends in the gathers of times.gather_us */
+  bool passed;                   /* rank 0 has counted the cell as such */
 } bench_ranks_cell;
 
 /* The steps of a cell, in this order. Ranks tell each other how they are before `measure`: a cell that one
@@ -24,9 +43,11 @@ typedef struct bench_ranks_cell {
 typedef struct bench_ranks_steps {
   nsa_status (*prepare)(void *user); /* plans and memory */
   nsa_status (*connect)(void *user); /* bench_ranks_cell_connect */
-  nsa_status (*measure)(void *user);
-  /* On rank 0; note NULL: the cell has its times. */
-  void (*report)(void *user, const char *note);
+  nsa_status (*measure)(void *user); /* sets cell->times */
+  /* On rank 0, of a line of the table: what the cell is, and its times if it is `timed`. */
+  void (*print)(void *user, bool timed);
+  /* On rank 0, of a line of the CSV: the columns before the times. */
+  void (*write)(void *user);
   void *user;
 } bench_ranks_steps;
 
@@ -62,18 +83,10 @@ typedef struct bench_ranks_gathers {
   uint64_t memory_bytes;
 } bench_ranks_gathers;
 
-/* *us: the time of `count` gathers, on the slowest rank; unchanged on the CPU device and with one GPU. */
-nsa_status bench_ranks_cell_gather(bench_ranks_cell *cell, const bench_ranks_gathers *gathers,
-                                   double *us);
+/* Sets gather_us and gather_bytes of the cell; neither on the CPU device and with one GPU. */
+nsa_status bench_ranks_cell_gather(bench_ranks_cell *cell, const bench_ranks_gathers *gathers);
 
-/* ---- reports ---- */
-
-/* Writes "  gather of B bytes T us" where there is such a time, " by peer memory" if they went so, and
- * ends the line. */
-void bench_ranks_cell_end_line(const bench_ranks_cell *cell, int64_t bytes, double us);
-
-/* The same as columns gather_bytes, ms_gather, peer_bytes and note, and ends the line. */
-void bench_ranks_cell_end_csv(const bench_ranks_cell *cell, int64_t bytes, double us,
-                              const char *note);
+/* Sets times.ms[call] to the greatest of all ranks. */
+nsa_status bench_ranks_cell_set_time(bench_ranks_cell *cell, int call, double ms);
 
 #endif /* BENCH_RANKS_CELL_H */

@@ -7,20 +7,15 @@
 #include "csv.h"
 #include "plan/plan.h"
 #include "prefill/calls.h"
-#include "ranks_cell.h"
 #include "verify/cache_tensors.h"
 
 #include <nsa/kv_cache.h>
 
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #define MOST_PLANS 32
 
-/* Of all chunks, and of the last one alone; and the gathers of the last one by themselves, on GPUs. */
-typedef struct prompt_times {
-  double prompt_ms, last_ms, gather_us;
-} prompt_times;
+enum { PROMPT, LAST }; /* times: of all chunks; of the last one alone */
 
 /* A prompt, and the tokens of its chunks. */
 typedef struct prompt {
@@ -29,9 +24,10 @@ typedef struct prompt {
 } prompt;
 
 typedef struct task {
-  const bench_prefill_ranks_options *o;
-  prompt *cells;
-  prompt_times *one; /* [cells], shared with the processes: of one GPU; 0: none */
+  const bench_ranks_cells *cells;
+  const bench_prefill_options *o;
+  prompt *prompts;
+  bench_ranks_times *one; /* [prompts] */
   bench_team team;
 } task;
 
@@ -46,7 +42,6 @@ typedef struct chunk {
 typedef struct cell_run {
   bench_ranks_cell cell; /* first: bench_ranks_cell_meet gets it */
   task *t;
-  int64_t number; /* of the cell */
   const prompt *of;
   bench_rig rig;
   nsai_trial_plan fill, append;
@@ -56,10 +51,9 @@ typedef struct cell_run {
   chunk full, rest; /* rest: the prompt's last tokens, where they are fewer */
   nsa_tensor ends;  /* i32: kv_len of each chunk of the prompt */
   nsa_exec exec;
-  prompt_times ms;
 } cell_run;
 
-static const bench_prefill_options *options_of(const cell_run *r) { return &r->t->o->prefill; }
+static const bench_prefill_options *options_of(const cell_run *r) { return r->t->o; }
 static int32_t size_of(const cell_run *r) { return r->t->team.shared->size; }
 
 /* The tokens of a sequence for which attend[i] is made. */
@@ -78,13 +72,6 @@ static int list_gathers(const cell_run *r, int64_t bytes[NSAI_RANKS_PAGED]) {
   return count;
 }
 
-static int64_t gather_bytes(const cell_run *r) {
-  int64_t bytes[NSAI_RANKS_PAGED], all = 0;
-  const int count = r->plan_count ? list_gathers(r, bytes) : 0;
-  for (int i = 0; i < count; i++) all += bytes[i];
-  return all;
-}
-
 /* ---- reports --------------------------------------------------------------------------------- */
 
 void bench_prefill_ranks_csv_header(FILE *out) {
@@ -94,20 +81,13 @@ void bench_prefill_ranks_csv_header(FILE *out) {
         out);
 }
 
-static void print_line(const cell_run *r, const prompt_times *ms, const prompt_times *one,
-                       const char *note) {
+static void print(void *user, bool timed) {
+  const cell_run *r = user;
+  const bench_ranks_times *times = &r->cell.times;
   FILE *out = r->t->team.out;
   fprintf(out, "prefill %8lld tokens chunk %8lld %2d ranks ", (long long)r->of->context,
           (long long)r->of->chunk, size_of(r));
-  if (note) {
-    fprintf(out, "%s\n", note);
-    return;
-  }
-  fprintf(out, "%9.4g ms %9.4g last chunk", ms->prompt_ms, ms->last_ms);
-  if (size_of(r) > 1 && one->prompt_ms > 0)
-    fprintf(out, "  %5.2f x %5.2f x", bench_team_ratio(one->prompt_ms, ms->prompt_ms),
-            bench_team_ratio(one->last_ms, ms->last_ms));
-  bench_ranks_cell_end_line(&r->cell, gather_bytes(r), ms->gather_us);
+  if (timed) fprintf(out, "%9.4g ms %9.4g last chunk", times->ms[PROMPT], times->ms[LAST]);
 }
 
 /* Of the cache's tensors; 0: there is no cache. */
@@ -120,30 +100,16 @@ static int64_t cache_bytes(cell_run *r) {
   return bytes;
 }
 
-static void write_line(cell_run *r, const prompt_times *ms, const prompt_times *one,
-                       const char *note) {
+static void write_columns(void *user) {
+  cell_run *r = user;
   const bench_prefill_options *o = options_of(r);
   FILE *csv = r->t->team.csv;
-  bench_csv_begin(csv, r->t->o->commit, chk_plans_device(r->cell.plans)->name, &r->of->c);
+  bench_csv_begin(csv, r->t->cells->commit, chk_plans_device(r->cell.plans)->name, &r->of->c);
   fprintf(csv, ",%d,%d,%lld,%lld,%d,%s,%s,%lld,%llu", size_of(r),
           r->plan_count ? last_plan(r)->problem.unit_tokens : 0, (long long)r->of->context,
           (long long)r->of->chunk, o->page_size, bench_cached_dtype_name(o->dtypes.kv),
           bench_cached_dtype_name(o->dtypes.cmp), (long long)cache_bytes(r),
           (unsigned long long)r->caches.workspace_bytes);
-  bench_csv_known(csv, 5, ms->prompt_ms);
-  bench_csv_known(csv, 5, ms->last_ms);
-  bench_csv_known(csv, 4, bench_team_ratio(one->prompt_ms, ms->prompt_ms));
-  bench_csv_known(csv, 4, bench_team_ratio(one->last_ms, ms->last_ms));
-  bench_ranks_cell_end_csv(&r->cell, gather_bytes(r), ms->gather_us, note);
-}
-
-static void report(void *user, const char *note) {
-  static const prompt_times none = { 0 };
-  cell_run *r = user;
-  prompt_times *one = &r->t->one[r->number];
-  if (size_of(r) == 1 && !note) *one = r->ms;
-  print_line(r, &r->ms, one, note);
-  if (r->t->team.csv) write_line(r, note ? &none : &r->ms, one, note);
 }
 
 /* ---- plans and memory ------------------------------------------------------------------------ */
@@ -323,17 +289,17 @@ static nsa_status enqueue_prompt(const void *user) {
 }
 
 static nsa_status time_calls(cell_run *r) {
-  chk_shared *shared = r->t->team.shared;
+  double ms;
   const bench_prefill_clock clock = { .device = r->caches.device,
                                       .flush = r->rig.flush,
                                       .comm = r->cell.comm,
                                       .meet = bench_ranks_cell_meet,
                                       .user = &r->cell };
   const bench_prefill_step last = make_step(r, &r->full, r->of->context, r->caches.lengths);
-  NSAI_TRY(bench_prefill_time(&clock, enqueue_prompt, r, &r->ms.prompt_ms));
-  NSAI_TRY(bench_prefill_time(&clock, bench_prefill_enqueue_step, &last, &r->ms.last_ms));
-  NSAI_TRY(bench_team_largest(shared, r->cell.rank, r->ms.prompt_ms, &r->ms.prompt_ms));
-  return bench_team_largest(shared, r->cell.rank, r->ms.last_ms, &r->ms.last_ms);
+  NSAI_TRY(bench_prefill_time(&clock, enqueue_prompt, r, &ms));
+  NSAI_TRY(bench_ranks_cell_set_time(&r->cell, PROMPT, ms));
+  NSAI_TRY(bench_prefill_time(&clock, bench_prefill_enqueue_step, &last, &ms));
+  return bench_ranks_cell_set_time(&r->cell, LAST, ms);
 }
 
 #define GATHERS 10 /* of each tensor, in one graph */
@@ -341,31 +307,27 @@ static nsa_status time_calls(cell_run *r) {
 static nsa_status measure(void *user) {
   cell_run *r = user;
   int64_t bytes[NSAI_RANKS_PAGED];
-  r->ms = (prompt_times){ 0 };
   r->exec.comm = r->cell.comm;
   NSAI_TRY(time_calls(r));
-  return bench_ranks_cell_gather(&r->cell,
-                                 &(bench_ranks_gathers){ .bytes = bytes,
-                                                         .count = list_gathers(r, bytes),
-                                                         .repeats = GATHERS,
-                                                         .memory = r->caches.workspace,
-                                                         .memory_bytes =
-                                                             r->caches.workspace_bytes },
-                                 &r->ms.gather_us);
+  return bench_ranks_cell_gather(&r->cell, &(bench_ranks_gathers){ .bytes = bytes,
+                                                                   .count = list_gathers(r, bytes),
+                                                                   .repeats = GATHERS,
+                                                                   .memory = r->caches.workspace,
+                                                                   .memory_bytes =
+                                                                       r->caches.workspace_bytes });
 }
 
 /* A cell on one rank. */
 static void run(void *user, int32_t rank, chk_plans *plans, int64_t number) {
   task *t = user;
-  const prompt *of = &t->cells[number];
-  cell_run r = { .cell = { .team = &t->team, .rank = rank, .plans = plans },
+  const prompt *of = &t->prompts[number];
+  cell_run r = { .cell = { .team = &t->team, .rank = rank, .plans = plans, .one = &t->one[number] },
                  .t = t,
-                 .number = number,
                  .of = of,
                  .full = { .tokens = of->chunk },
                  .rest = { .tokens = of->context % of->chunk } };
-  const bench_ranks_steps steps = { prepare, connect_ranks, measure, report, &r };
-  bench_ranks_cell_run(&r.cell, &steps, t->o->peer_bytes);
+  const bench_ranks_steps steps = { prepare, connect_ranks, measure, print, write_columns, &r };
+  bench_ranks_cell_run(&r.cell, &steps, t->cells->peer_bytes);
   nsai_verify_cache_destroy(&r.caches);
   nsa_shard_destroy(r.full.shard);
   nsa_shard_destroy(r.rest.shard);
@@ -376,34 +338,32 @@ static void run(void *user, int32_t rank, chk_plans *plans, int64_t number) {
 
 /* Appends the cells of a context. Chunks that are longer are one: the prompt in one piece. */
 static void add_cells(task *t, int64_t context) {
-  const bench_prefill_options *o = &t->o->prefill;
+  const bench_prefill_options *o = t->o;
   const int64_t first = t->team.count;
   for (int i = 0; i < o->chunk_count; i++) {
     const int64_t tokens = nsai_smaller(o->chunks[i], context);
     bool is_new = true;
-    for (int64_t k = first; k < t->team.count; k++) is_new = is_new && t->cells[k].chunk != tokens;
+    for (int64_t k = first; k < t->team.count; k++)
+      is_new = is_new && t->prompts[k].chunk != tokens;
     if (is_new)
-      t->cells[t->team.count++] = (prompt){ bench_prefill_case(&o->c, context), context, tokens };
+      t->prompts[t->team.count++] = (prompt){ bench_prefill_case(&o->c, context), context, tokens };
   }
 }
 
-nsa_status bench_prefill_ranks(const bench_prefill_ranks_options *o, FILE *out, FILE *csv,
-                               int64_t *failed) {
-  const bench_prefill_options *p = &o->prefill;
-  const size_t most = (size_t)p->context_count * (size_t)p->chunk_count;
-  const size_t bytes = most * sizeof(prompt_times);
-  task t = { .o = o };
+nsa_status bench_prefill_ranks(const bench_ranks_cells *cells, const bench_prefill_options *o,
+                               FILE *out, FILE *csv, int64_t *failed) {
+  const size_t most = (size_t)o->context_count * (size_t)o->chunk_count;
+  task t = { .cells = cells, .o = o };
   nsa_status status;
-  t.team = (bench_team){ .options = o->plans, .run = run, .user = &t, .out = out, .csv = csv };
-  NSAI_TRY(bench_cached_check("prefill", &p->c.model));
-  t.one = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (t.one == MAP_FAILED) return nsai_fail_nomem("times of one GPU", bytes);
-  t.cells = calloc(most, sizeof *t.cells);
-  if (!t.cells) NSAI_TRY_TO(done, nsai_fail_nomem("cells", most * sizeof *t.cells));
-  for (int i = 0; i < p->context_count; i++) add_cells(&t, p->contexts[i]);
-  status = bench_team_run(&t.team, o->with, failed);
+  t.team = (bench_team){ .options = cells->plans, .run = run, .user = &t, .out = out, .csv = csv };
+  NSAI_TRY(bench_cached_check("prefill", &o->c.model));
+  NSAI_TRY(bench_ranks_times_create(most, &t.one));
+  t.prompts = calloc(most, sizeof *t.prompts);
+  if (!t.prompts) NSAI_TRY_TO(done, nsai_fail_nomem("cells", most * sizeof *t.prompts));
+  for (int i = 0; i < o->context_count; i++) add_cells(&t, o->contexts[i]);
+  status = bench_team_run(&t.team, cells->with, failed);
 done:
-  free(t.cells);
-  munmap(t.one, bytes);
+  free(t.prompts);
+  bench_ranks_times_destroy(t.one, most);
   return status;
 }

@@ -14,16 +14,7 @@
 #define BENCH_PREFILL_RANKS_H
 
 #include "prefill/prefill.h"
-
-#include <nsa/ranks.h>
-
-typedef struct bench_prefill_ranks_options {
-  chk_plans_options plans;      /* `device` is the ordinal of rank 0 */
-  bool with[NSA_MAX_RANKS + 1]; /* one GPU is timed in any case */
-  const char *commit;           /* may be empty */
-  int32_t peer_bytes; /* nsa_comm_options' of a second run of each cell; 0: there is none */
-  bench_prefill_options prefill; /* its rows do not count */
-} bench_prefill_ranks_options;
+#include "ranks_cell.h"
 
 /* One line a cell and number of ranks: date, commit, device, problem (the packed prompt), ranks, unit_tokens
  * (0: one GPU), S, chunk, page_size, kv_dtype, cmp_dtype, cache_bytes (of the cache's tensors on rank 0),
@@ -37,7 +28,7 @@ void bench_prefill_ranks_csv_header(FILE *out);
 /* Times all cells, and prints a line for each to `out`, and to `csv` unless it is NULL. *failed counts
  * those without a time, except those for which the GPUs have too little memory. NSA_E_NO_DRIVER,
  * NSA_E_NO_DEVICE: there are too few GPUs. */
-nsa_status bench_prefill_ranks(const bench_prefill_ranks_options *options, FILE *out, FILE *csv,
-                               int64_t *failed);
+nsa_status bench_prefill_ranks(const bench_ranks_cells *cells, const bench_prefill_options *options,
+                               FILE *out, FILE *csv, int64_t *failed);
 
 #endif /* BENCH_PREFILL_RANKS_H */

@@ -6,7 +6,9 @@
  * compiles itself.
  *
  * Lock rule: `lock` protects next, done, last, stop, and a job's outputs from the time it is
- * taken until it is counted as done. Otherwise only the thread that took a job uses it.
+ * taken until it is counted as done, but for `finished`, which is a list of its own: element i is
+ * written under the lock before `done` exceeds i, and read afterwards. Otherwise only the thread
+ * that took a job uses it.
  */
 #include "compile/compiler.h"
 

@@ -75,7 +75,7 @@ static nsa_status allocate(nsa_comm *comm, uint64_t bytes, nsai_agree_memory *me
   void *host = NULL;
   if (!comm->place.device) {
     memory->host = memory->data = malloc(bytes);
-    return memory->host ? NSA_OK : nsai_fail_nomem("the messages of nsa_comm_agree", bytes);
+    return memory->host ? NSA_OK : nsai_fail_nomem("messages between ranks", bytes);
   }
   const nsai_driver *driver = comm->place.device->driver;
   NSAI_TRY(create_stream(comm));
@@ -94,7 +94,7 @@ static nsa_status reserve(nsa_comm *comm, uint64_t bytes) {
   if (slot < 2 * room->slot) slot = 2 * room->slot;
   const uint64_t all = (uint64_t)(nsai_comm_size(comm) + 1) * slot;
   if (room->growths == NSAI_AGREE_GROWTHS)
-    return nsai_fail_nomem("the messages of nsa_comm_agree", all);
+    return nsai_fail_nomem("messages between ranks", all);
   nsai_agree_memory *memory = &room->memory[room->growths++];
   NSAI_TRY(allocate(comm, all, memory));
   room->host = memory->host;

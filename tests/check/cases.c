@@ -215,6 +215,7 @@ const char *const chk_fixed_cases[] = {
   "bwd:h16/1:d128/128:s64x6+1+2:w130:q=600:phi=external:kv=branches:saved",
   "bwd:h32/2:d128/128:s64x16+1+2:w512:q=1900:sel=blocks.shared:layout=shared",
   "bwd:h32/2:d128/128:s64x6+1+2:w0:q=1300,33:slack=9000:again=20",
+  "bwd:h32/2:d128/128:s64x6+1+2:w0:q=900,33:slack=9000:sel=blocks.shared:layout=shared",
   "bwd:h16/1:d192/128:s64x6+1+2:w200:q=700,33", "bwd:h8/2:d136/88:s64x6+1+2:q=500:saved:f16",
   "bwd:h16/1:d128/128:s64x16+1+2:w512:q=3000:again=100", "bwd:h16/2:q=1500,33:saved:again=100",
   /* properties */

@@ -6,6 +6,7 @@
 #include "base/duration.h"
 #include "check.h"
 #include "ranks/gather.h"
+#include "ranks/merge.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -57,12 +58,16 @@ static bool names_rank(const char *text, int32_t rank) {
   return false;
 }
 
+/* Lengths that differ end the communicator, so that a rank may hear of another's end before it has compared
+ * them itself: not every rank names them, but one does (chk_fault_merge). */
+static bool differs_in_lengths(const chk_ranks_problem *p, const chk_fault *fault) {
+  return p->is_cache && fault->kind == CHK_FAULT_MISMATCH;
+}
+
 /* NCCL does not say which peer it lost, and where it connects ranks it waits for all others at
- * once: over it only a disagreement names ranks for certain. Lengths that differ end the communicator, so that a
- * rank may hear of another's end before it has compared them itself. */
+ * once: over it only a disagreement names ranks for certain. */
 static bool must_name(const chk_rank *r, const chk_fault *fault) {
-  if (r->p->is_cache && fault->kind == CHK_FAULT_MISMATCH)
-    return strstr(nsa_last_error(), "batch.kv_len") != NULL;
+  if (differs_in_lengths(r->p, fault)) return strstr(nsa_last_error(), "batch.kv_len") != NULL;
   return !fault->is_process || fault->kind == CHK_FAULT_MISMATCH;
 }
 
@@ -78,6 +83,15 @@ void chk_fault_demand(chk_rank *r, const chk_fault *fault, const char *call, nsa
   else if (must_name(r, fault) && !names_rank(nsa_last_error(), fault->bad))
     nsai_verify_fail(r->result, "rank %d: %s does not name rank %d: %s", r->rank, call, fault->bad,
                      nsa_last_error());
+  else if (must_name(r, fault))
+    atomic_fetch_add(&r->shared->named, 1);
+}
+
+void chk_fault_merge(const chk_shared *shared, const chk_ranks_problem *p, const chk_fault *fault,
+                     nsai_verify_result *result) {
+  for (int32_t k = 0; k < shared->size; k++) chk_merge(&shared->result[k], result);
+  if (result->outcome == NSAI_VERIFY_PASSED && differs_in_lengths(p, fault) && !shared->named)
+    nsai_verify_fail(result, "no rank names batch.kv_len");
 }
 
 /* A dead communicator stays dead, and says so at once. */

@@ -45,6 +45,10 @@ void chk_fault_stall(const chk_rank *r, const chk_fault *fault);
 void chk_fault_demand(chk_rank *r, const chk_fault *fault, const char *call, nsa_status status,
                       double seconds, double most);
 
+/* Merges the results of all ranks, and demands what one of them must have said. */
+void chk_fault_merge(const chk_shared *shared, const chk_ranks_problem *p, const chk_fault *fault,
+                     nsai_verify_result *result);
+
 /* After a fault: one rank's run in the same context gives what it gave before. */
 void chk_fault_context_lives(chk_whole *whole, nsai_verify_result *result);
 

@@ -162,7 +162,7 @@ nsa_status chk_fault_processes(const chk_runner *runner, const chk_ranks_problem
   const double start = nsai_seconds();
   NSAI_TRY(chk_shared_create(p->ranks, &t.shared));
   nsa_status status = run_processes(&t, FAULT_SECONDS + 4e-3 * fault->timeout_ms);
-  for (int32_t k = 0; !status && k < t.shared->size; k++) chk_merge(&t.shared->result[k], result);
+  if (!status) chk_fault_merge(t.shared, p, fault, result);
   result->seconds = nsai_seconds() - start;
   chk_shared_destroy(t.shared);
   return status;

@@ -24,6 +24,7 @@ typedef struct chk_shared {
   int64_t meetings[NSA_MAX_RANKS]; /* and of each */
   atomic_int broken;               /* a rank is gone: nobody waits for it */
   atomic_int released;             /* of faults: the stalled rank may go on */
+  atomic_int named;                /* of faults: errors that name batch.kv_len and the bad rank */
   char nccl_id[NSA_NCCL_ID_BYTES];
   nsa_status status[NSA_MAX_RANKS]; /* why the rank cannot go on: no GPU, an error of a file */
   nsa_status mine[NSA_MAX_RANKS];   /* of chk_shared_all_well */

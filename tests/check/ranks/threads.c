@@ -92,7 +92,10 @@ static nsa_status run_cache(const chk_runner *runner, chk_plans *plans, const ch
   if (made) status = chk_serve_context(plans, p, &ctx);
   if (made && !status) status = nsa_comm_loopback(ctx, p->ranks, &options, comms);
   if (made && !status) status = run_all(runner, plans, p, fault, &like, comms, shared);
-  for (int32_t i = 0; made && !status && i < p->ranks; i++) chk_merge(&shared->result[i], result);
+  if (made && !status && fault)
+    chk_fault_merge(shared, p, fault, result);
+  else
+    for (int32_t i = 0; made && !status && i < p->ranks; i++) chk_merge(&shared->result[i], result);
   if (made && !status && fault)
     chk_serve_context_lives(plans, chk_plans_device(plans), p, &record, result);
   else if (made && !status && result->outcome == NSAI_VERIFY_PASSED)
