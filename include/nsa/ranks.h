@@ -110,7 +110,7 @@
  * and one GPU's to rounding. A call without the selected branch exchanges nothing. A graph may capture both
  * calls, where the transport can be captured. A caller's ranges, io.kv_reads and probes do not run over ranks.
  * exec.branches and the batch's num_seqs, cu_q and kv_len must be the same on all ranks: with others outputs
- * are undefined, or NSA_E_RANKS with runtime.check_inputs full (not of cu_q). nsa_prefill gathers raw pages: kv_cache.h.
+ * are undefined, or NSA_E_RANKS with runtime.check_inputs full. nsa_prefill gathers raw pages: kv_cache.h.
  */
 #ifndef NSA_RANKS_H
 #define NSA_RANKS_H

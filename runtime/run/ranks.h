@@ -51,8 +51,7 @@ nsa_status nsai_prefill_over_ranks(const nsai_run *run);
 
 /* Compares the lengths of their batches, which are the same on all ranks: on the CPU device, and on a GPU with
  * runtime.check_inputs full, outside of captures. Waits for all ranks then. NSA_E_RANKS names the first that
- * differ; as it ends the communicator, a later rank may hear of that instead. Where sequences begin in q (cu_q)
- * is not compared. */
+ * differ; as it ends the communicator, a later rank may hear of that instead. */
 nsa_status nsai_compare_lengths(const nsai_run *run);
 
 /* The part of the latter on the GPU. */

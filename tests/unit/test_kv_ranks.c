@@ -425,7 +425,8 @@ static void test_lengths(void **state) {
   group_free(&g);
 }
 
-static void test_lengths_of_steps(void **state) {
+/* `change`: what rank 1 has otherwise. */
+static void expect_other_step(void (*change)(kv_call calls[2]), const char *what) {
   static const int32_t q_len[SEQS] = { 2, 1, 1, 0 }, at[SEQS] = { 0, 0, 0, -1 };
   kv_call calls[2];
   task tasks[2];
@@ -438,12 +439,27 @@ static void test_lengths_of_steps(void **state) {
   run_tasks(&g, NULL, NULL, tasks);
   run_tasks(&g, calls, NULL, tasks);
   for (int32_t r = 0; r < 2; r++) assert_int_equal(tasks[r].status, NSA_OK);
-  toy_ints(&calls[1].batch.kv_len)[0] = 1;
-  toy_ints(&calls[1].batch.cu_q)[1] = 1;
+  change(calls);
   run_tasks(&g, calls, NULL, tasks);
-  expect_lengths(tasks, "batch.kv_len[0] is 2 on rank 0 and 1 on rank 1");
+  expect_lengths(tasks, what);
   for (int32_t r = 0; r < 2; r++) kv_call_free(&calls[r]);
   group_free(&g);
+}
+
+static void shorten(kv_call calls[2]) {
+  toy_ints(&calls[1].batch.kv_len)[0] = 1;
+  toy_ints(&calls[1].batch.cu_q)[1] = 1;
+}
+
+/* The same tokens and lengths, but a token of another sequence. */
+static void share_out_otherwise(kv_call calls[2]) {
+  for (int32_t r = 0; r < 2; r++) toy_ints(&calls[r].batch.kv_len)[1] = 2;
+  toy_ints(&calls[1].batch.cu_q)[1] = 1;
+}
+
+static void test_lengths_of_steps(void **state) {
+  expect_other_step(shorten, "batch.kv_len[0] is 2 on rank 0 and 1 on rank 1");
+  expect_other_step(share_out_otherwise, "batch.cu_q[1] is 2 on rank 0 and 1 on rank 1");
 }
 
 /* What a prefill needs beside a decode's arguments; nothing of it reaches another rank. */
