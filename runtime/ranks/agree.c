@@ -93,8 +93,7 @@ static nsa_status reserve(nsa_comm *comm, uint64_t bytes) {
   if (slot <= room->slot) return NSA_OK;
   if (slot < 2 * room->slot) slot = 2 * room->slot;
   const uint64_t all = (uint64_t)(nsai_comm_size(comm) + 1) * slot;
-  if (room->growths == NSAI_AGREE_GROWTHS)
-    return nsai_fail_nomem("messages between ranks", all);
+  if (room->growths == NSAI_AGREE_GROWTHS) return nsai_fail_nomem("messages between ranks", all);
   nsai_agree_memory *memory = &room->memory[room->growths++];
   NSAI_TRY(allocate(comm, all, memory));
   room->host = memory->host;
