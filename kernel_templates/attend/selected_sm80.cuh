@@ -404,7 +404,7 @@ NSAI_DEVICE void consume(const Params &params, const TilePosition &at, int warp,
   }
   const OutputRow output_row[2] = { find_output_row<Config>(at, row),
                                     find_output_row<Config>(at, row + 8) };
-  store_output<Config>(p.out, p.kv_heads, rO, rows, output_row);
+  store_output<Config, false>(p.out, p.kv_heads, rO, rows, output_row);
 }
 
 // ---- body
