@@ -87,7 +87,7 @@ typedef struct arguments {
   int64_t tokens[BENCH_SIZES]; /* of --ranks */
   int token_count;
   bool with_ranks[NSA_MAX_RANKS + 1], over_ranks;
-  int32_t peer_bytes;
+  int32_t peer_bytes, overlap_sms;
   int32_t q_len, page_size;   /* 0: the default */
   int64_t rows;               /* below 0: the default */
   int fill;                   /* NSAI_VERIFY_FILLS: the problem's own */
@@ -119,7 +119,8 @@ enum {
   OPT_CHECK,
   OPT_RANKS,
   OPT_TOKENS,
-  OPT_PEER_BYTES
+  OPT_PEER_BYTES,
+  OPT_OVERLAP_SMS
 };
 
 static const struct argp_option options[] = {
@@ -143,6 +144,9 @@ static const struct argp_option options[] = {
     0 },
   { "peer-bytes", OPT_PEER_BYTES, "BYTES", 0,
     "With --ranks: also with gathers of up to so many bytes by peer memory (decode, prefill)", 0 },
+  { "overlap-sms", OPT_OVERLAP_SMS, "SMS", 0,
+    "With --ranks: K and V travel behind the compressed branch, which leaves SMs to NCCL (forward)",
+    0 },
   { "contexts", OPT_CONTEXTS, "LIST", 0,
     "Tokens of every sequence (decode: 4096,16384,65536; prefill: 8192,65536)", 0 },
   { "batches", OPT_BATCHES, "LIST", 0, "Sequences (decode; 1,4,16,32,64,256)", 0 },
@@ -238,6 +242,9 @@ static void check_ranks(const arguments *a, struct argp_state *state) {
        memchr(a->with_ranks + NSAI_GATHER_RANKS + 1, true, NSA_MAX_RANKS - NSAI_GATHER_RANKS)))
     argp_error(state, "--peer-bytes is for decode or prefill --ranks on 2 to %d GPUs",
                NSAI_GATHER_RANKS);
+  if (a->overlap_sms &&
+      (!a->over_ranks || a->command != FORWARD || a->plans.device == NSAI_VERIFY_DEVICE_CPU))
+    argp_error(state, "--overlap-sms is for forward --ranks on GPUs");
   const bool table = a->over_ranks && a->command == TABLE;
   if (table && (a->filter || a->plans.device != NSAI_VERIFY_DEVICE_AUTO ||
                 !memchr(a->with_ranks + 2, true, NSA_MAX_RANKS - 1)))
@@ -334,6 +341,9 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_TOKENS: chk_option_tokens(value, a->tokens, &a->token_count, BENCH_SIZES, state); break;
   case OPT_PEER_BYTES:
     a->peer_bytes = (int32_t)chk_option_number("peer-bytes", value, 1, NSAI_GATHER_MOST, state);
+    break;
+  case OPT_OVERLAP_SMS:
+    a->overlap_sms = (int32_t)chk_option_number("overlap-sms", value, 1, 64, state);
     break;
   case OPT_COMMIT: a->commit = value; break;
   case ARGP_KEY_ARG: parse_word(a, value, state); break;
@@ -484,6 +494,7 @@ static nsa_status count_failed(int64_t failed) {
 static nsa_status over_ranks(const arguments *a, const bench_cases *list) {
   bench_ranks_options o = { .plans = a->plans,
                             .backward = a->command == BACKWARD,
+                            .overlap_sms = a->overlap_sms,
                             .commit = a->commit };
   FILE *csv = NULL;
   int is_new = 0;

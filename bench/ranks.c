@@ -48,9 +48,14 @@ typedef struct line {
 
 /* ---- reports --------------------------------------------------------------------------------- */
 
+/* One GPU exchanges nothing. */
+static int32_t overlap_of(const task *t) {
+  return t->team.shared->size > 1 ? t->options->overlap_sms : 0;
+}
+
 void bench_ranks_csv_header(FILE *out) {
   fputs("date,commit,device,problem,part,ranks,burst_ms,sustained_ms,burst_ratio,sustained_ratio,"
-        "model_ms,model_percent,workspace,note\n",
+        "model_ms,model_percent,workspace,overlap_sms,note\n",
         out);
 }
 
@@ -69,6 +74,7 @@ static void print_line(const task *t, const line *l) {
   if (l->model_ms > 0)
     fprintf(t->team.out, "  model %9.4g ms %+.1f %%", l->model_ms,
             100 * (l->times.burst_ms / l->model_ms - 1));
+  if (overlap_of(t)) fprintf(t->team.out, "  K and V behind, %d SMs", overlap_of(t));
   fputc('\n', t->team.out);
 }
 
@@ -84,7 +90,7 @@ static void write_line(const task *t, const line *l) {
   fputc(',', t->team.csv);
   if (l->model_ms > 0 && times->burst_ms > 0)
     fprintf(t->team.csv, "%.1f", 100 * (times->burst_ms / l->model_ms - 1));
-  fprintf(t->team.csv, ",%llu,", (unsigned long long)l->workspace);
+  fprintf(t->team.csv, ",%llu,%d,", (unsigned long long)l->workspace, overlap_of(t));
   if (l->note) bench_csv_quoted(t->team.csv, l->note);
   fputc('\n', t->team.csv);
 }
@@ -155,7 +161,9 @@ static nsa_status prepare(task *t, bench_rank *b, bool *all_well) {
   note_failure(status, b);
   *all_well = chk_shared_all_well(b->r.shared, b->r.rank, status);
   if (!*all_well) return status;
-  const nsa_comm_options options = { .struct_size = sizeof options, .timeout_ms = TIMEOUT_MS };
+  const nsa_comm_options options = { .struct_size = sizeof options,
+                                     .timeout_ms = TIMEOUT_MS,
+                                     .overlap_sms = t->options->overlap_sms };
   status = bench_team_connect(&t->team, b->r.rank, b->r.plan.ctx, &options, &b->r.comm);
   note_failure(status, b);
   *all_well = chk_shared_all_well(b->r.shared, b->r.rank, status);

@@ -260,6 +260,9 @@ typedef struct nsa_comm_options {
    * other ("Peer memory" below): up to 16 MiB; -1: none. All ranks give the same. [0: the library's choice,
    * which is none] */
   int32_t peer_bytes;
+  /* SMs that a forward on a GPU leaves to the transport, up to 64, so that K and V travel while it computes
+   * ("Overlap" below). All ranks give the same. [0: K and V travel first] */
+  int32_t overlap_sms;
 } nsa_comm_options;
 #define NSA_COMM_OPTIONS_INIT NSA_INIT(nsa_comm_options)
 
@@ -285,6 +288,15 @@ typedef struct nsa_comm nsa_comm;
  * If the ranks are several processes, nsa_comm_destroy is a call of all ranks, which wait for each other, at
  * most for options.timeout_ms, by a transport that must still work: a process that has several destroys each
  * on a thread of its own. Memory that a lost rank may have mapped stays allocated until the process ends. */
+
+/* Overlap. With options.overlap_sms nsa_forward first exchanges compressed entries, 1/d of the bytes, and keys
+ * of the index. Raw K and V travel in a stream of the communicator, while the compressed branch is computed and
+ * blocks are chosen; with kv_sharing per_branch the compressed branch's do not travel. Results have the same
+ * bits. Plans do so with phi mean or external or an index, if no kernel computes the window alone
+ * (nsa_explain), and with phi mean only over shards whose alignment is at least l - d; others gather first.
+ * Ranks wait for two exchanges in the place of one, so it pays where K and V take longer than that: over
+ * several hosts. A communicator of nsa_comm_nccl_init has at most so many CTAs then, each on an SM (NCCL 2.17 or
+ * newer; else NSA_E_UNSUPPORTED); the host limits those of its own by ncclConfig_t.maxCTAs. */
 
 /* Makes a communicator of a host's transport. Blocking; other ranks need not take part.
  *

@@ -358,6 +358,7 @@ class nsa_comm_options(C.Structure):
         ("timeout_ms", C.c_int32),
         ("host_ranks", C.c_int32),
         ("peer_bytes", C.c_int32),
+        ("overlap_sms", C.c_int32),
     ]
 
 

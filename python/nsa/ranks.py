@@ -179,17 +179,20 @@ class Comm:
                 whatever they run on
     peer_bytes  largest message of a rank that small gathers, as of a decode step, move through memory which the ranks of one
                 host map of each other, beside the group; -1: none [none]
+    overlap_sms multiprocessors that a forward leaves to the group, so that K and V travel behind its compressed branch [0: they
+                travel first]
 
     Runs are enqueued on the current stream, in the same order on every rank. After a RanksError it is of no more use, unless
     ranks disagree; with own=False the host then aborts the group's NCCL communicator.
     """
 
-    def __init__(self, group=None, *, timeout: float = 60.0, own: bool = False, host_ranks: int = 0, peer_bytes: int = 0):
+    def __init__(self, group=None, *, timeout: float = 60.0, own: bool = False, host_ranks: int = 0, peer_bytes: int = 0,
+                 overlap_sms: int = 0):
         self.group = dist.group.WORLD if group is None else group
         self.rank, self.size, self.timeout, self.own = dist.get_rank(self.group), dist.get_world_size(self.group), timeout, own
         self.device_type = "cuda" if "nccl" in dist.get_backend(self.group) else "cpu"
         self.options = _abi.nsa_comm_options(struct_size=C.sizeof(_abi.nsa_comm_options), timeout_ms=max(1, int(1000 * timeout)),
-                                             host_ranks=host_ranks, peer_bytes=peer_bytes)
+                                             host_ranks=host_ranks, peer_bytes=peer_bytes, overlap_sms=overlap_sms)
         self.table: Optional[_Table] = None
         self._process = os.getpid()  # a child of fork() inherits no communicator
         self._handles: Dict[object, C.c_void_p] = {}

@@ -11,6 +11,7 @@
 #include "driver/cuda_api.h"
 
 #include <limits.h>
+#include <stddef.h>
 
 typedef int32_t nsai_nccl_result; /* ncclResult_t; 0 is success */
 typedef struct ncclComm *nsai_nccl_comm;
@@ -23,16 +24,25 @@ typedef struct nsai_nccl_id {
   char bytes[128];
 } nsai_nccl_id;
 
-/* The head of ncclConfig_t, as version 2.14 has it; NCCL takes `size` bytes of it and its defaults for
- * what follows. `cga_cluster_size` lies where 2.14 has padding. */
+/* The head of ncclConfig_t, as version 2.17 has it; NCCL takes `size` bytes of it and its defaults for
+ * what follows. That of 2.14 ends before `cga_cluster_size`, where it has padding. */
 typedef struct nsai_nccl_config {
   size_t size;
   uint32_t magic, version;
   int32_t blocking, cga_cluster_size;
+  int32_t min_ctas, max_ctas;
 } nsai_nccl_config;
-_Static_assert(sizeof(nsai_nccl_config) == 24, "ncclConfig_t of NCCL 2.14 is 24 bytes");
+_Static_assert(offsetof(nsai_nccl_config, min_ctas) == 24, "ncclConfig_t of NCCL 2.14 is 24 bytes");
 #define NSAI_NCCL_CONFIG_INIT                                                                      \
-  { sizeof(nsai_nccl_config), 0xcafebeef, 21400, INT_MIN, INT_MIN }
+  { offsetof(nsai_nccl_config, min_ctas), 0xcafebeef, 21400, INT_MIN, INT_MIN, INT_MIN, INT_MIN }
+
+/* Limits the CTAs of an exchange, with NCCL of this version or newer. */
+#define NSAI_NCCL_LIMITS_CTAS 21700
+static inline void nsai_nccl_limit_ctas(nsai_nccl_config *config, int32_t most) {
+  config->size = sizeof *config;
+  config->version = NSAI_NCCL_LIMITS_CTAS;
+  config->max_ctas = most;
+}
 
 /* clang-format off */
 #define NSAI_NCCL_TABLE(X)                                                                         \

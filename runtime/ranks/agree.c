@@ -36,7 +36,7 @@ typedef struct head {
   int32_t host_ranks; /* 0: to be found */
   uint32_t host[2];   /* nsai_host_id */
   int32_t peer_bytes; /* 0: no peer memory */
-  int32_t reserved;
+  int32_t overlap_sms;
   int32_t rounds; /* calls of nsa_comm_agree, this one included */
   uint32_t end;   /* low half of the magic number */
 } head;
@@ -369,6 +369,7 @@ static nsa_status compare_heads(const talk *t) {
     { "whether a shard is given", offsetof(head, has_shard) },
     { "host_ranks of the communicator", offsetof(head, host_ranks) },
     { "peer_bytes of the communicator", offsetof(head, peer_bytes) },
+    { "overlap_sms of the communicator", offsetof(head, overlap_sms) },
   };
   for (size_t i = 0; i < sizeof members / sizeof *members; i++)
     for (int32_t r = 1; r < nsai_comm_size(t->comm); r++) {
@@ -421,6 +422,7 @@ static nsa_status exchange_heads(talk *t) {
              .has_shard = t->mine->shard != NULL,
              .host_ranks = comm->host_ranks,
              .peer_bytes = comm->peers.most_bytes,
+             .overlap_sms = comm->beside.sms,
              .rounds = comm->agree.calls,
              .end = (uint32_t)MAGIC };
   memcpy(h.host, &comm->host_id, sizeof h.host);
@@ -496,6 +498,7 @@ static nsa_status agree(talk *t) {
   NSAI_TRY(nsai_comm_enter(&comm->place, &entered));
   nsa_status status = exchange_heads(t);
   if (status == NSA_OK) status = exchange_bodies(t);
+  if (status == NSA_OK) status = nsai_beside_open(comm);
   if (status == NSA_OK) status = nsai_peers_open(comm, t->mine->no_gather, t->since, t->timeout_ms);
   nsai_comm_leave(&comm->place, &entered);
   return status;

@@ -43,6 +43,7 @@ nsa_status nsai_comm_options_read(const nsa_comm_options *options, int32_t size,
                      out->timeout_ms, DEFAULT_TIMEOUT_MS);
   if (!out->timeout_ms) out->timeout_ms = DEFAULT_TIMEOUT_MS;
   NSAI_TRY(nsai_peers_check_option(out->peer_bytes));
+  NSAI_TRY(nsai_beside_check_option(out->overlap_sms));
   return size ? check_host_ranks("options.host_ranks", out->host_ranks, size) : NSA_OK;
 }
 
@@ -62,6 +63,7 @@ nsa_status nsai_comm_make(const nsai_comm_place *place, const nsai_transport *tr
   comm->host_id = nsai_host_id();
   comm->process = nsai_this_process();
   comm->peers.most_bytes = nsai_peers_most_bytes(read.peer_bytes);
+  comm->beside.sms = read.overlap_sms;
   pthread_mutex_init(&comm->lock, NULL);
   pthread_cond_init(&comm->end, NULL);
   nsai_log(place->logger, NSA_LOG_DEBUG, "ranks", "rank %d of %d by %s, timeout %d ms",
@@ -115,6 +117,7 @@ void nsai_comm_destroy(nsa_comm *comm) {
   comm->agree.caller = "nsa_comm_destroy";
   if (!comm->dead) nsai_peers_close(comm); /* may wait for other ranks, which looks at runs */
   destroy_events(comm);
+  nsai_beside_close(comm);
   if (comm->transport.destroy) comm->transport.destroy(comm->transport.ops.user);
   nsai_agree_room_fini(comm); /* waits for the device: kernels of a dead one have ended behind it */
   nsai_peers_close(comm);

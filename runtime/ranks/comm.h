@@ -87,6 +87,16 @@ nsa_status nsai_comm_all_gather(nsa_comm *comm, const void *send, void *recv, ui
  * other; 0: all go by the transport, as before nsa_comm_agree. */
 int32_t nsai_comm_peer_bytes(const nsa_comm *comm);
 
+/* SMs that a forward leaves to the transport (options.overlap_sms); 0: nothing overlaps, as on the CPU device
+ * and before nsa_comm_agree. */
+int32_t nsai_comm_overlap_sms(const nsa_comm *comm);
+
+/* With these SMs. Fork: *beside is a stream of the communicator, which goes on where `stream` is now. Join:
+ * `stream` waits for what that one has been given since. Nothing else may be enqueued in it, and a run that
+ * forks joins. The device's context is current. NSA_E_CUDA. */
+nsa_status nsai_comm_fork(nsa_comm *comm, nsa_stream stream, nsa_stream *beside);
+nsa_status nsai_comm_join(nsa_comm *comm, nsa_stream stream);
+
 /* After a run has enqueued everything: remembers when, for nsa_comm_check. NSA_E_RANKS. */
 nsa_status nsai_comm_end(nsa_comm *comm, nsa_stream stream);
 

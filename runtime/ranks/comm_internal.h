@@ -72,6 +72,13 @@ typedef struct nsai_agree_room {
   const char *caller; /* whose rounds they are; NULL: nsa_comm_agree's */
 } nsai_agree_room;
 
+/* A stream beside a run's, for exchanges that overlap with its kernels. */
+typedef struct nsai_beside {
+  int32_t sms;           /* options.overlap_sms */
+  nsai_cu_stream stream; /* NULL until nsa_comm_agree, and on the CPU device */
+  nsai_cu_event forked, joined;
+} nsai_beside;
+
 /* A process on a host. Containers may give the same pid twice, in namespaces of their own; and virtual
  * machines that start from one image may have everything alike but what a process draws. */
 typedef struct nsai_process {
@@ -91,6 +98,7 @@ struct nsa_comm {
   nsai_agreed plans, shards;
   nsai_agree_room agree;
   nsai_peers peers;
+  nsai_beside beside;
 
   pthread_mutex_t lock;
   bool dead;
@@ -166,6 +174,14 @@ const char *nsai_agree_message(const nsa_comm *comm, int32_t rank);
 
 /* Frees the room. The transport has ended: nothing uses it. */
 void nsai_agree_room_fini(nsa_comm *comm);
+
+/* NSA_E_ARG: no value of options.overlap_sms. */
+nsa_status nsai_beside_check_option(int32_t overlap_sms);
+
+/* Makes the stream beside, where options ask for one and it is not there; the device's context is current.
+ * And destroys it. */
+nsa_status nsai_beside_open(nsa_comm *comm);
+void nsai_beside_close(nsa_comm *comm);
 
 bool nsai_agreed_has(const nsai_agreed *agreed, const unsigned char digest[NSAI_DIGEST_BYTES]);
 /* Makes it the newest, also if it was agreed upon before. */

@@ -309,12 +309,22 @@ static nsa_status check_environment(void) {
   return NSA_OK;
 }
 
-/* The device is entered. */
-static nsa_status connect(connection *c, const char id[NSA_NCCL_ID_BYTES]) {
+static nsa_status check_overlap(const nsai_nccl *nccl, int32_t overlap_sms) {
+  if (!overlap_sms || nccl->version >= NSAI_NCCL_LIMITS_CTAS) return NSA_OK;
+  return nsai_fail(NSA_E_UNSUPPORTED,
+                   "options.overlap_sms is %d, and NCCL %d.%d at %s cannot limit its CTAs: give it "
+                   "2.17 or newer (runtime.nccl_path), or leave overlap_sms 0",
+                   overlap_sms, nccl->version / 10000, nccl->version / 100 % 100,
+                   nccl->library.path);
+}
+
+/* The device is entered. overlap_sms: the CTAs of an exchange, each of which holds an SM; 0: NCCL's choice. */
+static nsa_status connect(connection *c, const char id[NSA_NCCL_ID_BYTES], int32_t overlap_sms) {
   nsai_nccl_config config = NSAI_NCCL_CONFIG_INIT;
   nsai_nccl_id given;
   memcpy(given.bytes, id, sizeof given.bytes);
   config.blocking = 0;
+  if (overlap_sms) nsai_nccl_limit_ctas(&config, overlap_sms);
   NSAI_TRY(name_rank(c, NSAI_NCCL(c->nccl, ncclCommInitRankConfig(&c->comm, c->size, given, c->rank,
                                                                   &config))));
   return finish(c, "ncclCommInitRankConfig");
@@ -333,13 +343,14 @@ nsa_status nsai_comm_nccl_init(const nsai_comm_place *place, const char *path,
   NSAI_TRY(check_environment());
   NSAI_TRY(nsai_comm_options_read(options, size, &read));
   NSAI_TRY(nsai_nccl_open(path, place->logger, &nccl));
+  NSAI_TRY(check_overlap(nccl, read.overlap_sms));
   NSAI_TRY(make_link(place, nccl, &read, &c));
   c->own = true;
   c->rank = rank;
   c->size = size;
   nsa_status status = nsai_comm_enter(place, &entered);
   if (status == NSA_OK) {
-    status = connect(c, id);
+    status = connect(c, id, read.overlap_sms);
     nsai_comm_leave(place, &entered);
   }
   if (status != NSA_OK) {

@@ -93,6 +93,14 @@ static bool attends_window(const nsai_run *run) {
   return nsai_run_has(run, NSA_WIN) && !nsai_run_fuses(run, NSAI_STAGE_ATTEND_WINDOW);
 }
 
+/* Before the first kernel that reads raw K and V. */
+static nsa_status bring_keys(const nsai_run *run) {
+  nsai_late_keys *late = run->piece ? run->piece->late : NULL;
+  if (!late || late->here) return NSA_OK;
+  late->here = true;
+  return late->bring(late->user);
+}
+
 /* The LSE of importance, where the compressed branch does not give it. */
 static nsa_status normalize(const nsai_run *run, bool selecting, bool probes) {
   const nsai_span all = { .token_end = run->sizes.tokens, .prepare = true };
@@ -125,7 +133,10 @@ nsa_status nsai_enqueue_forward(const nsai_run *run) {
   NSAI_TRY(normalize(run, selecting, probes));
   if (selecting && !nsai_run_fuses(run, NSAI_STAGE_SELECT)) NSAI_TRY(select_blocks(run));
   if (probes) NSAI_TRY(probe_rows(run));
-  if (attends_last(run)) NSAI_TRY(whole(run, NSAI_STAGE_ATTEND_SELECTED));
+  if (attends_last(run)) {
+    NSAI_TRY(bring_keys(run));
+    NSAI_TRY(whole(run, NSAI_STAGE_ATTEND_SELECTED));
+  }
   return index_lse(run);
 }
 

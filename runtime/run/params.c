@@ -8,6 +8,7 @@
 
 #include "base/math.h"
 #include "driver/tensor_map.h"
+#include "plan/context.h"
 
 #include <math.h>
 
@@ -97,8 +98,17 @@ uint64_t nsai_grid_tiles(const nsai_run *run, const nsai_kernel *kernel) {
   return nsai_tile_count(run, kernel->tile_tokens) * (uint64_t)run->plan->problem.model.kv_heads;
 }
 
+/* The largest grid of a persistent kernel: while K and V travel, at least half of its SMs. */
+static uint64_t most_ctas(const nsai_run *run, const nsai_kernel *kernel) {
+  const nsai_late_keys *late = run->piece ? run->piece->late : NULL;
+  const int32_t sms = run->plan->ctx->target.sms;
+  if (!late || late->here) return (uint64_t)kernel->most_ctas;
+  const int32_t left = (int32_t)nsai_larger(sms - late->spare_sms, sms / 2);
+  return (uint64_t)(kernel->most_ctas / sms * left);
+}
+
 nsa_status nsai_launch_tiles(const nsai_run *run, const nsai_kernel *kernel, const void *params) {
-  uint64_t tiles = nsai_grid_tiles(run, kernel), most = (uint64_t)kernel->most_ctas;
+  uint64_t tiles = nsai_grid_tiles(run, kernel), most = most_ctas(run, kernel);
   uint64_t grid = most && most < tiles && tiles <= INT32_MAX ? most : tiles;
   return nsai_launch(run->queue, kernel, grid, 1, params);
 }

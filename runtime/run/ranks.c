@@ -107,11 +107,18 @@ nsai_run nsai_ranks_piece_run(const nsai_ranks_pass *pass, const nsa_piece *piec
   return run;
 }
 
-static nsa_status compress_sequence(const nsai_ranks_pass *pass, int32_t sequence, int64_t end) {
+nsa_status nsai_ranks_compress_tokens(const nsai_ranks_pass *pass, int32_t sequence, int64_t begin,
+                                      int64_t end) {
+  const int32_t stride = pass->run->plan->problem.model.stride;
   const nsai_run_piece is = { 0 };
-  const nsa_piece whole = { .sequence = sequence, .length = end };
+  const nsa_piece whole = { .sequence = sequence, .length = end - begin };
   nsa_io io = *pass->run->io;
+  nsa_kv *kv = &io.kv;
   set_keys(pass, sequence, end, &io);
+  nsai_ranks_slice(&kv->k[0], begin, end - begin);
+  nsai_ranks_slice(&kv->v[0], begin, end - begin);
+  nsai_ranks_slice(&kv->k_cmp, begin / stride, kv->k_cmp.shape[0] - begin / stride);
+  nsai_ranks_slice(&kv->v_cmp, begin / stride, kv->v_cmp.shape[0] - begin / stride);
   const nsai_run run = nsai_ranks_piece_run(pass, &whole, &io, &is);
   nsai_queue_break(run.queue);
   return nsai_enqueue_compress(&run);
@@ -121,7 +128,7 @@ nsa_status nsai_ranks_compress(const nsai_ranks_pass *pass) {
   if (!pass->run->driver || !nsai_phi_runs(&pass->run->plan->problem.model)) return NSA_OK;
   for (int32_t s = 0; s < pass->shard->num_seqs; s++) {
     const int64_t end = nsai_ranks_ends(pass, pass->rank)[s];
-    if (end) NSAI_TRY(compress_sequence(pass, s, end));
+    if (end) NSAI_TRY(nsai_ranks_compress_tokens(pass, s, 0, end));
   }
   return NSA_OK;
 }
@@ -148,7 +155,7 @@ static nsa_status run_piece(const nsai_ranks_pass *pass, const nsa_piece *piece,
 
 /* Whether no kernel of the plan looks up the sequence of a key. A normaliser's coarse keys are made in
  * each run, sequence by sequence. */
-static bool takes_pieces(const nsa_plan *plan) {
+static bool plan_takes_pieces(const nsa_plan *plan) {
   for (int stage = 0; stage < NSAI_STAGE_COUNT; stage++) {
     const nsai_variant *row = plan->choice.variant[stage];
     if (row && row->finds_sequences_of_keys) return false;
@@ -203,9 +210,13 @@ static void set_all_keys(const nsai_ranks_pass *pass, nsa_io *io) {
   if (!m->keys_only) view_whole(pass, NSAI_RANKS_V_CMP, 0, tokens / m->stride, &io->kv.v_cmp);
 }
 
+bool nsai_ranks_take_pieces(const nsai_ranks_pass *pass) {
+  return pass->run->driver && plan_takes_pieces(pass->run->plan);
+}
+
 /* Every kernel takes all pieces at once, as a batch of sequences that share their keys. */
-static nsa_status run_at_once(nsai_ranks_pass *pass) {
-  const nsai_run_piece is = { 0 };
+nsa_status nsai_ranks_run_at_once(nsai_ranks_pass *pass, nsai_late_keys *late) {
+  const nsai_run_piece is = { .late = late };
   nsa_batch batch;
   nsa_io io = *pass->run->io;
   nsai_run run = *pass->run;
@@ -229,10 +240,10 @@ static bool reads_entries(const nsai_run *run) {
 
 static nsa_status forward(nsai_ranks_pass *pass) {
   int64_t local = 0;
+  if (nsai_ranks_overlaps(pass)) return nsai_ranks_forward_overlapped(pass);
   NSAI_TRY(nsai_ranks_gather(pass));
   if (pass->run->driver && reads_entries(pass->run)) NSAI_TRY(nsai_ranks_compress(pass));
-  if (pass->run->driver && pass->pieces > 1 && takes_pieces(pass->run->plan))
-    return run_at_once(pass);
+  if (pass->pieces > 1 && nsai_ranks_take_pieces(pass)) return nsai_ranks_run_at_once(pass, NULL);
   for (int32_t i = 0; i < pass->pieces; i++) {
     NSAI_TRY(run_piece(pass, &pass->piece[i], local));
     local += pass->piece[i].length;

@@ -81,6 +81,7 @@ typedef struct nsai_ranks_pass {
   /* [hosts, num_seqs], behind `end`: the largest of a host's ranks. Not with one host. */
   int64_t *host_end;
   nsai_part_list send, recv;
+  nsa_stream beside; /* of a forward that overlaps: where K and V travel */
   /* The pieces' offsets are in the workspace: one group of heads writes them for all. */
   bool uploaded;
 } nsai_ranks_pass;
@@ -113,8 +114,24 @@ static inline int32_t nsai_ranks_at(const nsai_ranks_pass *pass, int32_t host, i
 /* Copies an array of the shard, which lives as long as graphs of the run. */
 nsa_status nsai_ranks_upload(const nsai_run *run, void *to, const void *from, size_t bytes);
 
-/* Gathers K and V, the caller's entries, and the keys of the index. */
+/* Copies this rank's K and V, the caller's entries, and keys of the index to their places. */
+nsa_status nsai_ranks_pack(const nsai_ranks_pass *pass);
+
+typedef struct nsai_ranks_tensors {
+  nsai_ranks_tensor tensor[NSAI_RANKS_TENSORS];
+  int count;
+} nsai_ranks_tensors;
+
+/* Brings the other ranks' rows of these tensors, whose own are in place. */
+nsa_status nsai_ranks_gather_rows(nsai_ranks_pass *pass, const nsai_ranks_tensors *list,
+                                  nsa_stream stream);
+
+/* Packs and gathers all of them. */
 nsa_status nsai_ranks_gather(nsai_ranks_pass *pass);
+
+/* Brings the `rows` rows of K and V of pair 0 before each piece, which belong to one piece of another rank, or
+ * are this rank's. */
+nsa_status nsai_ranks_bring_halo(nsai_ranks_pass *pass, int64_t rows);
 
 /* Inside a host: sends this rank's sums to the columns that own their rows, and receives those of its
  * own column. Then between hosts, where there are several: the same of the hosts' sums, which stand in
@@ -137,6 +154,20 @@ static inline int64_t nsai_ranks_elements(const nsai_ranks_tensor *tensor, int64
 
 /* Compresses the sequences of which this rank has pieces. On the CPU device each piece does. */
 nsa_status nsai_ranks_compress(const nsai_ranks_pass *pass);
+
+/* Compresses the tokens [begin, end) of a sequence: the blocks that lie within. On the GPU. */
+nsa_status nsai_ranks_compress_tokens(const nsai_ranks_pass *pass, int32_t sequence, int64_t begin,
+                                      int64_t end);
+
+/* Whether the kernels of the plan may take all pieces in one run, on the GPU; and that run. `late`: K and V
+ * come during it, NULL: they are there. */
+bool nsai_ranks_take_pieces(const nsai_ranks_pass *pass);
+nsa_status nsai_ranks_run_at_once(nsai_ranks_pass *pass, nsai_late_keys *late);
+
+/* The forward with K and V that travel behind the compressed branch; and whether this run is one. All ranks
+ * answer alike, whatever branches and outputs each asks for. */
+bool nsai_ranks_overlaps(const nsai_ranks_pass *pass);
+nsa_status nsai_ranks_forward_overlapped(nsai_ranks_pass *pass);
 
 /* The tensors of a piece: its rows, which begin at the local row `local`, and keys up to its end. */
 void nsai_ranks_piece_io(const nsai_ranks_pass *pass, const nsa_piece *piece, int64_t local,

@@ -102,11 +102,15 @@ static void add_part(nsai_part_list *list, void *data, int64_t bytes, int32_t ra
   list->part[list->count++] = (nsa_part){ .data = data, .bytes = (uint64_t)bytes, .rank = rank };
 }
 
-static nsa_status exchange(nsai_ranks_pass *pass) {
+static nsa_stream run_stream(const nsai_ranks_pass *pass) {
+  return pass->run->driver ? pass->run->queue->stream : NULL;
+}
+
+static nsa_status exchange(nsai_ranks_pass *pass, nsa_stream stream) {
   const nsai_run *run = pass->run;
   if (run->driver) nsai_queue_break(run->queue);
   return nsai_comm_exchange(run->comm, pass->send.part, pass->send.count, pass->recv.part,
-                            pass->recv.count, run->driver ? run->queue->stream : NULL);
+                            pass->recv.count, stream);
 }
 
 /* ---- K and V ---- */
@@ -228,26 +232,78 @@ static void list_gather_inside(nsai_ranks_pass *pass, const row_source *whole) {
   }
 }
 
-/* Lists the parts of every tensor, and exchanges them. */
-static nsa_status gather_level(nsai_ranks_pass *pass,
-                               void (*list)(nsai_ranks_pass *, const row_source *)) {
+/* Lists the parts of these tensors, and exchanges them. */
+static nsa_status exchange_rows(nsai_ranks_pass *pass, const nsai_ranks_tensors *list,
+                                nsa_stream stream,
+                                void (*add)(nsai_ranks_pass *, const row_source *)) {
   const int64_t size = nsai_dtype_bytes(pass->run->plan->problem.model.dtype);
   pass->send.count = pass->recv.count = 0;
-  for (int item = 0; item < NSAI_RANKS_TENSORS; item++) {
-    const nsai_ranks_tensor *t = &pass->memory->tensor[item];
-    if (!t->exists) continue;
+  for (int i = 0; i < list->count; i++) {
+    const nsai_ranks_tensor *t = &list->tensor[i];
     const row_source whole = { t, nsai_buffer_at(pass->run, t->whole),
                                nsai_ranks_elements(t, 1) * size };
-    list(pass, &whole);
+    add(pass, &whole);
   }
-  return exchange(pass);
+  return exchange(pass, stream);
+}
+
+nsa_status nsai_ranks_gather_rows(nsai_ranks_pass *pass, const nsai_ranks_tensors *list,
+                                  nsa_stream stream) {
+  if (pass->hosts > 1) NSAI_TRY(exchange_rows(pass, list, stream, list_gather_between));
+  return exchange_rows(pass, list, stream, list_gather_inside);
+}
+
+nsa_status nsai_ranks_pack(const nsai_ranks_pass *pass) {
+  for (int item = 0; item < NSAI_RANKS_TENSORS; item++)
+    if (pass->memory->tensor[item].exists) NSAI_TRY(pack(pass, item));
+  return NSA_OK;
 }
 
 nsa_status nsai_ranks_gather(nsai_ranks_pass *pass) {
+  nsai_ranks_tensors all = { 0 };
   for (int item = 0; item < NSAI_RANKS_TENSORS; item++)
-    if (pass->memory->tensor[item].exists) NSAI_TRY(pack(pass, item));
-  if (pass->hosts > 1) NSAI_TRY(gather_level(pass, list_gather_between));
-  return gather_level(pass, list_gather_inside);
+    if (pass->memory->tensor[item].exists) all.tensor[all.count++] = pass->memory->tensor[item];
+  NSAI_TRY(nsai_ranks_pack(pass));
+  return nsai_ranks_gather_rows(pass, &all, run_stream(pass));
+}
+
+/* ---- rows before pieces ---- */
+
+static bool meet(const nsa_piece *earlier, const nsa_piece *later) {
+  return earlier->sequence == later->sequence && earlier->begin + earlier->length == later->begin;
+}
+
+/* Adds the last `rows` rows of `earlier`, which the rank of the piece behind it needs. */
+static void list_before(const nsai_ranks_pass *pass, const row_source *whole,
+                        const nsa_piece *earlier, int64_t rows, int32_t peer,
+                        nsai_part_list *list) {
+  const int64_t end = pass->shard->seq_begin[earlier->sequence] + earlier->begin + earlier->length;
+  add_part(list, whole->rows + (end - rows) * whole->row_bytes, rows * whole->row_bytes, peer);
+}
+
+/* Pieces of both sides are in the order of sequences and positions. */
+static void list_halo(nsai_ranks_pass *pass, const row_source *whole, int64_t rows) {
+  const nsa_shard *shard = pass->shard;
+  for (int32_t own = 0; own < pass->pieces; own++)
+    for (int32_t i = 0; i < shard->rank_begin[shard->ranks]; i++) {
+      const nsa_piece *mine = &pass->piece[own], *other = &shard->pieces[i];
+      if (other->rank == pass->rank) continue;
+      if (meet(mine, other)) list_before(pass, whole, mine, rows, other->rank, &pass->send);
+      if (meet(other, mine)) list_before(pass, whole, other, rows, other->rank, &pass->recv);
+    }
+}
+
+nsa_status nsai_ranks_bring_halo(nsai_ranks_pass *pass, int64_t rows) {
+  const int64_t size = nsai_dtype_bytes(pass->run->plan->problem.model.dtype);
+  static const int pair[] = { NSAI_RANKS_K, NSAI_RANKS_V };
+  pass->send.count = pass->recv.count = 0;
+  for (int i = 0; i < 2; i++) {
+    const nsai_ranks_tensor *t = &pass->memory->tensor[pair[i]];
+    const row_source whole = { t, nsai_buffer_at(pass->run, t->whole),
+                               nsai_ranks_elements(t, 1) * size };
+    list_halo(pass, &whole, rows);
+  }
+  return exchange(pass, run_stream(pass));
 }
 
 /* ---- sums ---- */
@@ -320,7 +376,7 @@ static nsa_status send_sums(nsai_ranks_pass *pass,
   pass->send.count = pass->recv.count = 0;
   for (int item = 0; item < NSAI_RANKS_TENSORS; item++)
     if (pass->memory->tensor[item].exists) list(pass, &pass->memory->tensor[item]);
-  NSAI_TRY(exchange(pass));
+  NSAI_TRY(exchange(pass, run_stream(pass)));
   if (pass->run->driver) nsai_queue_break(pass->run->queue);
   return NSA_OK;
 }

@@ -707,6 +707,8 @@ PY
     run -2 --separate-stderr bench decode --peer-bytes 40000 $bad
     [[ $stderr == *'--peer-bytes is for decode or prefill --ranks on 2 to 8 GPUs'* ]]
   done
+  run -2 --separate-stderr bench backward --overlap-sms 8 --ranks 1,2
+  [[ $stderr == *'--overlap-sms is for forward --ranks on GPUs'* ]]
   run -2 --separate-stderr bench decode --peer-bytes 40000 --ranks 1,9
   [[ $stderr == *'--peer-bytes is for decode or prefill --ranks on 2 to 8 GPUs'* ]]
   run -2 --separate-stderr bench decode --device cpu --ranks 2 --json x.json

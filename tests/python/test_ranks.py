@@ -175,6 +175,8 @@ def play_hosts(rank, where, ranks):
         nsa.ranks.Comm(host_ranks=3).handle(config.context("cpu", "f32"))
     with pytest.raises(nsa.ArgumentError, match="peer_bytes is -2"):
         nsa.ranks.Comm(peer_bytes=-2).handle(config.context("cpu", "f32"))
+    with pytest.raises(nsa.ArgumentError, match="overlap_sms is 65"):
+        nsa.ranks.Comm(overlap_sms=65).handle(config.context("cpu", "f32"))
 
 
 def test_ranks_that_play_hosts(device, tmp_path):

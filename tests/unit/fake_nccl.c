@@ -96,7 +96,9 @@ static world *find_world(const nsai_nccl_id *id) {
 
 nsai_nccl_result ncclCommInitRankConfig(nsai_nccl_comm *out, int size, nsai_nccl_id id, int rank,
                                         nsai_nccl_config *config) {
+  const bool limits = config->version >= 21700;
   if (config->magic != 0xcafebeef || config->blocking) return INVALID_ARGUMENT;
+  if (config->size != (limits ? 32 : 24)) return INVALID_ARGUMENT;
   struct ncclComm *comm = calloc(1, sizeof *comm);
   pthread_mutex_lock(&lock);
   comm->world = find_world(&id);
@@ -106,6 +108,7 @@ nsai_nccl_result ncclCommInitRankConfig(nsai_nccl_comm *out, int size, nsai_nccl
   comm->size = size;
   comm->device = 1;
   record.comms++;
+  record.max_ctas = limits ? config->max_ctas : 0;
   pthread_mutex_unlock(&lock);
   *out = comm;
   return NSAI_NCCL_IN_PROGRESS;

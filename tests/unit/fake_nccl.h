@@ -16,6 +16,7 @@ typedef struct fake_nccl_state {
   int blocks;      /* 1: ncclGroupEnd waits until its communicator has ended */
   int send_ms;     /* that ncclSend takes */
   int sends;       /* calls of ncclSend that have begun */
+  int max_ctas;    /* of the configuration of the newest communicator; 0: it has none */
   /* calls on a communicator that has ended (ncclGroupEnd is of none); parts of a group while
    * another is in progress, without a group, or before the ranks are connected; an end in good
    * order meanwhile */

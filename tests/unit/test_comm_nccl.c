@@ -10,6 +10,7 @@
 #include "comm_fixture.h"
 #include "driver/nccl.h"
 #include "fake_nccl.h"
+#include "plan/context.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -171,6 +172,36 @@ static void test_refused_alone(void **state) {
   machine_free(&m);
 }
 
+/* The library's own communicators have as few CTAs as a forward leaves SMs. */
+static void test_overlap(void **state) {
+  nsa_comm_options options = INIT(nsa_comm_options, .overlap_sms = 12);
+  const nsai_nccl *nccl;
+  machine m;
+  nsa_comm *comm = (nsa_comm *)1;
+  init_nccl(&m);
+  machine_expect("id", nsa_comm_nccl_id(m.ctx, nccl_id), NSA_OK, NULL);
+  assert_int_equal(nsai_nccl_open(getenv("FAKE_NCCL"), &m.ctx->logger, &nccl), NSA_OK);
+  int32_t *version = (int32_t *)(uintptr_t)&nccl->version;
+  const int32_t known = *version;
+  *version = 21602;
+  machine_expect("old", nsa_comm_nccl_init(m.ctx, nccl_id, 0, 1, &options, &comm),
+                 NSA_E_UNSUPPORTED, "options.overlap_sms is 12, and NCCL 2.16");
+  *version = known;
+  assert_null(comm);
+  assert_int_equal(nccl_record()->comms, 0);
+  machine_expect("new", nsa_comm_nccl_init(m.ctx, nccl_id, 0, 1, &options, &comm), NSA_OK, NULL);
+  assert_int_equal(nccl_record()->max_ctas, 12);
+  nsa_comm_destroy(comm);
+  options.overlap_sms = 0;
+  machine_expect("none", nsa_comm_nccl_init(m.ctx, nccl_id, 0, 1, &options, &comm), NSA_OK, NULL);
+  assert_int_equal(nccl_record()->max_ctas, 0);
+  nsa_comm_destroy(comm);
+  options.overlap_sms = 65;
+  machine_expect("many", nsa_comm_nccl_init(m.ctx, nccl_id, 0, 1, &options, &comm), NSA_E_ARG,
+                 "options.overlap_sms is 65");
+  machine_free(&m);
+}
+
 /* What a test needs as a host of NCCL. */
 typedef struct nccl_host {
   nsai_nccl_result (*init)(nsai_nccl_comm *, int, nsai_nccl_id, int, nsai_nccl_config *);
@@ -299,6 +330,7 @@ int main(void) {
     cmocka_unit_test(test_nccl),
     cmocka_unit_test(test_nccl_faults),
     cmocka_unit_test(test_blocking_environment),
+    cmocka_unit_test(test_overlap),
     cmocka_unit_test(test_refused_alone),
     cmocka_unit_test(test_borrowed),
     cmocka_unit_test(test_borrowed_queues),

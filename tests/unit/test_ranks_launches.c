@@ -228,6 +228,160 @@ static void test_backward_over_hosts(void **state) {
   machine_free(&m);
 }
 
+/* ---- K and V behind the compressed branch ---- */
+
+#define MOST_EXCHANGES 4
+#define MOST_PARTS 16
+
+typedef struct exchange_record {
+  int launches; /* before it */
+  nsa_stream stream;
+  nsa_part send[MOST_PARTS], recv[MOST_PARTS];
+  int sent, received;
+} exchange_record;
+
+typedef struct exchanges {
+  exchange_record of[MOST_EXCHANGES];
+  int count;
+} exchanges;
+
+static nsa_status record_exchange(void *user, const nsa_part *send, int32_t send_count,
+                                  const nsa_part *recv, int32_t recv_count, nsa_stream stream) {
+  exchanges *all = user;
+  assert_true(all->count < MOST_EXCHANGES && send_count <= MOST_PARTS && recv_count <= MOST_PARTS);
+  exchange_record *e = &all->of[all->count++];
+  *e = (exchange_record){ .launches = machine_record()->launches,
+                          .stream = stream,
+                          .sent = send_count,
+                          .received = recv_count };
+  memcpy(e->send, send, (size_t)send_count * sizeof *send);
+  memcpy(e->recv, recv, (size_t)recv_count * sizeof *recv);
+  return NSA_OK;
+}
+
+/* Rank 0 of 2, with a transport that moves nothing: it has the tokens 0 to 15 and 32 to 39 of one sequence. */
+typedef struct rank_of_two {
+  machine m;
+  nsa_shard *shard;
+  nsa_comm *comm;
+  nsa_plan *plan;
+  nsa_exec exec;
+  exchanges seen;
+} rank_of_two;
+
+static void open_overlapping(rank_of_two *r, const machine_request *request, int64_t alignment) {
+  static const nsa_piece pieces[] = { { 0, 0, 0, 16 }, { 1, 0, 16, 16 }, { 0, 0, 32, 8 } };
+  static const int64_t length = 40;
+  machine_init(&r->m, request);
+  r->seen = (exchanges){ 0 };
+  const nsa_shard_options shard =
+      INIT(nsa_shard_options, .layout = NSA_SHARD_GIVEN, .ranks = 2, .num_seqs = 1,
+           .lengths = &length, .alignment = alignment, .given = pieces, .given_count = 3);
+  const nsa_problem problem =
+      INIT(nsa_problem, .op = NSA_OP_FORWARD, .max_tokens = 24, .max_kv_tokens = 40,
+           .max_kv_len = 40, .max_seqs = 1, .ranks = 2, .max_pieces = 2);
+  const nsa_comm_ops ops =
+      INIT(nsa_comm_ops, .size = 2, .user = &r->seen, .exchange = record_exchange);
+  const nsa_comm_options options = INIT(nsa_comm_options, .overlap_sms = 8);
+  machine_expect("shard", nsa_shard_create(r->m.ctx, &shard, &r->shard), NSA_OK, NULL);
+  machine_expect("comm", nsa_comm_create(r->m.ctx, &ops, &options, &r->comm), NSA_OK, NULL);
+  r->plan = machine_plan(r->m.ctx, &problem);
+  nsai_agreed_add(&r->comm->plans, r->plan->digest);
+  nsai_agreed_add(&r->comm->shards, r->shard->digest);
+  nsai_comm_entered entered;
+  assert_int_equal(nsai_comm_enter(&r->comm->place, &entered), NSA_OK);
+  assert_int_equal(nsai_beside_open(r->comm), NSA_OK);
+  nsai_comm_leave(&r->comm->place, &entered);
+  r->exec = INIT(nsa_exec, .comm = r->comm);
+  machine_add_workspace(r->plan, &r->exec);
+  r->m.toy.io.kv.k_cmp = r->m.toy.io.kv.v_cmp = (nsa_tensor){ 0 };
+}
+
+static void close_overlapping(rank_of_two *r) {
+  free(r->exec.workspace);
+  nsa_comm_destroy(r->comm);
+  nsa_plan_destroy(r->plan);
+  nsa_shard_destroy(r->shard);
+  machine_free(&r->m);
+}
+
+static void run_overlapping(rank_of_two *r, uint32_t branches) {
+  const nsa_batch batch = INIT(nsa_batch, .shard = r->shard);
+  fake_cuda_state *record = machine_record();
+  *record = (fake_cuda_state){ .retained = record->retained,
+                               .handles = record->handles,
+                               .streams = record->streams,
+                               .events = record->events };
+  nsa_io io = r->m.toy.io;
+  nsa_tensor *const rows[] = { &io.q, &io.o, &io.gate.value, &io.kv.k[0], &io.kv.v[0] };
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) rows[i]->shape[0] = 24;
+  for (int b = 0; b < NSA_BRANCHES; b++) io.o_branch[b] = io.lse[b] = (nsa_tensor){ 0 };
+  io.block_idx = (nsa_tensor){ 0 };
+  r->seen.count = 0;
+  r->exec.branches = branches;
+  machine_expect("run", nsa_forward(r->plan, &r->exec, &batch, &io), NSA_OK, NULL);
+}
+
+static char *place(const rank_of_two *r, nsai_buffer buffer, int64_t row, int64_t width) {
+  return (char *)r->exec.workspace + buffer.offset + row * width * 2;
+}
+
+static void expect_part(const nsa_part *part, const char *data, int64_t rows, int64_t width) {
+  assert_ptr_equal(part->data, data);
+  assert_int_equal(part->bytes, rows * width * 2);
+  assert_int_equal(part->rank, 1);
+}
+
+/* Entries of 8 tokens, every 4; K rows of 2 heads of 24, V rows of 16. */
+static void test_overlap(void **state) {
+  rank_of_two r;
+  open_overlapping(&r, &(machine_request){ .gpu = true, .override = "model.window=0" }, 4);
+  const nsai_ranks_memory *memory = &r.plan->workspace.ranks;
+  const nsai_buffer k = memory->tensor[NSAI_RANKS_K].whole, v = memory->tensor[NSAI_RANKS_V].whole;
+  const nsai_buffer k_cmp = r.plan->workspace.k_cmp;
+  run_overlapping(&r, 0);
+  machine_expect_launches("compress_mean compress_mean attend_compressed_sm90 attend_dense_sm90");
+  assert_int_equal(r.seen.count, 3);
+  const exchange_record *halo = &r.seen.of[0], *entries = &r.seen.of[1], *raw = &r.seen.of[2];
+  /* The 4 tokens before the other rank's piece, and before the second one of this rank. */
+  assert_true(halo->launches == 0 && halo->sent == 2 && halo->received == 2);
+  expect_part(&halo->send[0], place(&r, k, 12, 48), 4, 48);
+  expect_part(&halo->recv[0], place(&r, k, 28, 48), 4, 48);
+  expect_part(&halo->recv[1], place(&r, v, 28, 32), 4, 32);
+  /* Blocks 0 to 2 and 7 to 8 end in this rank's pieces, 3 to 6 in the other's. */
+  assert_int_equal(entries->launches, 2);
+  expect_part(&entries->send[0], place(&r, k_cmp, 0, 48), 3, 48);
+  expect_part(&entries->recv[0], place(&r, k_cmp, 3, 48), 4, 48);
+  /* K and V in another stream, enqueued before the kernel that reads them. */
+  assert_int_equal(raw->launches, 3);
+  assert_true(raw->stream != entries->stream && halo->stream == entries->stream);
+  expect_part(&raw->recv[0], place(&r, k, 16, 48), 16, 48);
+  expect_part(&raw->recv[1], place(&r, v, 16, 32), 16, 32);
+  assert_int_equal(machine_record()->stream_waits, 2);
+  /* Ranks exchange the same, whatever a rank runs: without a branch that reads K and V behind it, too. */
+  run_overlapping(&r, 1u << NSA_CMP);
+  assert_int_equal(r.seen.count, 3);
+  assert_int_equal(r.seen.of[2].launches, machine_record()->launches);
+  close_overlapping(&r);
+}
+
+/* Runs that gather K and V first: of a window with a kernel of its own, which comes first, and of products,
+ * whose bits depend on the number of rows. */
+static void test_no_overlap(void **state) {
+  static const machine_request requests[] = {
+    { .gpu = true },
+    { .gpu = true, .phi = NSAI_PHI_LINEAR, .override = "model.window=0" },
+  };
+  rank_of_two r;
+  for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
+    open_overlapping(&r, &requests[i], 4);
+    run_overlapping(&r, 0);
+    assert_int_equal(r.seen.count, 1);
+    assert_int_equal(r.seen.of[0].launches, 0);
+    close_overlapping(&r);
+  }
+}
+
 /* The KV heads of the toy one after the other. */
 static void test_head_groups(void **state) {
   one_rank r;
@@ -270,6 +424,7 @@ int main(void) {
     cmocka_unit_test(test_normalizer),  cmocka_unit_test(test_backward),
     cmocka_unit_test(test_head_groups), cmocka_unit_test(test_long_pieces),
     cmocka_unit_test(test_many_pieces), cmocka_unit_test(test_backward_over_hosts),
+    cmocka_unit_test(test_overlap),     cmocka_unit_test(test_no_overlap),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

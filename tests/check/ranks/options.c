@@ -28,7 +28,8 @@ enum {
   OPT_TAP,
   OPT_LONGEST,
   OPT_CODES,
-  OPT_PEER_BYTES
+  OPT_PEER_BYTES,
+  OPT_OVERLAP_SMS
 };
 
 static const struct argp_option options[] = {
@@ -51,6 +52,9 @@ static const struct argp_option options[] = {
     "cache: what is stored in e4m3: none, kv, cmp, both or any (none)", 0 },
   { "peer-bytes", OPT_PEER_BYTES, "BYTES", 0,
     "cache, --fault: gathers of up to so many bytes must go through peer memory, on GPUs (none)",
+    0 },
+  { "overlap-sms", OPT_OVERLAP_SMS, "SMS", 0,
+    "Forwards exchange entries first, and K and V behind the compressed branch, on GPUs (none)",
     0 },
   { "backward", 'b', 0, 0, "Backward passes, too", 0 },
   { "problem", 'p', "STR", 0, "Only this problem, as printed by a failure", 0 },
@@ -108,6 +112,8 @@ static void refuse_idle(const chk_ranks_options *o, struct argp_state *state) {
   if (o->rank.peer_bytes &&
       memchr(o->with_ranks + NSAI_GATHER_RANKS + 1, true, NSA_MAX_RANKS - NSAI_GATHER_RANKS))
     argp_error(state, "--peer-bytes serves at most %d ranks", NSAI_GATHER_RANKS);
+  if (o->rank.overlap_sms && o->cache)
+    argp_error(state, "--overlap-sms is for forwards: leave out cache");
   if (o->problem && o->cache)
     argp_error(state, "--problem says whether it is one of a cache: leave out cache");
   if (o->problem && (ranks || hosts || listed || o->backward || o->faults))
@@ -137,6 +143,8 @@ static void finish(chk_ranks_options *o, struct argp_state *state) {
     o->plans.device = o->nccl ? 0 : NSAI_VERIFY_DEVICE_CPU;
   if (o->rank.peer_bytes && o->plans.device == NSAI_VERIFY_DEVICE_CPU)
     argp_error(state, "--peer-bytes needs GPUs: give --device or --comm nccl");
+  if (o->rank.overlap_sms && o->plans.device == NSAI_VERIFY_DEVICE_CPU)
+    argp_error(state, "--overlap-sms needs GPUs: give --device or --comm nccl");
   if (!o->rank.timeout_ms) o->rank.timeout_ms = o->faults ? 5000 : 60000;
   bool any = false;
   for (int i = 0; i <= NSA_MAX_RANKS; i++) any |= o->with_ranks[i];
@@ -197,6 +205,10 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     o->rank.peer_bytes =
         (int32_t)chk_option_number("peer-bytes", value, 1, NSAI_GATHER_MOST, state);
     remember(o, "--peer-bytes", value);
+    break;
+  case OPT_OVERLAP_SMS:
+    o->rank.overlap_sms = (int32_t)chk_option_number("overlap-sms", value, 1, 64, state);
+    remember(o, "--overlap-sms", value);
     break;
   case ARGP_KEY_ARG:
     if (strcmp(value, "cache")) argp_error(state, "unexpected argument '%s'", value);

@@ -53,6 +53,7 @@ typedef struct chk_rank_options {
   bool as_gpu;                    /* with a GPU's bounds on the CPU device, too */
   int serve_damage;               /* of a problem over a cache: CHK_SERVE_DAMAGE_* (serve.h) */
   int32_t peer_bytes;             /* of communicators, which must then have peer memory; 0: none */
+  int32_t overlap_sms;            /* of communicators */
 } chk_rank_options;
 
 typedef struct chk_rank {

@@ -587,6 +587,7 @@ pub struct nsa_comm_options {
     pub timeout_ms: i32,
     pub host_ranks: i32,
     pub peer_bytes: i32,
+    pub overlap_sms: i32,
 }
 extern "C" {
     pub fn nsa_comm_create(
