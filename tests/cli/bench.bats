@@ -818,7 +818,7 @@ PY
   run -0 --separate-stderr bench backward --ranks 1 --device cuda:1 --problems fake.txt --threads 2 --csv fake.csv
   [[ ${lines[0]} == 'backward     1048576 tokens '*' 1 ranks cuMemAlloc: '*'(2): '* && ${lines[1]} == back_saved*cuMemAlloc* ]]
   [[ ${lines[2]} == 'backward        1024 tokens '*' sustained' && ${lines[3]} == back_saved*' sustained' && ${#lines[@]} == 4 ]]
-  grep -qE 'q=1048576:.*,backward,1,,,,,,,[0-9]+,"cuMemAlloc' fake.csv
+  grep -qE 'q=1048576:.*,backward,1,,,,,,,[0-9]+,0,"cuMemAlloc' fake.csv
   # What a process cannot write is no success of its parent.
   small=(--ranks 1 --device cuda:1 --filter '*q=1024:*' --problems fake.txt --threads 2)
   # shellcheck disable=SC2016 # the inner shell's
@@ -850,6 +850,10 @@ if [[ $1 == prefill ]]; then
   [[ "$*" == *" --ranks 1,2 --contexts 65536,131072,524288,1048576 --chunks 16384,4096 --csv "* ]] || exit 2
   exec "$REAL_BENCH" prefill --device cpu --ranks 1,2 --contexts 300 --chunks 200 --problem fwd:h4/1:d16/16:l8/4:s8x4+1+1:w16:q=64
 fi
+if [[ "$*" == *--overlap-sms* ]]; then
+  [[ "$*" == "forward --ranks 1,2 --tokens 64k,128k --filter *fill=correlated:* --overlap-sms 16 "* ]] || exit 2
+  exec "$REAL_BENCH" forward --device cpu --ranks 1,2 --problem fwd:h16/1:d16/16:l8/4:s8x4+1+1:w16:q=256:nobatch
+fi
 [[ "$*" == *" --ranks 1,2 --tokens 64k,128k,512k,1M --filter "* ]] || exit 2
 fill=random
 [[ "$*" == *fill=correlated:* ]] && fill=correlated
@@ -866,8 +870,8 @@ SH
   chmod +x programs/*
   REAL_BENCH=$NSA_BENCH run -1 python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --gpus 3 --seconds 300 --logs logs
   [[ $output == *'1 failed '*'fault stall  exit 1'* && $output == *'2 passed   0 failed    1 skipped '*'check 128k'* ]]
-  [[ $output == *'43 passed   1 failed   13 skipped in 20 processes; no time was left for 0'* ]]
-  [[ $(grep -c '^0 ' calls.txt) == 20 && $(wc -l <calls.txt) == 20 ]]
+  [[ $output == *'47 passed   1 failed   14 skipped in 22 processes; no time was left for 0'* ]]
+  [[ $(grep -c '^0 ' calls.txt) == 22 && $(wc -l <calls.txt) == 22 ]]
   [[ $(wc -l <logs/ranks.csv) == 13 && $(wc -l <logs/ranks.md) == 10 ]] # header and 12; 4 lines and 6
   grep -qE '^\| back_saved \| correlated \| 256 \| cpu \| [0-9.]+, [0-9.]+ \| [0-9.]+, [0-9.]+ \([0-9.]+, [0-9.]+\); [+-][0-9.]+ % \|$' logs/ranks.md
   # A whole run begins its tables anew; a share adds to them.
@@ -886,7 +890,7 @@ SH
   done
   printf '#!/bin/sh\necho no GPU\nexit 77\n' | tee programs/nsarankcheck >programs/nsa-bench
   PATH=$PWD/programs:$PATH CUDA_VISIBLE_DEVICES=3,GPU-1 run -1 python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --logs other
-  [[ $output == *'0 passed   0 failed   20 skipped in 20 processes'* ]]
+  [[ $output == *'0 passed   0 failed   22 skipped in 22 processes'* ]]
   # Not by itself: machines with one GPU have nothing for it.
   run python3 "$NSA_SOURCE/tests/gpu/run.py" programs --only nothing --logs other
   [[ $output == *'check  '* && $output != *'ranks  '* ]]

@@ -175,6 +175,7 @@ def ranks_jobs(options):
     yield Job("check", [*check, "--ranks", ",".join(sizes), "--backward", "--timeout", "60"], environment)
     for tokens in ("4k", "64k", "128k"):
         yield Job(f"check {tokens}", [*check, "--ranks", most, "--tokens", tokens, "--repeat", "20", "--backward"], environment)
+    yield Job("check overlap", [*check, "--ranks", most, "--tokens", "4k,64k", "--repeat", "20", "--overlap-sms", "16"], environment)
     if int(most) > 2:  # ranks of one machine play two hosts: exchanges in two levels
         hosts = [*check, "--ranks", most, "--hosts", "2"]
         yield Job("check hosts", [*hosts, "--tokens", "4k,64k", "--repeat", "20", "--backward"], environment)
@@ -200,6 +201,9 @@ def ranks_jobs(options):
         yield Bench(f"bench {command} {fill}", [
             options.folder / "nsa-bench", command, "--ranks", ",".join(["1", *sizes]), "--tokens", RANK_TOKENS,
             "--filter", f"*fill={fill}:*", "--csv", options.logs.resolve() / RANK_TABLES[0], *cache], environment)
+    yield Bench("bench overlap", [
+        options.folder / "nsa-bench", "forward", "--ranks", ",".join(["1", most]), "--tokens", "64k,128k", "--filter",
+        "*fill=correlated:*", "--overlap-sms", "16", *cache], environment)
     yield Bench("bench decode", [
         options.folder / "nsa-bench", "decode", "--ranks", ",".join(["1", *sizes]), "--contexts", RANK_CONTEXTS, "--batches", "1,16",
         "--csv", options.logs.resolve() / RANK_TABLES[1], *peers, *cache], environment)
