@@ -393,6 +393,7 @@ nsa_status nsai_comm_all_gather(nsa_comm *comm, const void *send, void *recv, ui
     return nsai_comm_gather_by_transport(comm, send, recv, bytes, stream);
   NSAI_TRY(nsai_comm_check_alive(comm));
   NSAI_TRY(nsai_peers_check(comm));
+  NSAI_TRY(nsai_peers_check_processes(comm));
   return end_if_failed(comm, "a gather through peer memory",
                        nsai_peers_gather(comm, send, recv, bytes, stream));
 }

@@ -12,6 +12,9 @@
  *
  * All ranks read the same votes, so that all turn the gathers on, or none.
  *
+ * A rank looks whether the processes of the others live before it enqueues a gather, not while it waits: those
+ * that have computed all their runs may end before this one has.
+ *
  * Ranks of one process share addresses; each holds the others' mailboxes by a count. Ranks of other
  * processes open them by an IPC handle. CUDA does not define what happens when memory is freed that another
  * process still has open: so a rank frees its own mailbox only when all have closed their handles.
@@ -23,16 +26,23 @@
 #include "params/ranks.h"
 #include "ranks/comm_internal.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434 /* of Linux 5.3, on every architecture that the library is built for */
+#endif
 
 _Static_assert(NSAI_PEERS == NSAI_GATHER_RANKS, "one number of ranks");
 
 /* Off because of ranks that come late. On two H200, survivors of a killed process return in time. But a rank
- * whose partner has given up and exited, and which gathers only then, stays in a CUDA call, for more than
+ * whose partner had given up and exited, and which gathered only then, stayed in a CUDA call, for more than
  * 20 s (`nsarankcheck --comm nccl --fault stall --peer-bytes 1000000`). The likely cause: memory mapped by
- * cuIpcOpenMemHandle ends with the process that allocated it. Memory from cuMemCreate, exported as a file
- * descriptor, would outlive it. */
+ * cuIpcOpenMemHandle ends with the process that allocated it. Such a gather is refused since, where the kernel
+ * shows other processes; that has not run on GPUs. */
 #define DEFAULT_PEER_BYTES 0
 
 /* A small allocation shares a block of this size with others, and IPC opens whole blocks. */
@@ -219,12 +229,54 @@ static nsa_status map_in_process(nsa_comm *comm, int32_t rank, const offer *thei
   return NSA_OK;
 }
 
+/* Process ids of another namespace would name other processes. */
+static void watch_process(nsa_comm *comm, int32_t rank, const nsai_process *theirs) {
+  nsai_peers *peers = &comm->peers;
+  const nsai_process *own = &comm->process;
+  const int kept = errno;
+  int fd = -1;
+  if (own->space[1] && !memcmp(own->space, theirs->space, sizeof own->space))
+    fd = (int)syscall(SYS_pidfd_open, (pid_t)theirs->pid, 0); /* closed by exec */
+  if (fd >= 0) {
+    peers->watched[peers->watched_count] = (struct pollfd){ .fd = fd, .events = POLLIN };
+    peers->watched_rank[peers->watched_count++] = rank;
+  } else {
+    nsai_log(
+        comm->place.logger, NSA_LOG_DEBUG, "ranks",
+        "rank %d of %d: the process of rank %d cannot be watched: a gather after its end may hang",
+        nsai_comm_rank(comm), nsai_comm_size(comm), rank);
+  }
+  errno = kept;
+}
+
+static void watch_none(nsai_peers *peers) {
+  for (int32_t i = 0; i < peers->watched_count; i++) close(peers->watched[i].fd);
+  peers->watched_count = 0;
+}
+
+nsa_status nsai_peers_check_processes(nsa_comm *comm) {
+  nsai_peers *peers = &comm->peers;
+  const int kept = errno;
+  const int ended =
+      peers->watched_count ? poll(peers->watched, (nfds_t)peers->watched_count, 0) : 0;
+  errno = kept;
+  if (ended <= 0) return NSA_OK;
+  for (int32_t i = 0;; i++)
+    if (peers->watched[i].revents)
+      return nsai_comm_die(
+          comm,
+          "rank %d of %d: the process of rank %d has ended, and its peer memory with "
+          "it: look why, or end the communicator on all ranks",
+          nsai_comm_rank(comm), nsai_comm_size(comm), peers->watched_rank[i]);
+}
+
 static nsa_status map_other_process(nsa_comm *comm, int32_t rank, const offer *theirs) {
   const nsai_driver *driver = comm->place.device->driver;
   if (!theirs->has_handle || !driver->cuIpcOpenMemHandle || !driver->cuIpcCloseMemHandle)
     return nsai_fail(NSA_E_UNSUPPORTED, "there is no IPC handle of the memory of rank %d", rank);
   NSAI_TRY(NSAI_CUDA(driver, cuIpcOpenMemHandle(&comm->peers.opened[rank], theirs->handle,
                                                 NSAI_CU_IPC_LAZY_PEER_ACCESS)));
+  watch_process(comm, rank, &theirs->process);
   comm->peers.mapped[rank] = (char *)(uintptr_t)comm->peers.opened[rank];
   return NSA_OK;
 }
@@ -275,6 +327,7 @@ static bool find_other_process(const nsa_comm *comm, const offer *offers) {
 static bool unmap_all(nsa_comm *comm) {
   nsai_peers *peers = &comm->peers;
   bool closed = true;
+  watch_none(peers);
   for (int32_t r = 0; r < NSAI_GATHER_RANKS; r++) {
     if (peers->opened[r])
       closed &= !comm->place.device->driver->cuIpcCloseMemHandle(peers->opened[r]);

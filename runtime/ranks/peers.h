@@ -11,6 +11,7 @@
 #include "driver/launch.h"
 
 #include <nsa/ranks.h>
+#include <poll.h>
 #include <stdbool.h>
 
 #define NSAI_PEERS 8 /* ranks, at most: NSAI_GATHER_RANKS of the kernel */
@@ -34,7 +35,10 @@ typedef struct nsai_peers {
   nsai_mailbox *box[NSAI_PEERS];  /* the own one, and those of ranks of this process */
   nsai_cu_ptr opened[NSAI_PEERS]; /* of other processes */
   char *mapped[NSAI_PEERS];       /* all of them, on this device */
-  int32_t chunks, chunk_bytes;    /* of the layout */
+  struct pollfd
+      watched[NSAI_PEERS]; /* [watched_count]: other processes, readable when they have ended */
+  int32_t watched_rank[NSAI_PEERS], watched_count;
+  int32_t chunks, chunk_bytes; /* of the layout */
 } nsai_peers;
 
 /* Device memory of a mailbox for messages of up to `most_bytes`. */
@@ -62,6 +66,9 @@ nsa_status nsai_peers_open(nsa_comm *comm, const char *why, double since, int32_
 
 /* Whether a gather of so many bytes goes this way: the same on all ranks. */
 bool nsai_peers_take(const nsa_comm *comm, uint64_t bytes);
+
+/* Ends the communicator when the process of another rank has ended, where this one can see it. */
+nsa_status nsai_peers_check_processes(nsa_comm *comm);
 
 /* Enqueues the gather. NSA_E_CUDA. */
 nsa_status nsai_peers_gather(nsa_comm *comm, const void *send, void *recv, uint64_t bytes,

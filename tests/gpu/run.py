@@ -187,15 +187,14 @@ def ranks_jobs(options):
     if peers:
         yield Job("check cache peers", [*check, "cache", "--ranks", most, "--random", "40", "--longest", "3000", "--codes", "any",
                                         "--timeout", "60", *peers], environment)
-        # A rank that stalls until the others' processes have ended hangs: runtime/ranks/peers.c.
-        yield Job("fault peers", [*check, "--ranks", most, "--fault", "kill", "--timeout", "5", *peers], environment)
+        yield Job("fault peers", [*check, "--ranks", most, "--fault", "kill,stall", "--timeout", "5", *peers], environment)
     for fault in ("kill", "stall", "mismatch"):
         yield Job(f"fault {fault}", [*check, "--ranks", most, "--fault", fault, "--timeout", "5"], environment)
     cache_fault = [*check, "cache", "--ranks", most, "--timeout", "5", "--fault"]
     yield Job("fault cache", [*cache_fault, "kill,stall"], environment)
     yield Job("fault cache lengths", [*cache_fault, "mismatch", "--set", "runtime.check_inputs=full"], environment)
     if peers:
-        yield Job("fault cache peers", [*cache_fault, "kill", *peers], environment)
+        yield Job("fault cache peers", [*cache_fault, "kill,stall", *peers], environment)
     for command, fill in itertools.product(("forward", "backward"), ("random", "correlated")):
         # All lengths in one process, so that the model has times of one GPU for those that one cannot hold.
         yield Bench(f"bench {command} {fill}", [

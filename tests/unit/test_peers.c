@@ -13,6 +13,8 @@
 
 #include "comm_fixture.h" /* its `rank` is a type */
 
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { PEER_BYTES = 40000, MOST = NSAI_GATHER_RANKS };
@@ -191,11 +193,13 @@ static void test_disagree(void **state) {
   world_free(&w);
 }
 
+#define NO_PID (1 << 30) /* beyond any of Linux */
+
 /* Other processes, as far as the ranks can tell; `gpus`: each on a GPU of its own. */
 static void pretend_processes(world *w, nsai_device devices[MOST_RANKS], bool gpus) {
   for (int32_t i = 0; i < w->size; i++) {
     nsa_comm *comm = w->ranks[i].comm;
-    comm->process.pid = (uint64_t)(1000 + i);
+    comm->process.pid = (uint64_t)(NO_PID + i);
     devices[i] = *comm->place.device;
     if (gpus) snprintf(devices[i].uuid, sizeof devices[i].uuid, "GPU-%d", i);
     comm->place.device = &devices[i];
@@ -307,7 +311,7 @@ static void test_processes(void **state) {
   }
   open_ranks(&w, 4, 20000, PEER_BYTES, agrees); /* two processes of two ranks */
   pretend_processes(&w, devices, true);
-  for (int32_t i = 0; i < 4; i++) w.ranks[i].comm->process.pid = (uint64_t)(1000 + i / 2);
+  for (int32_t i = 0; i < 4; i++) w.ranks[i].comm->process.pid = (uint64_t)(NO_PID + i / 2);
   ranks_run(w.ranks, 4);
   expect_peer_bytes(&w, PEER_BYTES);
   assert_int_equal(record->ipc_opened, 4 * 2);
@@ -322,6 +326,52 @@ static nsa_status move_nothing(void *user, const void *send, void *recv, uint64_
                                nsa_stream stream) {
   (void)user, (void)send, (void)recv, (void)bytes, (void)stream;
   return NSA_OK;
+}
+
+/* A process whose end another rank sees before its next gather. */
+static void test_ended(void **state) {
+  nsai_device devices[MOST_RANKS];
+  world w;
+  world_init(&w, NULL);
+  fake_cuda_state *record = machine_record();
+  const int blocks = record->blocks;
+  const pid_t child = fork();
+  if (!child) {
+    pause();
+    _exit(0);
+  }
+  assert_true(child > 0);
+  const int fd = (int)syscall(434, child, 0); /* pidfd_open */
+  if (fd < 0) {
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    world_free(&w);
+    skip(); /* this kernel, or a sandbox, does not show processes */
+  }
+  close(fd);
+  open_ranks(&w, 2, 20000, PEER_BYTES, agrees);
+  pretend_processes(&w, devices, true);
+  w.ranks[1].comm->process.pid = (uint64_t)child;
+  ranks_run(w.ranks, 2);
+  expect_peer_bytes(&w, PEER_BYTES);
+  nsa_comm *comm = w.ranks[0].comm;
+  assert_int_equal(comm->peers.watched_count, 1);
+  assert_int_equal(w.ranks[1].comm->peers.watched_count, 0); /* there is no process NO_PID */
+  machine_expect("alive", nsai_peers_check_processes(comm), NSA_OK, NULL);
+  kill(child, SIGKILL);
+  assert_int_equal(waitpid(child, NULL, 0), child);
+  char message[64] = { 0 }, all[2 * sizeof message];
+  const int launches = record->launches;
+  machine_expect("ended", nsai_comm_all_gather(comm, message, all, sizeof message, NULL),
+                 NSA_E_RANKS, "the process of rank 1 has ended");
+  assert_int_equal(record->launches, launches);
+  nsai_mailbox *kept[2];
+  for (int32_t i = 0; i < 2; i++) kept[i] = w.ranks[i].comm->peers.box[i];
+  ranks_destroy(w.ranks, 2);
+  for (int32_t i = 0; i < 2; i++) nsai_mailbox_release(kept[i]);
+  assert_int_equal(record->ipc_opened, 0);
+  assert_int_equal(record->blocks, blocks);
+  world_free(&w);
 }
 
 /* A transport whose kernel does not end: nsa_comm_destroy ends all the same, and frees nothing that the kernel
@@ -640,8 +690,8 @@ int main(void) {
     cmocka_unit_test(test_options),  cmocka_unit_test(test_setup),
     cmocka_unit_test(test_layout),   cmocka_unit_test(test_disagree),
     cmocka_unit_test(test_refusals), cmocka_unit_test(test_processes),
-    cmocka_unit_test(test_stalled),  cmocka_unit_test(test_prepare),
-    cmocka_unit_test(test_contexts),
+    cmocka_unit_test(test_ended),    cmocka_unit_test(test_stalled),
+    cmocka_unit_test(test_prepare),  cmocka_unit_test(test_contexts),
   };
   const struct CMUnitTest runs[] = {
     cmocka_unit_test(test_gathers),
