@@ -8,6 +8,7 @@
 #include "ranks_model.h"
 #include "ranks_rank.h"
 #include "ranks_team.h"
+#include "run/ranks.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -43,15 +44,11 @@ typedef struct line {
   chk_times times, one;
   double model_ms; /* 0: there is none */
   uint64_t workspace;
-  const char *note; /* NULL: there are times */
+  int32_t overlap_sms; /* 0: K and V travel first */
+  const char *note;    /* NULL: there are times */
 } line;
 
 /* ---- reports --------------------------------------------------------------------------------- */
-
-/* One GPU exchanges nothing. */
-static int32_t overlap_of(const task *t) {
-  return t->team.shared->size > 1 ? t->options->overlap_sms : 0;
-}
 
 void bench_ranks_csv_header(FILE *out) {
   fputs("date,commit,device,problem,part,ranks,burst_ms,sustained_ms,burst_ratio,sustained_ratio,"
@@ -74,7 +71,7 @@ static void print_line(const task *t, const line *l) {
   if (l->model_ms > 0)
     fprintf(t->team.out, "  model %9.4g ms %+.1f %%", l->model_ms,
             100 * (l->times.burst_ms / l->model_ms - 1));
-  if (overlap_of(t)) fprintf(t->team.out, "  K and V behind, %d SMs", overlap_of(t));
+  if (l->overlap_sms) fprintf(t->team.out, "  overlaps, %d SMs", l->overlap_sms);
   fputc('\n', t->team.out);
 }
 
@@ -90,7 +87,7 @@ static void write_line(const task *t, const line *l) {
   fputc(',', t->team.csv);
   if (l->model_ms > 0 && times->burst_ms > 0)
     fprintf(t->team.csv, "%.1f", 100 * (times->burst_ms / l->model_ms - 1));
-  fprintf(t->team.csv, ",%llu,%d,", (unsigned long long)l->workspace, overlap_of(t));
+  fprintf(t->team.csv, ",%llu,%d,", (unsigned long long)l->workspace, l->overlap_sms);
   if (l->note) bench_csv_quoted(t->team.csv, l->note);
   fputc('\n', t->team.csv);
 }
@@ -143,6 +140,8 @@ static void report(task *t, const case_pass *pass, const bench_rank *b, const ch
              .times = *times,
              .workspace = b->r.plan.caps.workspace_bytes,
              .note = reason ? reason->text : NULL };
+  if (b->r.comm && b->r.shard && nsai_ranks_overlap(b->r.comm, b->r.plan.plan, b->r.shard))
+    l.overlap_sms = t->options->overlap_sms;
   if (t->team.shared->size == 1 && !reason) t->one[pass->at] = *times;
   l.one = t->one[pass->at];
   if (t->team.shared->size > 1 && b->r.shard && model_of(t, pass, b->r.shard, &l.model_ms))

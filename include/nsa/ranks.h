@@ -260,8 +260,8 @@ typedef struct nsa_comm_options {
    * other ("Peer memory" below): up to 16 MiB; -1: none. All ranks give the same. [0: the library's choice,
    * which is none] */
   int32_t peer_bytes;
-  /* SMs that a forward on a GPU leaves to the transport, up to 64, so that K and V travel while it computes
-   * ("Overlap" below). All ranks give the same. [0: K and V travel first] */
+  /* SMs that a forward leaves to the transport, so that K and V travel while it computes ("Overlap" below): a
+   * power of two up to 64, the same on all ranks. [0: K and V travel first] */
   int32_t overlap_sms;
 } nsa_comm_options;
 #define NSA_COMM_OPTIONS_INIT NSA_INIT(nsa_comm_options)
@@ -290,14 +290,16 @@ typedef struct nsa_comm nsa_comm;
  * most for options.timeout_ms, by a transport that must still work: a process that has several destroys each
  * on a thread of its own. Memory that a lost rank may have mapped stays allocated until the process ends. */
 
-/* Overlap. With options.overlap_sms nsa_forward first exchanges compressed entries, 1/d of the bytes, and keys
- * of the index. Raw K and V travel in a stream of the communicator, while the compressed branch is computed and
- * blocks are chosen; with kv_sharing per_branch the compressed branch's do not travel. Results have the same
- * bits. Plans do so with phi mean or external or an index, if no kernel computes the window alone
- * (nsa_explain), and with phi mean only over shards whose alignment is at least l - d; others gather first.
- * Ranks wait for two exchanges in the place of one, so it pays where K and V take longer than that: over
- * several hosts. A communicator of nsa_comm_nccl_init has at most so many CTAs then, each on an SM (NCCL 2.17 or
- * newer; else NSA_E_UNSUPPORTED); the host limits those of its own by ncclConfig_t.maxCTAs. */
+/* Overlap. With options.overlap_sms nsa_forward on a GPU first exchanges the tokens before each piece that its
+ * blocks and its window need, compressed entries (1/d of the bytes) and keys of the index. Raw K and V then travel
+ * in a stream of the communicator, while the compressed branch is computed and blocks are chosen; raw K and V of
+ * the compressed branch alone (kv_sharing per_branch) do not travel. Results have the same bits. nsa_explain says
+ * whether a plan can, nsa_comm_agree whether it does with this shard, whose pieces must be long enough
+ * (NSA_LOG_INFO); other runs gather first. Not with phi linear or mlp, a normaliser, or attention that keeps K
+ * and V and streams queries. Persistent kernels leave so many SMs free; before sm_90 there is none. All
+ * exchanges of a communicator of nsa_comm_nccl_init then use at most so many CTAs, each on an SM (NCCL 2.17 or
+ * newer, else NSA_E_UNSUPPORTED); the host limits those of its own ncclComm_t by ncclConfig_t.maxCTAs. While a
+ * capture has runs of the communicator, others are refused (NSA_E_UNSUPPORTED). Not timed on GPUs. */
 
 /* Makes a communicator of a host's transport. Blocking; other ranks need not take part.
  *

@@ -11,6 +11,7 @@
 #include "plan/context.h"
 #include "plan/forms.h"
 #include "plan/kernel_set.h"
+#include "plan/ranks_pieces.h"
 #include "run/check_cache.h"
 
 #include <nsa/kv_cache.h>
@@ -109,7 +110,8 @@ static void write_divided_cache(const nsai_problem *p, const nsai_workspace *wor
 }
 
 /* What a run over ranks holds beside the workspace of a piece. */
-static void write_ranks(const nsai_problem *p, const nsai_workspace *workspace, nsai_writer *text) {
+static void write_ranks(const nsai_problem *p, const nsai_choice *choice,
+                        const nsai_workspace *workspace, nsai_writer *text) {
   uint64_t whole = 0, sums = 0, received = 0;
   if (nsai_problem_divides_cache(p)) write_divided_cache(p, workspace, text);
   if (!p->ranks || nsai_problem_divides_cache(p)) return;
@@ -124,6 +126,10 @@ static void write_ranks(const nsai_problem *p, const nsai_workspace *workspace, 
       "gradients %llu, those from other ranks %llu, sums of gradients of weights %llu\n",
       p->ranks, (unsigned long long)whole, (unsigned long long)sums, (unsigned long long)received,
       (unsigned long long)workspace->ranks.weights.bytes);
+  if (!choice || p->op != NSA_OP_FORWARD) return;
+  const char *why = nsai_no_overlap(p, choice);
+  nsai_write(text, "  with nsa_comm_options.overlap_sms K and V travel %s%s\n",
+             why ? "first: " : "while it computes", why ? why : "");
 }
 
 static void write_kernel(const nsai_kernel_spec *spec, int32_t spills, nsai_writer *text) {
@@ -202,7 +208,7 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
                  resolved.max_pieces && !nsai_problem_is_cached(&resolved)
                      ? "which only what travels uses"
                      : "which it does not use");
-      write_ranks(&resolved, &workspace, &text);
+      write_ranks(&resolved, NULL, &workspace, &text);
     } else
       nsai_write(&text, "  %s\n", nsa_last_error());
     return text.used;
@@ -213,7 +219,7 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
     return text.used;
   }
   nsai_write(&text, "  workspace: %llu bytes\n", (unsigned long long)workspace.total);
-  write_ranks(&resolved, &workspace, &text);
+  write_ranks(&resolved, &choice, &workspace, &text);
   for (int i = 0; i < choice.form_count; i++) {
     const nsai_form form = nsai_form_of(&choice, &workspace, NULL, i);
     if (form.variant->describe) form.variant->describe(&form, &text);

@@ -7,8 +7,10 @@
 #include "plan/context.h"
 #include "plan/digest.h"
 #include "plan/plan.h"
+#include "plan/ranks_pieces.h"
 #include "ranks/comm.h"
 #include "ranks/shard.h"
+#include "run/ranks.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -112,6 +114,23 @@ static nsa_status check_plans(const nsa_comm *comm, const nsa_plan *const *plans
   return NSA_OK;
 }
 
+/* Whether forwards overlap as options.overlap_sms asks. */
+static void log_overlap(const nsa_comm *comm, const nsa_plan *const *plans, size_t count,
+                        const nsa_shard *shard) {
+  nsai_logger *logger = &nsai_comm_context(comm)->logger;
+  for (size_t i = 0; nsai_comm_overlap_sms(comm) && shard && i < count; i++) {
+    const nsa_plan *plan = plans[i];
+    const char *why = nsai_no_overlap(&plan->problem, &plan->choice);
+    if (plan->problem.op != NSA_OP_FORWARD) continue;
+    if (nsai_ranks_overlap(comm, plan, shard))
+      nsai_log(logger, NSA_LOG_INFO, "ranks", "plan %zu: K and V travel while it computes", i);
+    else
+      nsai_log(logger, NSA_LOG_INFO, "ranks", "plan %zu: K and V travel first: %s", i,
+               why ? why
+                   : "pieces of the shard are shorter than the tokens that the next one needs");
+  }
+}
+
 nsa_status nsa_comm_agree(nsa_comm *comm, const nsa_plan *const *plans, size_t count,
                           const nsa_shard *shard, int32_t timeout_ms) {
   nsai_agree_field common[NSAI_COMMON_FIELDS];
@@ -143,6 +162,7 @@ nsa_status nsa_comm_agree(nsa_comm *comm, const nsa_plan *const *plans, size_t c
                                 .no_gather = no_gather };
   const nsa_status status = nsai_comm_agree(comm, &mine, timeout_ms);
   free(fields);
+  if (status == NSA_OK) log_overlap(comm, plans, count, shard);
   return status;
 }
 

@@ -75,6 +75,8 @@
   X(OPTIONAL, cuIpcCloseMemHandle, 4010, (nsai_cu_ptr))                                            \
   X(REQUIRED, cuPointerGetAttribute, 4000, (void *value, int attribute, nsai_cu_ptr))              \
   X(REQUIRED, cuStreamCreate, 2000, (nsai_cu_stream *, unsigned flags))                            \
+  X(OPTIONAL, cuStreamCreateWithPriority, 5050, (nsai_cu_stream *, unsigned flags, int priority))  \
+  X(OPTIONAL, cuCtxGetStreamPriorityRange, 5050, (int *least, int *greatest))                      \
   X(REQUIRED, cuStreamDestroy, 4000, (nsai_cu_stream))                                             \
   X(REQUIRED, cuStreamSynchronize, 2000, (nsai_cu_stream))                                         \
   X(REQUIRED, cuStreamWaitEvent, 3020, (nsai_cu_stream, nsai_cu_event, unsigned flags))            \

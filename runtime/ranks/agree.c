@@ -422,7 +422,7 @@ static nsa_status exchange_heads(talk *t) {
              .has_shard = t->mine->shard != NULL,
              .host_ranks = comm->host_ranks,
              .peer_bytes = comm->peers.most_bytes,
-             .overlap_sms = comm->beside.sms,
+             .overlap_sms = comm->side.sms,
              .rounds = comm->agree.calls,
              .end = (uint32_t)MAGIC };
   memcpy(h.host, &comm->host_id, sizeof h.host);
@@ -498,7 +498,7 @@ static nsa_status agree(talk *t) {
   NSAI_TRY(nsai_comm_enter(&comm->place, &entered));
   nsa_status status = exchange_heads(t);
   if (status == NSA_OK) status = exchange_bodies(t);
-  if (status == NSA_OK) status = nsai_beside_open(comm);
+  if (status == NSA_OK) status = nsai_side_stream_open(comm);
   if (status == NSA_OK) status = nsai_peers_open(comm, t->mine->no_gather, t->since, t->timeout_ms);
   nsai_comm_leave(&comm->place, &entered);
   return status;

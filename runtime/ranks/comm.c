@@ -43,7 +43,7 @@ nsa_status nsai_comm_options_read(const nsa_comm_options *options, int32_t size,
                      out->timeout_ms, DEFAULT_TIMEOUT_MS);
   if (!out->timeout_ms) out->timeout_ms = DEFAULT_TIMEOUT_MS;
   NSAI_TRY(nsai_peers_check_option(out->peer_bytes));
-  NSAI_TRY(nsai_beside_check_option(out->overlap_sms));
+  NSAI_TRY(nsai_side_stream_check_option(out->overlap_sms));
   return size ? check_host_ranks("options.host_ranks", out->host_ranks, size) : NSA_OK;
 }
 
@@ -63,7 +63,7 @@ nsa_status nsai_comm_make(const nsai_comm_place *place, const nsai_transport *tr
   comm->host_id = nsai_host_id();
   comm->process = nsai_this_process();
   comm->peers.most_bytes = nsai_peers_most_bytes(read.peer_bytes);
-  comm->beside.sms = read.overlap_sms;
+  comm->side.sms = read.overlap_sms;
   pthread_mutex_init(&comm->lock, NULL);
   pthread_cond_init(&comm->end, NULL);
   nsai_log(place->logger, NSA_LOG_DEBUG, "ranks", "rank %d of %d by %s, timeout %d ms",
@@ -117,7 +117,7 @@ void nsai_comm_destroy(nsa_comm *comm) {
   comm->agree.caller = "nsa_comm_destroy";
   if (!comm->dead) nsai_peers_close(comm); /* may wait for other ranks, which looks at runs */
   destroy_events(comm);
-  nsai_beside_close(comm);
+  nsai_side_stream_close(comm);
   if (comm->transport.destroy) comm->transport.destroy(comm->transport.ops.user);
   nsai_agree_room_fini(comm); /* waits for the device: kernels of a dead one have ended behind it */
   nsai_peers_close(comm);
@@ -434,6 +434,17 @@ static nsa_status is_capturing(const nsa_comm *comm, nsa_stream stream, bool *ca
   return NSA_OK;
 }
 
+/* While a capture that has runs of the communicator is open, its own stream belongs to that capture. */
+static nsa_status check_side_stream(const nsa_comm *comm, bool capturing) {
+  bool side = false;
+  if (capturing || !comm->side.stream) return NSA_OK;
+  NSAI_TRY(is_capturing(comm, comm->side.stream, &side));
+  if (!side) return NSA_OK;
+  return nsai_fail(NSA_E_UNSUPPORTED,
+                   "a CUDA graph with runs of exec.comm is being captured, and this run is not "
+                   "captured (nsa_comm_options.overlap_sms): end the capture before");
+}
+
 nsa_status nsai_comm_begin(nsa_comm *comm, const unsigned char plan[NSAI_DIGEST_BYTES],
                            const nsa_shard *shard, nsa_stream stream) {
   bool capturing;
@@ -453,6 +464,7 @@ nsa_status nsai_comm_begin(nsa_comm *comm, const unsigned char plan[NSAI_DIGEST_
                      "(nsa_comm_ops.flags has no NSA_COMM_CAPTURES): run over ranks outside of the "
                      "capture",
                      comm->transport.name);
+  NSAI_TRY(check_side_stream(comm, capturing));
   /* On the CPU device a run waits for others in functions of the transport alone, and may
    * compute long. */
   if (comm->place.device && !capturing) {

@@ -91,10 +91,10 @@ int32_t nsai_comm_peer_bytes(const nsa_comm *comm);
  * and before nsa_comm_agree. */
 int32_t nsai_comm_overlap_sms(const nsa_comm *comm);
 
-/* With these SMs. Fork: *beside is a stream of the communicator, which goes on where `stream` is now. Join:
- * `stream` waits for what that one has been given since. Nothing else may be enqueued in it, and a run that
- * forks joins. The device's context is current. NSA_E_CUDA. */
-nsa_status nsai_comm_fork(nsa_comm *comm, nsa_stream stream, nsa_stream *beside);
+/* Of a communicator with overlap_sms. Fork: *side is the communicator's own stream, which waits for what `stream`
+ * has been given so far. Join: `stream` waits for what that one has been given since. A run that forks joins,
+ * also after a failure. The device's context is current. NSA_E_CUDA. */
+nsa_status nsai_comm_fork(nsa_comm *comm, nsa_stream stream, nsa_stream *side);
 nsa_status nsai_comm_join(nsa_comm *comm, nsa_stream stream);
 
 /* After a run has enqueued everything: remembers when, for nsa_comm_check. NSA_E_RANKS. */

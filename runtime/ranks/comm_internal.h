@@ -72,12 +72,12 @@ typedef struct nsai_agree_room {
   const char *caller; /* whose rounds they are; NULL: nsa_comm_agree's */
 } nsai_agree_room;
 
-/* A stream beside a run's, for exchanges that overlap with its kernels. */
-typedef struct nsai_beside {
+/* The communicator's own stream, for exchanges that overlap with a run's kernels. */
+typedef struct nsai_side_stream {
   int32_t sms;           /* options.overlap_sms */
   nsai_cu_stream stream; /* NULL until nsa_comm_agree, and on the CPU device */
   nsai_cu_event forked, joined;
-} nsai_beside;
+} nsai_side_stream;
 
 /* A process on a host. Containers may give the same pid twice, in namespaces of their own; and virtual
  * machines that start from one image may have everything alike but what a process draws. */
@@ -98,7 +98,7 @@ struct nsa_comm {
   nsai_agreed plans, shards;
   nsai_agree_room agree;
   nsai_peers peers;
-  nsai_beside beside;
+  nsai_side_stream side;
 
   pthread_mutex_t lock;
   bool dead;
@@ -176,12 +176,12 @@ const char *nsai_agree_message(const nsa_comm *comm, int32_t rank);
 void nsai_agree_room_fini(nsa_comm *comm);
 
 /* NSA_E_ARG: no value of options.overlap_sms. */
-nsa_status nsai_beside_check_option(int32_t overlap_sms);
+nsa_status nsai_side_stream_check_option(int32_t overlap_sms);
 
-/* Makes the stream beside, where options ask for one and it is not there; the device's context is current.
- * And destroys it. */
-nsa_status nsai_beside_open(nsa_comm *comm);
-void nsai_beside_close(nsa_comm *comm);
+/* Makes the stream, where options ask for overlap and it is not there; the device's context is current. And
+ * destroys it. */
+nsa_status nsai_side_stream_open(nsa_comm *comm);
+void nsai_side_stream_close(nsa_comm *comm);
 
 bool nsai_agreed_has(const nsai_agreed *agreed, const unsigned char digest[NSAI_DIGEST_BYTES]);
 /* Makes it the newest, also if it was agreed upon before. */

@@ -98,12 +98,12 @@ uint64_t nsai_grid_tiles(const nsai_run *run, const nsai_kernel *kernel) {
   return nsai_tile_count(run, kernel->tile_tokens) * (uint64_t)run->plan->problem.model.kv_heads;
 }
 
-/* The largest grid of a persistent kernel: while K and V travel, at least half of its SMs. */
+/* The largest grid of a persistent kernel. While K and V travel it leaves SMs free, but at most half. */
 static uint64_t most_ctas(const nsai_run *run, const nsai_kernel *kernel) {
-  const nsai_late_keys *late = run->piece ? run->piece->late : NULL;
+  const nsai_awaited_keys *keys = run->piece ? run->piece->awaited : NULL;
   const int32_t sms = run->plan->ctx->target.sms;
-  if (!late || late->here) return (uint64_t)kernel->most_ctas;
-  const int32_t left = (int32_t)nsai_larger(sms - late->spare_sms, sms / 2);
+  if (!keys || keys->received) return (uint64_t)kernel->most_ctas;
+  const int32_t left = (int32_t)nsai_larger(sms - keys->spare_sms, sms / 2);
   return (uint64_t)(kernel->most_ctas / sms * left);
 }
 

@@ -6,6 +6,7 @@
 #include "run/ranks.h"
 
 #include "base/math.h"
+#include "plan/ranks_pieces.h"
 #include "reference/reference.h"
 #include "run/check_tensor.h"
 #include "run/params.h"
@@ -153,16 +154,6 @@ static nsa_status run_piece(const nsai_ranks_pass *pass, const nsa_piece *piece,
 
 /* ---- all pieces in one run ---- */
 
-/* Whether no kernel of the plan looks up the sequence of a key. A normaliser's coarse keys are made in
- * each run, sequence by sequence. */
-static bool plan_takes_pieces(const nsa_plan *plan) {
-  for (int stage = 0; stage < NSAI_STAGE_COUNT; stage++) {
-    const nsai_variant *row = plan->choice.variant[stage];
-    if (row && row->finds_sequences_of_keys) return false;
-  }
-  return !plan->problem.model.norm_block;
-}
-
 /* Bytes that a copy takes from pageable memory without making the host wait (CUDA programming guide,
  * asynchronous concurrent execution). */
 #define UPLOAD_AT_ONCE (64 * 1024)
@@ -210,13 +201,9 @@ static void set_all_keys(const nsai_ranks_pass *pass, nsa_io *io) {
   if (!m->keys_only) view_whole(pass, NSAI_RANKS_V_CMP, 0, tokens / m->stride, &io->kv.v_cmp);
 }
 
-bool nsai_ranks_take_pieces(const nsai_ranks_pass *pass) {
-  return pass->run->driver && plan_takes_pieces(pass->run->plan);
-}
-
 /* Every kernel takes all pieces at once, as a batch of sequences that share their keys. */
-nsa_status nsai_ranks_run_at_once(nsai_ranks_pass *pass, nsai_late_keys *late) {
-  const nsai_run_piece is = { .late = late };
+nsa_status nsai_ranks_run_at_once(nsai_ranks_pass *pass, nsai_awaited_keys *awaited) {
+  const nsai_run_piece is = { .awaited = awaited };
   nsa_batch batch;
   nsa_io io = *pass->run->io;
   nsai_run run = *pass->run;
@@ -240,10 +227,13 @@ static bool reads_entries(const nsai_run *run) {
 
 static nsa_status forward(nsai_ranks_pass *pass) {
   int64_t local = 0;
-  if (nsai_ranks_overlaps(pass)) return nsai_ranks_forward_overlapped(pass);
+  const nsa_plan *plan = pass->run->plan;
+  if (nsai_ranks_overlap(pass->run->comm, plan, pass->shard))
+    return nsai_ranks_forward_overlapped(pass);
   NSAI_TRY(nsai_ranks_gather(pass));
   if (pass->run->driver && reads_entries(pass->run)) NSAI_TRY(nsai_ranks_compress(pass));
-  if (pass->pieces > 1 && nsai_ranks_take_pieces(pass)) return nsai_ranks_run_at_once(pass, NULL);
+  if (pass->run->driver && pass->pieces > 1 && nsai_takes_pieces(&plan->problem, &plan->choice))
+    return nsai_ranks_run_at_once(pass, NULL);
   for (int32_t i = 0; i < pass->pieces; i++) {
     NSAI_TRY(run_piece(pass, &pass->piece[i], local));
     local += pass->piece[i].length;

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Runs over ranks: gather, then compute. Each rank receives the K and V that its queries may see, in
+ * Runs over ranks: gather, then compute (ranks_overlap.c does both at once). Each rank receives the K and V that its queries may see, in
  * the order of sequences and positions, and compresses them once. Then it runs its pieces one after the
  * other, each as a run of one sequence whose keys end with the piece. A forward on the GPU takes them all
  * in one run where it can (nsai_shard_offsets): fewer launches, and fewer that leave SMs idle at their
@@ -81,7 +81,7 @@ typedef struct nsai_ranks_pass {
   /* [hosts, num_seqs], behind `end`: the largest of a host's ranks. Not with one host. */
   int64_t *host_end;
   nsai_part_list send, recv;
-  nsa_stream beside; /* of a forward that overlaps: where K and V travel */
+  nsa_stream side; /* of a forward that overlaps: in which raw K and V travel */
   /* The pieces' offsets are in the workspace: one group of heads writes them for all. */
   bool uploaded;
 } nsai_ranks_pass;
@@ -129,9 +129,10 @@ nsa_status nsai_ranks_gather_rows(nsai_ranks_pass *pass, const nsai_ranks_tensor
 /* Packs and gathers all of them. */
 nsa_status nsai_ranks_gather(nsai_ranks_pass *pass);
 
-/* Brings the `rows` rows of K and V of pair 0 before each piece, which belong to one piece of another rank, or
- * are this rank's. */
-nsa_status nsai_ranks_bring_halo(nsai_ranks_pass *pass, int64_t rows);
+/* Receives the last `rows[pair]` rows of each pair of K and V before this rank's pieces, and sends those that
+ * other ranks need. The piece before has as many, or begins its sequence. */
+nsa_status nsai_ranks_exchange_halo(nsai_ranks_pass *pass, const int64_t rows[NSA_BRANCHES],
+                                    nsa_stream stream);
 
 /* Inside a host: sends this rank's sums to the columns that own their rows, and receives those of its
  * own column. Then between hosts, where there are several: the same of the hosts' sums, which stand in
@@ -159,14 +160,13 @@ nsa_status nsai_ranks_compress(const nsai_ranks_pass *pass);
 nsa_status nsai_ranks_compress_tokens(const nsai_ranks_pass *pass, int32_t sequence, int64_t begin,
                                       int64_t end);
 
-/* Whether the kernels of the plan may take all pieces in one run, on the GPU; and that run. `late`: K and V
- * come during it, NULL: they are there. */
-bool nsai_ranks_take_pieces(const nsai_ranks_pass *pass);
-nsa_status nsai_ranks_run_at_once(nsai_ranks_pass *pass, nsai_late_keys *late);
+/* All pieces in one run, where kernels take them so (nsai_takes_pieces), on the GPU. NULL: raw K and V are
+ * there. */
+nsa_status nsai_ranks_run_at_once(nsai_ranks_pass *pass, nsai_awaited_keys *awaited);
 
-/* The forward with K and V that travel behind the compressed branch; and whether this run is one. All ranks
- * answer alike, whatever branches and outputs each asks for. */
-bool nsai_ranks_overlaps(const nsai_ranks_pass *pass);
+/* Whether raw K and V travel while a forward computes: the same on all ranks, whatever branches and outputs
+ * each asks for. And that forward. */
+bool nsai_ranks_overlap(const nsa_comm *comm, const nsa_plan *plan, const nsa_shard *shard);
 nsa_status nsai_ranks_forward_overlapped(nsai_ranks_pass *pass);
 
 /* The tensors of a piece: its rows, which begin at the local row `local`, and keys up to its end. */

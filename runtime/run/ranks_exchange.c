@@ -232,16 +232,18 @@ static void list_gather_inside(nsai_ranks_pass *pass, const row_source *whole) {
   }
 }
 
+static row_source source_of(const nsai_ranks_pass *pass, const nsai_ranks_tensor *t) {
+  const int64_t size = nsai_dtype_bytes(pass->run->plan->problem.model.dtype);
+  return (row_source){ t, nsai_buffer_at(pass->run, t->whole), nsai_ranks_elements(t, 1) * size };
+}
+
 /* Lists the parts of these tensors, and exchanges them. */
 static nsa_status exchange_rows(nsai_ranks_pass *pass, const nsai_ranks_tensors *list,
                                 nsa_stream stream,
                                 void (*add)(nsai_ranks_pass *, const row_source *)) {
-  const int64_t size = nsai_dtype_bytes(pass->run->plan->problem.model.dtype);
   pass->send.count = pass->recv.count = 0;
   for (int i = 0; i < list->count; i++) {
-    const nsai_ranks_tensor *t = &list->tensor[i];
-    const row_source whole = { t, nsai_buffer_at(pass->run, t->whole),
-                               nsai_ranks_elements(t, 1) * size };
+    const row_source whole = source_of(pass, &list->tensor[i]);
     add(pass, &whole);
   }
   return exchange(pass, stream);
@@ -269,41 +271,46 @@ nsa_status nsai_ranks_gather(nsai_ranks_pass *pass) {
 
 /* ---- rows before pieces ---- */
 
+static bool precedes(const nsa_piece *a, const nsa_piece *b) {
+  return a->sequence != b->sequence ? a->sequence < b->sequence : a->begin < b->begin;
+}
+
 static bool meet(const nsa_piece *earlier, const nsa_piece *later) {
   return earlier->sequence == later->sequence && earlier->begin + earlier->length == later->begin;
 }
 
-/* Adds the last `rows` rows of `earlier`, which the rank of the piece behind it needs. */
-static void list_before(const nsai_ranks_pass *pass, const row_source *whole,
-                        const nsa_piece *earlier, int64_t rows, int32_t peer,
-                        nsai_part_list *list) {
-  const int64_t end = pass->shard->seq_begin[earlier->sequence] + earlier->begin + earlier->length;
-  add_part(list, whole->rows + (end - rows) * whole->row_bytes, rows * whole->row_bytes, peer);
-}
-
-/* Pieces of both sides are in the order of sequences and positions. */
-static void list_halo(nsai_ranks_pass *pass, const row_source *whole, int64_t rows) {
+/* Walks over the pieces of this rank and of another one in the order of sequences and positions, where pieces
+ * that meet are neighbours: the later one's rank needs rows of the earlier one. */
+static void list_halo(nsai_ranks_pass *pass, const row_source *whole, int64_t rows, int32_t peer) {
   const nsa_shard *shard = pass->shard;
-  for (int32_t own = 0; own < pass->pieces; own++)
-    for (int32_t i = 0; i < shard->rank_begin[shard->ranks]; i++) {
-      const nsa_piece *mine = &pass->piece[own], *other = &shard->pieces[i];
-      if (other->rank == pass->rank) continue;
-      if (meet(mine, other)) list_before(pass, whole, mine, rows, other->rank, &pass->send);
-      if (meet(other, mine)) list_before(pass, whole, other, rows, other->rank, &pass->recv);
+  const nsa_piece *mine = pass->piece, *mine_end = mine + pass->pieces, *last = NULL;
+  const nsa_piece *theirs = &shard->pieces[shard->rank_begin[peer]];
+  const nsa_piece *theirs_end = &shard->pieces[shard->rank_begin[peer + 1]];
+  while (mine < mine_end || theirs < theirs_end) {
+    const bool is_mine = theirs == theirs_end || (mine < mine_end && precedes(mine, theirs));
+    const nsa_piece *next = is_mine ? mine++ : theirs++;
+    if (last && last->rank != next->rank && meet(last, next)) {
+      const int64_t count = nsai_smaller(rows, next->begin);
+      const int64_t row = shard->seq_begin[next->sequence] + next->begin - count;
+      add_part(is_mine ? &pass->recv : &pass->send, whole->rows + row * whole->row_bytes,
+               count * whole->row_bytes, peer);
     }
+    last = next;
+  }
 }
 
-nsa_status nsai_ranks_bring_halo(nsai_ranks_pass *pass, int64_t rows) {
-  const int64_t size = nsai_dtype_bytes(pass->run->plan->problem.model.dtype);
-  static const int pair[] = { NSAI_RANKS_K, NSAI_RANKS_V };
+nsa_status nsai_ranks_exchange_halo(nsai_ranks_pass *pass, const int64_t rows[NSA_BRANCHES],
+                                    nsa_stream stream) {
   pass->send.count = pass->recv.count = 0;
-  for (int i = 0; i < 2; i++) {
-    const nsai_ranks_tensor *t = &pass->memory->tensor[pair[i]];
-    const row_source whole = { t, nsai_buffer_at(pass->run, t->whole),
-                               nsai_ranks_elements(t, 1) * size };
-    list_halo(pass, &whole, rows);
+  for (int item = NSAI_RANKS_K; item < NSAI_RANKS_V + NSA_BRANCHES; item++) {
+    const nsai_ranks_tensor *t = &pass->memory->tensor[item];
+    const int64_t count = rows[(item - NSAI_RANKS_K) % NSA_BRANCHES];
+    if (!t->exists || !count) continue;
+    const row_source whole = source_of(pass, t);
+    for (int32_t r = 0; r < pass->shard->ranks; r++)
+      if (r != pass->rank) list_halo(pass, &whole, count, r);
   }
-  return exchange(pass, run_stream(pass));
+  return exchange(pass, stream);
 }
 
 /* ---- sums ---- */

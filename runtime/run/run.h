@@ -27,21 +27,21 @@ nsa_status nsai_run_with_callbacks(const nsa_plan *plan, const nsa_exec *exec,
                                    const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,
                                    const nsai_stage_callbacks *callbacks);
 
-/* Raw K and V of a run over ranks that are still to come. No window has a kernel of its own then, which would
- * read them before the compressed branch. */
-typedef struct nsai_late_keys {
-  nsa_status (*bring)(void *user); /* lets the run's stream wait for them */
+/* Raw K and V that a rank has yet to receive. Those of its pieces, and of the tokens before them that a window's
+ * own kernel reads, are there. */
+typedef struct nsai_awaited_keys {
+  nsa_status (*receive)(void *user); /* then the run's stream waits for them */
   void *user;
-  int32_t spare_sms; /* that persistent kernels leave free until then: of the transport */
-  bool here;         /* `bring` was called */
-} nsai_late_keys;
+  int32_t spare_sms; /* that persistent kernels leave to the transport until then */
+  bool received;     /* `receive` was called */
+} nsai_awaited_keys;
 
 /* One piece of a run over ranks, which is a run of its own over the rank's query rows and all keys up
  * to their end. Its compressed entries are there: no stage makes them. */
 typedef struct nsai_run_piece {
-  bool adds_kv;         /* gradients of K and V: adds to those of earlier pieces; else overwrites */
-  bool adds_weights;    /* likewise, of weights */
-  nsai_late_keys *late; /* NULL: raw K and V are there */
+  bool adds_kv;      /* gradients of K and V: adds to those of earlier pieces; else overwrites */
+  bool adds_weights; /* likewise, of weights */
+  nsai_awaited_keys *awaited; /* NULL: raw K and V are there */
 } nsai_run_piece;
 
 /* One run, resolved: where everything lies. */

@@ -494,6 +494,18 @@ static nsai_cu_result create_stream(nsai_cu_stream *out, unsigned flags) {
   return memory ? 0 : NSAI_CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+static nsai_cu_result create_stream_with_priority(nsai_cu_stream *out, unsigned flags,
+                                                  int priority) {
+  record.priority = priority;
+  return create_stream(out, flags);
+}
+
+static nsai_cu_result priority_range(int *least, int *greatest) {
+  *least = 0;
+  *greatest = -5;
+  return 0;
+}
+
 static nsai_cu_result destroy_stream(nsai_cu_stream stream) {
   COUNT(streams, -1);
   free((void *)stream);
@@ -517,8 +529,13 @@ static nsai_cu_result destroy_event(nsai_cu_event event) {
   return 0;
 }
 
+static void note_edge(fake_cuda_edge edge) {
+  const int at = __atomic_fetch_add(&record.edges, 1, __ATOMIC_ACQ_REL);
+  if (at < FAKE_CUDA_EDGES) record.edge[at] = edge;
+}
+
 static nsai_cu_result record_event(nsai_cu_event event, nsai_cu_stream stream) {
-  (void)stream;
+  note_edge((fake_cuda_edge){ event, stream, false });
   while (__atomic_load_n(&record.full, __ATOMIC_ACQUIRE)) usleep(500);
   *(double *)(void *)event = record.clock_ms;
   return 0;
@@ -543,7 +560,8 @@ static nsai_cu_result query_stream(nsai_cu_stream stream) {
 }
 
 static nsai_cu_result stream_waits(nsai_cu_stream stream, nsai_cu_event event, unsigned flags) {
-  (void)stream, (void)event, (void)flags;
+  (void)flags;
+  note_edge((fake_cuda_edge){ event, stream, true });
   COUNT(stream_waits, 1);
   return record.broken;
 }
@@ -588,8 +606,7 @@ static nsai_cu_result end_capture(nsai_cu_stream stream, nsai_cu_graph *out) {
 }
 
 static nsai_cu_result is_capturing(nsai_cu_stream stream, int32_t *status) {
-  (void)stream;
-  *status = record.capturing;
+  *status = record.capturing || (record.captured && stream == record.captured);
   return record.broken;
 }
 
@@ -729,6 +746,8 @@ nsai_cu_result cuGetProcAddress_v2(const char *name, void **function, int versio
     { "cuIpcOpenMemHandle", (any)open_ipc },
     { "cuIpcCloseMemHandle", (any)close_ipc },
     { "cuStreamCreate", (any)create_stream },
+    { "cuStreamCreateWithPriority", (any)create_stream_with_priority },
+    { "cuCtxGetStreamPriorityRange", (any)priority_range },
     { "cuStreamDestroy", (any)destroy_stream },
     { "cuEventCreate", (any)create_event },
     { "cuEventDestroy", (any)destroy_event },

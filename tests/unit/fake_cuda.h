@@ -45,6 +45,14 @@ typedef struct fake_product {
  * `params` is the kernel's struct; NULL for products. Memory is the host's and may be written. */
 typedef double (*fake_cuda_kernel)(const fake_cuda_launch *launch, const void *params);
 
+/* An event that was recorded in a stream, or for which a stream waits. */
+#define FAKE_CUDA_EDGES 8
+typedef struct fake_cuda_edge {
+  nsai_cu_event event;
+  nsai_cu_stream stream;
+  bool waits;
+} fake_cuda_edge;
+
 typedef struct fake_cuda_state {
   fake_cuda_launch launch[FAKE_CUDA_LAUNCHES]; /* the first ones */
   int launches;
@@ -84,14 +92,18 @@ typedef struct fake_cuda_state {
   double captured_ms;
   int graphs; /* graphs and executable graphs that exist */
   int graph_launches;
-  int blocks;          /* allocations that exist */
-  int streams, events; /* streams and events that exist */
-  int stream_waits;    /* waits of a stream for an event */
-  int peer_contexts;   /* calls that enable access to another context's memory */
-  int ipc_opened;      /* memory of other processes that is open */
-  bool refuse_ipc;     /* it cannot be opened */
-  int stalls;          /* events and streams are never seen to finish */
-  int full;            /* cuEventRecord waits while it is 1, as with a full launch queue */
+  int blocks;                           /* allocations that exist */
+  int streams, events;                  /* streams and events that exist */
+  int stream_waits;                     /* waits of a stream for an event */
+  fake_cuda_edge edge[FAKE_CUDA_EDGES]; /* the first records and waits, [edges] of any number */
+  int edges;
+  nsai_cu_stream captured; /* this one belongs to a capture; NULL: as `capturing` says of all */
+  int priority;            /* of the newest stream that was made with one; 0: none was */
+  int peer_contexts;       /* calls that enable access to another context's memory */
+  int ipc_opened;          /* memory of other processes that is open */
+  bool refuse_ipc;         /* it cannot be opened */
+  int stalls;              /* events and streams are never seen to finish */
+  int full;                /* cuEventRecord waits while it is 1, as with a full launch queue */
 } fake_cuda_state;
 
 /* Exported by the module. */

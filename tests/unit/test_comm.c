@@ -504,10 +504,10 @@ static void test_agree_on_hosts(void **state) {
   ranks_expect_lost(ranks, SIZE, -1, "host_ranks of the communicator: rank 0 has 0, rank 4 3");
   ranks[4].comm->host_ranks = 0;
   for (int32_t i = 0; i < SIZE; i++) ranks[i] = again(&ranks[i], m.plan, NULL);
-  ranks[1].comm->beside.sms = 8;
+  ranks[1].comm->side.sms = 8;
   ranks_run(ranks, SIZE);
   ranks_expect_lost(ranks, SIZE, -1, "overlap_sms of the communicator: rank 0 has 0, rank 1 8");
-  ranks[1].comm->beside.sms = 0;
+  ranks[1].comm->side.sms = 0;
   for (int32_t i = 0; i < SIZE; i++) ranks[i] = again(&ranks[i], m.plan, NULL);
   ranks_run(ranks, SIZE);
   ranks_expect_ok(ranks, SIZE);

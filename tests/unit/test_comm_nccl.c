@@ -174,7 +174,7 @@ static void test_refused_alone(void **state) {
 
 /* The library's own communicators have as few CTAs as a forward leaves SMs. */
 static void test_overlap(void **state) {
-  nsa_comm_options options = INIT(nsa_comm_options, .overlap_sms = 12);
+  nsa_comm_options options = INIT(nsa_comm_options, .overlap_sms = 16);
   const nsai_nccl *nccl;
   machine m;
   nsa_comm *comm = (nsa_comm *)1;
@@ -185,20 +185,25 @@ static void test_overlap(void **state) {
   const int32_t known = *version;
   *version = 21602;
   machine_expect("old", nsa_comm_nccl_init(m.ctx, nccl_id, 0, 1, &options, &comm),
-                 NSA_E_UNSUPPORTED, "options.overlap_sms is 12, and NCCL 2.16");
+                 NSA_E_UNSUPPORTED, "options.overlap_sms is 16, and NCCL 2.16");
   *version = known;
   assert_null(comm);
   assert_int_equal(nccl_record()->comms, 0);
   machine_expect("new", nsa_comm_nccl_init(m.ctx, nccl_id, 0, 1, &options, &comm), NSA_OK, NULL);
-  assert_int_equal(nccl_record()->max_ctas, 12);
+  assert_int_equal(nccl_record()->max_ctas, 16);
   nsa_comm_destroy(comm);
   options.overlap_sms = 0;
   machine_expect("none", nsa_comm_nccl_init(m.ctx, nccl_id, 0, 1, &options, &comm), NSA_OK, NULL);
   assert_int_equal(nccl_record()->max_ctas, 0);
   nsa_comm_destroy(comm);
-  options.overlap_sms = 65;
-  machine_expect("many", nsa_comm_nccl_init(m.ctx, nccl_id, 0, 1, &options, &comm), NSA_E_ARG,
-                 "options.overlap_sms is 65");
+  static const int32_t refused[] = { -1, 12, 128 }; /* NCCL would make 16 of 12 */
+  for (int i = 0; i < 3; i++) {
+    char text[64];
+    options.overlap_sms = refused[i];
+    snprintf(text, sizeof text, "options.overlap_sms is %d: give a power of two", refused[i]);
+    machine_expect("refused", nsa_comm_nccl_init(m.ctx, nccl_id, 0, 1, &options, &comm), NSA_E_ARG,
+                   text);
+  }
   machine_free(&m);
 }
 

@@ -228,7 +228,7 @@ static void test_backward_over_hosts(void **state) {
   machine_free(&m);
 }
 
-/* ---- K and V behind the compressed branch ---- */
+/* ---- K and V that travel while a run computes ---- */
 
 #define MOST_EXCHANGES 4
 #define MOST_PARTS 16
@@ -243,6 +243,7 @@ typedef struct exchange_record {
 typedef struct exchanges {
   exchange_record of[MOST_EXCHANGES];
   int count;
+  int fail; /* this one, from 1 on; 0: none */
 } exchanges;
 
 static nsa_status record_exchange(void *user, const nsa_part *send, int32_t send_count,
@@ -256,30 +257,39 @@ static nsa_status record_exchange(void *user, const nsa_part *send, int32_t send
                           .received = recv_count };
   memcpy(e->send, send, (size_t)send_count * sizeof *send);
   memcpy(e->recv, recv, (size_t)recv_count * sizeof *recv);
-  return NSA_OK;
+  return all->count == all->fail ? NSA_E_RANKS : NSA_OK;
 }
 
-/* Rank 0 of 2, with a transport that moves nothing: it has the tokens 0 to 15 and 32 to 39 of one sequence. */
+/* Rank 0 of 2, with a transport that moves nothing. Of one sequence it has the first part and the third. */
 typedef struct rank_of_two {
   machine m;
   nsa_shard *shard;
   nsa_comm *comm;
   nsa_plan *plan;
   nsa_exec exec;
+  int32_t rows; /* of rank 0 */
   exchanges seen;
 } rank_of_two;
 
-static void open_overlapping(rank_of_two *r, const machine_request *request, int64_t alignment) {
-  static const nsa_piece pieces[] = { { 0, 0, 0, 16 }, { 1, 0, 16, 16 }, { 0, 0, 32, 8 } };
-  static const int64_t length = 40;
+static void open_overlapping(rank_of_two *r, const machine_request *request,
+                             const int32_t part[3]) {
+  const int32_t total = part[0] + part[1] + part[2];
+  const nsa_piece pieces[] = { { 0, 0, 0, part[0] },
+                               { 1, 0, part[0], part[1] },
+                               { 0, 0, part[0] + part[1], part[2] } };
+  const int64_t length = total;
   machine_init(&r->m, request);
+  const nsai_model model = r->m.toy.model;
+  toy_free(&r->m.toy);
+  toy_init(&r->m.toy, &model, 1, &total, &total);
+  r->rows = part[0] + part[2];
   r->seen = (exchanges){ 0 };
   const nsa_shard_options shard =
       INIT(nsa_shard_options, .layout = NSA_SHARD_GIVEN, .ranks = 2, .num_seqs = 1,
-           .lengths = &length, .alignment = alignment, .given = pieces, .given_count = 3);
+           .lengths = &length, .alignment = 4, .given = pieces, .given_count = 3);
   const nsa_problem problem =
-      INIT(nsa_problem, .op = NSA_OP_FORWARD, .max_tokens = 24, .max_kv_tokens = 40,
-           .max_kv_len = 40, .max_seqs = 1, .ranks = 2, .max_pieces = 2);
+      INIT(nsa_problem, .op = NSA_OP_FORWARD, .max_tokens = r->rows, .max_kv_tokens = total,
+           .max_kv_len = total, .max_seqs = 1, .ranks = 2, .max_pieces = 2);
   const nsa_comm_ops ops =
       INIT(nsa_comm_ops, .size = 2, .user = &r->seen, .exchange = record_exchange);
   const nsa_comm_options options = INIT(nsa_comm_options, .overlap_sms = 8);
@@ -290,11 +300,11 @@ static void open_overlapping(rank_of_two *r, const machine_request *request, int
   nsai_agreed_add(&r->comm->shards, r->shard->digest);
   nsai_comm_entered entered;
   assert_int_equal(nsai_comm_enter(&r->comm->place, &entered), NSA_OK);
-  assert_int_equal(nsai_beside_open(r->comm), NSA_OK);
+  assert_int_equal(nsai_side_stream_open(r->comm), NSA_OK);
   nsai_comm_leave(&r->comm->place, &entered);
+  assert_int_equal(machine_record()->priority, -5); /* the greatest of the fake GPU */
   r->exec = INIT(nsa_exec, .comm = r->comm);
   machine_add_workspace(r->plan, &r->exec);
-  r->m.toy.io.kv.k_cmp = r->m.toy.io.kv.v_cmp = (nsa_tensor){ 0 };
 }
 
 static void close_overlapping(rank_of_two *r) {
@@ -305,21 +315,22 @@ static void close_overlapping(rank_of_two *r) {
   machine_free(&r->m);
 }
 
-static void run_overlapping(rank_of_two *r, uint32_t branches) {
+static nsa_status run_overlapping(rank_of_two *r, uint32_t branches) {
   const nsa_batch batch = INIT(nsa_batch, .shard = r->shard);
   fake_cuda_state *record = machine_record();
   *record = (fake_cuda_state){ .retained = record->retained,
                                .handles = record->handles,
                                .streams = record->streams,
-                               .events = record->events };
+                               .events = record->events,
+                               .captured = record->captured };
   nsa_io io = r->m.toy.io;
   nsa_tensor *const rows[] = { &io.q, &io.o, &io.gate.value, &io.kv.k[0], &io.kv.v[0] };
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) rows[i]->shape[0] = 24;
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) rows[i]->shape[0] = r->rows;
   for (int b = 0; b < NSA_BRANCHES; b++) io.o_branch[b] = io.lse[b] = (nsa_tensor){ 0 };
-  io.block_idx = (nsa_tensor){ 0 };
+  io.block_idx = io.kv.k_cmp = io.kv.v_cmp = (nsa_tensor){ 0 };
   r->seen.count = 0;
   r->exec.branches = branches;
-  machine_expect("run", nsa_forward(r->plan, &r->exec, &batch, &io), NSA_OK, NULL);
+  return nsa_forward(r->plan, &r->exec, &batch, &io);
 }
 
 static char *place(const rank_of_two *r, nsai_buffer buffer, int64_t row, int64_t width) {
@@ -332,14 +343,27 @@ static void expect_part(const nsa_part *part, const char *data, int64_t rows, in
   assert_int_equal(part->rank, 1);
 }
 
+/* The side stream waits for the run's at the first edge, the run's for the side stream at the last. */
+static void expect_fork_and_join(const rank_of_two *r) {
+  const fake_cuda_edge *e = machine_record()->edge;
+  const nsai_cu_stream run = r->exec.stream, side = r->comm->side.stream;
+  assert_true(machine_record()->edges >= 4 && run != side);
+  assert_true(!e[0].waits && e[0].stream == run && e[1].waits && e[1].stream == side);
+  assert_true(!e[2].waits && e[2].stream == side && e[3].waits && e[3].stream == run);
+  assert_true(e[0].event == e[1].event && e[2].event == e[3].event && e[0].event != e[2].event);
+}
+
+static const int32_t short_parts[] = { 16, 16, 8 };
+static const machine_request no_window = { .gpu = true, .override = "model.window=0" };
+
 /* Entries of 8 tokens, every 4; K rows of 2 heads of 24, V rows of 16. */
 static void test_overlap(void **state) {
   rank_of_two r;
-  open_overlapping(&r, &(machine_request){ .gpu = true, .override = "model.window=0" }, 4);
+  open_overlapping(&r, &no_window, short_parts);
   const nsai_ranks_memory *memory = &r.plan->workspace.ranks;
   const nsai_buffer k = memory->tensor[NSAI_RANKS_K].whole, v = memory->tensor[NSAI_RANKS_V].whole;
   const nsai_buffer k_cmp = r.plan->workspace.k_cmp;
-  run_overlapping(&r, 0);
+  machine_expect("run", run_overlapping(&r, 0), NSA_OK, NULL);
   machine_expect_launches("compress_mean compress_mean attend_compressed_sm90 attend_dense_sm90");
   assert_int_equal(r.seen.count, 3);
   const exchange_record *halo = &r.seen.of[0], *entries = &r.seen.of[1], *raw = &r.seen.of[2];
@@ -357,29 +381,87 @@ static void test_overlap(void **state) {
   assert_true(raw->stream != entries->stream && halo->stream == entries->stream);
   expect_part(&raw->recv[0], place(&r, k, 16, 48), 16, 48);
   expect_part(&raw->recv[1], place(&r, v, 16, 32), 16, 32);
-  assert_int_equal(machine_record()->stream_waits, 2);
-  /* Ranks exchange the same, whatever a rank runs: without a branch that reads K and V behind it, too. */
-  run_overlapping(&r, 1u << NSA_CMP);
+  expect_fork_and_join(&r);
+  /* Ranks exchange the same, whatever each runs. */
+  machine_expect("a branch", run_overlapping(&r, 1u << NSA_CMP), NSA_OK, NULL);
   assert_int_equal(r.seen.count, 3);
   assert_int_equal(r.seen.of[2].launches, machine_record()->launches);
+  expect_fork_and_join(&r);
+  /* The run's stream waits for the other one also when raw K and V fail. */
+  r.seen.fail = 3;
+  machine_expect("fails", run_overlapping(&r, 0), NSA_E_RANKS, "exchange");
+  expect_fork_and_join(&r);
   close_overlapping(&r);
 }
 
-/* Runs that gather K and V first: of a window with a kernel of its own, which comes first, and of products,
- * whose bits depend on the number of rows. */
+/* A window with a kernel of its own comes first, with the tokens that it reads before each piece. */
+static void test_overlap_window(void **state) {
+  static const int32_t parts[] = { 280, 300, 100 };
+  enum { HALO = 20 - 1 + 256 };
+  rank_of_two r;
+  open_overlapping(&r, &(machine_request){ .gpu = true }, parts);
+  const nsai_buffer k = r.plan->workspace.ranks.tensor[NSAI_RANKS_K].whole;
+  machine_expect("run", run_overlapping(&r, 0), NSA_OK, NULL);
+  machine_expect_launches("compress_mean compress_mean attend_window_sm90 attend_compressed_sm90 "
+                          "select_importance select_topn attend_selected_sm90_mma");
+  assert_int_equal(r.seen.count, 3);
+  assert_int_equal(r.seen.of[2].launches, 6);
+  expect_part(&r.seen.of[0].send[0], place(&r, k, 280 - HALO, 48), HALO, 48);
+  expect_part(&r.seen.of[0].recv[0], place(&r, k, 580 - HALO, 48), HALO, 48);
+  close_overlapping(&r);
+}
+
+/* Persistent kernels leave SMs to the transport, until K and V have come. */
+static void test_spare_sms(void **state) {
+  static const int32_t parts[] = { 20000, 20000, 20000 };
+  rank_of_two r;
+  open_overlapping(&r, &no_window, parts);
+  const int32_t sms = r.comm->place.device->sm_count;
+  machine_expect("run", run_overlapping(&r, 0), NSA_OK, NULL);
+  const fake_cuda_state *record = machine_record();
+  assert_string_equal(record->launch[2].name, "attend_compressed_sm90");
+  assert_int_equal(record->launch[2].grid_x, sms - 8);
+  r.comm->side.sms = 0;
+  machine_expect("run", run_overlapping(&r, 0), NSA_OK, NULL);
+  assert_int_equal(r.seen.count, 1);
+  assert_string_equal(record->launch[1].name, "attend_compressed_sm90");
+  assert_int_equal(record->launch[1].grid_x, sms);
+  close_overlapping(&r);
+}
+
+/* Runs that gather K and V first: with pieces shorter than what the window needs of them; with products, whose bits depend on the number of rows; and where a kernel looks up the sequence of a key. */
 static void test_no_overlap(void **state) {
-  static const machine_request requests[] = {
-    { .gpu = true },
-    { .gpu = true, .phi = NSAI_PHI_LINEAR, .override = "model.window=0" },
+  static const int32_t shorter[] = { 280, 100, 300 }, parts[] = { 280, 300, 100 };
+  static const struct {
+    machine_request request;
+    const int32_t *part;
+  } cases[] = {
+    { { .gpu = true }, short_parts },
+    { { .gpu = true }, shorter },
+    { { .gpu = true, .phi = NSAI_PHI_LINEAR, .override = "model.window=0" }, short_parts },
+    { { .gpu = true, .pool = NSAI_POOL_MAX, .normalized = true }, parts },
   };
   rank_of_two r;
-  for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
-    open_overlapping(&r, &requests[i], 4);
-    run_overlapping(&r, 0);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    open_overlapping(&r, &cases[i].request, cases[i].part);
+    machine_expect("run", run_overlapping(&r, 0), NSA_OK, NULL);
     assert_int_equal(r.seen.count, 1);
     assert_int_equal(r.seen.of[0].launches, 0);
     close_overlapping(&r);
   }
+}
+
+/* A run that is not captured, while a capture has the communicator's stream. */
+static void test_overlap_captured(void **state) {
+  rank_of_two r;
+  open_overlapping(&r, &no_window, short_parts);
+  machine_record()->captured = r.comm->side.stream;
+  machine_expect("beside a capture", run_overlapping(&r, 0), NSA_E_UNSUPPORTED,
+                 "is being captured");
+  assert_int_equal(r.seen.count, 0);
+  machine_record()->captured = NULL;
+  machine_expect("behind it", run_overlapping(&r, 0), NSA_OK, NULL);
+  close_overlapping(&r);
 }
 
 /* The KV heads of the toy one after the other. */
@@ -419,12 +501,21 @@ static void test_many_pieces(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_order),       cmocka_unit_test(test_at_once),
-    cmocka_unit_test(test_one_piece),   cmocka_unit_test(test_piece_by_piece),
-    cmocka_unit_test(test_normalizer),  cmocka_unit_test(test_backward),
-    cmocka_unit_test(test_head_groups), cmocka_unit_test(test_long_pieces),
-    cmocka_unit_test(test_many_pieces), cmocka_unit_test(test_backward_over_hosts),
-    cmocka_unit_test(test_overlap),     cmocka_unit_test(test_no_overlap),
+    cmocka_unit_test(test_order),
+    cmocka_unit_test(test_at_once),
+    cmocka_unit_test(test_one_piece),
+    cmocka_unit_test(test_piece_by_piece),
+    cmocka_unit_test(test_normalizer),
+    cmocka_unit_test(test_backward),
+    cmocka_unit_test(test_head_groups),
+    cmocka_unit_test(test_long_pieces),
+    cmocka_unit_test(test_many_pieces),
+    cmocka_unit_test(test_backward_over_hosts),
+    cmocka_unit_test(test_overlap),
+    cmocka_unit_test(test_no_overlap),
+    cmocka_unit_test(test_spare_sms),
+    cmocka_unit_test(test_overlap_window),
+    cmocka_unit_test(test_overlap_captured),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
