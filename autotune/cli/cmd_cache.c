@@ -105,7 +105,7 @@ static void list_text(const nsai_cache_item *item, const char *used) {
   if (item->problem)
     printf("%s/%s: %s\n", item->folder, item->file, item->problem);
   else
-    printf("%-26s %-8s %4d registers %10s  %s  %.16s\n", item->entry, item->arch, item->registers,
+    printf("%-36s %-8s %4d registers %10s  %s  %.16s\n", item->entry, item->arch, item->registers,
            nsai_cli_bytes(item->bytes, size), used, item->file);
 }
 

@@ -489,6 +489,8 @@ int nsai_cmd_compile(int argc, char **argv) {
   nsai_cli_catch_interrupt();
   if (a.json) printf("{\"compiled\": [");
   int code = compile_all(&a);
+  if (code == NSAI_EXIT_NO_GPU && !a.arch_count)
+    fprintf(stderr, "Without a GPU, name an architecture with --arch: %s.\n", nsai_arch_names());
   if (a.json) printf("],\n \"ok\": %s}\n", code ? "false" : "true");
   return code;
 }

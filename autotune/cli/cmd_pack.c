@@ -245,7 +245,8 @@ static nsa_status walk(const pack *p, nsai_cache_bytes *list, int64_t *entries) 
   nsai_digest_begin(&digest);
   for (*entries = 0;; ++*entries, at += length) {
     if (!take_number(p, &at, &length) || length > p->size - at)
-      return nsai_fail(NSA_E_CACHE, "%s: cut off in entry %" PRId64, p->path, *entries);
+      return nsai_fail(NSA_E_CACHE, "%s: cut off in entry %" PRId64 ": copy or export it again",
+                       p->path, *entries);
     if (!length) break;
     nsai_digest_field(&digest, "entry", p->data + at, length);
     if (list) list[*entries] = (nsai_cache_bytes){ p->data + at, length };

@@ -50,7 +50,8 @@ typedef struct arguments {
 } arguments;
 
 static const struct argp_option options[] = {
-  { "device", 'd', "DEVICE", 0, "runtime.device: auto, cpu, an ordinal, a PCI id, a UUID", 0 },
+  { "device", 'd', "DEVICE", 0,
+    "runtime.device: auto, cpu, an ordinal (cuda:1), a PCI bus id, a UUID", 0 },
   { "tokens", 't', "N", 0, "Length of the sequence (16384 on a GPU, 512 on the CPU)", 0 },
   { 0 }
 };

@@ -171,11 +171,13 @@ static nsa_status run_tools(report *r) {
     if (nsai_cli_interrupted()) return nsai_fail(NSA_E_CANCELLED, "interrupted");
     if (r->a->no_run)
       nsai_report_check_records(r, program->title, SKIPPED, "--no-run");
-    else if (!program->path[0])
+    else if (!program->path[0]) {
       nsai_report_check_records(r, program->title, SKIPPED,
                                 "%s is neither beside this program nor in $PATH",
                                 program->arguments[0]);
-    else
+      fprintf(stderr, "%s: skipped, %s is neither beside this program nor in $PATH\n",
+              program->title, program->arguments[0]);
+    } else
       nsai_report_check_records(r, program->title, nsai_report_outcome(r, program),
                                 "status %d after %.1f s", program->exit_status, program->seconds);
   }

@@ -51,7 +51,10 @@ static void print_help(FILE *out) {
   fputs("Usage: nsa-autotune COMMAND [OPTION...]\n\n", out);
   for (size_t i = 0; i < COMMANDS; i++)
     fprintf(out, "  %-12s%s\n", commands[i].name, commands[i].help);
-  fprintf(out, "\n`nsa-autotune COMMAND --help` says more.\n%s", exit_codes);
+  fprintf(
+      out,
+      "\n`nsa-autotune COMMAND --help` says more; `nsa-autotune --version` names the build.\n%s",
+      exit_codes);
 }
 
 static int run_command(const command *c, int argc, char **argv) {
@@ -66,7 +69,11 @@ static int refuse_command(const char *word) {
   uint32_t least = UINT32_MAX;
   for (size_t i = 0; i < COMMANDS; i++)
     if (nsai_is_nearer(word, commands[i].name, &least)) nearest = commands[i].name;
-  if (nearest)
+  if (*word == '-')
+    nsai_cli_error("unknown option \"%s\": options follow a command, as in `nsa-autotune check "
+                   "--json FILE`; --help and --version stand alone",
+                   word);
+  else if (nearest)
     nsai_cli_error("unknown command \"%s\"; did you mean \"%s\"?", word, nearest);
   else
     nsai_cli_error("unknown command \"%s\"; `nsa-autotune --help` lists them", word);

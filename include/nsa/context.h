@@ -128,7 +128,7 @@ typedef struct nsa_options {
   int32_t log_level;      /* NSA_LOG_* [runtime.log_level]; NSA_NONE: NSA_LOG_OFF */
   const nsa_model *model; /* replaces the section `model` of file and text [NULL: they have it] */
   const char *device;     /* "cpu", "cuda:1" (an ordinal), a PCI bus id "0000:3b:00.0", or a UUID
-                             "GPU-..." [runtime.device] */
+                             "GPU-..." [runtime.device; its auto is a GPU, never the CPU] */
   const char *arch;       /* "sm_90a": nsa_prepare compiles for this architecture; no driver is
                              opened, and no plan can be made [the device's own]. Not together with
                              `device`, nor where runtime.device is cpu */

@@ -16,6 +16,18 @@ COMPRESS = dict(block=32, stride=16, phi="mean")
 SELECT = dict(block=64, count=16, init=1, local=2)
 
 
+def _check_text(raw: bytes, name: bytes) -> None:
+    """Raises ConfigError with every diagnostic of a configuration's text."""
+    size = 1 << 16
+    found = ctypes.create_string_buffer(size)
+    if not raw:
+        raise ConfigError(f"{os.fsdecode(name)}: empty: a configuration begins with 'nsa: 1'", _abi.NSA_E_CONFIG, "NSA_E_CONFIG")
+    status = lib.nsa_config_check(raw, len(raw), name, found, size)
+    if status == _abi.NSA_E_CONFIG:
+        raise ConfigError(found.value.decode("utf-8", "replace").strip(), status, "NSA_E_CONFIG")
+    check(status)
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """A model of Native Sparse Attention. Immutable; one object serves all layers and devices.
@@ -31,7 +43,8 @@ class Config:
     window             tokens, the query's own included [512]; 0: no window branch
     gate               "logits" (through a sigmoid), "weights" (as they are), "mlp", or "none" (a plain sum)
     gate_mlp           of gate "mlp": channels, hidden, activation
-    kv_sharing         "shared": one K and V for all branches; "per_branch": three, as in the paper
+    kv_sharing         "shared": one K and V for all branches; "per_branch": three, as in the paper and, where it does
+                       not say, in a configuration file
     index              of select["by"] "index": heads, as many as KV heads, and dim
     runtime, tuning,   sections of a configuration file, as dictionaries: runtime={"jit": "never"}
     variants, serving
@@ -73,13 +86,7 @@ class Config:
         put("text", json.dumps(self.to_dict(), separators=(",", ":")))
         # Whether the forward keeps each branch's output for the backward pass.
         put("saves_outputs", self.runtime.get("recompute") == "never")
-        size = 1 << 16
-        found = ctypes.create_string_buffer(size)
-        raw = self.text.encode()
-        status = lib.nsa_config_check(raw, len(raw), b"nsa.Config", found, size)
-        if status == _abi.NSA_E_CONFIG:
-            raise ConfigError(found.value.decode("utf-8", "replace").strip(), status, "NSA_E_CONFIG")
-        check(status)
+        _check_text(self.text.encode(), b"nsa.Config")
 
     def __hash__(self):
         return hash(self.text)
@@ -101,10 +108,13 @@ class Config:
 
     @classmethod
     def from_dict(cls, sections: Mapping[str, Any]) -> "Config":
-        """From the sections of a configuration file. Keys that Config does not have are an error."""
+        """From the sections of a configuration file. Keys that Config does not have are an error; those that are
+        not there have the file's built-in values: kv_sharing is "per_branch"."""
         model = dict(sections.get("model", {}))
+        model.setdefault("kv_sharing", "per_branch")
         model.pop("dtype", None)  # the tensors have it
-        model.pop("causal", None)
+        if model.pop("causal", True) is not True:
+            raise ConfigError("model.causal: NSA is causal; remove the key or set it to true", _abi.NSA_E_CONFIG, "NSA_E_CONFIG")
         if "head_dim" in model:
             model.setdefault("head_dim_qk", model["head_dim"])
             model.setdefault("head_dim_v", model.pop("head_dim"))
@@ -127,8 +137,10 @@ class Config:
             import yaml
         except ImportError as error:
             raise ImportError("Config.from_yaml needs PyYAML (pip install pyyaml); Config.from_dict does not") from error
-        with open(path, encoding="utf-8") as file:
-            return cls.from_dict(yaml.safe_load(file))
+        with open(path, "rb") as file:
+            raw = file.read()
+        _check_text(raw, os.fsencode(path))
+        return cls.from_dict(yaml.safe_load(raw))
 
     def context(self, device: str, dtype: str):
         """The library's context of this model on a device, for tensors of "bf16", "fp16" or "f32"."""

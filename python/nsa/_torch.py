@@ -18,8 +18,8 @@ from torch import Tensor
 
 from . import _abi
 from ._config import Config
-from ._library import (APPEND, BACKWARD, DECODE, FORWARD, NO_EXCHANGE, PREFILL, UNUSED, WORKSPACE, Error, Frame, RunArgs,
-                       context, last_error, lib, round_up, round_up_few, shim)
+from ._library import (APPEND, BACKWARD, DECODE, FORWARD, NO_EXCHANGE, PREFILL, UNUSED, WORKSPACE, ArgumentError, Error, Frame,
+                       RunArgs, context, last_error, lib, round_up, round_up_few, shim)
 from ._places import BRANCHES, EXTRA, INDEX, NONE, OFFSETS, cache_problem
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "f32"}
@@ -733,6 +733,13 @@ def attention(q: Tensor, k: KV, v: KV, gates: Optional[Tensor] = None, *, config
     Works under torch.compile(fullgraph=True), autocast, checkpointing, inference_mode and CUDA graphs; the
     first call of a shape compiles kernels, so run it once before a capture.
     """
+    if not isinstance(config, Config):
+        raise TypeError(f"config is a {type(config).__name__}; it is an nsa.Config: Config.from_dict and from_yaml make one")
+    if not isinstance(q, Tensor):
+        raise TypeError(f"q is a {type(q).__name__}; it is a torch.Tensor")
+    if gates is None and config.gate in ("logits", "weights"):
+        raise ArgumentError(f"gates is missing: config.gate is \"{config.gate}\"; give [T, Hq, 3], or make the config "
+                            "with gate=\"none\"", _abi.NSA_E_ARG, "NSA_E_ARG")
     batched = q.dim() == 4
     pairs = _pairs(k, v, config)
     names, extra = _named(weights) if weights else ("", ())

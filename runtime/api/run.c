@@ -43,10 +43,14 @@ static nsa_status read_struct(const nsai_struct_type *type, bool optional, const
 
 static nsa_status check_exec(const nsa_plan *plan, const nsa_exec *exec) {
   if (!plan->workspace.total) return NSA_OK;
-  if (!exec->workspace || exec->workspace_bytes < plan->workspace.total)
+  if (!exec->workspace)
     return nsai_fail(NSA_E_WORKSPACE,
-                     "exec.workspace has %llu bytes, the plan needs %llu (nsa_plan_caps)",
-                     (unsigned long long)(exec->workspace ? exec->workspace_bytes : 0),
+                     "exec.workspace is missing (NULL), the plan needs %llu bytes (nsa_plan_caps)",
+                     (unsigned long long)plan->workspace.total);
+  if (exec->workspace_bytes < plan->workspace.total)
+    return nsai_fail(NSA_E_WORKSPACE,
+                     "exec.workspace_bytes is %llu, the plan needs %llu (nsa_plan_caps)",
+                     (unsigned long long)exec->workspace_bytes,
                      (unsigned long long)plan->workspace.total);
   if ((uintptr_t)exec->workspace % NSAI_WORKSPACE_ALIGN)
     return nsai_fail(NSA_E_WORKSPACE, "exec.workspace is not aligned to %u bytes",

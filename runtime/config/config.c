@@ -104,7 +104,7 @@ static nsa_status load_file(loader *l) {
   else if (!S_ISREG(st.st_mode))
     status = nsai_fail(NSA_E_IO,
                        "%s: the configuration cannot be read: it is no regular file; give the text "
-                       "of a pipe as nsa_options.yaml_text",
+                       "of a pipe as nsa_options.yaml_text, or to a command as standard input, -",
                        path);
   else
     status = read_file(l, fd, path, NSAI_LAYER_FILE);

@@ -246,6 +246,7 @@ typedef struct nsai_config {
   nsai_mark profile;             /* the profile that was applied; source NULL: none */
   nsai_mark model_mark;          /* the `model` section of the highest layer; source NULL: none */
   bool need_model;               /* as in the request; checked again together with the profile */
+  bool unreadable;               /* a text is no YAML, so that nobody knows which sections it has */
   nsai_variant_name_fn variant;  /* as in the request */
   nsai_arena arena;
 } nsai_config;

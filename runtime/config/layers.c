@@ -306,6 +306,7 @@ void nsai_read_text(nsai_config *config, nsai_layer layer, const nsai_source *so
   reader r = { .config = config, .layer = layer, .diag = diag, .model_file = model_file };
   size_t errors = diag->errors;
   const nsai_node *root = nsai_yaml_parse(source, 0, &config->arena, diag);
+  if (!root || root->kind != NSAI_NODE_MAPPING) config->unreadable = true;
   if (!root) {
     if (diag->errors == errors && !config->arena.failed)
       nsai_diag_add(diag, NSAI_ERROR, (nsai_mark){ source, 1, 1 }, NULL,

@@ -438,7 +438,7 @@ void nsai_config_check_rules(const nsai_config *config, nsai_mark main, nsai_dia
     check_threshold(&c);
     check_cache_dtype(&c, NSAI_KEY_KV_DTYPE, config->serving.kv_dtype);
     check_cache_dtype(&c, NSAI_KEY_CMP_DTYPE, config->serving.cmp_dtype);
-  } else if (config->need_model) {
+  } else if (config->need_model && !config->unreadable) {
     nsai_diag_add(
         diag, NSAI_ERROR, main, "model",
         "missing: the heads and blocks of the model, see configs/base.yaml; a file without "

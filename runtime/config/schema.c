@@ -206,7 +206,8 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
        "and a few more selected blocks change"),
 
   PLAIN(DEVICE, "runtime.device", DEVICE, runtime.device, "auto",
-        "auto, cpu, a CUDA ordinal (cuda:1), a PCI bus id, or a GPU's UUID"),
+        "auto (a GPU: the current CUDA context's, else the first), cpu, a CUDA ordinal (cuda:1), a "
+        "PCI bus id, or a GPU's UUID"),
   WORD(JIT, "runtime.jit", runtime.jit, jit_words, "on_demand",
        "when kernels may be compiled: making a plan too, in nsa_prepare only, or never"),
   PLAIN(CACHE_DIR, "runtime.cache_dir", PATH, runtime.cache_dir, "null",

@@ -38,7 +38,8 @@ void nsai_type_write(const nsai_key *key, nsai_writer *writer) {
     [NSAI_TYPE_WORD] = "",
     [NSAI_TYPE_TEXT] = "text, or null",
     [NSAI_TYPE_PATH] = "an absolute path, or null",
-    [NSAI_TYPE_DEVICE] = "auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or a UUID (GPU-...)",
+    [NSAI_TYPE_DEVICE] =
+        "auto, cpu, an ordinal (cuda:1), a PCI bus id (0000:3b:00.0) or a UUID (GPU-...)",
     [NSAI_TYPE_VARIANT] = "a variant's name, or null",
     [NSAI_TYPE_GLOBS] = "a list of globs like [dense.*_gemm]",
     [NSAI_TYPE_KEYS] = "a list of public keys (64 hexadecimal digits) and absolute paths",
@@ -92,7 +93,7 @@ static bool refuse_integer(const nsai_key *key, const nsai_node *node, nsai_writ
   else if (is_digit(text[0]) && strpbrk(text, "_,"))
     nsai_write(why, ": write the digits without '_' or ','");
   else if (is_digit(text[0]) && strpbrk(text, ".eE"))
-    nsai_write(why, ": write a whole number with a unit");
+    nsai_write(why, ": write it without '.' and exponent, as 1500 for 1.5k");
   else if (is_digit(text[0]) && strpbrk(text, "KBb"))
     nsai_write(why, ": units are k, M, G, T (1000) and Ki, Mi, Gi, Ti (1024)");
   return false;

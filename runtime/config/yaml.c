@@ -206,6 +206,17 @@ static nsai_mark visible_mark(const builder *b, yaml_mark_t mark) {
   return at.line > end.line ? end : at;
 }
 
+/* Whether libyaml stopped at a tab: of that it only says that no token can begin there. */
+static bool is_tab(const builder *b, yaml_mark_t mark) {
+  const char *at = b->source->text + b->offset, *end = b->source->text + b->source->length;
+  for (size_t line = 0; line < mark.line && at < end; line++) {
+    const char *next = memchr(at, '\n', (size_t)(end - at));
+    at = next ? next + 1 : end;
+  }
+  at += strspn(at, " \t") < mark.column ? strspn(at, " \t") : mark.column;
+  return at < end && *at == '\t';
+}
+
 static void report_syntax(builder *b) {
   const yaml_parser_t *p = &b->parser;
   const char *problem = p->problem ? p->problem : "cannot be read";
@@ -214,6 +225,9 @@ static void report_syntax(builder *b) {
   } else if (p->error == YAML_READER_ERROR) {
     nsai_diag_add(b->diag, NSAI_ERROR, nsai_source_mark(b->source, b->offset + p->problem_offset),
                   NULL, "not YAML: %s; the text must be UTF-8 without control characters", problem);
+  } else if (p->error == YAML_SCANNER_ERROR && is_tab(b, p->problem_mark)) {
+    nsai_diag_add(b->diag, NSAI_ERROR, visible_mark(b, p->problem_mark), NULL,
+                  "not YAML: a tab cannot indent: use spaces");
   } else if (p->context && p->context_mark.line != p->problem_mark.line) {
     nsai_diag_add(b->diag, NSAI_ERROR, visible_mark(b, p->problem_mark), NULL,
                   "not YAML: %s (%s that begins on line %zu)", problem, p->context,

@@ -31,7 +31,7 @@ static nsa_status check_capacity(const char *name, const char *serving_key, int6
 
 static nsa_status check_choice(const char *name, int32_t value, int32_t low, int32_t high) {
   if (value < low || value > high)
-    return nsai_fail(NSA_E_ARG, "problem.%s is %d: expected %d to %d, see include/nsa/attention.h",
+    return nsai_fail(NSA_E_ARG, "problem.%s is %d: expected %d to %d, see include/nsa/problem.h",
                      name, value, low, high);
   return NSA_OK;
 }

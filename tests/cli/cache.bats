@@ -256,6 +256,8 @@ load common
     run -6 autotune import "$1"
     [[ $output == *"$2"* && $(autotune list --json | jq .count) == 0 ]]
   }
+  head -c $((size / 2)) kernels.pack >half.pack
+  refused half.pack ': copy or export it again'
   for keep in 0 7 8 12 100 $((size - 48)) $((size - 32)) $((size - 1)); do
     head -c "$keep" kernels.pack >cut.pack
     refused cut.pack cut.pack

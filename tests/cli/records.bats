@@ -213,6 +213,14 @@ import_records() {
   grep -q 'nsa-autotune tune small.yaml' out/report.md
 }
 
+@test "report says which programs it does not find" {
+  small_model
+  cp "$NSA_AUTOTUNE" alone
+  PATH=/usr/bin:/bin run -0 --separate-stderr ./alone report --out out small.yaml
+  [[ $stderr == *'checks: skipped, nsacheck is neither beside this program nor in $PATH'* ]]
+  [[ $stderr == *'prefill: skipped, nsa-bench is neither '* ]]
+}
+
 # A program of the given name and body in ./bin.
 fake() {
   mkdir -p bin

@@ -38,8 +38,10 @@ load common
 
 @test "a file without a GPU and without --arch: 4, with the remedy" {
   autotune doctor >/dev/null && skip 'a GPU is here'
-  run -4 --separate-stderr autotune show "$configs/h200_d128.yaml"
-  [[ $stderr == *--arch* ]]
+  for command in show compile; do
+    run -4 --separate-stderr autotune $command "$configs/h200_d128.yaml"
+    [[ $stderr == *'name an architecture with --arch: sm_80, '* ]]
+  done
 }
 
 @test "quickstart on the CPU device" {

@@ -28,6 +28,8 @@ load common
   [[ $stderr == *'did you mean "doctor"?'* ]]
   run -2 --separate-stderr autotune frobnicate
   [[ $stderr != *'did you mean'* && $stderr == *--help* ]]
+  run -2 --separate-stderr autotune --verison
+  [[ $stderr == *'unknown option "--verison"'*--version* ]]
 }
 
 @test "an unknown option, a missing and a surplus argument are 2" {

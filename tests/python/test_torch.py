@@ -335,8 +335,6 @@ def test_second_derivatives_are_refused(device):
 def test_errors(device):
     config = config_of()
     q, k, v, gates = inputs_of(config, 30, device)
-    with pytest.raises(nsa.ArgumentError, match="gate.value"):
-        nsa.attention(q, k, v, config=config)
     with pytest.raises(nsa.ArgumentError, match="q"):
         nsa.attention(q[..., :24], k, v, gates, config=config)
     with pytest.raises(TypeError, match="float64"):
@@ -349,10 +347,29 @@ def test_errors(device):
         config_of(compress=dict(block=16, stride=5))
     with pytest.raises(nsa.ConfigError, match="model.window_size"):
         nsa.Config.from_dict({"model": {"heads": 4, "kv_heads": 2, "head_dim": 32, "window_size": 3}})
-    try:
+    with pytest.raises(nsa.ConfigError, match="causal"):
+        nsa.Config.from_dict({"model": {"heads": 4, "kv_heads": 2, "head_dim": 32, "causal": False}})
+    with pytest.raises(TypeError, match="config is a dict"):
+        nsa.attention(q, k, v, gates, config={"heads": 4})
+    with pytest.raises(TypeError, match="q is a ndarray"):
+        nsa.attention(q.detach().float().cpu().numpy(), k, v, gates, config=config)
+    with pytest.raises(nsa.ArgumentError, match="gates is missing: config.gate is ") as caught:
         nsa.attention(q, k, v, config=config)
-    except nsa.Error as error:
-        assert error.name == "NSA_E_ARG" and error.status == 1 and isinstance(error, ValueError)
+    assert caught.value.name == "NSA_E_ARG" and caught.value.status == 1 and isinstance(caught.value, ValueError)
+
+
+def test_config_of_a_file(tmp_path):
+    """A file means what it means to the C library, and is refused with the same diagnostics."""
+    file = tmp_path / "model.yaml"
+    file.write_text("nsa: 1\nmodel:\n  heads: 4\n  kv_heads: 2\n  head_dim: 32\nserving: {max_tokens: 8Ki}\n")
+    config = nsa.Config.from_yaml(file)
+    assert config.kv_sharing == "per_branch" and config.serving == {"max_tokens": "8Ki"}
+    assert nsa.Config.from_dict(nsa.Config(4, 2, 32).to_dict()).kv_sharing == "shared"
+    for text, what in [("nsa: 1\nmodel:\n\theads: 4\n", "model.yaml:3:1: error: not YAML: a tab"), ("", "empty"),
+                       ("nsa: 1\nmodel: {heads: 4, heads: 2}\n", "given twice"), ("- a\n", "expected keys and values")]:
+        file.write_text(text)
+        with pytest.raises(nsa.ConfigError, match=what):
+            nsa.Config.from_yaml(file)
 
 
 def test_threads(device):

@@ -369,6 +369,13 @@ static void test_need_model(void **state) {
   nsai_config_request request = REQUEST(.text = "nsa: 1\n", .name = "t.yaml", .need_model = true);
   expect_failure(&request, NSA_E_CONFIG,
                  "t.yaml:1:1: error: model: missing: the heads and blocks of ");
+  /* Of a text that cannot be read nobody knows whether it has a model. */
+  static const char *const unreadable[] = { "nsa: 1\nmodel:\n\theads: 4\n", "", "- a\n" };
+  for (size_t i = 0; i < sizeof unreadable / sizeof *unreadable; i++) {
+    request.text = unreadable[i];
+    expect_failure(&request, NSA_E_CONFIG, "error: ");
+    assert_null(strstr(nsa_last_error(), "model: missing"));
+  }
   request.text = NULL;
   expect_failure(&request, NSA_E_CONFIG, "error: model: missing: ");
   request.need_model = false;

@@ -36,7 +36,16 @@ static const diag_case syntax_cases[] = {
     "nsa: 1\n"
     "model:\n"
     "\theads: 4\n",
-    "3:1: error: not YAML: found character that cannot start any token (while scanning for the "
+    "3:1: error: not YAML: a tab cannot indent: use spaces" },
+  { "tab behind spaces",
+    "nsa: 1\n"
+    "model:\n"
+    "  \theads: 4\n",
+    "3:3: error: not YAML: a tab cannot indent: use spaces" },
+  { "no token",
+    "nsa: 1\n"
+    "x-a: @b\n",
+    "2:6: error: not YAML: found character that cannot start any token (while scanning for the "
     "next token)" },
   { "control character",
     "nsa: 1\n"

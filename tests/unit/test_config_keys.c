@@ -229,7 +229,7 @@ static const diag_case value_cases[] = {
     "5:15: error: serving.max_kv_len: expected a whole number like 4096, 64k or 64Ki; found "
     "'64KB': units are k, M, G, T (1000) and Ki, Mi, Gi, Ti (1024)\n"
     "6:13: error: serving.max_seqs: expected a whole number from 0 to 1000000; found '1.5k': "
-    "write a whole number with a unit" },
+    "write it without '.' and exponent, as 1500 for 1.5k" },
   { "ranges",
     "serving:\n"
     "  max_tokens: -1\n"
@@ -247,7 +247,8 @@ static const diag_case value_cases[] = {
     "runtime: {jit: , device: null}\n",
     "2:21: error: serving.max_seqs: expected a whole number from 0 to 1000000; found nothing\n"
     "3:16: error: runtime.jit: expected on_demand | prepare_only | never; found nothing\n"
-    "3:26: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
+    "3:26: error: runtime.device: expected auto, cpu, an ordinal (cuda:1), a PCI bus id "
+    "(0000:3b:00.0) or "
     "a UUID (GPU-...); found 'null'" },
   { "dims", "model: {heads: 4, kv_heads: 4, head_dim_qk: 100, head_dim_v: 264}\n",
     "2:45: error: model.head_dim_qk: 100 is not a multiple of 8: use 96 or 104\n"
@@ -257,8 +258,8 @@ static const diag_case value_cases[] = {
     "device: {l2: 1.5Mi, smem_per_block: 2Mi}\n",
     "2:24: error: runtime.cache_limit: expected a size in bytes like 512Mi or 1Gi; found '1GB': "
     "units are k, M, G, T (1000) and Ki, Mi, Gi, Ti (1024)\n"
-    "3:14: error: device.l2: expected a size in bytes like 512Mi or 1Gi; found '1.5Mi': write a "
-    "whole number with a unit\n"
+    "3:14: error: device.l2: expected a size in bytes like 512Mi or 1Gi; found '1.5Mi': write it "
+    "without '.' and exponent, as 1500 for 1.5k\n"
     "3:37: error: device.smem_per_block: 2Mi is out of range: 0 to 1048576" },
   { "paths", "runtime: {cache_dir: ~/nsa, nvrtc_path: libnvrtc.so, dump_dir: {}}\n",
     "2:22: error: runtime.cache_dir: expected an absolute path, or null; found '~/nsa': '~' is "
@@ -276,31 +277,40 @@ static const diag_case value_cases[] = {
     "absolute paths; found '0123456789012345678901234567890123456789...': `nsa-autotune keygen` "
     "prints a key and writes a file of it" },
   { "devices", "runtime: {device: 'gpu0'}\n",
-    "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
+    "2:19: error: runtime.device: expected auto, cpu, an ordinal (cuda:1), a PCI bus id "
+    "(0000:3b:00.0) or "
     "a UUID (GPU-...); found 'gpu0': did you mean 'cuda:0'?" },
   { "devices", "runtime: {device: 'CPU'}\n",
-    "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
+    "2:19: error: runtime.device: expected auto, cpu, an ordinal (cuda:1), a PCI bus id "
+    "(0000:3b:00.0) or "
     "a UUID (GPU-...); found 'CPU': did you mean 'cpu'?" },
   { "devices", "runtime: {device: 'GPU'}\n",
-    "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
+    "2:19: error: runtime.device: expected auto, cpu, an ordinal (cuda:1), a PCI bus id "
+    "(0000:3b:00.0) or "
     "a UUID (GPU-...); found 'GPU': did you mean 'auto'?" },
   { "devices", "runtime: {device: 'Cuda:'}\n",
-    "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
+    "2:19: error: runtime.device: expected auto, cpu, an ordinal (cuda:1), a PCI bus id "
+    "(0000:3b:00.0) or "
     "a UUID (GPU-...); found 'Cuda:': did you mean 'auto'?" },
   { "devices", "runtime: {device: 'gpu:3'}\n",
-    "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
+    "2:19: error: runtime.device: expected auto, cpu, an ordinal (cuda:1), a PCI bus id "
+    "(0000:3b:00.0) or "
     "a UUID (GPU-...); found 'gpu:3': did you mean 'cuda:3'?" },
   { "devices", "runtime: {device: 'host'}\n",
-    "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
+    "2:19: error: runtime.device: expected auto, cpu, an ordinal (cuda:1), a PCI bus id "
+    "(0000:3b:00.0) or "
     "a UUID (GPU-...); found 'host': did you mean 'cpu'?" },
   { "devices", "runtime: {device: 'Auto'}\n",
-    "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
+    "2:19: error: runtime.device: expected auto, cpu, an ordinal (cuda:1), a PCI bus id "
+    "(0000:3b:00.0) or "
     "a UUID (GPU-...); found 'Auto': did you mean 'auto'?" },
   { "devices", "runtime: {device: 'quantum'}\n",
-    "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
+    "2:19: error: runtime.device: expected auto, cpu, an ordinal (cuda:1), a PCI bus id "
+    "(0000:3b:00.0) or "
     "a UUID (GPU-...); found 'quantum'" },
   { "an architecture is no device", "runtime: {device: h100}\n",
-    "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
+    "2:19: error: runtime.device: expected auto, cpu, an ordinal (cuda:1), a PCI bus id "
+    "(0000:3b:00.0) or "
     "a UUID (GPU-...); found 'h100': did you mean 'auto'? A device is one of this "
     "machine's; the architecture sm_90a, for compiling without a GPU, is given as --arch or "
     "nsa_options.arch" },

@@ -222,7 +222,8 @@ static const diag_case rule_cases[] = {
     "runtime: {device: MIG-1234-5678}\n"
     "profiles:\n"
     "  - match: {uuid: MIG-1234}\n",
-    "2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or "
+    "2:19: error: runtime.device: expected auto, cpu, an ordinal (cuda:1), a PCI bus id "
+    "(0000:3b:00.0) or "
     "a UUID (GPU-...); found 'MIG-1234-5678': choose a MIG instance by CUDA_VISIBLE_DEVICES, and "
     "write auto here\n"
     "4:19: error: profiles[0].match.uuid: a MIG instance is not told from its GPU: match the "

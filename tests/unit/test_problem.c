@@ -151,7 +151,7 @@ static void test_refusals(void **state) {
     { PACKED(.max_kv_tokens = -9), "problem.max_kv_tokens is -9" },
     { PACKED(.max_kv_tokens = INT64_MAX), "problem.max_kv_tokens" },
     { PACKED(.max_kv_len = -2), "problem.max_kv_len is -2" },
-    { PACKED(.op = 8), "problem.op is 8" },
+    { PACKED(.op = 8), "problem.op is 8: expected 1 to 7, see include/nsa/problem.h" },
     { PACKED(.op = -1), "problem.op is -1" },
     { PACKED(.selection = 5), "problem.selection is 5: expected 1 to 4" },
     { PACKED(.selection = -1), "problem.selection is -1" },

@@ -428,10 +428,11 @@ static void test_exec(void **state) {
   nsa_exec exec = m.exec;
   exec.workspace = NULL;
   machine_expect("no workspace", nsa_forward(m.plan, &exec, batch, io), NSA_E_WORKSPACE,
-                 "has 0 bytes");
+                 "exec.workspace is missing (NULL), the plan needs ");
   exec = m.exec;
   exec.workspace_bytes--;
-  machine_expect("small", nsa_forward(m.plan, &exec, batch, io), NSA_E_WORKSPACE, "nsa_plan_caps");
+  machine_expect("small", nsa_forward(m.plan, &exec, batch, io), NSA_E_WORKSPACE,
+                 "exec.workspace_bytes is ");
   exec = m.exec;
   exec.workspace = (char *)exec.workspace + 128;
   machine_expect("misaligned", nsa_forward(m.plan, &exec, batch, io), NSA_E_WORKSPACE,
