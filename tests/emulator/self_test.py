@@ -18,6 +18,9 @@ PERSISTENT = "bwd:h16/1:d32/32:q=150,0,33:kv=150,90,33:force=backward_kv_sm90"
 
 ORDERED = "bwd:h32/2:d32/32:w0:q=290,33:slack=9000:force=backward_kv_sm90"
 
+# Each head has launches of its own, and another number of items.
+CHUNKS = "bwd:h32/2:d64/64:s128x256+0+1:w0:gate=none:q=2:kv=20000:sel=blocks:slack=9200:force=backward_kv_sm90"
+
 INDEXED = "fwd:bf16:h4/2:d32/32:l2/2:w0:gate=none:index=32:q=60:"
 
 # A change that nsacheck must not find: CTAs run one after the other, and the first one would take all tiles.
@@ -48,6 +51,8 @@ DAMAGES = [
     ("stages of each tile begin anew", "sm_90", "backward/pipelines/dkv_items.cuh", "step.advance(stages);", "", PERSISTENT),
     ("the order of items begins at its second place", "sm_90", "data/invert_order.cuh", "upto - own + (warp", "upto - max(own, 1) + 1 + (warp",
      ORDERED),
+    ("all launches take items in the order of the first heads", "sm_90", "backward/pipelines/dkv_items_producer.cuh",
+     "p.item_order[(long long)list_head(kv) *", "p.item_order[(long long)head *", CHUNKS),
     ("negative scores of an index rank alike", "sm_80", "core/topn.cuh", "return bits >> 31 ? ~bits :", "return bits >> 31 ? 1 :",
      INDEXED + "s2x8+0+0"),
     ("scores of later tokens count", "sm_90", "select/index_scores_sm90.cuh", "if (first + C::kKeys > visible_to_all)", "if (false)",
