@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: 2026 the libnsa authors
 # SPDX-License-Identifier: MIT
-"""Damages kernels, one line each, and demands that nsacheck on the emulator finds it.
+"""Damages kernels, one line each, and demands that nsacheck on the emulator finds it. A skip must be a failure.
 
   self_test.py NSACHECK TEMPLATES     in the environment that meson gives the emulator's tests
 """
@@ -60,9 +60,19 @@ DAMAGES = [
 ]
 
 
+EXIT_SKIP = 77
+
+
+def fails_for_skip(nsacheck, device, problem):
+    """Whether no_skips.py makes a failure of a skip."""
+    program = [nsacheck, "--tap", "--device", device, "--problem", problem]
+    run = subprocess.run([sys.executable, pathlib.Path(__file__).with_name("no_skips.py"), *program], capture_output=True, text=True, check=False)
+    return run.returncode == 1 and run.stdout.startswith("not ok 1") and "SKIP" not in run.stdout
+
+
 def main():
     nsacheck, templates = sys.argv[1], pathlib.Path(sys.argv[2])
-    print(f"1..{len(DAMAGES)}")
+    print(f"1..{len(DAMAGES) + 2}")
     failed = False
     for number, (name, gpu, file, old, new, problem) in enumerate(DAMAGES, 1):
         with tempfile.TemporaryDirectory(prefix="nsa-emulator-") as folder:
@@ -77,11 +87,16 @@ def main():
                 (folder / file).write_text(text.replace(old, new), encoding="utf-8")
             run = subprocess.run([nsacheck, "--device", "1", "--problem", problem], capture_output=True, text=True, check=False,
                                  env={**os.environ, "EMULATOR_GPU": gpu, "NSA_TEMPLATES_DIR": str(folder)})
-        good = run.returncode == 0 if file is None or name == HARMLESS else run.returncode != 0 and "does not compile" not in run.stdout + run.stderr
+        good = run.returncode == 0 if file is None or name == HARMLESS else run.returncode not in (0, EXIT_SKIP) and "does not compile" not in run.stdout + run.stderr
         print(f"{'ok' if good else 'not ok'} {number} - {name}", flush=True)
         if not good:
             failed = True
             print("# " + (run.stdout + run.stderr)[-2000:].replace("\n", "\n# "))
+    skips = {"a problem of another stage": ("1", "fwd:q=32:force=decode_cluster"), "no such GPU": ("9", "fwd:q=32")}
+    for number, (name, arguments) in enumerate(skips.items(), len(DAMAGES) + 1):
+        good = fails_for_skip(nsacheck, *arguments)
+        print(f"{'ok' if good else 'not ok'} {number} - a skip is a failure: {name}")
+        failed |= not good
     return failed
 
 
