@@ -5,6 +5,7 @@
 
 #include "csv.h"
 #include "measure.h"
+#include "ranks_cell.h"
 #include "ranks_model.h"
 #include "ranks_rank.h"
 #include "ranks_team.h"
@@ -12,7 +13,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 /* A rank may launch runs of many seconds back to back, and the oldest must not seem lost. */
 #define TIMEOUT_MS 240000
@@ -26,7 +26,7 @@ typedef struct task {
   const bench_cases *list;
   const bench_part *parts;
   int part_count;
-  chk_times *one; /* [list, parts], shared with the processes: of one GPU; 0: it has no time */
+  bench_ranks_times *one; /* [list, parts], of one GPU */
   bench_team team;
 } task;
 
@@ -37,11 +37,14 @@ typedef struct case_pass {
   int64_t at; /* in task.one */
 } case_pass;
 
+/* Whose times are bench_ranks_times.ms. */
+enum { BURST, SUSTAINED };
+
 /* A result, as it is reported. */
 typedef struct line {
   const case_pass *pass;
   const char *device;
-  chk_times times, one;
+  bench_ranks_times times, one;
   double model_ms; /* 0: there is none */
   uint64_t workspace;
   int32_t overlap_sms; /* 0: K and V travel first */
@@ -64,29 +67,25 @@ static void print_line(const task *t, const line *l) {
     fprintf(t->team.out, "%s\n", l->note);
     return;
   }
-  fprintf(t->team.out, "%9.4g ms %9.4g sustained", l->times.burst_ms, l->times.sustained_ms);
-  if (t->team.shared->size > 1 && l->one.burst_ms > 0)
-    fprintf(t->team.out, "  %5.2f x %5.2f x", bench_team_ratio(l->one.burst_ms, l->times.burst_ms),
-            bench_team_ratio(l->one.sustained_ms, l->times.sustained_ms));
+  fprintf(t->team.out, "%9.4g ms %9.4g sustained", l->times.ms[BURST], l->times.ms[SUSTAINED]);
+  bench_ranks_print_ratios(&t->team, &l->times, &l->one);
   if (l->model_ms > 0)
     fprintf(t->team.out, "  model %9.4g ms %+.1f %%", l->model_ms,
-            100 * (l->times.burst_ms / l->model_ms - 1));
+            100 * (l->times.ms[BURST] / l->model_ms - 1));
   if (l->overlap_sms) fprintf(t->team.out, "  overlaps, %d SMs", l->overlap_sms);
   fputc('\n', t->team.out);
 }
 
 static void write_line(const task *t, const line *l) {
-  const chk_times none = { 0, 0 }, *times = l->note ? &none : &l->times;
+  static const bench_ranks_times none = { 0 };
+  const bench_ranks_times *times = l->note ? &none : &l->times;
   bench_csv_begin(t->team.csv, t->options->commit ? t->options->commit : "", l->device, l->pass->c);
   fprintf(t->team.csv, ",%s,%d", bench_part_names[l->pass->part], t->team.shared->size);
-  bench_csv_known(t->team.csv, 5, times->burst_ms);
-  bench_csv_known(t->team.csv, 5, times->sustained_ms);
-  bench_csv_known(t->team.csv, 4, bench_team_ratio(l->one.burst_ms, times->burst_ms));
-  bench_csv_known(t->team.csv, 4, bench_team_ratio(l->one.sustained_ms, times->sustained_ms));
+  bench_ranks_write_times(&t->team, times, &l->one);
   bench_csv_known(t->team.csv, 5, l->model_ms);
   fputc(',', t->team.csv);
-  if (l->model_ms > 0 && times->burst_ms > 0)
-    fprintf(t->team.csv, "%.1f", 100 * (times->burst_ms / l->model_ms - 1));
+  if (l->model_ms > 0 && times->ms[BURST] > 0)
+    fprintf(t->team.csv, "%.1f", 100 * (times->ms[BURST] / l->model_ms - 1));
   fprintf(t->team.csv, ",%llu,%d,", (unsigned long long)l->workspace, l->overlap_sms);
   if (l->note) bench_csv_quoted(t->team.csv, l->note);
   fputc('\n', t->team.csv);
@@ -113,7 +112,7 @@ static nsa_status model_of(const task *t, const case_pass *pass, const nsa_shard
     if (c != pass->c && !differ_in_length(c, pass->c)) continue;
     measured[count++] =
         (bench_one_gpu){ (double)nsai_verify_total(c->q_len, c->num_seqs),
-                         t->one[i * t->part_count + pass->at % t->part_count].burst_ms };
+                         t->one[i * t->part_count + pass->at % t->part_count].ms[BURST] };
   }
   const double tokens = (double)nsai_verify_total(pass->c->q_len, pass->c->num_seqs);
   const double one = bench_one_gpu_ms(measured, count, tokens);
@@ -137,12 +136,12 @@ static void report(task *t, const case_pass *pass, const bench_rank *b, const ch
   const nsai_verify_result *reason = bench_team_reason(t->team.shared);
   line l = { .pass = pass,
              .device = b->r.device->name,
-             .times = *times,
+             .times = { .ms = { times->burst_ms, times->sustained_ms } },
              .workspace = b->r.plan.caps.workspace_bytes,
              .note = reason ? reason->text : NULL };
   if (b->r.comm && b->r.shard && nsai_ranks_overlap(b->r.comm, b->r.plan.plan, b->r.shard))
     l.overlap_sms = t->options->overlap_sms;
-  if (t->team.shared->size == 1 && !reason) t->one[pass->at] = *times;
+  if (t->team.shared->size == 1 && !reason) t->one[pass->at] = l.times;
   l.one = t->one[pass->at];
   if (t->team.shared->size > 1 && b->r.shard && model_of(t, pass, b->r.shard, &l.model_ms))
     l.model_ms = 0;
@@ -225,16 +224,15 @@ nsa_status bench_ranks(const bench_ranks_options *options, const bench_cases *li
              .list = list,
              .parts = options->backward ? backward_parts : forward_parts,
              .part_count = options->backward ? 2 : 1 };
-  const size_t bytes = (size_t)(list->count * t.part_count) * sizeof *t.one;
+  const size_t count = (size_t)(list->count * t.part_count);
   t.team = (bench_team){ .options = options->plans,
-                         .count = list->count * t.part_count,
+                         .count = (int64_t)count,
                          .run = time_run,
                          .user = &t,
                          .out = out,
                          .csv = csv };
-  t.one = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (t.one == MAP_FAILED) return nsai_fail_nomem("times of one GPU", bytes);
+  NSAI_TRY(bench_ranks_times_create(count, &t.one));
   nsa_status status = bench_team_run(&t.team, options->with, failed);
-  munmap(t.one, bytes);
+  bench_ranks_times_destroy(t.one, count);
   return status;
 }

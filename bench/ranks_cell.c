@@ -133,17 +133,29 @@ nsa_status bench_ranks_cell_set_time(bench_ranks_cell *cell, int call, double ms
   return bench_team_largest(cell->team->shared, cell->rank, ms, &cell->times.ms[call]);
 }
 
+void bench_ranks_print_ratios(const bench_team *team, const bench_ranks_times *times,
+                              const bench_ranks_times *one) {
+  if (team->shared->size > 1 && one->ms[0] > 0)
+    fprintf(team->out, "  %5.2f x %5.2f x", bench_team_ratio(one->ms[0], times->ms[0]),
+            bench_team_ratio(one->ms[1], times->ms[1]));
+}
+
+void bench_ranks_write_times(const bench_team *team, const bench_ranks_times *times,
+                             const bench_ranks_times *one) {
+  for (int i = 0; i < 2; i++) bench_csv_known(team->csv, 5, times->ms[i]);
+  for (int i = 0; i < 2; i++)
+    bench_csv_known(team->csv, 4, bench_team_ratio(one->ms[i], times->ms[i]));
+}
+
 static void print_line(const bench_ranks_cell *cell, const bench_ranks_steps *s, const char *note) {
-  const bench_ranks_times *t = &cell->times, *one = cell->one;
+  const bench_ranks_times *t = &cell->times;
   FILE *out = cell->team->out;
   s->print(s->user, !note);
   if (note) {
     fprintf(out, "%s\n", note);
     return;
   }
-  if (cell->team->shared->size > 1 && one->ms[0] > 0)
-    fprintf(out, "  %5.2f x %5.2f x", bench_team_ratio(one->ms[0], t->ms[0]),
-            bench_team_ratio(one->ms[1], t->ms[1]));
+  bench_ranks_print_ratios(cell->team, t, cell->one);
   if (t->gather_us > 0)
     fprintf(out, "  gather of %lld bytes %6.4g us", (long long)cell->gather_bytes, t->gather_us);
   fputs(cell->peer_bytes ? " by peer memory\n" : "\n", out);
@@ -151,11 +163,10 @@ static void print_line(const bench_ranks_cell *cell, const bench_ranks_steps *s,
 
 static void write_line(const bench_ranks_cell *cell, const bench_ranks_steps *s, const char *note) {
   static const bench_ranks_times none = { 0 };
-  const bench_ranks_times *t = note ? &none : &cell->times, *one = cell->one;
+  const bench_ranks_times *t = note ? &none : &cell->times;
   FILE *csv = cell->team->csv;
   s->write(s->user);
-  for (int i = 0; i < 2; i++) bench_csv_known(csv, 5, t->ms[i]);
-  for (int i = 0; i < 2; i++) bench_csv_known(csv, 4, bench_team_ratio(one->ms[i], t->ms[i]));
+  bench_ranks_write_times(cell->team, t, cell->one);
   if (t->gather_us > 0)
     fprintf(csv, ",%lld,%.5g", (long long)cell->gather_bytes, t->gather_us * 1e-3);
   else

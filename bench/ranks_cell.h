@@ -18,7 +18,8 @@ typedef struct bench_ranks_cells {
   int32_t peer_bytes; /* nsa_comm_options' of a second run of each cell; 0: there is none */
 } bench_ranks_cells;
 
-/* Of two calls, on the slowest rank; and of the gathers of one call by themselves, on GPUs. */
+/* Of two calls, or of one call in a burst and sustained, on the slowest rank; 0: unknown. And of the
+ * gathers of one call by themselves, on GPUs. */
 typedef struct bench_ranks_times {
   double ms[2], gather_us;
 } bench_ranks_times;
@@ -26,6 +27,16 @@ typedef struct bench_ranks_times {
 /* Zeros, which the processes of a team share: the times of one GPU. */
 nsa_status bench_ranks_times_create(size_t count, bench_ranks_times **out);
 void bench_ranks_times_destroy(bench_ranks_times *times, size_t count);
+
+/* Prints one GPU's times over these, in a line of the table; nothing where there is no such time, and for
+ * one GPU itself. */
+void bench_ranks_print_ratios(const bench_team *team, const bench_ranks_times *times,
+                              const bench_ranks_times *one);
+
+/* Writes four columns of the CSV, empty where they are unknown: both times, and one GPU's times over
+ * them. */
+void bench_ranks_write_times(const bench_team *team, const bench_ranks_times *times,
+                             const bench_ranks_times *one);
 
 typedef struct bench_ranks_cell {
   bench_team *team;

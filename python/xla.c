@@ -12,8 +12,8 @@
  *   scale    of the softmax, f32
  *
  * A cache that an append writes into is an operand and a result in the same memory: XLA is told of the
- * alias, and the place of the result counts. The last result is the workspace. Contexts and plans are kept by these and the device, until the
- * process ends.
+ * alias, and the place of the result counts. The last result is the workspace. Contexts and plans are
+ * kept by these and the device, until the process ends.
  */
 #include "frame.h"
 #include <xla/ffi/api/c_api.h>

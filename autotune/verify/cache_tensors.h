@@ -51,8 +51,8 @@ typedef struct nsai_verify_cache {
 } nsai_verify_cache;
 
 /* Makes the caches and fills them by nsa_kv_append with `append`, a plan for one sequence of
- * NSAI_VERIFY_CACHE_PROMPT (over ranks _RANKS_PROMPT) new tokens, or of the context if that is shorter. The append computes
- * compressed entries if phi is mean; else they are arbitrary numbers.
+ * NSAI_VERIFY_CACHE_PROMPT (over ranks _RANKS_PROMPT) new tokens, or of the context if that is
+ * shorter. The append computes compressed entries if phi is mean; else they are arbitrary numbers.
  *
  * NSA_E_NOMEM or NSA_E_CUDA when not even one copy fits. The caches must be destroyed in any
  * case. */

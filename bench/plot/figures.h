@@ -9,9 +9,10 @@
 #include "plot/plot.h"
 #include "results.h"
 
-/* Writes DIR/STEM-speed.svg, with the backward pass if it has times, DIR/STEM-speedup.svg if dense attention has times, and
- * DIR/STEM-stages.svg if all three branches have. Creates the folder if it is missing. All
- * figures show the model of the first problem. Prints the written paths on stderr. */
+/* Writes DIR/STEM-speed.svg, with the backward pass if it has times, DIR/STEM-speedup.svg if dense
+ * attention has times, and DIR/STEM-stages.svg if all three branches have. Creates the folder if it
+ * is missing. All figures show the model of the first problem. Prints the written paths on
+ * stderr. */
 nsa_status bench_figures_write(const bench_results *results, const char *dir, const char *stem);
 
 /* "DEVICE, DATE: 64 heads, ...". */

@@ -44,8 +44,8 @@
  * below 128k.
  * x is as many KV heads as fit into 1.125 GiB, at least one; of backward_q_kv_slots_sm90 no more than
  * have 1 GiB of dQ of selected blocks, and c (S / d + 1) is for other KV heads, of 1.125 GiB, too. c is
- * at most 32 and decreases as S grows. Of the partial sums, S is missing without a window, and l' (n T / i + B) without a
- * selection; of a caller's ranges the latter is r S, with r from 4 to 32.
+ * at most 32 and decreases as S grows. Of the partial sums, S is missing without a window, and
+ * l' (n T / i + B) without a selection; of a caller's ranges the latter is r S, with r from 4 to 32.
  *
  * phi linear and mlp add, with N = S / d + 2 and H = phi_hidden (0: linear)
  *   4 l (Dk + Dv) x N + 2 max(Dk, Dv) x N + 4 l max(Dk, Dv) max(H, Dk, Dv) x + 8 H x N

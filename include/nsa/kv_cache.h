@@ -96,9 +96,9 @@
  * FP8. With problem.kv_dtype NSA_E4M3 the raw pairs, rings included, are stored in e4m3, and with
  * problem.cmp_dtype NSA_E4M3 the compressed entries; either may be so alone. Both head dims, or of
  * index keys theirs alone, must be multiples of 16. io.k_scale, v_scale and k_cmp_scale, v_cmp_scale
- * have the scales, one for all KV heads or one for each, in device memory. Each launch reads them,
- * and a cache must be read with those that it was written with. The CPU device refuses scales that are not positive and finite; a
- * GPU does not look, and such a scale makes results undefined.
+ * have the scales, one for all KV heads or one for each, in device memory. Each launch reads them, and
+ * a cache must be read with those that it was written with. The CPU device refuses scales that are not
+ * positive and finite; a GPU does not look, and such a scale makes results undefined.
  * - A value is code * scale. An append stores x as e4m3(x / scale): a division in fp32, rounded to the
  *   nearest code, ties to even, at most +-448; NaN stays NaN.
  * - Compressed entries are made of codes alone, those of the call's own tokens included, and with phi

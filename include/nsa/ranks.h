@@ -156,10 +156,10 @@ typedef struct nsa_shard_options {
   int32_t num_seqs;       /* sequences [1] */
   const int64_t *lengths; /* [num_seqs]: tokens of each sequence, 0 or more; required */
   /* Pieces begin at multiples of so many tokens; itself a multiple of the model's d, unless phi is none
-   * and there are no compressed entries. [the least common
-   * multiple of l' and of the tokens that a query tile of any kernel may hold: results are then those of
-   * one GPU with the same variants, bit for bit. 192 tokens for groups of 16 query heads, 768 for groups of one. A smaller
-   * alignment balances short sequences better; results are then equal to rounding] */
+   * and there are no compressed entries. [the least common multiple of l' and of the tokens that a query
+   * tile of any kernel may hold: results are then those of one GPU with the same variants, bit for bit.
+   * 192 tokens for groups of 16 query heads, 768 for groups of one. A smaller alignment balances short
+   * sequences better; results are then equal to rounding] */
   int64_t alignment;
   /* NSA_SHARD_GIVEN: `given_count` pieces in any order, which cover each token exactly once and begin
    * at multiples of `alignment` [d; 1 where phi is none] */
@@ -363,12 +363,12 @@ NSA_API nsa_status nsa_comm_loopback(nsa_ctx *ctx, int32_t size, const nsa_comm_
                                      nsa_comm **comms);
 
 /* Compares what all ranks are about to run, before the first run of each plan and shard: the version, the
- * kernel templates, the device, model, problem, variants with their tiles, cuBLASLt's version, over
- * a cache whether runtime.check_inputs is full, and the shard. Ranks that chose differently would wait for each other, or
- * compute other bits. Tune on one rank, import the records on the others. Blocking; every rank calls it with
- * the same number of plans. What was not agreed upon does not run; a plan of one call may run with the shard
- * of another. The communicator remembers the 256 plans and the 256 shards of the latest agreements, by what
- * they consist of: a plan that is destroyed and made again need not be agreed upon again, and one that is
+ * kernel templates, the device, model, problem, variants with their tiles, cuBLASLt's version, over a cache
+ * whether runtime.check_inputs is full, and the shard. Ranks that chose differently would wait for each other,
+ * or compute other bits. Tune on one rank, import the records on the others. Blocking; every rank calls it
+ * with the same number of plans. What was not agreed upon does not run; a plan of one call may run with the
+ * shard of another. The communicator remembers the 256 plans and the 256 shards of the latest agreements, by
+ * what they consist of: a plan that is destroyed and made again need not be agreed upon again, and one that is
  * agreed upon again counts as new. The first agreement also finds which ranks share a host, by the boot ids of
  * their machines (without one, the host name), unless host_ranks is given: where ranks of a host are
  * successive, and each host has as many. Uses the transport on a stream of its own, where NCCL may let it wait

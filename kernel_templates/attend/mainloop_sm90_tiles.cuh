@@ -129,9 +129,10 @@ template <class C> struct AlternationOf<C, decltype((void)C::kHeadsAlternate)> {
 // as many as have raw keys and values that fit into a part of L2; of a chunk over a long cache, as many, as
 // in a run over ranks. Then the tiles get ever shorter to the end, and the CTAs end at about the same time.
 // Head after head, some CTAs get a long tile of every head, and the last head's short tiles come too late
-// to make up for it. Chunks over long caches were not timed. Whole sequences, H200, bf16, 64/4 heads, D 128, head after head / alternating, sustained:
-// dense attention, which is also the selected branch of short sequences, 1k 0.0597 / 0.0391 ms, 4k 0.459 /
-// 0.435, 8k 1.69 / 1.60; a whole forward at 1k 0.1235 / 0.1037, at 4k and 8k the same within 1 %.
+// to make up for it. Chunks over long caches were not timed. Whole sequences, H200, bf16, 64/4 heads,
+// D 128, head after head / alternating, sustained: dense attention, which is also the selected branch of
+// short sequences, 1k 0.0597 / 0.0391 ms, 4k 0.459 / 0.435, 8k 1.69 / 1.60; a whole forward at 1k 0.1235 /
+// 0.1037, at 4k and 8k the same within 1 %.
 template <class Config, class Keys> NSAI_DEVICE bool heads_alternate(const NsaiAttendTma &p) {
   constexpr int kTileBytes = 2 * Flash<Config>::kTokens * (Config::kHeadDimQk + Config::kHeadDimV);
   if constexpr (AlternationOf<Config>::kValue) return true;

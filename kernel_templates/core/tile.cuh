@@ -26,8 +26,9 @@ template <int kRows, int kCols> struct Tile {
   }
 
   // The address `chunks` (constant) further along a row, given the `address` of its chunk 0, or an even
-  // number of them given that of chunk 0 or 1; the tile must be aligned to 128 bytes. This is one instruction, whereas calls of offset()
-  // would be hoisted out of the key loop into one register per chunk.
+  // number of them given that of chunk 0 or 1; the tile must be aligned to 128 bytes. This is one
+  // instruction, whereas calls of offset() would be hoisted out of the key loop into one register per
+  // chunk.
   static NSAI_DEVICE u32 along(u32 address, int chunks) {
     if constexpr (!kSwizzled) return address + (u32)(chunks << 4);
     return (address ^ (u32)((chunks & 7) << 4)) + (u32)((chunks & ~7) << 4);

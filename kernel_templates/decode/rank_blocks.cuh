@@ -47,8 +47,8 @@ NSAI_DEVICE u64 rank_key(u32 order, int index) {
 }
 NSAI_DEVICE int ranked_block(u64 key) { return (int)(~(u32)key & 0xffffffu); }
 
-// Counts the keys that are greater than `key` among those of one of kLanes lanes. `keys` has `count` keys, and zeros
-// up to a multiple of 2 * kPairs * kLanes. Sums in chains of their own.
+// Counts the keys that are greater than `key` among those of one of kLanes lanes. `keys` has
+// `count` keys, and zeros up to a multiple of 2 * kPairs * kLanes. Sums in chains of their own.
 template <int kLanes, int kPairs>
 NSAI_DEVICE int count_greater(const u64 *keys, int lane, int count, u64 key) {
   u32 chain[2] = {};
@@ -153,8 +153,9 @@ template <class C> NSAI_DEVICE void list_forced(int *sList, int candidates) {
   }
 }
 
-// Completes the list of a token with so many candidates, sList [n], that list_forced() has begun. gI [candidates] is
-// read only if importance decides. All threads take part, and sList is complete for all on return.
+// Completes the list of a token with so many candidates, sList [n], that list_forced() has begun.
+// gI [candidates] is read only if importance decides. All threads take part, and sList is complete
+// for all on return.
 template <class C>
 NSAI_DEVICE void rank_blocks(RankShared<C> &shared, int *sList, const float *gI, int candidates) {
   using R = Ranking<C>;

@@ -10,13 +10,14 @@
 //          share a token with block j (select/importance.cuh)
 //
 // Each warp that scores streams coarse keys and then compressed keys of its own through one pipeline of
-// steps of 16 keys. Statistics of the coarse keys pass through distributed shared memory between the two; meanwhile compressed
-// keys arrive. Each warp sends the importance of its blocks to all CTAs.
+// steps of 16 keys. Statistics of the coarse keys pass through distributed shared memory between the two;
+// meanwhile compressed keys arrive. Each warp sends the importance of its blocks to all CTAs.
 //
 // The order of sums depends on the size of the cluster, as that of decode_split_kv on its splits.
 //
-// Config: Element, kHeadDimQk, kGroup, kGroupPadded, kWarps, kThreads, kStages, kCluster, kPageSize, kBlock (l),
-// kStride (d), kNormBlock and kNormStride (of coarse keys), kSelectBlock (l'), kSelectLocal, kMostBlocks, kMaxPool.
+// Config: Element, kHeadDimQk, kGroup, kGroupPadded, kWarps, kThreads, kStages, kCluster, kPageSize,
+// kBlock (l), kStride (d), kNormBlock and kNormStride (of coarse keys), kSelectBlock (l'), kSelectLocal,
+// kMostBlocks, kMaxPool.
 #pragma once
 #include "core/barrier.cuh"
 #include "core/cluster.cuh"

@@ -10,8 +10,9 @@
 #pragma once
 #include "decode/mainloop.cuh"
 
-// Q [16, Dk] passes through a tile of the warp's own in shared memory. (A load of a fragment takes 16 bytes of each of
-// eight rows, so that 32 loads of each of eight warps would keep L1 busy: a guess.)
+// Q [16, Dk] passes through a tile of the warp's own in shared memory. (A load of a fragment takes
+// 16 bytes of each of eight rows, so that 32 loads of each of eight warps would keep L1 busy: a
+// guess.)
 template <class S> struct WarpQueries {
   using Q = typename S::Q;
   u32 tile; // shared-memory address

@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa_comm_create, nsa_comm_nccl, nsa_comm_nccl_id, nsa_comm_nccl_init, nsa_comm_loopback, nsa_comm_agree, nsa_comm_check, nsa_comm_wait, nsa_comm_destroy.
+ * nsa_comm_create, nsa_comm_nccl, nsa_comm_nccl_id, nsa_comm_nccl_init, nsa_comm_loopback,
+ * nsa_comm_agree, nsa_comm_check, nsa_comm_wait, nsa_comm_destroy.
  */
 #include "api/peer_kernel.h"
 #include "plan/context.h"

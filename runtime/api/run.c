@@ -12,6 +12,7 @@
 #include "run/check_cache.h"
 #include "run/check_gradients.h"
 #include "run/check_ranks.h"
+#include "run/check_values.h"
 #include "run/ranks.h"
 
 #include <nsa/backward.h>
@@ -22,7 +23,7 @@
 #define ALL_PROCESSORS 0 /* threads of the CPU device */
 
 /* What a run call keeps while it runs: its structs, where the caller's have another size than this
- * library's, its queue and its tensors. */
+ * library's, its queue, its tensors and the values that were read of its batch. */
 typedef struct call_structs {
   nsa_exec exec;
   nsa_batch batch;
@@ -31,7 +32,8 @@ typedef struct call_structs {
   nsa_index_grads index_grads;
   nsai_queue queue;
   nsai_call_tensors tensors;
-  nsai_problem all_heads; /* of a plan over ranks, which may be one of some heads */
+  nsai_problem all_heads;   /* of a plan over ranks, which may be one of some heads */
+  nsai_batch_values values; /* over ranks alone: calls without ranks need not clear it */
 } call_structs;
 
 /* One struct of the call; `optional` ones may be NULL. */
@@ -112,6 +114,10 @@ static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *gi
                      .all_heads = &call->all_heads,
                      .comm = op == NSA_OP_APPEND ? NULL : exec->comm,
                      .shard = shard };
+  if (run->comm) {
+    call->values = (nsai_batch_values){ 0 };
+    run->values = &call->values;
+  }
   call->all_heads = nsai_problem_all_heads(&plan->problem);
   call->tensors.count = 0;
   if (run->driver) call->queue = nsai_queue_open(&plan->ctx->device, exec->stream);
@@ -119,6 +125,7 @@ static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *gi
 }
 
 static nsa_status end_run(const nsai_run *run, nsa_status status) {
+  if (run->values) nsai_batch_values_fini(run->values);
   if (run->driver) nsai_context_leave(run->plan->ctx, run->pushed);
   return status;
 }
@@ -131,6 +138,7 @@ static nsai_check check_of(const nsai_run *run) {
                        .branches = run->branches,
                        .rank = run->comm ? nsai_comm_rank(run->comm) : -1,
                        .shard = run->shard,
+                       .values = run->values,
                        .tensors = run->tensors };
 }
 

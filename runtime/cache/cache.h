@@ -117,10 +117,10 @@ typedef struct nsai_cache_bytes {
   size_t size;
 } nsai_cache_bytes;
 
-/* Checks exported entries, their machine code included (nsai_cache_entry_check_code), and adds them to the user's folder, all or none, in the place of
- * damaged files of their names, too. Older entries may have been evicted for them, also after a
- * failure. If the process dies meanwhile, some may be there, each complete. NSA_E_CACHE,
- * NSA_E_NOMEM. */
+/* Checks exported entries, their machine code included (nsai_cache_entry_check_code), and adds them
+ * to the user's folder, all or none, in the place of damaged files of their names, too. Older
+ * entries may have been evicted for them, also after a failure. If the process dies meanwhile, some
+ * may be there, each complete. NSA_E_CACHE, NSA_E_NOMEM. */
 nsa_status nsai_cache_import(nsai_cache *cache, const nsai_cache_bytes *entries, int64_t count);
 
 #endif /* NSAI_CACHE_CACHE_H */

@@ -43,10 +43,11 @@ typedef struct nsai_compile_request {
  * 0.2 s). Thread-safe. After a failure `out` owns nothing, and only out->refused is valid.
  *
  * NSA_E_COMPILE: the compiler's first errors with file and line. With out->refused, the kernel
- * compiled but cannot be used: it spills registers or its wgmma instructions are serialised
- * (either makes a variant too slow, and smaller tiles may help; a last resort is taken all the
- * same), or its machine code is wrong (sass_check.h). NSA_E_UNSUPPORTED (this library or this NVRTC does not know the architecture),
- * NSA_E_NO_COMPILER, NSA_E_NO_DRIVER (a given NVRTC is newer than the driver), NSA_E_NOMEM. */
+ * compiled but cannot be used: it spills registers or its wgmma instructions are serialised (either
+ * makes a variant too slow, and smaller tiles may help; a last resort is taken all the same), or
+ * its machine code is wrong (sass_check.h). NSA_E_UNSUPPORTED (this library or this NVRTC does not
+ * know the architecture), NSA_E_NO_COMPILER, NSA_E_NO_DRIVER (a given NVRTC is newer than the
+ * driver), NSA_E_NOMEM. */
 nsa_status nsai_compile(nsai_compiler *compiler, const nsai_compile_request *request,
                         nsai_kernel_image *out);
 

@@ -57,7 +57,8 @@ int32_t nsai_peers_most_bytes(int32_t peer_bytes);
 
 /* Exchanges mailboxes with all ranks by two rounds of nsa_comm_agree, which has agreed upon everything
  * else, and turns gathers through them on where every rank maps every other one. That it cannot is no
- * failure, but takes a third round where ranks are several processes. The device is entered. Not NSA_OK: the transport has failed.
+ * failure, but takes a third round where ranks are several processes. The device is entered. Not
+ * NSA_OK: the transport has failed.
  *
  * why         why there is no kernel, if there is none
  * since       seconds of the clock, when nsa_comm_agree began

@@ -108,8 +108,8 @@ nsa_status nsai_reference_backward_stored(const nsai_model *model, int32_t selec
                                           const nsa_io *io, const nsa_grads *grads, uint32_t draw,
                                           int threads);
 
-/* nsa_index_kl: of the blocks in io->block_idx or, with NSA_SELECT_ALL, of all that a token sees. Other memory than the forward's: the gradients of the
- * index keys in float64, for each KV head. */
+/* nsa_index_kl: of the blocks in io->block_idx or, with NSA_SELECT_ALL, of all that a token sees.
+ * Other memory than the forward's: the gradients of the index keys in float64, for each KV head. */
 nsa_status nsai_reference_index_kl(const nsai_model *model, int32_t selection,
                                    const nsa_batch *batch, const nsa_io *io,
                                    const nsa_index_grads *grads, int threads);

@@ -508,14 +508,14 @@ static nsa_status check_sequences(const cached *c) {
 }
 
 static nsa_status check_values(const cached *c) {
-  nsai_batch_values values;
+  nsai_batch_values own, *values = c->check->values ? c->check->values : &own;
   cached read = *c;
   nsa_status status = NSA_OK;
-  NSAI_TRY(nsai_batch_values_read(c->check, c->batch, &values));
-  read.batch = values.batch;
-  if (values.batch) NSAI_TRY_TO(done, check_sequences(&read));
+  NSAI_TRY(nsai_batch_values_read(c->check, c->batch, values));
+  read.batch = values->batch;
+  if (values->batch) NSAI_TRY_TO(done, check_sequences(&read));
 done:
-  nsai_batch_values_fini(&values);
+  if (values == &own) nsai_batch_values_fini(values);
   return status;
 }
 

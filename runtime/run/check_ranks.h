@@ -13,8 +13,8 @@
 #include <nsa/ranks.h>
 
 /* Whether exec.comm and batch.shard are there if and only if the plan has problem.ranks, and fit its
- * capacities. A cache over ranks has a shard in a prefill alone, and an append into it no communicator. `batch` may be
- * NULL. NSA_E_ARG. */
+ * capacities. A cache over ranks has a shard in a prefill alone, and an append into it no
+ * communicator. `batch` may be NULL. NSA_E_ARG. */
 nsa_status nsai_check_shard(const nsa_plan *plan, const nsa_comm *comm, const nsa_batch *batch);
 
 /* Whether there are as many query tokens as the shard gives the rank. NSA_E_ARG. */

@@ -29,6 +29,8 @@ typedef struct nsai_check {
   int32_t rank;                  /* over ranks: this one; -1: the call has no communicator */
   const struct nsa_shard *shard; /* of a run over ranks that divides its tokens; else NULL */
   nsai_call_tensors *tensors;    /* receives every tensor that passes; NULL: nobody asks */
+  /* Keeps what is read of a cache's batch (check_values.h) until its owner gives it back; or NULL. */
+  struct nsai_batch_values *values;
 } nsai_check;
 
 static inline bool nsai_present(const nsa_tensor *tensor) { return tensor->data != NULL; }

@@ -9,8 +9,8 @@
  * capacity, which the ranks have agreed upon.
  */
 #include "base/duration.h"
-#include "plan/context.h"
 #include "ranks/comm_internal.h"
+#include "run/check_values.h"
 #include "run/ranks.h"
 
 #include <stdio.h>
@@ -23,39 +23,23 @@ static int32_t number_of_sequences(const nsai_run *run) {
   return run->shard ? run->shard->num_seqs : run->batch->num_seqs;
 }
 
-/* Whether lengths can be looked at. A wait would break a capture. */
-static nsa_status can_read(const nsai_run *run, bool *out) {
-  int32_t capturing = 0;
-  *out = !run->driver;
-  if (*out || run->plan->ctx->config->runtime.check_inputs != NSAI_CHECK_FULL) return NSA_OK;
-  NSAI_TRY(NSAI_CUDA(run->driver, cuStreamIsCapturing(run->queue->stream, &capturing)));
-  *out = !capturing;
-  return NSA_OK;
+/* The batch with arrays in host memory; NULL: its values cannot be looked at. On the CPU device they can at
+ * each level of runtime.check_inputs, on a GPU if the check of the arguments has read them. */
+static const nsa_batch *readable(const nsai_run *run) {
+  return run->driver ? run->values->batch : run->batch;
 }
 
-static nsa_status read_ints(const nsai_run *run, const nsa_tensor *from, int32_t count,
-                            int32_t *to) {
-  const size_t bytes = (size_t)count * sizeof *to;
-  if (run->driver)
-    return NSAI_CUDA(run->driver,
-                     cuMemcpyDtoHAsync(to, (uintptr_t)from->data, bytes, run->queue->stream));
-  memcpy(to, from->data, bytes);
-  return NSA_OK;
-}
-
-static nsa_status read_lengths(const nsai_run *run, int32_t *message) {
+static void write_lengths(const nsai_run *run, const nsa_batch *batch, int32_t *message) {
   const int32_t seqs = number_of_sequences(run);
   int32_t *cu_q = message + KV_LEN + run->plan->problem.max_seqs;
   message[NUM_SEQS] = seqs;
-  NSAI_TRY(read_ints(run, &run->batch->kv_len, seqs, message + KV_LEN));
-  if (!run->shard) {
-    const int32_t tokens = message[TOKENS] = (int32_t)run->sizes.tokens;
-    if (nsai_present(&run->batch->cu_q))
-      NSAI_TRY(read_ints(run, &run->batch->cu_q, seqs + 1, cu_q));
-    else
-      for (int32_t s = 0; s <= seqs && seqs; s++) cu_q[s] = tokens / seqs * s;
-  }
-  return run->driver ? NSAI_CUDA(run->driver, cuStreamSynchronize(run->queue->stream)) : NSA_OK;
+  memcpy(message + KV_LEN, batch->kv_len.data, (size_t)seqs * sizeof *message);
+  if (run->shard) return;
+  const int32_t tokens = message[TOKENS] = (int32_t)run->sizes.tokens;
+  if (nsai_present(&batch->cu_q))
+    memcpy(cu_q, batch->cu_q.data, (size_t)(seqs + 1) * sizeof *cu_q);
+  else
+    for (int32_t s = 0; s <= seqs && seqs; s++) cu_q[s] = tokens / seqs * s;
 }
 
 static nsa_status compare(const nsa_comm *comm, int32_t count, int32_t max_seqs) {
@@ -77,15 +61,13 @@ static nsa_status compare(const nsa_comm *comm, int32_t count, int32_t max_seqs)
   return NSA_OK;
 }
 
-static nsa_status exchange(const nsai_run *run, int32_t *message, int32_t count) {
+static nsa_status exchange(const nsai_run *run, const int32_t *message, int32_t count) {
   nsa_comm *comm = run->comm;
   nsai_comm_entered entered;
   NSAI_TRY(nsai_comm_enter(&comm->place, &entered));
   comm->agree.caller = "the comparison of batch.kv_len";
-  nsa_status status = read_lengths(run, message);
-  if (!status)
-    status = nsai_agree_round(comm, message, (uint64_t)count * sizeof *message, nsai_seconds(),
-                              comm->timeout_ms);
+  const nsa_status status = nsai_agree_round(comm, message, (uint64_t)count * sizeof *message,
+                                             nsai_seconds(), comm->timeout_ms);
   nsai_comm_limit_calls(comm, comm->timeout_ms);
   comm->agree.caller = NULL;
   nsai_comm_leave(&comm->place, &entered);
@@ -94,11 +76,11 @@ static nsa_status exchange(const nsai_run *run, int32_t *message, int32_t count)
 
 nsa_status nsai_compare_lengths(const nsai_run *run) {
   const int32_t count = KV_LEN + 2 * run->plan->problem.max_seqs + 1;
-  bool reads = false;
-  NSAI_TRY(can_read(run, &reads));
-  if (!reads) return NSA_OK;
+  const nsa_batch *batch = readable(run);
+  if (!batch) return NSA_OK;
   int32_t *message = calloc((size_t)count, sizeof *message);
   if (!message) return nsai_fail_nomem("lengths of a run over ranks", (size_t)count * 4);
+  write_lengths(run, batch, message);
   const nsa_status status = exchange(run, message, count);
   free(message);
   return status;

@@ -64,7 +64,8 @@ typedef struct nsai_run {
   const nsai_problem *all_heads; /* the plan's problem, with all heads of the caller's tensors */
   nsa_comm *comm;                /* of a run over ranks, as the next */
   const nsa_shard *shard;
-  const nsai_run_piece *piece; /* NULL: the run is no piece */
+  struct nsai_batch_values *values; /* what its check has read (check_values.h) */
+  const nsai_run_piece *piece;      /* NULL: the run is no piece */
 } nsai_run;
 
 nsa_status nsai_enqueue_forward(const nsai_run *run);

@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: MIT
  *
  * The loss of an index and its gradients against the float64 reference, on the blocks and the LSE of a
- * forward on the same device or, of a warm-up, on the reference's LSE; the same bits when run again in a workspace with other contents.
+ * forward on the same device or, of a warm-up, on the reference's LSE; the same bits when run again in
+ * a workspace with other contents.
  */
 #include "check.h"
 

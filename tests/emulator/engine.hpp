@@ -220,7 +220,8 @@ inline void barrier_join(int number, int threads, bool waits, bool vote, int *an
   if (count) *count = b.last_positive;
 }
 
-// ---- mbarrier, 8 bytes: phase 1 bit, arrivals of a phase 15, arrivals that are missing 16, bytes that are missing 32
+// ---- mbarrier, 8 bytes: phase 1 bit, arrivals of a phase 15, arrivals that are missing 16, bytes
+// that are missing 32
 
 struct MBarrier {
   u16 phase : 1, arrivals : 15;

@@ -58,8 +58,8 @@ inline void max_u16x2(u32 &r, u32 a, u32 b) {
 }
 inline void prmt(u32 &r, u32 a, u32 b, u32 selector) { r = __byte_perm(a, b, selector); }
 
-// Arithmetic on pairs. The product of two elements is exact in fp32, and so is its rounding; of a * b + c the sum is
-// rounded to fp32 first, which is exact where c is 0.
+// Arithmetic on pairs. The product of two elements is exact in fp32, and so is its rounding; of
+// a * b + c the sum is rounded to fp32 first, which is exact where c is 0.
 inline void mul_f16x2(u32 &r, u32 a, u32 b) {
   r = (u32)f16_of(value_f16((u16)(a >> 16)) * value_f16((u16)(b >> 16))) << 16 |
       f16_of(value_f16((u16)a) * value_f16((u16)b));
@@ -359,9 +359,9 @@ inline void global_timer(u64 &x) {
 
 // ---- products of a warpgroup
 
-// Element (row, column) of an operand with the 128-byte swizzle. K-major: row of the tile, column of the 16; `stride`
-// leads from 8 rows to the next. MN-major: row of the 16, column of the tile; `leading` leads from 64 columns to the
-// next.
+// Element (row, column) of an operand with the 128-byte swizzle. K-major: row of the tile, column
+// of the 16; `stride` leads from 8 rows to the next. MN-major: row of the 16, column of the tile;
+// `leading` leads from 64 columns to the next.
 struct Operand {
   u32 address, leading, stride;
   explicit Operand(u64 d)

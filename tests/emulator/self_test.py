@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: 2026 the libnsa authors
 # SPDX-License-Identifier: MIT
-"""Damages kernels, one line each, and demands that nsacheck on the emulator finds it.
+"""Damages kernels, one line each, and demands that nsacheck on the emulator finds it. A skip must be a failure.
 
   self_test.py NSACHECK TEMPLATES     in the environment that meson gives the emulator's tests
 """
@@ -17,6 +17,9 @@ MODEL = "bf16:h4/2:d32/32:l16/8:s16x4+1+2:w40:phi=mean:gate=logits:kv=shared:sel
 PERSISTENT = "bwd:h16/1:d32/32:q=150,0,33:kv=150,90,33:force=backward_kv_sm90"
 
 ORDERED = "bwd:h32/2:d32/32:w0:q=290,33:slack=9000:force=backward_kv_sm90"
+
+# Each head has launches of its own, and another number of items.
+CHUNKS = "bwd:h32/2:d64/64:s128x256+0+1:w0:gate=none:q=2:kv=20000:sel=blocks:slack=9200:force=backward_kv_sm90"
 
 INDEXED = "fwd:bf16:h4/2:d32/32:l2/2:w0:gate=none:index=32:q=60:"
 
@@ -48,6 +51,8 @@ DAMAGES = [
     ("stages of each tile begin anew", "sm_90", "backward/pipelines/dkv_items.cuh", "step.advance(stages);", "", PERSISTENT),
     ("the order of items begins at its second place", "sm_90", "data/invert_order.cuh", "upto - own + (warp", "upto - max(own, 1) + 1 + (warp",
      ORDERED),
+    ("all launches take items in the order of the first heads", "sm_90", "backward/pipelines/dkv_items_producer.cuh",
+     "p.item_order[(long long)list_head(kv) *", "p.item_order[(long long)head *", CHUNKS),
     ("negative scores of an index rank alike", "sm_80", "core/topn.cuh", "return bits >> 31 ? ~bits :", "return bits >> 31 ? 1 :",
      INDEXED + "s2x8+0+0"),
     ("scores of later tokens count", "sm_90", "select/index_scores_sm90.cuh", "if (first + C::kKeys > visible_to_all)", "if (false)",
@@ -55,9 +60,19 @@ DAMAGES = [
 ]
 
 
+EXIT_SKIP = 77
+
+
+def fails_for_skip(nsacheck, device, problem):
+    """Whether no_skips.py makes a failure of a skip."""
+    program = [nsacheck, "--tap", "--device", device, "--problem", problem]
+    run = subprocess.run([sys.executable, pathlib.Path(__file__).with_name("no_skips.py"), *program], capture_output=True, text=True, check=False)
+    return run.returncode == 1 and run.stdout.startswith("not ok 1") and "SKIP" not in run.stdout
+
+
 def main():
     nsacheck, templates = sys.argv[1], pathlib.Path(sys.argv[2])
-    print(f"1..{len(DAMAGES)}")
+    print(f"1..{len(DAMAGES) + 2}")
     failed = False
     for number, (name, gpu, file, old, new, problem) in enumerate(DAMAGES, 1):
         with tempfile.TemporaryDirectory(prefix="nsa-emulator-") as folder:
@@ -72,11 +87,16 @@ def main():
                 (folder / file).write_text(text.replace(old, new), encoding="utf-8")
             run = subprocess.run([nsacheck, "--device", "1", "--problem", problem], capture_output=True, text=True, check=False,
                                  env={**os.environ, "EMULATOR_GPU": gpu, "NSA_TEMPLATES_DIR": str(folder)})
-        good = run.returncode == 0 if file is None or name == HARMLESS else run.returncode != 0 and "does not compile" not in run.stdout + run.stderr
+        good = run.returncode == 0 if file is None or name == HARMLESS else run.returncode not in (0, EXIT_SKIP) and "does not compile" not in run.stdout + run.stderr
         print(f"{'ok' if good else 'not ok'} {number} - {name}", flush=True)
         if not good:
             failed = True
             print("# " + (run.stdout + run.stderr)[-2000:].replace("\n", "\n# "))
+    skips = {"a problem of another stage": ("1", "fwd:q=32:force=decode_cluster"), "no such GPU": ("9", "fwd:q=32")}
+    for number, (name, arguments) in enumerate(skips.items(), len(DAMAGES) + 1):
+        good = fails_for_skip(nsacheck, *arguments)
+        print(f"{'ok' if good else 'not ok'} {number} - a skip is a failure: {name}")
+        failed |= not good
     return failed
 
 

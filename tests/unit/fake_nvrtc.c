@@ -2,10 +2,11 @@
  * SPDX-License-Identifier: MIT
  *
  * NVRTC without a compiler, in the same module as the fake driver: every unit becomes an image at
- * once, a cubin without instructions, so that tests of plans need no time. FAKE_NVRTC_BAD names a kernel that does not compile;
- * FAKE_NVRTC_FAT one that spills registers, as often as the record's `spills` says, or whose wgmma are
- * serialised, as `serial` says; FAKE_NVRTC_MS lets every compilation take so long; FAKE_NVRTC_BYTES
- * fills images with zeros up to this size. FAKE_NVRTC_VERSION is another version than 13.0.
+ * once, a cubin without instructions, so that tests of plans need no time. FAKE_NVRTC_BAD names a
+ * kernel that does not compile; FAKE_NVRTC_FAT one that spills registers, as often as the record's
+ * `spills` says, or whose wgmma are serialised, as `serial` says; FAKE_NVRTC_MS lets every compilation
+ * take so long; FAKE_NVRTC_BYTES fills images with zeros up to this size. FAKE_NVRTC_VERSION is
+ * another version than 13.0.
  */
 #include "../support/elf_cubin.h"
 #include "fake_cuda.h"

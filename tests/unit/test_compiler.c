@@ -293,7 +293,8 @@ static void expect_no_lost_register(const nsai_kernel_image *image) {
   assert_int_equal(nsai_find_lost_register(image->cubin, image->size), -1);
 }
 
-/* Copies whose uniform register the compiler loses are refused, as a last resort too; lane_address() gives them none. */
+/* Copies whose uniform register the compiler loses are refused, as a last resort too;
+ * lane_address() gives them none. */
 static void test_lost_register(void **state) {
   if (!have_nvrtc()) skip();
   const nsai_nvrtc *nvrtc;

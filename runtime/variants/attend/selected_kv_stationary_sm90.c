@@ -359,8 +359,9 @@ static void legal_window(const nsai_problem *p, const nsai_target *t, nsai_reaso
 #define MOST_WINDOW_GROUP 2 /* beyond, with lists that differ, it was not timed */
 
 /* H200, forwards of 64 heads, D 128, two kernels / this: G 1 64k 32.4 / 30.9 ms, 16k 6.09 / 5.72; G 2
- * 64k 36.6 / 36.1, 16k 5.78 / 5.63, which is within the spread. It has no smaller tiles for other compilers. Ranks choose what one
- * GPU with all tokens would, so that they add the branches in its order. */
+ * 64k 36.6 / 36.1, 16k 5.78 / 5.63, which is within the spread. It has no smaller tiles for other
+ * compilers. Ranks choose what one GPU with all tokens would, so that they add the branches in its
+ * order. */
 static bool sensible_window(const nsai_problem *p, const nsai_target *t) {
   return !t->register_fallback && p->model.heads / p->model.kv_heads <= MOST_WINDOW_GROUP &&
          group_fits(p, p->ranks ? p->max_kv_tokens : p->max_tokens) && sensible(p, t);

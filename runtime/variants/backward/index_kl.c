@@ -1,10 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * index_kl as a whole. The caller's lists are sorted, but in a warm-up, where all blocks are listed. Then, for each chunk of tokens, they are inverted,
- * and for as many KV heads at a time as the workspace has room for: the log-sum-exps of the index, the
- * kernel over keys, and the sums of its partial results. Sums that go on in the next launch wait in the
- * workspace.
+ * index_kl as a whole. The caller's lists are sorted, but in a warm-up, where all blocks are listed.
+ * Then, for each chunk of tokens, they are inverted, and for as many KV heads at a time as the
+ * workspace has room for: the log-sum-exps of the index, the kernel over keys, and the sums of its
+ * partial results. Sums that go on in the next launch wait in the workspace.
  */
 #include "variants/backward/index_kl.h"
 

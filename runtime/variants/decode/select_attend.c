@@ -74,12 +74,13 @@ static bool fits(const nsai_problem *p, const nsai_target *t, const nsai_tiles *
 }
 
 /* Four warps and three stages take 96 KB at D 128, which a multiprocessor has beside the CTAs that
- * compute importance of few sequences: the kernel attends to the forced blocks meanwhile. (With
- * a stage more for those CTAs, so that it has not, one sequence of MiniMax-M3 takes 17.4 us for 15.5. H200, 64k.)
- * A CTA that scores, alone on a multiprocessor, has eight warps, of which six score while two attend: H200, MiniCPM4, 64k
- * tokens, one sequence 15.3 us. Each in a session of its own: four warps that score and then attend 20.1, four of eight
- * that score 15.9 (six 15.6), three stages in place of two 16.1 (16.0). Tried without gain: forced blocks prefetched into
- * L2 while coarse keys are read. */
+ * compute importance of few sequences: the kernel attends to the forced blocks meanwhile. (With a
+ * stage more for those CTAs, so that it has not, one sequence of MiniMax-M3 takes 17.4 us for 15.5.
+ * H200, 64k.) A CTA that scores, alone on a multiprocessor, has eight warps, of which six score
+ * while two attend: H200, MiniCPM4, 64k tokens, one sequence 15.3 us. Each in a session of its own:
+ * four warps that score and then attend 20.1, four of eight that score 15.9 (six 15.6), three
+ * stages in place of two 16.1 (16.0). Tried without gain: forced blocks prefetched into L2 while
+ * coarse keys are read. */
 static nsai_tiles shape(const nsai_problem *p, const nsai_target *t, int32_t cluster,
                         int32_t ctas) {
   const nsai_tiles eight = tiles_of(cluster, 8, 2);

@@ -152,9 +152,9 @@ nsai_tiles nsai_importance_tiles(const nsai_problem *p, const nsai_target *t) {
 
 /* ---- launches ---- */
 
-/* CTAs that a multiprocessor should get of a decode step, for which keys are split; fewest keys of a split, for which a
- * CTA's start and the tile before its first are worth it; and most splits, whose parts of the LSE each
- * CTA of select_importance adds up. (Guesses.) */
+/* CTAs that a multiprocessor should get of a decode step, for which keys are split; fewest keys of a
+ * split, for which a CTA's start and the tile before its first are worth it; and most splits, whose
+ * parts of the LSE each CTA of select_importance adds up. (Guesses.) */
 #define CTAS_PER_SM 2
 #define LEAST_SPLIT_KEYS 128
 #define MOST_SPLITS 64

@@ -11,10 +11,10 @@ enum { TOPN, KERNELS };
 
 /* Rows (tokens times KV heads), four for each of the H200's 132 multiprocessors; the same number on
  * every device, so that kernels compiled for an architecture alone are those that its devices
- * choose. And candidates of a row. On the H200 with separate kernels, as the only change to a prefill that attends to all
- * of 32k, 64k, 128k and 512k keys (512 to 8192 candidates): 64 rows took 1 to 3 % less time than
- * with select_topn, 528 rows 0.3 to 4 %; 1056 rows 2 % more, 1 % more, the same and 3 % less; 2112
- * rows and more 1 to 6 % more. */
+ * choose. And candidates of a row. On the H200 with separate kernels, as the only change to a
+ * prefill that attends to all of 32k, 64k, 128k and 512k keys (512 to 8192 candidates): 64 rows
+ * took 1 to 3 % less time than with select_topn, 528 rows 0.3 to 4 %; 1056 rows 2 % more, 1 % more,
+ * the same and 3 % less; 2112 rows and more 1 to 6 % more. */
 #define MOST_ROWS 528
 #define LEAST_BLOCKS 512
 

@@ -174,7 +174,8 @@ nsa_tensor chk_serve_image(const chk_serve_tensor *t); /* in the host's image */
 typedef struct chk_serve_record {
   uint64_t *page;
   int64_t pages, page_capacity;
-  uint8_t **output; /* [decode steps, CHK_SERVE_OUTPUTS] */
+  uint8_t **output; /* [decode steps and prefills, CHK_SERVE_OUTPUTS]; NULL: there is none */
+  size_t output_bytes[CHK_SERVE_OUTPUTS];
   int64_t outputs;
 } chk_serve_record;
 
@@ -228,7 +229,7 @@ bool chk_serve_find_faults(uint64_t seed, int32_t ranks, int32_t longest, chk_ca
 /* One rank's part of a fault; every rank calls it. A killed process does not return. */
 void chk_serve_fault(chk_rank *r, const chk_fault *fault);
 
-/* After a fault: one rank alone writes the pages of the record in the same context. */
+/* After a fault: one rank alone writes the pages and the outputs of the record in the same context. */
 void chk_serve_context_lives(chk_plans *plans, const nsai_verify_device *device,
                              const chk_ranks_problem *p, const chk_serve_record *record,
                              nsai_verify_result *result);

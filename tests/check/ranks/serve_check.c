@@ -282,6 +282,7 @@ static nsa_status record_outputs(walk *k) {
     uint8_t *copy = b->device ? malloc(b->bytes) : NULL;
     if (b->device && !copy) return nsai_fail_nomem("an output", b->bytes);
     if (copy) memcpy(copy, b->image + NSAI_VERIFY_GUARD, b->bytes);
+    r->output_bytes[what] = b->bytes;
     r->output[r->outputs++] = copy;
   }
   return NSA_OK;

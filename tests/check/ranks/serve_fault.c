@@ -150,16 +150,31 @@ void chk_serve_fault(chk_rank *r, const chk_fault *fault) {
   chk_memory_destroy(&m);
 }
 
+static bool same_pages(const chk_serve_record *a, const chk_serve_record *b) {
+  return a->pages == b->pages && memcmp(a->page, b->page, (size_t)a->pages * sizeof *a->page) == 0;
+}
+
+/* Both records are of one problem: they have the same outputs, of the same sizes. */
+static bool same_outputs(const chk_serve_record *a, const chk_serve_record *b) {
+  if (a->outputs != b->outputs) return false;
+  for (int64_t i = 0; i < a->outputs; i++)
+    if (a->output[i] &&
+        memcmp(a->output[i], b->output[i], a->output_bytes[i % CHK_SERVE_OUTPUTS]) != 0)
+      return false;
+  return true;
+}
+
 void chk_serve_context_lives(chk_plans *plans, const nsai_verify_device *device,
                              const chk_ranks_problem *p, const chk_serve_record *record,
                              nsai_verify_result *result) {
   chk_serve_record again;
   const nsa_status status = chk_serve_record_create(plans, device, p, &again, result);
   chk_conclude(status, false, result);
-  if (!status &&
-      (again.pages != record->pages ||
-       memcmp(again.page, record->page, (size_t)record->pages * sizeof *again.page) != 0))
+  if (!status && !same_pages(&again, record))
     nsai_verify_fail(result,
                      "after the fault one rank alone writes other pages in the same context");
+  if (!status && !same_outputs(&again, record))
+    nsai_verify_fail(result,
+                     "after the fault one rank alone has other outputs in the same context");
   chk_serve_record_destroy(&again);
 }

@@ -34,8 +34,8 @@ static void *work(void *argument) {
   return NULL;
 }
 
-/* The threads of one problem; the comms exist. `like`: has what one rank alone computed. A thread that cannot be started is a failure that
- * the others notice by their timeout. */
+/* The threads of one problem; the comms exist. `like`: has what one rank alone computed. A thread
+ * that cannot be started is a failure that the others notice by their timeout. */
 static nsa_status run_all(const chk_runner *runner, chk_plans *plans, const chk_ranks_problem *p,
                           const chk_fault *fault, const chk_rank *like, nsa_comm **comms,
                           chk_shared *shared) {
