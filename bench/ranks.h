@@ -28,7 +28,8 @@ typedef struct bench_ranks_options {
 /* One line a problem, pass and number of ranks: date, commit, device, problem, part (forward,
  * backward, back_saved as in csv.h), ranks, burst_ms, sustained_ms, burst_ratio, sustained_ratio (one
  * GPU's time over this one; empty when it has none), model_ms (for the burst), model_percent (burst_ms
- * over the model, less 100), workspace of a rank in bytes, overlap_sms (0: K and V travel first), note (why there is no time). */
+ * over the model, less 100), workspace of a rank in bytes, overlap_sms (0: K and V travel first), note
+ * (why there is no time). */
 void bench_ranks_csv_header(FILE *out);
 
 /* Adds the first built-in problem with `tokens`, once with random and once with correlated inputs, as

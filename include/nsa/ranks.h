@@ -292,14 +292,16 @@ typedef struct nsa_comm nsa_comm;
 
 /* Overlap. With options.overlap_sms nsa_forward on a GPU first exchanges the tokens before each piece that its
  * blocks and its window need, compressed entries (1/d of the bytes) and keys of the index. Raw K and V then travel
- * in a stream of the communicator, while the compressed branch is computed and blocks are chosen; raw K and V of
- * the compressed branch alone (kv_sharing per_branch) do not travel. Results have the same bits. nsa_explain says
- * whether a plan can, nsa_comm_agree whether it does with this shard, whose pieces must be long enough
- * (NSA_LOG_INFO); other runs gather first. Not with phi linear or mlp, a normaliser, or attention that keeps K
- * and V and streams queries. Persistent kernels leave so many SMs free; before sm_90 there is none. All
- * exchanges of a communicator of nsa_comm_nccl_init then use at most so many CTAs, each on an SM (NCCL 2.17 or
+ * in a stream of the communicator, while the compressed branch is computed and blocks are chosen, but for pairs
+ * of K and V that nothing else reads (kv_sharing per_branch). Results have the same bits. nsa_explain says whether
+ * a plan can: not with phi linear or mlp, a normaliser, or kernels that keep K and V and stream queries, and not
+ * where phi is none without an index. A shard's pieces, but the first and the last of a sequence, need l - d
+ * tokens, or w - 1 where the window has a kernel of its own; nsa_comm_agree says what is missing (NSA_LOG_INFO).
+ * Other runs gather first. Persistent kernels leave so many SMs free; before sm_90 no kernel is persistent. A
+ * communicator of nsa_comm_nccl_init uses at most so many CTAs for all its exchanges, each on an SM (NCCL 2.17 or
  * newer, else NSA_E_UNSUPPORTED); the host limits those of its own ncclComm_t by ncclConfig_t.maxCTAs. While a
- * capture has runs of the communicator, others are refused (NSA_E_UNSUPPORTED). Not timed on GPUs. */
+ * capture has runs of the communicator, runs outside of captures are refused (NSA_E_UNSUPPORTED), and another
+ * capture must not have any. Not timed on GPUs. */
 
 /* Makes a communicator of a host's transport. Blocking; other ranks need not take part.
  *

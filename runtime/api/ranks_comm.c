@@ -122,13 +122,16 @@ static void log_overlap(const nsa_comm *comm, const nsa_plan *const *plans, size
   for (size_t i = 0; nsai_comm_overlap_sms(comm) && shard && i < count; i++) {
     const nsa_plan *plan = plans[i];
     const char *why = nsai_no_overlap(&plan->problem, &plan->choice);
-    if (plan->problem.op != NSA_OP_FORWARD) continue;
+    if (plan->problem.op != NSA_OP_FORWARD || shard->ranks == 1) continue;
     if (nsai_ranks_overlap(comm, plan, shard))
       nsai_log(logger, NSA_LOG_INFO, "ranks", "plan %zu: K and V travel while it computes", i);
+    else if (why)
+      nsai_log(logger, NSA_LOG_INFO, "ranks", "plan %zu: K and V travel first: %s", i, why);
     else
-      nsai_log(logger, NSA_LOG_INFO, "ranks", "plan %zu: K and V travel first: %s", i,
-               why ? why
-                   : "pieces of the shard are shorter than the tokens that the next one needs");
+      nsai_log(logger, NSA_LOG_INFO, "ranks",
+               "plan %zu: K and V travel first: the next piece needs %lld tokens of one, and some "
+               "pieces of the shard have fewer",
+               i, (long long)nsai_ranks_longest_halo(plan));
   }
 }
 

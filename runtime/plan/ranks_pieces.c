@@ -5,10 +5,6 @@
 
 #include "base/math.h"
 
-/* The first tile of keys of a window's kernel may begin so many tokens before the window: no tile has more
- * keys. It multiplies them by 0, so they must be finite. */
-#define MOST_TILE_KEYS 256
-
 /* No kernel may look up the sequence of a key. A normaliser's coarse keys are made in each run, sequence by
  * sequence. */
 bool nsai_takes_pieces(const nsai_problem *problem, const nsai_choice *choice) {
@@ -24,23 +20,30 @@ const char *nsai_no_overlap(const nsai_problem *problem, const nsai_choice *choi
   if (problem->op != NSA_OP_FORWARD) return "only a forward computes meanwhile";
   if (!nsai_takes_pieces(problem, choice)) return "a kernel takes pieces one after the other";
   if (nsai_phi_runs(m) && m->phi != NSAI_PHI_MEAN)
-    return "products make its entries, whose bits depend on how many they make at a time";
+    return "cuBLASLt makes the compressed entries, and their bits depend on the number of rows";
   if (m->phi == NSAI_PHI_NONE && m->by != NSAI_BY_INDEX)
-    return "neither compressed entries nor an index come first";
+    return "the model has neither compressed entries nor an index to exchange first";
   return NULL;
 }
 
-bool nsai_attends_pair(const nsai_model *m, int pair) {
+static bool has_window_kernel(const nsai_problem *problem, const nsai_choice *choice) {
+  return problem->model.window && !nsai_is_fused(choice, NSAI_STAGE_ATTEND_WINDOW);
+}
+
+bool nsai_awaits_pair(const nsai_problem *problem, const nsai_choice *choice, int pair) {
+  const nsai_model *m = &problem->model;
+  const bool window = m->window && !has_window_kernel(problem, choice);
   return (m->select_count && pair == (m->per_branch ? NSA_SEL : 0)) ||
-         (m->window && pair == (m->per_branch ? NSA_WIN : 0));
+         (window && pair == (m->per_branch ? NSA_WIN : 0));
 }
 
 int64_t nsai_halo_tokens(const nsai_problem *problem, const nsai_choice *choice, int pair) {
   const nsai_model *m = &problem->model;
-  const bool apart = m->window && !nsai_is_fused(choice, NSAI_STAGE_ATTEND_WINDOW);
   int64_t tokens = 0;
   if (nsai_phi_runs(m) && pair == 0) tokens = m->block - m->stride;
-  if (apart && pair == (m->per_branch ? NSA_WIN : 0))
-    tokens = nsai_larger(tokens, m->window - 1 + MOST_TILE_KEYS);
+  /* A tile of keys begins where the window of its first query does (mainloop_sm80.cuh, key_range of
+   * mainloop_sm90_tiles.cuh). */
+  if (has_window_kernel(problem, choice) && pair == (m->per_branch ? NSA_WIN : 0))
+    tokens = nsai_larger(tokens, m->window - 1);
   return tokens;
 }

@@ -15,8 +15,8 @@ bool nsai_takes_pieces(const nsai_problem *problem, const nsai_choice *choice);
 /* Why raw K and V must be there before anything is computed; NULL: they may travel meanwhile. */
 const char *nsai_no_overlap(const nsai_problem *problem, const nsai_choice *choice);
 
-/* Whether the selected branch or the window reads a pair of K and V. */
-bool nsai_attends_pair(const nsai_model *model, int pair);
+/* Whether the last kernel, of the selected branch, reads a pair of K and V; it may compute the window as well. */
+bool nsai_awaits_pair(const nsai_problem *problem, const nsai_choice *choice, int pair);
 
 /* Tokens of a pair before each piece that a rank needs for what comes before raw K and V: those of the blocks
  * that end in the piece, and those of the window, where a kernel of its own computes it first. */

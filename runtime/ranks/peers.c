@@ -41,8 +41,8 @@ _Static_assert(NSAI_PEERS == NSAI_GATHER_RANKS, "one number of ranks");
 /* Off because of ranks that come late. On two H200, survivors of a killed process return in time. But a rank
  * whose partner had given up and exited, and which gathered only then, stayed in a CUDA call, for more than
  * 20 s (`nsarankcheck --comm nccl --fault stall --peer-bytes 1000000`). The likely cause: memory mapped by
- * cuIpcOpenMemHandle ends with the process that allocated it. Such a gather is refused since, where the kernel
- * shows other processes; that has not run on GPUs. */
+ * cuIpcOpenMemHandle ends with the process that allocated it. nsai_peers_check_processes() refuses such a
+ * gather, where the kernel shows other processes; that has not run on GPUs. */
 #define DEFAULT_PEER_BYTES 0
 
 /* A small allocation shares a block of this size with others, and IPC opens whole blocks. */
@@ -250,24 +250,27 @@ static void watch_process(nsa_comm *comm, int32_t rank, const nsai_process *thei
 }
 
 static void watch_none(nsai_peers *peers) {
-  for (int32_t i = 0; i < peers->watched_count; i++) close(peers->watched[i].fd);
+  for (int32_t i = 0; i < peers->watched_count; i++)
+    if (peers->watched[i].fd >= 0) close(peers->watched[i].fd);
   peers->watched_count = 0;
 }
 
 nsa_status nsai_peers_check_processes(nsa_comm *comm) {
   nsai_peers *peers = &comm->peers;
   const int kept = errno;
-  const int ended =
+  const int changed =
       peers->watched_count ? poll(peers->watched, (nfds_t)peers->watched_count, 0) : 0;
   errno = kept;
-  if (ended <= 0) return NSA_OK;
-  for (int32_t i = 0;; i++)
-    if (peers->watched[i].revents)
-      return nsai_comm_die(
-          comm,
-          "rank %d of %d: the process of rank %d has ended, and its peer memory with "
-          "it: look why, or end the communicator on all ranks",
-          nsai_comm_rank(comm), nsai_comm_size(comm), peers->watched_rank[i]);
+  for (int32_t i = 0; changed > 0 && i < peers->watched_count; i++) {
+    struct pollfd *watched = &peers->watched[i];
+    if (watched->revents & POLLNVAL) watched->fd = -1; /* the host has closed it: poll skips it */
+    if (watched->revents & POLLIN)
+      return nsai_comm_die(comm,
+                           "rank %d of %d: the process of rank %d has ended, and its peer memory "
+                           "with it: look why, and make a communicator of the ranks that are left",
+                           nsai_comm_rank(comm), nsai_comm_size(comm), peers->watched_rank[i]);
+  }
+  return NSA_OK;
 }
 
 static nsa_status map_other_process(nsa_comm *comm, int32_t rank, const offer *theirs) {

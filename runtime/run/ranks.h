@@ -1,13 +1,13 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Runs over ranks: gather, then compute (ranks_overlap.c does both at once). Each rank receives the K and V that its queries may see, in
- * the order of sequences and positions, and compresses them once. Then it runs its pieces one after the
- * other, each as a run of one sequence whose keys end with the piece. A forward on the GPU takes them all
- * in one run where it can (nsai_shard_offsets): fewer launches, and fewer that leave SMs idle at their
- * end. H200, bf16, 64/4 heads, D 128, forward of one rank without the gather, a run a piece and one run:
- * 16k tokens on 2 ranks 1.89 and 1.85 ms, 64k on 2 12.2 and 11.9, 128k on 8 7.80 and 7.11, 128k on 64 1.44
- * and 1.37.
+ * Runs over ranks: gather, then compute (ranks_overlap.c does both at once). Each rank receives the K and V
+ * that its queries may see, in the order of sequences and positions, and compresses them once. Then it runs
+ * its pieces one after the other, each as a run of one sequence whose keys end with the piece. A forward on
+ * the GPU takes them all in one run where it can (nsai_shard_offsets): fewer launches, and fewer that leave
+ * SMs idle at their end. H200, bf16, 64/4 heads, D 128, forward of one rank without the gather, a run a piece
+ * and one run: 16k tokens on 2 ranks 1.89 and 1.85 ms, 64k on 2 12.2 and 11.9, 128k on 8 7.80 and 7.11, 128k
+ * on 64 1.44 and 1.37.
  *
  * The backward pass also sends each rank's partial sums of dK and dV to the ranks that own the tokens.
  *
@@ -167,6 +167,7 @@ nsa_status nsai_ranks_run_at_once(nsai_ranks_pass *pass, nsai_awaited_keys *awai
 /* Whether raw K and V travel while a forward computes: the same on all ranks, whatever branches and outputs
  * each asks for. And that forward. */
 bool nsai_ranks_overlap(const nsa_comm *comm, const nsa_plan *plan, const nsa_shard *shard);
+int64_t nsai_ranks_longest_halo(const nsa_plan *plan); /* tokens that pieces must then have */
 nsa_status nsai_ranks_forward_overlapped(nsai_ranks_pass *pass);
 
 /* The tensors of a piece: its rows, which begin at the local row `local`, and keys up to its end. */

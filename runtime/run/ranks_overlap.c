@@ -13,6 +13,10 @@
  * are the halo, for which pieces must be long enough. Entries must have one GPU's bits, so that only phi mean
  * makes them piece by piece: products of cuBLASLt have other bits with another number of rows.
  *
+ * Raw K and V are enqueued before the last kernel, not behind the fork, so that the others compute already where
+ * the exchange of a host's transport blocks. A forward that chooses blocks in many chunks may then fill CUDA's
+ * queue of launches, and enqueue them late.
+ *
  * Two exchanges are waited for in the place of one, and each takes a fixed time: 0.13 ms between two H200. Not
  * timed on GPUs.
  */
@@ -25,8 +29,7 @@ static int64_t halo_of(const nsa_plan *plan, int pair) {
   return nsai_halo_tokens(&plan->problem, &plan->choice, pair);
 }
 
-/* The longest halo of any pair. */
-static int64_t longest_halo(const nsa_plan *plan) {
+int64_t nsai_ranks_longest_halo(const nsa_plan *plan) {
   int64_t most = 0;
   for (int pair = 0; pair < NSA_BRANCHES; pair++) most = nsai_larger(most, halo_of(plan, pair));
   return most;
@@ -44,15 +47,18 @@ static bool holds_halos(const nsa_shard *shard, int64_t halo) {
 
 bool nsai_ranks_overlap(const nsa_comm *comm, const nsa_plan *plan, const nsa_shard *shard) {
   return nsai_comm_overlap_sms(comm) && shard->ranks > 1 &&
-         !nsai_no_overlap(&plan->problem, &plan->choice) && holds_halos(shard, longest_halo(plan));
+         !nsai_no_overlap(&plan->problem, &plan->choice) &&
+         holds_halos(shard, nsai_ranks_longest_halo(plan));
 }
 
 static nsa_status compress_own(const nsai_ranks_pass *pass) {
   const nsai_model *m = &pass->run->plan->problem.model;
   for (int32_t i = 0; i < pass->pieces; i++) {
     const nsa_piece *p = &pass->piece[i];
-    const int64_t begin = p->begin ? p->begin - (m->block - m->stride) : 0;
-    NSAI_TRY(nsai_ranks_compress_tokens(pass, p->sequence, begin, p->begin + p->length));
+    const int64_t begin =
+        p->begin - (m->block - m->stride); /* below 0: no block ends before the piece */
+    NSAI_TRY(
+        nsai_ranks_compress_tokens(pass, p->sequence, nsai_larger(begin, 0), p->begin + p->length));
   }
   return NSA_OK;
 }
@@ -73,7 +79,7 @@ static nsai_ranks_tensor made(const nsai_ranks_pass *pass, nsai_buffer buffer, i
 static nsa_status exchange_halo(nsai_ranks_pass *pass) {
   const nsa_plan *plan = pass->run->plan;
   int64_t rows[NSA_BRANCHES];
-  if (!longest_halo(plan)) return NSA_OK;
+  if (!nsai_ranks_longest_halo(plan)) return NSA_OK;
   for (int pair = 0; pair < NSA_BRANCHES; pair++) rows[pair] = halo_of(plan, pair);
   return nsai_ranks_exchange_halo(pass, rows, pass->run->queue->stream);
 }
@@ -98,12 +104,13 @@ static nsa_status gather_first(nsai_ranks_pass *pass) {
   return nsai_ranks_gather_rows(pass, &list, pass->run->queue->stream);
 }
 
-/* Without the pair that phi alone reads. The halo's rows are written again, with the same bytes, while the kernel
+/* Without pairs that nothing reads any more. The halo's rows are written again, with the same bytes, while the kernel
  * of a window may read them. */
 static nsa_status gather_raw(nsai_ranks_pass *pass) {
+  const nsa_plan *plan = pass->run->plan;
   nsai_ranks_tensors list = { 0 };
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
-    if (!nsai_attends_pair(&pass->run->plan->problem.model, pair)) continue;
+    if (!nsai_awaits_pair(&plan->problem, &plan->choice, pair)) continue;
     add(&list, &pass->memory->tensor[NSAI_RANKS_K + pair]);
     add(&list, &pass->memory->tensor[NSAI_RANKS_V + pair]);
   }

@@ -176,8 +176,10 @@ def ranks_jobs(options):
     for tokens in ("4k", "64k", "128k"):
         yield Job(f"check {tokens}", [*check, "--ranks", most, "--tokens", tokens, "--repeat", "20", "--backward"], environment)
     yield Job("check overlap", [*check, "--ranks", most, "--tokens", "4k,64k", "--repeat", "20", "--overlap-sms", "16"], environment)
+    yield Job("check overlap random", [*check, "--ranks", most, "--random", "20", "--overlap-sms", "16"], environment)
     if int(most) > 2:  # ranks of one machine play two hosts: exchanges in two levels
         hosts = [*check, "--ranks", most, "--hosts", "2"]
+        yield Job("check overlap hosts", [*hosts, "--tokens", "64k", "--repeat", "20", "--overlap-sms", "16"], environment)
         yield Job("check hosts", [*hosts, "--tokens", "4k,64k", "--repeat", "20", "--backward"], environment)
         yield Job("fault hosts", [*hosts, "--fault", "kill,stall", "--timeout", "5"], environment)
     yield Job("check random", [*check, "--ranks", most, "--random", "20", "--backward"], environment)

@@ -14,6 +14,7 @@
 #include "comm_fixture.h" /* its `rank` is a type */
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -337,6 +338,7 @@ static void test_ended(void **state) {
   const int blocks = record->blocks;
   const pid_t child = fork();
   if (!child) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     pause();
     _exit(0);
   }

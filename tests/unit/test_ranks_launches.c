@@ -397,7 +397,7 @@ static void test_overlap(void **state) {
 /* A window with a kernel of its own comes first, with the tokens that it reads before each piece. */
 static void test_overlap_window(void **state) {
   static const int32_t parts[] = { 280, 300, 100 };
-  enum { HALO = 20 - 1 + 256 };
+  enum { HALO = 20 - 1 };
   rank_of_two r;
   open_overlapping(&r, &(machine_request){ .gpu = true }, parts);
   const nsai_buffer k = r.plan->workspace.ranks.tensor[NSAI_RANKS_K].whole;
@@ -429,9 +429,10 @@ static void test_spare_sms(void **state) {
   close_overlapping(&r);
 }
 
-/* Runs that gather K and V first: with pieces shorter than what the window needs of them; with products, whose bits depend on the number of rows; and where a kernel looks up the sequence of a key. */
+/* Runs that gather K and V first: with pieces shorter than what the window needs of them; with products, whose
+ * bits depend on the number of rows; and where a kernel looks up the sequence of a key. */
 static void test_no_overlap(void **state) {
-  static const int32_t shorter[] = { 280, 100, 300 }, parts[] = { 280, 300, 100 };
+  static const int32_t shorter[] = { 280, 16, 300 }, parts[] = { 280, 300, 100 };
   static const struct {
     machine_request request;
     const int32_t *part;
