@@ -16,6 +16,7 @@
 #include <nsa/log.h>
 #include <nsa/problem.h>
 #include <nsa/ranks.h>
+#include <nsa/shard.h>
 #include <nsa/tune.h>
 
 #endif /* NSA_NSA_H */

@@ -126,8 +126,8 @@ template <class C> struct AlternationOf<C, decltype((void)C::kHeadsAlternate)> {
 };
 
 // Kernels whose later tiles have more keys also alternate where there are few tiles: of a whole sequence,
-// as many as have raw keys and values that fit into a part of L2; of a chunk over a long cache, as many, as
-// in a run over ranks. Then the tiles get ever shorter to the end, and the CTAs end at about the same time.
+// as many as have raw keys and values that fit into a part of L2. The same number of tiles counts for a chunk
+// over a long cache and for a rank's pieces. Then the tiles get ever shorter to the end, and the CTAs end at about the same time.
 // Head after head, some CTAs get a long tile of every head, and the last head's short tiles come too late
 // to make up for it. Chunks over long caches were not timed. Whole sequences, H200, bf16, 64/4 heads,
 // D 128, head after head / alternating, sustained: dense attention, which is also the selected branch of

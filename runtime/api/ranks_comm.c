@@ -119,10 +119,11 @@ static nsa_status check_plans(const nsa_comm *comm, const nsa_plan *const *plans
 static void log_overlap(const nsa_comm *comm, const nsa_plan *const *plans, size_t count,
                         const nsa_shard *shard) {
   nsai_logger *logger = &nsai_comm_context(comm)->logger;
-  for (size_t i = 0; nsai_comm_overlap_sms(comm) && shard && i < count; i++) {
+  if (!nsai_comm_overlap_sms(comm) || !shard || shard->ranks == 1) return;
+  for (size_t i = 0; i < count; i++) {
     const nsa_plan *plan = plans[i];
     const char *why = nsai_no_overlap(&plan->problem, &plan->choice);
-    if (plan->problem.op != NSA_OP_FORWARD || shard->ranks == 1) continue;
+    if (plan->problem.op != NSA_OP_FORWARD) continue;
     if (nsai_ranks_overlap(comm, plan, shard))
       nsai_log(logger, NSA_LOG_INFO, "ranks", "plan %zu: K and V travel while it computes", i);
     else if (why)

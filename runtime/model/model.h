@@ -122,10 +122,15 @@ static inline int nsai_gate_is_given(const nsai_model *g) {
   return g->gate == NSAI_GATE_WEIGHTS || g->gate == NSAI_GATE_LOGITS;
 }
 
-/* Whether the model reads raw K and V of pair 0, 1 or 2. */
+/* Whether the selected branch, or the window if `window` says so, reads raw K and V of pair 0, 1 or 2. */
+static inline int nsai_attends_pair(const nsai_model *g, int window, int pair) {
+  int reads[3] = { 0, g->select_count > 0, window };
+  return g->per_branch ? reads[pair] : !pair && (reads[1] || reads[2]);
+}
+
+/* Whether the model reads raw K and V of a pair: phi reads pair 0. */
 static inline int nsai_reads_pair(const nsai_model *g, int pair) {
-  int reads[3] = { nsai_phi_runs(g), g->select_count > 0, g->window > 0 };
-  return g->per_branch ? reads[pair] : !pair && (reads[0] || reads[1] || reads[2]);
+  return (!pair && nsai_phi_runs(g)) || nsai_attends_pair(g, g->window > 0, pair);
 }
 
 /* Whether the pages of a KV cache can have this many tokens; 0: no pages. */

@@ -72,10 +72,7 @@ int64_t nsai_ranks_memory_bytes(const nsai_problem *p) {
 
 /* Whether the selected branch or the window reads a pair in pages. */
 static bool reads_pages(const nsai_problem *p, int pair) {
-  const nsai_model *m = &p->model;
-  const bool window = m->window && !p->window_ring;
-  return (m->select_count && pair == (m->per_branch ? NSA_SEL : 0)) ||
-         (window && pair == (m->per_branch ? NSA_WIN : 0));
+  return nsai_attends_pair(&p->model, p->model.window && !p->window_ring, pair);
 }
 
 void nsai_ranks_pages_size(const nsai_problem *p, nsai_ranks_pages *out) {

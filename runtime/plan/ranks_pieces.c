@@ -31,10 +31,8 @@ static bool has_window_kernel(const nsai_problem *problem, const nsai_choice *ch
 }
 
 bool nsai_awaits_pair(const nsai_problem *problem, const nsai_choice *choice, int pair) {
-  const nsai_model *m = &problem->model;
-  const bool window = m->window && !has_window_kernel(problem, choice);
-  return (m->select_count && pair == (m->per_branch ? NSA_SEL : 0)) ||
-         (window && pair == (m->per_branch ? NSA_WIN : 0));
+  const bool window = problem->model.window && !has_window_kernel(problem, choice);
+  return nsai_attends_pair(&problem->model, window, pair);
 }
 
 int64_t nsai_halo_tokens(const nsai_problem *problem, const nsai_choice *choice, int pair) {

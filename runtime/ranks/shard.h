@@ -1,14 +1,14 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The division of sequences among ranks (include/nsa/ranks.h).
+ * The division of sequences among ranks (include/nsa/shard.h).
  */
 #ifndef NSAI_RANKS_SHARD_H
 #define NSAI_RANKS_SHARD_H
 
 #include "base/digest.h"
 
-#include <nsa/ranks.h>
+#include <nsa/shard.h>
 
 /* A token at position p costs 2 p + NSAI_SHARD_FIXED_COST units, so n tokens from the start of a sequence cost
  * n^2 + n NSAI_SHARD_FIXED_COST. Of 128k tokens on an H200, 36 ms are quadratic and 19 ms are linear (bf16, 64

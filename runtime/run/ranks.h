@@ -118,7 +118,7 @@ nsa_status nsai_ranks_upload(const nsai_run *run, void *to, const void *from, si
 nsa_status nsai_ranks_pack(const nsai_ranks_pass *pass);
 
 typedef struct nsai_ranks_tensors {
-  nsai_ranks_tensor tensor[NSAI_RANKS_TENSORS];
+  const nsai_ranks_tensor *tensor[NSAI_RANKS_TENSORS];
   int count;
 } nsai_ranks_tensors;
 

@@ -243,7 +243,7 @@ static nsa_status exchange_rows(nsai_ranks_pass *pass, const nsai_ranks_tensors 
                                 void (*add)(nsai_ranks_pass *, const row_source *)) {
   pass->send.count = pass->recv.count = 0;
   for (int i = 0; i < list->count; i++) {
-    const row_source whole = source_of(pass, &list->tensor[i]);
+    const row_source whole = source_of(pass, list->tensor[i]);
     add(pass, &whole);
   }
   return exchange(pass, stream);
@@ -264,7 +264,7 @@ nsa_status nsai_ranks_pack(const nsai_ranks_pass *pass) {
 nsa_status nsai_ranks_gather(nsai_ranks_pass *pass) {
   nsai_ranks_tensors all = { 0 };
   for (int item = 0; item < NSAI_RANKS_TENSORS; item++)
-    if (pass->memory->tensor[item].exists) all.tensor[all.count++] = pass->memory->tensor[item];
+    if (pass->memory->tensor[item].exists) all.tensor[all.count++] = &pass->memory->tensor[item];
   NSAI_TRY(nsai_ranks_pack(pass));
   return nsai_ranks_gather_rows(pass, &all, run_stream(pass));
 }

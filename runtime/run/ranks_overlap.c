@@ -64,10 +64,10 @@ static nsa_status compress_own(const nsai_ranks_pass *pass) {
 }
 
 static void add(nsai_ranks_tensors *list, const nsai_ranks_tensor *tensor) {
-  if (tensor->exists) list->tensor[list->count++] = *tensor;
+  if (tensor->exists) list->tensor[list->count++] = tensor;
 }
 
-/* Entries that the run makes, in the plan's own storage. */
+/* Entries that the run makes, in the plan's own storage; none without bytes. */
 static nsai_ranks_tensor made(const nsai_ranks_pass *pass, nsai_buffer buffer, int32_t dim) {
   return (nsai_ranks_tensor){ .exists = buffer.bytes > 0,
                               .entries = true,
@@ -88,12 +88,12 @@ static nsa_status exchange_halo(nsai_ranks_pass *pass) {
 static nsa_status gather_first(nsai_ranks_pass *pass) {
   const nsai_model *m = &pass->run->plan->problem.model;
   const nsai_workspace *w = &pass->run->plan->workspace;
+  const nsai_ranks_tensor k = made(pass, w->k_cmp, m->head_dim_qk);
+  const nsai_ranks_tensor v = made(pass, w->v_cmp, m->head_dim_v);
   nsai_ranks_tensors list = { 0 };
   NSAI_TRY(nsai_ranks_pack(pass));
   NSAI_TRY(exchange_halo(pass));
   if (nsai_phi_runs(m)) {
-    const nsai_ranks_tensor k = made(pass, w->k_cmp, m->head_dim_qk);
-    const nsai_ranks_tensor v = made(pass, w->v_cmp, m->head_dim_v);
     NSAI_TRY(compress_own(pass));
     add(&list, &k);
     add(&list, &v);
