@@ -88,6 +88,7 @@ typedef struct arguments {
   int token_count;
   bool with_ranks[NSA_MAX_RANKS + 1], over_ranks;
   int32_t peer_bytes, overlap_sms;
+  int64_t copy_bytes;
   int32_t q_len, page_size;   /* 0: the default */
   int64_t rows;               /* below 0: the default */
   int fill;                   /* NSAI_VERIFY_FILLS: the problem's own */
@@ -120,7 +121,8 @@ enum {
   OPT_RANKS,
   OPT_TOKENS,
   OPT_PEER_BYTES,
-  OPT_OVERLAP_SMS
+  OPT_OVERLAP_SMS,
+  OPT_COPY_BYTES
 };
 
 static const struct argp_option options[] = {
@@ -146,6 +148,10 @@ static const struct argp_option options[] = {
     "With --ranks: also with gathers of up to so many bytes by peer memory (decode, prefill)", 0 },
   { "overlap-sms", OPT_OVERLAP_SMS, "SMS", 0,
     "With --ranks: K and V travel while SMs but these compute, where a plan can (forward)", 0 },
+  { "copy-bytes", OPT_COPY_BYTES, "BYTES", 0,
+    "With --ranks: copy engines exchange K and V, where these need at most so many bytes (forward, "
+    "backward)",
+    0 },
   { "contexts", OPT_CONTEXTS, "LIST", 0,
     "Tokens of every sequence (decode: 4096,16384,65536; prefill: 8192,65536)", 0 },
   { "batches", OPT_BATCHES, "LIST", 0, "Sequences (decode; 1,4,16,32,64,256)", 0 },
@@ -244,6 +250,9 @@ static void check_ranks(const arguments *a, struct argp_state *state) {
   if (a->overlap_sms &&
       (!a->over_ranks || a->command != FORWARD || a->plans.device == NSAI_VERIFY_DEVICE_CPU))
     argp_error(state, "--overlap-sms is for forward --ranks on GPUs");
+  if (a->copy_bytes && (!a->over_ranks || (a->command != FORWARD && a->command != BACKWARD) ||
+                        a->plans.device == NSAI_VERIFY_DEVICE_CPU))
+    argp_error(state, "--copy-bytes is for forward or backward --ranks on GPUs");
   const bool table = a->over_ranks && a->command == TABLE;
   if (table && (a->filter || a->plans.device != NSAI_VERIFY_DEVICE_AUTO ||
                 !memchr(a->with_ranks + 2, true, NSA_MAX_RANKS - 1)))
@@ -343,6 +352,9 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     break;
   case OPT_OVERLAP_SMS:
     a->overlap_sms = (int32_t)chk_option_number("overlap-sms", value, 1, 64, state);
+    break;
+  case OPT_COPY_BYTES:
+    a->copy_bytes = chk_option_number("copy-bytes", value, 1, INT64_C(1) << 40, state);
     break;
   case OPT_COMMIT: a->commit = value; break;
   case ARGP_KEY_ARG: parse_word(a, value, state); break;
@@ -494,6 +506,7 @@ static nsa_status over_ranks(const arguments *a, const bench_cases *list) {
   bench_ranks_options o = { .plans = a->plans,
                             .backward = a->command == BACKWARD,
                             .overlap_sms = a->overlap_sms,
+                            .copy_bytes = a->copy_bytes,
                             .commit = a->commit };
   FILE *csv = NULL;
   int is_new = 0;

@@ -47,7 +47,8 @@ typedef struct line {
   bench_ranks_times times, one;
   double model_ms; /* 0: there is none */
   uint64_t workspace;
-  int32_t overlap_sms; /* 0: K and V travel first */
+  int32_t overlap_sms; /* 0: no SMs are left free */
+  uint64_t copy_bytes; /* that the run needs of the room; 0: the transport moves K and V */
   const char *note;    /* NULL: there are times */
 } line;
 
@@ -55,7 +56,7 @@ typedef struct line {
 
 void bench_ranks_csv_header(FILE *out) {
   fputs("date,commit,device,problem,part,ranks,burst_ms,sustained_ms,burst_ratio,sustained_ratio,"
-        "model_ms,model_percent,workspace,overlap_sms,note\n",
+        "model_ms,model_percent,workspace,overlap_sms,copy_bytes,note\n",
         out);
 }
 
@@ -73,6 +74,8 @@ static void print_line(const task *t, const line *l) {
     fprintf(t->team.out, "  model %9.4g ms %+.1f %%", l->model_ms,
             100 * (l->times.ms[BURST] / l->model_ms - 1));
   if (l->overlap_sms) fprintf(t->team.out, "  overlaps, %d SMs", l->overlap_sms);
+  if (l->copy_bytes)
+    fprintf(t->team.out, "  copies, %llu bytes", (unsigned long long)l->copy_bytes);
   fputc('\n', t->team.out);
 }
 
@@ -86,7 +89,8 @@ static void write_line(const task *t, const line *l) {
   fputc(',', t->team.csv);
   if (l->model_ms > 0 && times->ms[BURST] > 0)
     fprintf(t->team.csv, "%.1f", 100 * (times->ms[BURST] / l->model_ms - 1));
-  fprintf(t->team.csv, ",%llu,%d,", (unsigned long long)l->workspace, l->overlap_sms);
+  fprintf(t->team.csv, ",%llu,%d,%llu,", (unsigned long long)l->workspace, l->overlap_sms,
+          (unsigned long long)l->copy_bytes);
   if (l->note) bench_csv_quoted(t->team.csv, l->note);
   fputc('\n', t->team.csv);
 }
@@ -141,6 +145,9 @@ static void report(task *t, const case_pass *pass, const bench_rank *b, const ch
              .note = reason ? reason->text : NULL };
   if (b->r.comm && b->r.shard && nsai_ranks_overlap(b->r.comm, b->r.plan.plan, b->r.shard))
     l.overlap_sms = t->options->overlap_sms;
+  const nsa_plan *plan = b->r.plan.plan;
+  const uint64_t bytes = plan ? nsai_ranks_room_bytes(&plan->problem, &plan->workspace) : 0;
+  if (b->r.comm && nsai_comm_room(b->r.comm, bytes)) l.copy_bytes = bytes;
   if (t->team.shared->size == 1 && !reason) t->one[pass->at] = l.times;
   l.one = t->one[pass->at];
   if (t->team.shared->size > 1 && b->r.shard && model_of(t, pass, b->r.shard, &l.model_ms))
@@ -161,7 +168,8 @@ static nsa_status prepare(task *t, bench_rank *b, bool *all_well) {
   if (!*all_well) return status;
   const nsa_comm_options options = { .struct_size = sizeof options,
                                      .timeout_ms = TIMEOUT_MS,
-                                     .overlap_sms = t->options->overlap_sms };
+                                     .overlap_sms = t->options->overlap_sms,
+                                     .copy_bytes = t->options->copy_bytes };
   status = bench_team_connect(&t->team, b->r.rank, b->r.plan.ctx, &options, &b->r.comm);
   note_failure(status, b);
   *all_well = chk_shared_all_well(b->r.shared, b->r.rank, status);

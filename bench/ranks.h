@@ -22,14 +22,15 @@ typedef struct bench_ranks_options {
   bool with[NSA_MAX_RANKS + 1]; /* one GPU is timed in any case */
   bool backward;                /* the passes backward and back_saved; else forward */
   int32_t overlap_sms;          /* nsa_comm_options' */
+  int64_t copy_bytes;           /* likewise */
   const char *commit;
 } bench_ranks_options;
 
 /* One line a problem, pass and number of ranks: date, commit, device, problem, part (forward,
  * backward, back_saved as in csv.h), ranks, burst_ms, sustained_ms, burst_ratio, sustained_ratio (one
  * GPU's time over this one; empty when it has none), model_ms (for the burst), model_percent (burst_ms
- * over the model, less 100), workspace of a rank in bytes, overlap_sms (0: K and V travel first), note
- * (why there is no time). */
+ * over the model, less 100), workspace of a rank in bytes, overlap_sms (0: no SMs are left free), copy_bytes (of
+ * the room in use; 0: the transport moves K and V), note (why there is no time). */
 void bench_ranks_csv_header(FILE *out);
 
 /* Adds the first built-in problem with `tokens`, once with random and once with correlated inputs, as

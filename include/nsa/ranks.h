@@ -185,6 +185,9 @@ typedef struct nsa_comm_options {
   /* SMs that a forward leaves to the transport, so that K and V travel while it computes ("Overlap" below): a
    * power of two up to 64, the same on all ranks. [0: K and V travel first] */
   int32_t overlap_sms;
+  /* Device memory, in bytes, through which copy engines exchange K and V ("Copies" below): of K, V and compressed
+   * entries of all ranks. All ranks give the same. [0: the transport exchanges them] */
+  int64_t copy_bytes;
 } nsa_comm_options;
 #define NSA_COMM_OPTIONS_INIT NSA_INIT(nsa_comm_options)
 
@@ -224,6 +227,13 @@ typedef struct nsa_comm nsa_comm;
  * newer, else NSA_E_UNSUPPORTED); the host limits those of its own ncclComm_t by ncclConfig_t.maxCTAs. While a
  * capture has runs of the communicator, runs outside of captures are refused (NSA_E_UNSUPPORTED), and another
  * capture must not have any. Not timed on GPUs. */
+
+/* Copies. With options.copy_bytes 2 to 8 ranks of one host copy K, V and the caller's compressed entries and index
+ * keys into each other's memory, by copy engines, in the place of the transport: in nsa_forward and nsa_backward
+ * on a GPU whose tensors of all ranks fit (nsa_explain prints the bytes; else the transport moves them, and
+ * nsa_comm_agree says so, NSA_LOG_INFO). A forward that can overlap does, as above, and leaves no SM free. Results
+ * have the same bits. Sums of gradients, caches and prefills go by the transport. What is said of peer memory
+ * holds for copies, too; options.peer_bytes 0 then means gathers of up to 2048 bytes. */
 
 /* Makes a communicator of a host's transport. Blocking; other ranks need not take part.
  *

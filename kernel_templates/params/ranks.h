@@ -44,7 +44,8 @@ typedef struct NsaiGatherControl {
   int missing[NSAI_GATHER_RANKS]; /* not 0: the kernel has waited too long for this rank */
 } NsaiGatherControl;
 
-/* ranks_gather: brings a message of every rank to all ranks. */
+/* ranks_gather: brings a message of every rank to all ranks. Without bytes it waits for the copies that other
+ * ranks make into this rank's memory (runtime/ranks/copies.c). */
 typedef struct NsaiRanksGather {
   char *mailbox[NSAI_GATHER_RANKS]; /* as this rank maps them */
   const char *send;                 /* [bytes] */
@@ -55,6 +56,8 @@ typedef struct NsaiRanksGather {
   int rank, ranks;
   int piece;        /* bytes of a chunk of this message, a multiple of 16; the last may have less */
   int chunks, room; /* of the mailboxes' layout; the grid may have fewer chunks */
+  int *epoch;       /* of copies: a gather counts it, where copies begin behind it. NULL: they do not */
+  const int *copied; /* [ranks], a sector each: the epoch whose copies a rank has made */
 } NsaiRanksGather;
 
 /* ranks_pack_pages: a prefill over a cache whose raw pages lie on ranks. Packs the pages of this rank's
@@ -79,6 +82,6 @@ typedef struct NsaiPackPages {
 
 NSAI_SIZE_IS(NsaiPackPages, 400);
 NSAI_SIZE_IS(NsaiGatherControl, 36);
-NSAI_SIZE_IS(NsaiRanksGather, 120);
+NSAI_SIZE_IS(NsaiRanksGather, 136);
 
 #endif /* NSAI_PARAMS_RANKS_H */

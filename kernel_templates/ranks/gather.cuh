@@ -27,6 +27,10 @@
 // control words, stops the other waits, and leaves recv[r] as it was. The host stops waits by the same
 // word. The grid must be resident as a whole, on every rank: CTAs wait for their counterparts.
 //
+// Copies of other ranks into this rank's memory are made by copy engines, which set no flag of a gather. A gather
+// before them counts the epoch. Behind its copies a rank copies its epoch to the others, and a launch without
+// bytes waits for theirs: grid (1, ranks).
+//
 // No shared memory. 128 threads, 30 to 48 registers. Times: docs/ranks-cache.md.
 //
 // Config: kThreads.
@@ -80,6 +84,12 @@ NSAI_DEVICE bool wait_for_rank(const NsaiRanksGather &p, const int *flag, int ro
   return true;
 }
 
+NSAI_DEVICE void await_copies(const NsaiRanksGather &p) {
+  const int rank = blockIdx.y;
+  if (rank == p.rank || threadIdx.x) return;
+  wait_for_rank(p, p.copied + rank * (NSAI_GATHER_SECTOR / 4), *p.epoch, rank);
+}
+
 template <class Config> NSAI_DEVICE void exchange_chunk(const NsaiRanksGather &p) {
   constexpr int kThreads = Config::kThreads;
   const int chunk = blockIdx.x, rank = blockIdx.y, begin = chunk * p.piece,
@@ -87,6 +97,7 @@ template <class Config> NSAI_DEVICE void exchange_chunk(const NsaiRanksGather &p
   char *recv = p.recv + (long long)rank * p.bytes + begin;
   const char *send = p.send + begin;
   if (rank == p.rank) {
+    if (p.epoch && chunk == 0 && threadIdx.x == 0) *p.epoch = (int)((u32)*p.epoch + 1u);
     if (recv != send) copy_bytes<kThreads>(recv, send, bytes);
     return;
   }
@@ -123,5 +134,8 @@ template <class Config> NSAI_DEVICE void exchange_chunk(const NsaiRanksGather &p
 extern "C" __global__ void __launch_bounds__(Config::kThreads)
     ranks_gather(const __grid_constant__ NsaiRanksGather p) {
   begin_kernel();
-  exchange_chunk<Config>(p);
+  if (p.bytes)
+    exchange_chunk<Config>(p);
+  else
+    await_copies(p);
 }

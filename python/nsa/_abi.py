@@ -359,6 +359,7 @@ class nsa_comm_options(C.Structure):
         ("host_ranks", C.c_int32),
         ("peer_bytes", C.c_int32),
         ("overlap_sms", C.c_int32),
+        ("copy_bytes", C.c_int64),
     ]
 
 

@@ -181,18 +181,21 @@ class Comm:
                 host map of each other, beside the group; -1: none [none]
     overlap_sms multiprocessors that a forward leaves to NCCL, a power of two, so that K and V travel while it computes [0: they
                 travel first]. NCCL then takes no more with own=True; else limit the group's (maxCTAs)
+    copy_bytes  device memory through which the ranks of one host exchange K and V by copy engines, in the place of NCCL: of K,
+                V and compressed entries of all ranks. A forward then overlaps and leaves no multiprocessor free [0: NCCL]
 
     Runs are enqueued on the current stream, in the same order on every rank. After a RanksError it is of no more use, unless
     ranks disagree; with own=False the host then aborts the group's NCCL communicator.
     """
 
     def __init__(self, group=None, *, timeout: float = 60.0, own: bool = False, host_ranks: int = 0, peer_bytes: int = 0,
-                 overlap_sms: int = 0):
+                 overlap_sms: int = 0, copy_bytes: int = 0):
         self.group = dist.group.WORLD if group is None else group
         self.rank, self.size, self.timeout, self.own = dist.get_rank(self.group), dist.get_world_size(self.group), timeout, own
         self.device_type = "cuda" if "nccl" in dist.get_backend(self.group) else "cpu"
         self.options = _abi.nsa_comm_options(struct_size=C.sizeof(_abi.nsa_comm_options), timeout_ms=max(1, int(1000 * timeout)),
-                                             host_ranks=host_ranks, peer_bytes=peer_bytes, overlap_sms=overlap_sms)
+                                             host_ranks=host_ranks, peer_bytes=peer_bytes, overlap_sms=overlap_sms,
+                                             copy_bytes=copy_bytes)
         self.table: Optional[_Table] = None
         self._process = os.getpid()  # a child of fork() inherits no communicator
         self._handles: Dict[object, C.c_void_p] = {}

@@ -26,7 +26,7 @@ GROWS(nsa_tune_options, user);
 GROWS(nsa_tune_event, note);
 GROWS(nsa_shard_options, given_count);
 GROWS(nsa_comm_ops, abort);
-GROWS(nsa_comm_options, overlap_sms);
+GROWS(nsa_comm_options, copy_bytes);
 
 /* These lie inside others and never change. */
 _Static_assert(sizeof(nsa_tensor) == 96, "nsa_tensor is frozen");

@@ -126,9 +126,11 @@ static void write_ranks(const nsai_problem *p, const nsai_choice *choice,
       "gradients %llu, those from other ranks %llu, sums of gradients of weights %llu\n",
       p->ranks, (unsigned long long)whole, (unsigned long long)sums, (unsigned long long)received,
       (unsigned long long)workspace->ranks.weights.bytes);
+  nsai_write(text, "  nsa_comm_options.copy_bytes: %llu for copies by copy engines\n",
+             (unsigned long long)nsai_ranks_room_bytes(p, workspace));
   if (!choice || p->op != NSA_OP_FORWARD || p->ranks == 1) return;
   const char *why = nsai_no_overlap(p, choice);
-  nsai_write(text, "  with nsa_comm_options.overlap_sms K and V travel %s%s\n",
+  nsai_write(text, "  with nsa_comm_options.overlap_sms or copy_bytes K and V travel %s%s\n",
              why ? "first: " : "while it computes", why ? why : "");
 }
 

@@ -115,14 +115,21 @@ static nsa_status check_plans(const nsa_comm *comm, const nsa_plan *const *plans
   return NSA_OK;
 }
 
-/* Whether forwards overlap as options.overlap_sms asks. */
+/* Whether forwards overlap as options.overlap_sms or copy_bytes asks. */
 static void log_overlap(const nsa_comm *comm, const nsa_plan *const *plans, size_t count,
                         const nsa_shard *shard) {
   nsai_logger *logger = &nsai_comm_context(comm)->logger;
-  if (!nsai_comm_overlap_sms(comm) || !shard || shard->ranks == 1) return;
+  if (!(nsai_comm_overlap_sms(comm) || nsai_comm_copies(comm)) || !shard || shard->ranks == 1)
+    return;
   for (size_t i = 0; i < count; i++) {
     const nsa_plan *plan = plans[i];
     const char *why = nsai_no_overlap(&plan->problem, &plan->choice);
+    const uint64_t bytes = nsai_ranks_room_bytes(&plan->problem, &plan->workspace);
+    if (nsai_comm_copies(comm) && bytes && !nsai_comm_room(comm, bytes))
+      nsai_log(
+          logger, NSA_LOG_INFO, "ranks",
+          "plan %zu: copies need %llu bytes of options.copy_bytes: the transport moves K and V", i,
+          (unsigned long long)bytes);
     if (plan->problem.op != NSA_OP_FORWARD) continue;
     if (nsai_ranks_overlap(comm, plan, shard))
       nsai_log(logger, NSA_LOG_INFO, "ranks", "plan %zu: K and V travel while it computes", i);
@@ -138,7 +145,7 @@ static void log_overlap(const nsa_comm *comm, const nsa_plan *const *plans, size
 
 nsa_status nsa_comm_agree(nsa_comm *comm, const nsa_plan *const *plans, size_t count,
                           const nsa_shard *shard, int32_t timeout_ms) {
-  nsai_agree_field common[NSAI_COMMON_FIELDS];
+  nsai_agree_field common[NSAI_COMMON_FIELDS + 1];
   char no_gather[NSAI_PEER_KERNEL_TEXT] = "";
   NSAI_TRY(check_comm(comm));
   NSAI_TRY(check_plans(comm, plans, count));
@@ -152,13 +159,14 @@ nsa_status nsa_comm_agree(nsa_comm *comm, const nsa_plan *const *plans, size_t c
   if (!fields) return nsai_fail_nomem("the digests of plans", (count + 1) * each);
   unsigned char(*digests)[NSAI_DIGEST_BYTES] = (void *)(fields + count);
   nsai_digest_common(nsai_comm_context(comm), common);
+  common[NSAI_COMMON_FIELDS] = nsai_comm_copy_field(comm);
   nsai_peer_kernel_make(comm, no_gather);
   for (size_t i = 0; i < count; i++) {
     nsai_digest_plan_fields(plans[i], fields[i].fields);
     memcpy(digests[i], plans[i]->digest, NSAI_DIGEST_BYTES);
   }
   const nsai_agreement mine = { .common = common,
-                                .common_count = NSAI_COMMON_FIELDS,
+                                .common_count = NSAI_COMMON_FIELDS + 1,
                                 .plan_count = (int32_t)count,
                                 .plan_fields = NSAI_PLAN_FIELDS,
                                 .plans = fields->fields,

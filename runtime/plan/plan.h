@@ -61,6 +61,13 @@ nsa_status nsai_workspace_make(const nsai_problem *problem, const nsai_choice *c
  * does, so that one of another plan is found to be too small. */
 nsa_status nsai_workspace_make_cpu(const nsai_problem *problem, nsai_workspace *out);
 
+/* A communicator's room holds the gathered tensors, the entries that a run makes and sums from other ranks, in the
+ * place of the workspace.
+ * Its bytes; 0: a run of the plan uses none. And where a buffer of the workspace lies in it. */
+uint64_t nsai_ranks_room_bytes(const nsai_problem *problem, const nsai_workspace *workspace);
+uint64_t nsai_ranks_room_offset(const nsai_problem *problem, const nsai_workspace *workspace,
+                                nsai_buffer buffer);
+
 /* Query tokens whose data fit `budget` bytes, at `bytes` for each token: whole tiles, and at least
  * one. */
 int64_t nsai_chunk_tokens(int64_t budget, int64_t bytes, int64_t tokens);

@@ -226,3 +226,44 @@ nsa_status nsai_workspace_make_cpu(const nsai_problem *p, nsai_workspace *out) {
   reserve_ranks(out, p);
   return check_total(p, out);
 }
+
+/* ---- a room ---- */
+
+/* A walk over the buffers of a room, in their order, to the one that has this place in the workspace. */
+typedef struct room_walk {
+  nsai_buffer wanted; /* bytes 0: none */
+  uint64_t offset;    /* of it, or of the end */
+  bool found;
+} room_walk;
+
+static void walk_past(room_walk *walk, nsai_buffer buffer) {
+  if (walk->found || !buffer.bytes) return;
+  walk->found = walk->wanted.bytes && buffer.offset == walk->wanted.offset;
+  if (!walk->found)
+    walk->offset += (uint64_t)nsai_round_up((int64_t)buffer.bytes, NSAI_WORKSPACE_ALIGN);
+}
+
+static room_walk walk_room(const nsai_problem *problem, const nsai_workspace *w,
+                           nsai_buffer wanted) {
+  room_walk walk = { .wanted = wanted };
+  for (int item = 0; item < NSAI_RANKS_TENSORS; item++)
+    if (w->ranks.tensor[item].exists) {
+      walk_past(&walk, w->ranks.tensor[item].whole);
+      walk_past(&walk, w->ranks.tensor[item].received);
+    }
+  if (!nsai_phi_runs(&problem->model)) return walk;
+  walk_past(&walk, w->k_cmp);
+  walk_past(&walk, w->v_cmp);
+  return walk;
+}
+
+uint64_t nsai_ranks_room_bytes(const nsai_problem *problem, const nsai_workspace *workspace) {
+  const bool gathers = problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_BACKWARD;
+  if (problem->ranks < 2 || !gathers) return 0;
+  return walk_room(problem, workspace, (nsai_buffer){ 0 }).offset;
+}
+
+uint64_t nsai_ranks_room_offset(const nsai_problem *problem, const nsai_workspace *workspace,
+                                nsai_buffer buffer) {
+  return walk_room(problem, workspace, buffer).offset;
+}

@@ -43,6 +43,7 @@ nsa_status nsai_comm_options_read(const nsa_comm_options *options, int32_t size,
                      out->timeout_ms, DEFAULT_TIMEOUT_MS);
   if (!out->timeout_ms) out->timeout_ms = DEFAULT_TIMEOUT_MS;
   NSAI_TRY(nsai_peers_check_option(out->peer_bytes));
+  NSAI_TRY(nsai_copies_check_options(out));
   NSAI_TRY(nsai_side_stream_check_option(out->overlap_sms));
   return size ? check_host_ranks("options.host_ranks", out->host_ranks, size) : NSA_OK;
 }
@@ -62,7 +63,8 @@ nsa_status nsai_comm_make(const nsai_comm_place *place, const nsai_transport *tr
   comm->host_ranks = read.host_ranks ? read.host_ranks : transport->ops.host_ranks;
   comm->host_id = nsai_host_id();
   comm->process = nsai_this_process();
-  comm->peers.most_bytes = nsai_peers_most_bytes(read.peer_bytes);
+  comm->peers.most_bytes = nsai_peers_most_bytes(&read);
+  comm->peers.copy_bytes = read.copy_bytes;
   comm->side.sms = read.overlap_sms;
   pthread_mutex_init(&comm->lock, NULL);
   pthread_cond_init(&comm->end, NULL);
@@ -112,9 +114,18 @@ static void destroy_events(nsa_comm *comm) {
   nsai_comm_leave(&comm->place, &entered);
 }
 
+/* Closing handles of peer memory waits for the device, and a kernel of the transport that waits for a lost rank
+ * ends only when the transport is aborted. So runs that are still in flight finish first, or the communicator
+ * dies of their age. Those that a graph replays have none. */
+static void settle_runs(nsa_comm *comm) {
+  const double since = nsai_seconds();
+  while (comm->peers.on && nsai_comm_check(comm) == NSA_OK && comm->run_count) nsai_comm_nap(since);
+}
+
 void nsai_comm_destroy(nsa_comm *comm) {
   if (!comm) return;
   comm->agree.caller = "nsa_comm_destroy";
+  settle_runs(comm);
   if (!comm->dead) nsai_peers_close(comm); /* may wait for other ranks, which looks at runs */
   destroy_events(comm);
   nsai_side_stream_close(comm);
@@ -342,8 +353,7 @@ static nsa_status exchange(nsa_comm *comm, const nsa_part *send, int32_t send_co
   return call_exchange(comm, comm->parts, sent, comm->parts + sent, received, stream);
 }
 
-/* Other ranks are waiting: a failure of this one ends the communicator. */
-static nsa_status end_if_failed(nsa_comm *comm, const char *what, nsa_status status) {
+nsa_status nsai_comm_end_if_failed(nsa_comm *comm, const char *what, nsa_status status) {
   if (status == NSA_OK || status == NSA_E_RANKS) return status;
   char text[NSAI_COMM_REASON_CHARS / 2];
   snprintf(text, sizeof text, "%s", nsa_last_error());
@@ -354,8 +364,8 @@ static nsa_status end_if_failed(nsa_comm *comm, const char *what, nsa_status sta
 nsa_status nsai_comm_exchange(nsa_comm *comm, const nsa_part *send, int32_t send_count,
                               const nsa_part *recv, int32_t recv_count, nsa_stream stream) {
   NSAI_TRY(nsai_comm_check_alive(comm));
-  return end_if_failed(comm, "an exchange",
-                       exchange(comm, send, send_count, recv, recv_count, stream));
+  return nsai_comm_end_if_failed(comm, "an exchange",
+                                 exchange(comm, send, send_count, recv, recv_count, stream));
 }
 
 static nsa_status gather_by_exchange(nsa_comm *comm, const void *send, void *recv, uint64_t bytes,
@@ -384,7 +394,7 @@ nsa_status nsai_comm_gather_by_transport(nsa_comm *comm, const void *send, void 
                                          uint64_t bytes, nsa_stream stream) {
   NSAI_TRY(nsai_comm_check_alive(comm));
   if (!bytes) return NSA_OK;
-  return end_if_failed(comm, "a gather", all_gather(comm, send, recv, bytes, stream));
+  return nsai_comm_end_if_failed(comm, "a gather", all_gather(comm, send, recv, bytes, stream));
 }
 
 nsa_status nsai_comm_all_gather(nsa_comm *comm, const void *send, void *recv, uint64_t bytes,
@@ -394,8 +404,8 @@ nsa_status nsai_comm_all_gather(nsa_comm *comm, const void *send, void *recv, ui
   NSAI_TRY(nsai_comm_check_alive(comm));
   NSAI_TRY(nsai_peers_check(comm));
   NSAI_TRY(nsai_peers_check_processes(comm));
-  return end_if_failed(comm, "a gather through peer memory",
-                       nsai_peers_gather(comm, send, recv, bytes, stream));
+  return nsai_comm_end_if_failed(comm, "a gather through peer memory",
+                                 nsai_peers_gather(comm, send, recv, bytes, stream));
 }
 
 /* ---- what was agreed upon ---- */
@@ -442,7 +452,7 @@ static nsa_status check_side_stream(const nsa_comm *comm, bool capturing) {
   if (!side) return NSA_OK;
   return nsai_fail(NSA_E_UNSUPPORTED,
                    "a CUDA graph with runs of exec.comm is being captured, and this run is not "
-                   "captured (nsa_comm_options.overlap_sms): end the capture before");
+                   "captured (nsa_comm_options.overlap_sms or copy_bytes): end the capture before");
 }
 
 nsa_status nsai_comm_begin(nsa_comm *comm, const unsigned char plan[NSAI_DIGEST_BYTES],
@@ -532,12 +542,12 @@ nsa_status nsai_comm_end(nsa_comm *comm, nsa_stream stream) {
   nsai_comm_entered entered;
   bool capturing;
   NSAI_TRY(nsai_comm_check_alive(comm));
-  NSAI_TRY(end_if_failed(comm, "a run", is_capturing(comm, stream, &capturing)));
+  NSAI_TRY(nsai_comm_end_if_failed(comm, "a run", is_capturing(comm, stream, &capturing)));
   if (!comm->place.device || capturing) return NSA_OK;
-  NSAI_TRY(end_if_failed(comm, "a run", nsai_comm_enter(&comm->place, &entered)));
+  NSAI_TRY(nsai_comm_end_if_failed(comm, "a run", nsai_comm_enter(&comm->place, &entered)));
   const nsa_status status = watch(comm, stream);
   nsai_comm_leave(&comm->place, &entered);
-  NSAI_TRY(end_if_failed(comm, "a run", status));
+  NSAI_TRY(nsai_comm_end_if_failed(comm, "a run", status));
   return nsai_comm_check_alive(comm); /* recording may have waited for the abort */
 }
 
@@ -578,7 +588,7 @@ static nsa_status check(nsa_comm *comm, view *seen) {
   NSAI_TRY(nsai_comm_check_alive(comm));
   NSAI_TRY(nsai_peers_check(comm));
   if (t->ops.poll) NSAI_TRY(judge(comm, "poll", since, t->ops.poll(t->ops.user)));
-  NSAI_TRY(end_if_failed(comm, "a run", look(comm, seen)));
+  NSAI_TRY(nsai_comm_end_if_failed(comm, "a run", look(comm, seen)));
   if (seen->calling && seen->call_age * 1000 >= seen->call_ms)
     return nsai_comm_die(
         comm,

@@ -87,11 +87,28 @@ nsa_status nsai_comm_all_gather(nsa_comm *comm, const void *send, void *recv, ui
  * other; 0: all go by the transport, as before nsa_comm_agree. */
 int32_t nsai_comm_peer_bytes(const nsa_comm *comm);
 
+/* This rank's room of a communicator with options.copy_bytes, device memory that other ranks copy into, if it has
+ * so many bytes; the same answer on all ranks. NULL too before nsa_comm_agree, where ranks cannot map each other's
+ * memory, and with exchanges in two levels. And whether there is any. */
+char *nsai_comm_room(const nsa_comm *comm, uint64_t bytes);
+bool nsai_comm_copies(const nsa_comm *comm);
+
+/* A run that uses rooms opens them: behind that no kernel reads what other ranks may now write to. `copy` brings
+ * parts from[] to the rooms of from[].rank, where they lie as at[].data does in the own room. All ranks then meet in the same stream;
+ * or they announce their copies in a stream of their own, and await all others' in the run's stream: once behind
+ * each opening at most. The device's context is current. NSA_E_RANKS, which the communicator does not survive. */
+nsa_status nsai_comm_open_rooms(nsa_comm *comm, nsa_stream stream);
+nsa_status nsai_comm_copy(nsa_comm *comm, const nsa_part *from, const nsa_part *at, int32_t count,
+                          nsa_stream stream);
+nsa_status nsai_comm_meet(nsa_comm *comm, nsa_stream stream);
+nsa_status nsai_comm_announce_copies(nsa_comm *comm, nsa_stream stream);
+nsa_status nsai_comm_await_copies(nsa_comm *comm, nsa_stream stream);
+
 /* SMs that a forward leaves to the transport (options.overlap_sms); 0: nothing overlaps, as on the CPU device
  * and before nsa_comm_agree. */
 int32_t nsai_comm_overlap_sms(const nsa_comm *comm);
 
-/* Of a communicator with overlap_sms. Fork: *side is the communicator's own stream, which waits for what `stream`
+/* Of a communicator with overlap_sms or copy_bytes. Fork: *side is the communicator's own stream, which waits for what `stream`
  * has been given so far. Join: `stream` waits for what that one has been given since. A run that forks joins,
  * also after a failure. The device's context is current. NSA_E_CUDA. */
 nsa_status nsai_comm_fork(nsa_comm *comm, nsa_stream stream, nsa_stream *side);
@@ -127,6 +144,9 @@ typedef struct nsai_agreement {
   const nsa_shard *shard;                            /* NULL: none */
   const char *no_gather; /* why nsai_comm_give_gather was not called, where a kernel is wanted */
 } nsai_agreement;
+
+/* options.copy_bytes. */
+nsai_agree_field nsai_comm_copy_field(const nsa_comm *comm);
 
 /* Whether nsai_comm_agree needs the kernel ranks_gather, for gathers through peer memory. */
 bool nsai_comm_wants_gather(const nsa_comm *comm);

@@ -72,7 +72,7 @@ typedef struct nsai_agree_room {
   const char *caller; /* whose rounds they are; NULL: nsa_comm_agree's */
 } nsai_agree_room;
 
-/* The communicator's own stream, for exchanges that overlap with a run's kernels. */
+/* The communicator's own stream, for exchanges and copies that overlap with a run's kernels. */
 typedef struct nsai_side_stream {
   int32_t sms;           /* options.overlap_sms */
   nsai_cu_stream stream; /* NULL until nsa_comm_agree, and on the CPU device */
@@ -130,6 +130,9 @@ nsa_status nsai_comm_options_read(const nsa_comm_options *options, int32_t size,
  * Returns NSA_E_RANKS with the reason that the communicator died of first. Thread-safe. */
 nsa_status nsai_comm_die(nsa_comm *comm, const char *format, ...) NSAI_PRINTF(2, 3);
 
+/* Other ranks are waiting: a failure of `what` ends the communicator. Returns `status` if it is none. */
+nsa_status nsai_comm_end_if_failed(nsa_comm *comm, const char *what, nsa_status status);
+
 /* NSA_E_RANKS when it has died, and its transport has been aborted. Thread-safe. */
 nsa_status nsai_comm_check_alive(nsa_comm *comm);
 
@@ -174,6 +177,10 @@ const char *nsai_agree_message(const nsa_comm *comm, int32_t rank);
 
 /* Frees the room. The transport has ended: nothing uses it. */
 void nsai_agree_room_fini(nsa_comm *comm);
+
+/* Of nsa_comm_options.copy_bytes: NSA_E_ARG, and what lies behind a mailbox. */
+nsa_status nsai_copies_check_options(const nsa_comm_options *options);
+uint64_t nsai_copies_bytes(int64_t copy_bytes);
 
 /* NSA_E_ARG: no value of options.overlap_sms. */
 nsa_status nsai_side_stream_check_option(int32_t overlap_sms);

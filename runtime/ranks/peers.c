@@ -86,8 +86,10 @@ nsa_status nsai_peers_check_option(int32_t peer_bytes) {
                    peer_bytes, NSAI_GATHER_MOST);
 }
 
-int32_t nsai_peers_most_bytes(int32_t peer_bytes) {
-  return peer_bytes < 0 ? 0 : peer_bytes ? peer_bytes : DEFAULT_PEER_BYTES;
+int32_t nsai_peers_most_bytes(const nsa_comm_options *options) {
+  const int32_t bytes = options->peer_bytes;
+  if (options->copy_bytes && !bytes) return NSAI_GATHER_LEAST;
+  return bytes < 0 ? 0 : bytes ? bytes : DEFAULT_PEER_BYTES;
 }
 
 /* ---- the own mailbox ---- */
@@ -100,7 +102,9 @@ uint64_t nsai_mailbox_bytes(int32_t ranks, int32_t most_bytes) {
 }
 
 static uint64_t own_bytes(const nsa_comm *comm) {
-  return nsai_mailbox_bytes(nsai_comm_size(comm), comm->peers.most_bytes);
+  const uint64_t bytes = nsai_mailbox_bytes(nsai_comm_size(comm), comm->peers.most_bytes) +
+                         nsai_copies_bytes(comm->peers.copy_bytes);
+  return (bytes + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
 }
 
 void nsai_mailbox_release(nsai_mailbox *box) {
@@ -431,9 +435,10 @@ static nsa_status open_mailboxes(nsa_comm *comm, const char *why, double since,
   }
   set_on(comm, true);
   nsai_log(comm->place.logger, NSA_LOG_INFO, "ranks",
-           "rank %d of %d: gathers of up to %d bytes go through peer memory, %llu KiB",
+           "rank %d of %d: gathers of up to %d bytes and copies of up to %lld go through peer "
+           "memory, %llu KiB",
            nsai_comm_rank(comm), nsai_comm_size(comm), comm->peers.most_bytes,
-           (unsigned long long)own_bytes(comm) >> 10);
+           (long long)comm->peers.copy_bytes, (unsigned long long)own_bytes(comm) >> 10);
   return NSA_OK;
 }
 
@@ -485,8 +490,8 @@ bool nsai_peers_take(const nsa_comm *comm, uint64_t bytes) {
   return comm->peers.on && bytes <= (uint64_t)comm->peers.most_bytes;
 }
 
-nsa_status nsai_peers_gather(nsa_comm *comm, const void *send, void *recv, uint64_t bytes,
-                             nsa_stream stream) {
+NsaiRanksGather nsai_peers_gather_params(const nsa_comm *comm, const void *send, void *recv,
+                                         uint64_t bytes) {
   const nsai_peers *peers = &comm->peers;
   const int32_t rank = nsai_comm_rank(comm), ranks = nsai_comm_size(comm);
   NsaiRanksGather p = {
@@ -502,10 +507,20 @@ nsa_status nsai_peers_gather(nsa_comm *comm, const void *send, void *recv, uint6
     .room = peers->chunk_bytes,
   };
   memcpy(p.mailbox, peers->mapped, sizeof p.mailbox);
+  return p;
+}
+
+nsa_status nsai_peers_launch(const nsa_comm *comm, const NsaiRanksGather *p, nsa_stream stream) {
   nsai_queue queue = nsai_queue_open(comm->place.device, stream);
   /* The last chunks may be empty, by rounding to 16 bytes: they are left out, on all ranks alike. */
-  return nsai_launch(&queue, &peers->kernel, (uint64_t)nsai_ceil_div((int64_t)bytes, p.piece),
-                     (uint32_t)ranks, &p);
+  const int64_t chunks = p->bytes ? nsai_ceil_div(p->bytes, p->piece) : 1;
+  return nsai_launch(&queue, &comm->peers.kernel, (uint64_t)chunks, (uint32_t)p->ranks, p);
+}
+
+nsa_status nsai_peers_gather(nsa_comm *comm, const void *send, void *recv, uint64_t bytes,
+                             nsa_stream stream) {
+  const NsaiRanksGather p = nsai_peers_gather_params(comm, send, recv, bytes);
+  return nsai_peers_launch(comm, &p, stream);
 }
 
 /* NULL: off. */

@@ -27,6 +27,7 @@ void nsai_mailbox_release(nsai_mailbox *box);
  * reads the control words; the rest belongs to the thread that uses the communicator. */
 typedef struct nsai_peers {
   int32_t most_bytes; /* of a message, as all ranks were given it; 0: never */
+  int64_t copy_bytes; /* of the room behind the mailbox (copies.c), likewise; 0: there is none */
   bool exchanged;     /* the ranks have told each other what they can map */
   bool on;
   bool other_process;             /* some ranks are other processes; the same on all ranks */
@@ -51,9 +52,10 @@ int32_t nsai_mailbox_chunk_bytes(int32_t most_bytes, int32_t chunks);
 /* How many bytes of a message lie in a chunk, where the layout has so many. bytes > 0. */
 int32_t nsai_mailbox_piece(int64_t bytes, int32_t chunks);
 
-/* Of nsa_comm_options.peer_bytes: whether it is one, NSA_E_ARG; and what it means, 0 for never. */
+/* Of nsa_comm_options.peer_bytes: whether it is one, NSA_E_ARG; and what it means, 0 for never. Copies need
+ * small gathers. */
 nsa_status nsai_peers_check_option(int32_t peer_bytes);
-int32_t nsai_peers_most_bytes(int32_t peer_bytes);
+int32_t nsai_peers_most_bytes(const nsa_comm_options *options);
 
 /* Exchanges mailboxes with all ranks by two rounds of nsa_comm_agree, which has agreed upon everything
  * else, and turns gathers through them on where every rank maps every other one. That it cannot is no
@@ -71,8 +73,14 @@ bool nsai_peers_take(const nsa_comm *comm, uint64_t bytes);
 /* Ends the communicator when the process of another rank has ended, where this one can see it. */
 nsa_status nsai_peers_check_processes(nsa_comm *comm);
 
-/* Enqueues the gather. NSA_E_CUDA. */
+struct NsaiRanksGather;
+
+/* Enqueues the gather; and the same in two steps, between which the params may change. NSA_E_CUDA. */
 nsa_status nsai_peers_gather(nsa_comm *comm, const void *send, void *recv, uint64_t bytes,
+                             nsa_stream stream);
+struct NsaiRanksGather nsai_peers_gather_params(const nsa_comm *comm, const void *send, void *recv,
+                                                uint64_t bytes);
+nsa_status nsai_peers_launch(const nsa_comm *comm, const struct NsaiRanksGather *p,
                              nsa_stream stream);
 
 /* Ends the communicator when a kernel has waited too long, and names the ranks. Thread-safe. */

@@ -30,7 +30,7 @@ static nsa_status create_stream(const nsai_driver *driver, nsai_cu_stream *strea
 
 nsa_status nsai_side_stream_open(nsa_comm *comm) {
   nsai_side_stream *side = &comm->side;
-  if (!side->sms || !comm->place.device) return NSA_OK;
+  if (!(side->sms || comm->peers.copy_bytes) || !comm->place.device) return NSA_OK;
   const nsai_driver *driver = comm->place.device->driver;
   if (!side->forked)
     NSAI_TRY(NSAI_CUDA(driver, cuEventCreate(&side->forked, NSAI_CU_EVENT_NO_TIMING)));

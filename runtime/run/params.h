@@ -26,6 +26,12 @@ static inline bool nsai_run_fuses(const nsai_run *run, nsai_stage stage) {
  * indices. */
 bool nsai_run_selects(const nsai_run *run);
 
+/* Behind the last kernel that adds to sums of dK and dV, where others follow: sends them to ranks that wait. */
+static inline nsa_status nsai_send_sums(const nsai_run *run) {
+  const nsai_made_sums *sums = run->piece ? run->piece->sums : NULL;
+  return sums ? sums->send(sums->user) : NSA_OK;
+}
+
 /* Whether the stage's last kernel is the last launch, so that a kernel may start beside its end. */
 bool nsai_run_is_behind(const nsai_run *run, nsai_stage stage);
 

@@ -35,7 +35,7 @@ static void view_whole(const nsai_ranks_pass *pass, int item, int64_t row, int64
                        nsa_tensor *out) {
   const nsai_ranks_tensor *t = &pass->memory->tensor[item];
   const int32_t dtype = pass->run->plan->problem.model.dtype;
-  char *whole = nsai_buffer_at(pass->run, t->whole);
+  char *whole = nsai_ranks_buffer_at(pass, t->whole);
   whole += nsai_ranks_elements(t, row) * nsai_dtype_bytes(dtype);
   *out = nsai_ranks_rows_tensor(t, whole, dtype, rows);
 }
@@ -45,7 +45,7 @@ static void view_made(const nsai_ranks_pass *pass, nsai_buffer buffer, int32_t d
                       int64_t rows, nsa_tensor *out) {
   const nsai_model *m = &pass->run->plan->problem.model;
   const nsai_ranks_tensor t = { .heads = m->kv_heads, .dim = dim };
-  char *entries = nsai_buffer_at(pass->run, buffer);
+  char *entries = nsai_ranks_buffer_at(pass, buffer);
   *out = nsai_ranks_rows_tensor(&t, entries + nsai_ranks_elements(&t, row) * 2, m->dtype, rows);
 }
 
@@ -184,10 +184,12 @@ static nsa_status upload_batch(nsai_ranks_pass *pass, nsa_batch *room) {
   return NSA_OK;
 }
 
-/* The gathered keys of all sequences, and their entries, where the run did not make them itself. */
+/* The gathered keys of all sequences, and their entries. Those that the run made in the workspace kernels find by
+ * themselves. */
 static void set_all_keys(const nsai_ranks_pass *pass, nsa_io *io) {
   const nsai_model *m = &pass->run->plan->problem.model;
-  const int64_t tokens = pass->shard->total_tokens;
+  const nsai_workspace *w = &pass->run->plan->workspace;
+  const int64_t tokens = pass->shard->total_tokens, rows = tokens / m->stride + 1;
   for (int pair = 0; pair < NSA_BRANCHES; pair++)
     if (pass->memory->tensor[NSAI_RANKS_K + pair].exists) {
       view_whole(pass, NSAI_RANKS_K + pair, 0, tokens, &io->kv.k[pair]);
@@ -196,6 +198,10 @@ static void set_all_keys(const nsai_ranks_pass *pass, nsa_io *io) {
   if (pass->memory->tensor[NSAI_RANKS_K_IDX].exists)
     view_whole(pass, NSAI_RANKS_K_IDX, 0, tokens, &io->k_idx);
   io->kv.k_cmp = io->kv.v_cmp = (nsa_tensor){ 0 };
+  if (pass->room && nsai_phi_runs(m)) {
+    view_made(pass, w->k_cmp, m->head_dim_qk, 0, rows, &io->kv.k_cmp);
+    if (!m->keys_only) view_made(pass, w->v_cmp, m->head_dim_v, 0, rows, &io->kv.v_cmp);
+  }
   if (m->phi != NSAI_PHI_EXTERNAL) return;
   view_whole(pass, NSAI_RANKS_K_CMP, 0, tokens / m->stride, &io->kv.k_cmp);
   if (!m->keys_only) view_whole(pass, NSAI_RANKS_V_CMP, 0, tokens / m->stride, &io->kv.v_cmp);

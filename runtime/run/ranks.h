@@ -81,7 +81,10 @@ typedef struct nsai_ranks_pass {
   /* [hosts, num_seqs], behind `end`: the largest of a host's ranks. Not with one host. */
   int64_t *host_end;
   nsai_part_list send, recv;
-  nsa_stream side; /* of a forward that overlaps: in which raw K and V travel */
+  char *
+      room; /* of the communicator, where gathered tensors and entries lie; NULL: in the workspace */
+  nsa_stream
+      side; /* of the communicator, in which K, V or sums travel while the run computes; else NULL */
   /* The pieces' offsets are in the workspace: one group of heads writes them for all. */
   bool uploaded;
 } nsai_ranks_pass;
@@ -114,7 +117,10 @@ static inline int32_t nsai_ranks_at(const nsai_ranks_pass *pass, int32_t host, i
 /* Copies an array of the shard, which lives as long as graphs of the run. */
 nsa_status nsai_ranks_upload(const nsai_run *run, void *to, const void *from, size_t bytes);
 
-/* Copies this rank's K and V, the caller's entries, and keys of the index to their places. */
+/* Where a gathered tensor, or entries that the run makes, lie in this pass: in the room, or in the workspace. */
+char *nsai_ranks_buffer_at(const nsai_ranks_pass *pass, nsai_buffer buffer);
+
+/* Copies this rank's K and V, the caller's entries, and keys of the index to their places, and opens the room. */
 nsa_status nsai_ranks_pack(const nsai_ranks_pass *pass);
 
 typedef struct nsai_ranks_tensors {
@@ -139,6 +145,9 @@ nsa_status nsai_ranks_exchange_halo(nsai_ranks_pass *pass, const int64_t rows[NS
  * the place of this rank's. */
 nsa_status nsai_ranks_send_inside(nsai_ranks_pass *pass);
 nsa_status nsai_ranks_send_between(nsai_ranks_pass *pass);
+
+/* Where ranks copy: the same inside a host, in the side stream. The run's stream awaits them. */
+nsa_status nsai_ranks_copy_sums(nsai_ranks_pass *pass);
 
 /* The part of the rank of index `from` of this host of the sums of a row, which is `local` of its owner: that
  * of this column on `host`. And another host's part of this rank's row `local`; both use the same memory,
@@ -169,6 +178,11 @@ nsa_status nsai_ranks_run_at_once(nsai_ranks_pass *pass, nsai_awaited_keys *awai
 bool nsai_ranks_overlap(const nsa_comm *comm, const nsa_plan *plan, const nsa_shard *shard);
 int64_t nsai_ranks_longest_halo(const nsa_plan *plan); /* tokens that pieces must then have */
 nsa_status nsai_ranks_forward_overlapped(nsai_ranks_pass *pass);
+
+/* The side stream of a pass begins here; and the run's stream waits for it, also after a failure: the caller, who
+ * waits for the former, may then reuse the workspace. Returns `status`, if it is one. */
+nsa_status nsai_ranks_fork(nsai_ranks_pass *pass);
+nsa_status nsai_ranks_join(const nsai_ranks_pass *pass, nsa_status status);
 
 /* The tensors of a piece: its rows, which begin at the local row `local`, and keys up to its end. */
 void nsai_ranks_piece_io(const nsai_ranks_pass *pass, const nsa_piece *piece, int64_t local,

@@ -12,6 +12,8 @@
  * 1e-6 of the greatest at 4k tokens, and 1e-5 at 64k. So do calls piece by piece without ranks. Either
  * differs from float64 by 7e-4, since products take their operands in 16 bits.
  *
+ * Ranks that copy (nsa_comm_options.copy_bytes) do so while the last piece computes its dQ: sums are made before it.
+ *
  * The last piece of a sequence runs first: it writes the sums of all tokens that the others add to.
  */
 #include "base/float16.h"
@@ -331,7 +333,7 @@ static nsa_status run_on_host(const nsai_ranks_pass *pass, const nsa_piece *piec
 
 /* The pieces of a rank are ordered by sequence and position, so backwards the last of a sequence comes
  * first. */
-static nsa_status run_pieces(const nsai_ranks_pass *pass) {
+static nsa_status run_pieces(const nsai_ranks_pass *pass, const nsai_made_sums *sums) {
   int64_t local = pass->shard->rank_tokens[pass->rank];
   nsai_run_piece is = { 0 };
   for (int32_t i = pass->pieces - 1; i >= 0; i--) {
@@ -339,21 +341,42 @@ static nsa_status run_pieces(const nsai_ranks_pass *pass) {
     local -= piece->length;
     is.adds_kv = i + 1 < pass->pieces && pass->piece[i + 1].sequence == piece->sequence;
     is.adds_weights = i + 1 < pass->pieces;
+    is.sums = i ? NULL : sums;
     NSAI_TRY(pass->run->driver ? run_on_device(pass, piece, local, &is)
                                : run_on_host(pass, piece, local, &is));
   }
   return NSA_OK;
 }
 
+/* By the transport: behind all kernels. */
+static nsa_status exchange_sums(nsai_ranks_pass *pass) {
+  NSAI_TRY(run_pieces(pass, NULL));
+  NSAI_TRY(nsai_ranks_send_inside(pass));
+  if (pass->hosts == 1) return NSA_OK;
+  NSAI_TRY(sum_host(pass));
+  return nsai_ranks_send_between(pass);
+}
+
+static nsa_status copy_sums(void *user) {
+  nsai_ranks_pass *pass = user;
+  NSAI_TRY(nsai_ranks_fork(pass));
+  return nsai_ranks_copy_sums(pass);
+}
+
+/* By copy engines, while the last piece's dQ is added up, where it is apart. */
+static nsa_status run_and_copy_sums(nsai_ranks_pass *pass) {
+  const nsai_made_sums sums = { .send = copy_sums, .user = pass };
+  nsa_status status = run_pieces(pass, &sums);
+  if (status == NSA_OK && !pass->side) status = copy_sums(pass);
+  if (pass->side) status = nsai_ranks_join(pass, status);
+  return status ? status : nsai_comm_await_copies(pass->run->comm, pass->run->queue->stream);
+}
+
 static nsa_status backward(nsai_ranks_pass *pass) {
+  pass->side = NULL;
   NSAI_TRY(nsai_ranks_gather(pass));
   if (nsai_run_has(pass->run, NSA_CMP)) NSAI_TRY(nsai_ranks_compress(pass));
-  NSAI_TRY(run_pieces(pass));
-  NSAI_TRY(nsai_ranks_send_inside(pass));
-  if (pass->hosts > 1) {
-    NSAI_TRY(sum_host(pass));
-    NSAI_TRY(nsai_ranks_send_between(pass));
-  }
+  NSAI_TRY(pass->room ? run_and_copy_sums(pass) : exchange_sums(pass));
   NSAI_TRY(sum_tensors(pass));
   return store_weights(pass);
 }

@@ -17,6 +17,12 @@ static void extend(int64_t *end, int64_t to) {
   if (to > *end) *end = to;
 }
 
+char *nsai_ranks_buffer_at(const nsai_ranks_pass *pass, nsai_buffer buffer) {
+  if (!pass->room) return nsai_buffer_at(pass->run, buffer);
+  const nsa_plan *plan = pass->run->plan;
+  return pass->room + nsai_ranks_room_offset(&plan->problem, &plan->workspace, buffer);
+}
+
 static void set_ends(nsai_ranks_pass *pass) {
   const nsa_shard *shard = pass->shard;
   for (int32_t r = 0; r < shard->ranks; r++)
@@ -59,6 +65,9 @@ nsa_status nsai_ranks_open(const nsai_run *run, nsai_ranks_pass *out) {
                             .index = rank % host_ranks,
                             .piece = &shard->pieces[first],
                             .pieces = shard->rank_begin[rank + 1] - first };
+  if (run->driver)
+    out->room = nsai_comm_room(run->comm,
+                               nsai_ranks_room_bytes(&run->plan->problem, &run->plan->workspace));
   const int32_t lists = shard->ranks + (out->hosts > 1 ? out->hosts : 0);
   const size_t ends = (size_t)lists * (size_t)shard->num_seqs * sizeof(int64_t);
   const size_t parts = NSAI_RANKS_TENSORS * most_parts(out) * sizeof(nsa_part);
@@ -111,6 +120,21 @@ static nsa_status exchange(nsai_ranks_pass *pass, nsa_stream stream) {
   if (run->driver) nsai_queue_break(run->queue);
   return nsai_comm_exchange(run->comm, pass->send.part, pass->send.count, pass->recv.part,
                             pass->recv.count, stream);
+}
+
+/* Copies to other rooms, to where at[] lies in this rank's own. Behind it the parts are there, in the side stream
+ * when they are awaited. */
+static nsa_status copy(nsai_ranks_pass *pass, const nsa_part *at, nsa_stream stream) {
+  nsa_comm *comm = pass->run->comm;
+  nsai_queue_break(pass->run->queue);
+  NSAI_TRY(nsai_comm_copy(comm, pass->send.part, at, pass->send.count, stream));
+  return pass->side && stream == pass->side ? nsai_comm_announce_copies(comm, stream)
+                                            : nsai_comm_meet(comm, stream);
+}
+
+/* Rows of gathered tensors lie in the same place in all rooms. */
+static nsa_status move(nsai_ranks_pass *pass, nsa_stream stream) {
+  return pass->room ? copy(pass, pass->send.part, stream) : exchange(pass, stream);
 }
 
 /* ---- K and V ---- */
@@ -167,7 +191,7 @@ static nsa_status pack_rows(const nsai_ranks_pass *pass, const nsai_ranks_tensor
   const int64_t size = nsai_dtype_bytes(local->dtype), pitch = (int64_t)t->heads * t->dim * size;
   const bool joined = t->heads == 1 || local->stride[1] == t->dim;
   if (!rows.count) return NSA_OK; /* a tensor without rows may have no memory */
-  char *to = (char *)nsai_buffer_at(run, t->whole) + rows.row * pitch;
+  char *to = nsai_ranks_buffer_at(pass, t->whole) + rows.row * pitch;
   const char *from = (const char *)local->data + rows.local * local->stride[0] * size;
   if (joined) return copy_rows(run, to, pitch, from, local->stride[0] * size, pitch, rows.count);
   for (int32_t h = 0; h < t->heads; h++)
@@ -234,7 +258,7 @@ static void list_gather_inside(nsai_ranks_pass *pass, const row_source *whole) {
 
 static row_source source_of(const nsai_ranks_pass *pass, const nsai_ranks_tensor *t) {
   const int64_t size = nsai_dtype_bytes(pass->run->plan->problem.model.dtype);
-  return (row_source){ t, nsai_buffer_at(pass->run, t->whole), nsai_ranks_elements(t, 1) * size };
+  return (row_source){ t, nsai_ranks_buffer_at(pass, t->whole), nsai_ranks_elements(t, 1) * size };
 }
 
 /* Lists the parts of these tensors, and exchanges them. */
@@ -246,7 +270,7 @@ static nsa_status exchange_rows(nsai_ranks_pass *pass, const nsai_ranks_tensors 
     const row_source whole = source_of(pass, list->tensor[i]);
     add(pass, &whole);
   }
-  return exchange(pass, stream);
+  return move(pass, stream);
 }
 
 nsa_status nsai_ranks_gather_rows(nsai_ranks_pass *pass, const nsai_ranks_tensors *list,
@@ -258,7 +282,9 @@ nsa_status nsai_ranks_gather_rows(nsai_ranks_pass *pass, const nsai_ranks_tensor
 nsa_status nsai_ranks_pack(const nsai_ranks_pass *pass) {
   for (int item = 0; item < NSAI_RANKS_TENSORS; item++)
     if (pass->memory->tensor[item].exists) NSAI_TRY(pack(pass, item));
-  return NSA_OK;
+  if (!pass->room) return NSA_OK;
+  nsai_queue_break(pass->run->queue);
+  return nsai_comm_open_rooms(pass->run->comm, run_stream(pass));
 }
 
 nsa_status nsai_ranks_gather(nsai_ranks_pass *pass) {
@@ -310,7 +336,7 @@ nsa_status nsai_ranks_exchange_halo(nsai_ranks_pass *pass, const int64_t rows[NS
     for (int32_t r = 0; r < pass->shard->ranks; r++)
       if (r != pass->rank) list_halo(pass, &whole, count, r);
   }
-  return exchange(pass, stream);
+  return move(pass, stream);
 }
 
 /* ---- sums ---- */
@@ -318,7 +344,7 @@ nsa_status nsai_ranks_exchange_halo(nsai_ranks_pass *pass, const int64_t rows[NS
 /* Parts of `local_rows` rows, one after the other. */
 static float *received(const nsai_ranks_pass *pass, const nsai_ranks_tensor *t, int64_t part,
                        int64_t local) {
-  return (float *)nsai_buffer_at(pass->run, t->received) +
+  return (float *)nsai_ranks_buffer_at(pass, t->received) +
          nsai_ranks_elements(t, part * t->local_rows + local);
 }
 
@@ -366,6 +392,17 @@ static void list_sums_inside(nsai_ranks_pass *pass, const nsai_ranks_tensor *t) 
   }
 }
 
+/* The same where ranks copy: recv lists the places of what is sent, as they are on the owner. */
+static void list_sums_copies(nsai_ranks_pass *pass, const nsai_ranks_tensor *t) {
+  const row_source sums = sums_of(pass, t);
+  const int64_t *own = nsai_ranks_ends(pass, pass->rank);
+  for (int32_t r = 0; r < pass->shard->ranks; r++) {
+    if (r == pass->rank) continue;
+    list_rows(pass, &sums, r, own, r, &pass->send);
+    list_received(pass, t, received(pass, t, place_of(pass->rank, r), 0), r, own, r);
+  }
+}
+
 static void list_sums_between(nsai_ranks_pass *pass, const nsai_ranks_tensor *t) {
   const row_source sums = sums_of(pass, t);
   const int64_t *own = nsai_ranks_host_ends(pass, pass->host);
@@ -390,6 +427,13 @@ static nsa_status send_sums(nsai_ranks_pass *pass,
 
 nsa_status nsai_ranks_send_inside(nsai_ranks_pass *pass) {
   return send_sums(pass, list_sums_inside);
+}
+
+nsa_status nsai_ranks_copy_sums(nsai_ranks_pass *pass) {
+  pass->send.count = pass->recv.count = 0;
+  for (int item = 0; item < NSAI_RANKS_TENSORS; item++)
+    if (pass->memory->tensor[item].exists) list_sums_copies(pass, &pass->memory->tensor[item]);
+  return copy(pass, pass->recv.part, pass->side);
 }
 
 nsa_status nsai_ranks_send_between(nsai_ranks_pass *pass) {

@@ -46,7 +46,9 @@ static bool holds_halos(const nsa_shard *shard, int64_t halo) {
 }
 
 bool nsai_ranks_overlap(const nsa_comm *comm, const nsa_plan *plan, const nsa_shard *shard) {
-  return nsai_comm_overlap_sms(comm) && shard->ranks > 1 &&
+  const bool copies =
+      nsai_comm_room(comm, nsai_ranks_room_bytes(&plan->problem, &plan->workspace)) != NULL;
+  return (copies || nsai_comm_overlap_sms(comm)) && shard->ranks > 1 &&
          !nsai_no_overlap(&plan->problem, &plan->choice) &&
          holds_halos(shard, nsai_ranks_longest_halo(plan));
 }
@@ -114,12 +116,17 @@ static nsa_status gather_raw(nsai_ranks_pass *pass) {
     add(&list, &pass->memory->tensor[NSAI_RANKS_K + pair]);
     add(&list, &pass->memory->tensor[NSAI_RANKS_V + pair]);
   }
-  return list.count ? nsai_ranks_gather_rows(pass, &list, pass->side) : NSA_OK;
+  /* Copies are announced also where there are none: they are awaited. */
+  return list.count || pass->room ? nsai_ranks_gather_rows(pass, &list, pass->side) : NSA_OK;
 }
 
-/* The run's stream waits for the side stream also after a failure: the caller, who waits for the former, may then
- * reuse the workspace. */
-static nsa_status join(const nsai_ranks_pass *pass, nsa_status status) {
+nsa_status nsai_ranks_fork(nsai_ranks_pass *pass) {
+  const nsai_run *run = pass->run;
+  nsai_queue_break(run->queue);
+  return nsai_comm_fork(run->comm, run->queue->stream, &pass->side);
+}
+
+nsa_status nsai_ranks_join(const nsai_ranks_pass *pass, nsa_status status) {
   nsai_queue_break(pass->run->queue);
   const nsa_status joined = nsai_comm_join(pass->run->comm, pass->run->queue->stream);
   return status == NSA_OK ? joined : status;
@@ -127,19 +134,21 @@ static nsa_status join(const nsai_ranks_pass *pass, nsa_status status) {
 
 static nsa_status receive_raw(void *user) {
   nsai_ranks_pass *pass = user;
-  return join(pass, gather_raw(pass));
+  if (!pass->room) return nsai_ranks_join(pass, gather_raw(pass));
+  NSAI_TRY(nsai_ranks_join(pass, NSA_OK));
+  return nsai_comm_await_copies(pass->run->comm, pass->run->queue->stream);
 }
 
 nsa_status nsai_ranks_forward_overlapped(nsai_ranks_pass *pass) {
   const nsai_run *run = pass->run;
   nsai_awaited_keys keys = { .receive = receive_raw,
                              .user = pass,
-                             .spare_sms = nsai_comm_overlap_sms(run->comm) };
+                             .spare_sms = pass->room ? 0 : nsai_comm_overlap_sms(run->comm) };
   NSAI_TRY(gather_first(pass));
-  nsai_queue_break(run->queue);
-  NSAI_TRY(nsai_comm_fork(run->comm, run->queue->stream, &pass->side));
-  const nsa_status status = pass->pieces ? nsai_ranks_run_at_once(pass, &keys) : NSA_OK;
+  NSAI_TRY(nsai_ranks_fork(pass));
+  nsa_status status = pass->room ? gather_raw(pass) : NSA_OK;
+  if (status == NSA_OK && pass->pieces) status = nsai_ranks_run_at_once(pass, &keys);
   if (keys.received) return status;
   /* This rank has no use for them; others may need its own. */
-  return status == NSA_OK ? receive_raw(pass) : join(pass, status);
+  return status == NSA_OK && !pass->room ? receive_raw(pass) : nsai_ranks_join(pass, status);
 }

@@ -36,12 +36,19 @@ typedef struct nsai_awaited_keys {
   bool received;     /* `receive` was called */
 } nsai_awaited_keys;
 
+/* Sums of dK and dV for which other ranks wait. */
+typedef struct nsai_made_sums {
+  nsa_status (*send)(void *user);
+  void *user;
+} nsai_made_sums;
+
 /* One piece of a run over ranks, which is a run of its own over the rank's query rows and all keys up
  * to their end. Its compressed entries are there: no stage makes them. */
 typedef struct nsai_run_piece {
   bool adds_kv;      /* gradients of K and V: adds to those of earlier pieces; else overwrites */
   bool adds_weights; /* likewise, of weights */
   nsai_awaited_keys *awaited; /* NULL: raw K and V are there */
+  const nsai_made_sums *sums; /* NULL: nobody waits for them */
 } nsai_run_piece;
 
 /* One run, resolved: where everything lies. */

@@ -165,6 +165,8 @@ class Bench(Job):
 RANK_TOKENS = "64k,128k,512k,1M"
 RANK_CONTEXTS = "65536,131072,524288,1048576"
 RANK_TABLES = "ranks.csv", "ranks-decode.csv", "ranks-prefill.csv"
+COPIES_TABLE = "ranks-copies.csv"
+COPY_BYTES = 2 << 30  # of K, V, entries and sums at 128k tokens
 
 
 def ranks_jobs(options):
@@ -177,6 +179,10 @@ def ranks_jobs(options):
         yield Job(f"check {tokens}", [*check, "--ranks", most, "--tokens", tokens, "--repeat", "20", "--backward"], environment)
     yield Job("check overlap", [*check, "--ranks", most, "--tokens", "4k,64k", "--repeat", "20", "--overlap-sms", "16"], environment)
     yield Job("check overlap random", [*check, "--ranks", most, "--random", "20", "--overlap-sms", "16"], environment)
+    copies = ["--copy-bytes", str(COPY_BYTES)] if int(most) <= 8 else []  # of a host
+    if copies:
+        yield Job("check copies", [*check, "--ranks", most, "--tokens", "4k,64k,128k", "--repeat", "10", "--backward", *copies], environment)
+        yield Job("check copies random", [*check, "--ranks", most, "--random", "20", "--backward", *copies], environment)
     if int(most) > 2:  # ranks of one machine play two hosts: exchanges in two levels
         hosts = [*check, "--ranks", most, "--hosts", "2"]
         yield Job("check overlap hosts", [*hosts, "--tokens", "64k", "--repeat", "20", "--overlap-sms", "16"], environment)
@@ -205,6 +211,11 @@ def ranks_jobs(options):
     yield Bench("bench overlap", [
         options.folder / "nsa-bench", "forward", "--ranks", ",".join(["1", most]), "--tokens", "64k,128k", "--filter",
         "*fill=correlated:*", "--overlap-sms", "16", *cache], environment)
+    if copies:
+        for command in ("forward", "backward"):
+            yield Bench(f"bench copies {command}", [
+                options.folder / "nsa-bench", command, "--ranks", ",".join(["1", *sizes]), "--tokens", "64k,128k", "--filter",
+                "*fill=correlated:*", "--csv", options.logs.resolve() / COPIES_TABLE, *copies, *cache], environment)
     yield Bench("bench decode", [
         options.folder / "nsa-bench", "decode", "--ranks", ",".join(["1", *sizes]), "--contexts", RANK_CONTEXTS, "--batches", "1,16",
         "--csv", options.logs.resolve() / RANK_TABLES[1], *peers, *cache], environment)

@@ -480,7 +480,9 @@ static nsai_cu_result open_ipc(nsai_cu_ptr *out, nsai_cu_ipc_handle handle, unsi
   return 0;
 }
 
+/* A real one waits for the device. */
 static nsai_cu_result close_ipc(nsai_cu_ptr memory) {
+  if (__atomic_load_n(&record.stalls, __ATOMIC_RELAXED)) COUNT(ipc_hangs, 1);
   COUNT(ipc_opened, -1);
   return memory ? 0 : INVALID_VALUE;
 }

@@ -102,8 +102,9 @@ typedef struct fake_cuda_state {
   int peer_contexts;       /* calls that enable access to another context's memory */
   int ipc_opened;          /* memory of other processes that is open */
   bool refuse_ipc;         /* it cannot be opened */
-  int stalls;              /* events and streams are never seen to finish */
-  int full;                /* cuEventRecord waits while it is 1, as with a full launch queue */
+  int ipc_hangs; /* it was closed while the device stalled, which a driver would wait for */
+  int stalls;    /* events and streams are never seen to finish */
+  int full;      /* cuEventRecord waits while it is 1, as with a full launch queue */
 } fake_cuda_state;
 
 /* Exported by the module. */

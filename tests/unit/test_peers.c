@@ -412,6 +412,43 @@ static void test_stalled(void **state) {
   world_free(&w);
 }
 
+/* Aborting a transport ends its kernels. */
+static void end_kernels(void *user, const char *reason) {
+  (void)user, (void)reason;
+  __atomic_store_n(&machine_record()->stalls, 0, __ATOMIC_RELAXED);
+}
+
+/* A run waits for a lost rank, and nobody has looked at it: nsa_comm_destroy ends the transport before it closes
+ * handles, which waits for the device. */
+static void test_in_flight(void **state) {
+  nsai_device devices[MOST_RANKS];
+  world w;
+  world_init(&w, NULL);
+  fake_cuda_state *record = machine_record();
+  const int blocks = record->blocks, hangs = record->ipc_hangs;
+  open_ranks(&w, 2, 50, PEER_BYTES, agrees);
+  pretend_processes(&w, devices, true);
+  ranks_run(w.ranks, 2);
+  expect_peer_bytes(&w, PEER_BYTES);
+  nsai_mailbox *kept[2];
+  for (int32_t i = 0; i < 2; i++) kept[i] = w.ranks[i].comm->peers.box[i];
+  w.ranks[0].comm->transport.give_up = end_kernels;
+  record->stalls = 1;
+  machine_expect("run", nsai_comm_end(w.ranks[0].comm, NULL), NSA_OK, NULL);
+  const double since = nsai_seconds();
+  nsa_comm_destroy(w.ranks[0].comm);
+  assert_true(nsai_seconds() - since < GRACE);
+  if (!strstr(nsa_last_error(), "the oldest of 1 runs has not finished"))
+    fail_msg("no wait: %s", nsa_last_error());
+  assert_int_equal(record->stalls, 0);
+  assert_int_equal(record->ipc_hangs, hangs);
+  nsa_comm_destroy(w.ranks[1].comm);
+  assert_int_equal(record->ipc_opened, 0);
+  for (int32_t i = 0; i < 2; i++) nsai_mailbox_release(kept[i]);
+  assert_int_equal(record->blocks, blocks);
+  world_free(&w);
+}
+
 /* nsa_prepare compiles the kernel beside those of the plan, which do not need it. */
 static void test_prepare(void **state) {
   world w;
@@ -689,11 +726,12 @@ static void test_stop(void **state) {
 
 int main(void) {
   const struct CMUnitTest setup[] = {
-    cmocka_unit_test(test_options),  cmocka_unit_test(test_setup),
-    cmocka_unit_test(test_layout),   cmocka_unit_test(test_disagree),
-    cmocka_unit_test(test_refusals), cmocka_unit_test(test_processes),
-    cmocka_unit_test(test_ended),    cmocka_unit_test(test_stalled),
-    cmocka_unit_test(test_prepare),  cmocka_unit_test(test_contexts),
+    cmocka_unit_test(test_options),   cmocka_unit_test(test_setup),
+    cmocka_unit_test(test_layout),    cmocka_unit_test(test_disagree),
+    cmocka_unit_test(test_refusals),  cmocka_unit_test(test_processes),
+    cmocka_unit_test(test_ended),     cmocka_unit_test(test_stalled),
+    cmocka_unit_test(test_in_flight), cmocka_unit_test(test_prepare),
+    cmocka_unit_test(test_contexts),
   };
   const struct CMUnitTest runs[] = {
     cmocka_unit_test(test_gathers),

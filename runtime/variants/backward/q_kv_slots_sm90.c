@@ -175,6 +175,7 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   }
   dq.add_slots = &form->kernel[ADD_SLOTS];
   NSAI_TRY(nsai_dkv_heads_enqueue(run, form, &dq));
+  NSAI_TRY(nsai_send_sums(run));
   const NsaiBackwardDqSums from = { .sums = dq.sums, .blocks = dq.blocks, .all = selected };
   return run->sizes.tokens ? nsai_q_dq(run, &rows[NSAI_Q_DQ], &from) : NSA_OK;
 }

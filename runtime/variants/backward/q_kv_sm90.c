@@ -148,6 +148,7 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   if (run->sizes.tokens) NSAI_TRY(nsai_q_statistics(run, rows));
   if (nsai_run_has(run, NSA_CMP)) NSAI_TRY(nsai_q_kv_open(run, form, &dq));
   NSAI_TRY(nsai_dkv_heads_enqueue(run, form, &dq));
+  NSAI_TRY(nsai_send_sums(run));
   const NsaiBackwardDqSums from = { .sums = dq.sums, .blocks = dq.blocks };
   return run->sizes.tokens ? nsai_q_dq(run, &rows[NSAI_Q_DQ], &from) : NSA_OK;
 }

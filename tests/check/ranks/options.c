@@ -29,7 +29,8 @@ enum {
   OPT_LONGEST,
   OPT_CODES,
   OPT_PEER_BYTES,
-  OPT_OVERLAP_SMS
+  OPT_OVERLAP_SMS,
+  OPT_COPY_BYTES
 };
 
 static const struct argp_option options[] = {
@@ -55,6 +56,10 @@ static const struct argp_option options[] = {
     0 },
   { "overlap-sms", OPT_OVERLAP_SMS, "SMS", 0,
     "Forwards in which K and V travel while they compute, on GPUs; others are skipped (none)", 0 },
+  { "copy-bytes", OPT_COPY_BYTES, "BYTES", 0,
+    "Runs whose K and V copy engines exchange, where they need at most so many bytes, on GPUs; "
+    "others are skipped (none)",
+    0 },
   { "backward", 'b', 0, 0, "Backward passes, too", 0 },
   { "problem", 'p', "STR", 0, "Only this problem, as printed by a failure", 0 },
   { "fault", OPT_FAULT, "LIST", 0,
@@ -113,6 +118,10 @@ static void refuse_idle(const chk_ranks_options *o, struct argp_state *state) {
     argp_error(state, "--peer-bytes serves at most %d ranks", NSAI_GATHER_RANKS);
   if (o->rank.overlap_sms && o->cache)
     argp_error(state, "--overlap-sms is for forwards: leave out cache");
+  if (o->rank.copy_bytes && o->cache)
+    argp_error(state, "--copy-bytes is for forward and backward passes: leave out cache");
+  if (o->rank.copy_bytes && o->rank.overlap_sms)
+    argp_error(state, "--copy-bytes overlaps by itself: leave out --overlap-sms");
   if (o->problem && o->cache)
     argp_error(state, "--problem says whether it is one of a cache: leave out cache");
   if (o->problem && (ranks || hosts || listed || o->backward || o->faults))
@@ -144,6 +153,8 @@ static void finish(chk_ranks_options *o, struct argp_state *state) {
     argp_error(state, "--peer-bytes needs GPUs: give --device or --comm nccl");
   if (o->rank.overlap_sms && o->plans.device == NSAI_VERIFY_DEVICE_CPU)
     argp_error(state, "--overlap-sms needs GPUs: give --device or --comm nccl");
+  if (o->rank.copy_bytes && o->plans.device == NSAI_VERIFY_DEVICE_CPU)
+    argp_error(state, "--copy-bytes needs GPUs: give --device or --comm nccl");
   if (!o->rank.timeout_ms) o->rank.timeout_ms = o->faults ? 5000 : 60000;
   bool any = false;
   for (int i = 0; i <= NSA_MAX_RANKS; i++) any |= o->with_ranks[i];
@@ -208,6 +219,10 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_OVERLAP_SMS:
     o->rank.overlap_sms = (int32_t)chk_option_number("overlap-sms", value, 1, 64, state);
     remember(o, "--overlap-sms", value);
+    break;
+  case OPT_COPY_BYTES:
+    o->rank.copy_bytes = chk_option_number("copy-bytes", value, 1, INT64_C(1) << 40, state);
+    remember(o, "--copy-bytes", value);
     break;
   case ARGP_KEY_ARG:
     if (strcmp(value, "cache")) argp_error(state, "unexpected argument '%s'", value);

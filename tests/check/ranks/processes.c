@@ -78,6 +78,7 @@ static void run_rank(const task *t, int32_t rank, chk_plans *plans, const chk_ra
       chk_ranks_comm_options(p, t->fault ? t->fault->timeout_ms : t->runner->rank.timeout_ms);
   options.peer_bytes = t->runner->rank.peer_bytes;
   options.overlap_sms = t->runner->rank.overlap_sms;
+  options.copy_bytes = t->runner->rank.copy_bytes;
   status = chk_rank_nccl(t->shared, rank, status, whole.trial.plan.ctx, &options, &r.comm);
   if (status)
     chk_conclude(status, t->runner->plans.overrides != NULL, result);

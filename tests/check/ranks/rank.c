@@ -425,6 +425,18 @@ static void compare_repeat(chk_rank *r, const images *first, int run) {
   }
 }
 
+/* A run whose K and V the transport moves is no check of --copy-bytes. All ranks find the same. */
+static bool misses_copies(chk_rank *r) {
+  const nsa_plan *plan = r->plan.plan;
+  const uint64_t bytes = nsai_ranks_room_bytes(&plan->problem, &plan->workspace);
+  if (!r->options->copy_bytes || r->p->ranks == 1 || nsai_comm_room(r->comm, bytes)) return false;
+  nsai_verify_skip(r->result, "the transport moves K and V: %s",
+                   nsai_comm_copies(r->comm)
+                       ? "they need more of --copy-bytes"
+                       : "ranks do not map each other's memory, or play hosts");
+  return true;
+}
+
 /* A forward that does not overlap as --overlap-sms asks is no check of that. All ranks find the same. */
 static bool misses_overlap(chk_rank *r) {
   const nsa_plan *plan = r->plan.plan;
@@ -442,7 +454,7 @@ static nsa_status check(chk_rank *r, images *first) {
   plan = r->plan.plan;
   memcpy(r->result->variants, r->plan.caps.variants, sizeof r->result->variants);
   NSAI_TRY(nsa_comm_agree(r->comm, &plan, 1, r->shard, r->options->timeout_ms));
-  if (misses_overlap(r)) return NSA_OK;
+  if (misses_copies(r) || misses_overlap(r)) return NSA_OK;
   for (int run = 0; run < r->options->repeat; run++) {
     NSAI_TRY(chk_rank_execute(r));
     if (!r->rank && r->options->damage && r->options->damage->run == run) damage(r);

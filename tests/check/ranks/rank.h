@@ -54,6 +54,7 @@ typedef struct chk_rank_options {
   int serve_damage;               /* of a problem over a cache: CHK_SERVE_DAMAGE_* (serve.h) */
   int32_t peer_bytes;             /* of communicators, which must then have peer memory; 0: none */
   int32_t overlap_sms;            /* of communicators */
+  int64_t copy_bytes;             /* likewise, and runs must use them */
 } chk_rank_options;
 
 typedef struct chk_rank {

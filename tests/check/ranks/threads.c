@@ -112,6 +112,7 @@ static nsa_status run_one(const chk_runner *runner, chk_plans *plans, const chk_
       chk_ranks_comm_options(p, fault ? fault->timeout_ms : runner->rank.timeout_ms);
   options.peer_bytes = runner->rank.peer_bytes;
   options.overlap_sms = runner->rank.overlap_sms;
+  options.copy_bytes = runner->rank.copy_bytes;
   chk_shared *shared = NULL;
   chk_whole whole = { 0 };
   const chk_rank like = { .whole = &whole };

@@ -573,12 +573,8 @@ pub struct nsa_comm_ops {
             stream: nsa_stream,
         ) -> nsa_status,
     >,
-    pub poll: ::std::option::Option<
-        unsafe extern "C" fn(user: *mut ::std::os::raw::c_void) -> nsa_status,
-    >,
-    pub abort: ::std::option::Option<
-        unsafe extern "C" fn(user: *mut ::std::os::raw::c_void) -> nsa_status,
-    >,
+    pub poll: ::std::option::Option<unsafe extern "C" fn(user: *mut ::std::os::raw::c_void) -> nsa_status>,
+    pub abort: ::std::option::Option<unsafe extern "C" fn(user: *mut ::std::os::raw::c_void) -> nsa_status>,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -588,6 +584,7 @@ pub struct nsa_comm_options {
     pub host_ranks: i32,
     pub peer_bytes: i32,
     pub overlap_sms: i32,
+    pub copy_bytes: i64,
 }
 extern "C" {
     pub fn nsa_comm_create(
