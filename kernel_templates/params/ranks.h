@@ -56,7 +56,7 @@ typedef struct NsaiRanksGather {
   int rank, ranks;
   int piece;        /* bytes of a chunk of this message, a multiple of 16; the last may have less */
   int chunks, room; /* of the mailboxes' layout; the grid may have fewer chunks */
-  int *epoch;       /* of copies: a gather counts it, where copies begin behind it. NULL: they do not */
+  int *epoch; /* of copies: a gather counts it, where copies begin behind it. NULL: they do not */
   const int *copied; /* [ranks], a sector each: the epoch whose copies a rank has made */
 } NsaiRanksGather;
 

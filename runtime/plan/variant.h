@@ -193,6 +193,7 @@ typedef struct nsai_variant {
   /* Its kernels look up the sequence of a key, so that sequences must not share keys: pieces of a sequence
    * (ranks/shard.h) run one by one. */
   bool finds_sequences_of_keys;
+  bool awaits_keys;  /* of a backward pass: waits by itself, late, for K and V that travel */
   bool stands_alone; /* calls may ask for the stage by itself, even where another row fuses it */
   /* Adds a sentence for everything that forbids it here. No sentence: it is legal. */
   void (*legal)(const nsai_problem *, const nsai_target *, nsai_reasons *);

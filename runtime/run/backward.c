@@ -24,6 +24,8 @@ nsa_status nsai_enqueue_backward(const nsai_run *run) {
   const bool fused = nsai_run_fuses(run, NSAI_STAGE_BACKWARD_KV);
   const nsai_stage keys = fused ? NSAI_STAGE_BACKWARD_Q : NSAI_STAGE_BACKWARD_KV;
   if (!fused) NSAI_TRY(nsai_enqueue_stage(run, NSAI_STAGE_BACKWARD_KV, &prepare));
+  if (!nsai_plan_form(run->plan, NSAI_STAGE_BACKWARD_Q)->variant->awaits_keys)
+    NSAI_TRY(nsai_await_keys(run));
   NSAI_TRY(nsai_enqueue_stage(run, NSAI_STAGE_BACKWARD_Q, &whole));
   if (run->plan->problem.model.gate == NSAI_GATE_MLP) NSAI_TRY(enqueue_part(run, keys, &gate));
   return fused ? NSA_OK : nsai_enqueue_stage(run, NSAI_STAGE_BACKWARD_KV, &whole);

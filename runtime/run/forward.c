@@ -93,14 +93,6 @@ static bool attends_window(const nsai_run *run) {
   return nsai_run_has(run, NSA_WIN) && !nsai_run_fuses(run, NSAI_STAGE_ATTEND_WINDOW);
 }
 
-/* Before the kernel of the selected branch, which reads K and V of other ranks. */
-static nsa_status await_keys(const nsai_run *run) {
-  nsai_awaited_keys *keys = run->piece ? run->piece->awaited : NULL;
-  if (!keys || keys->received) return NSA_OK;
-  keys->received = true;
-  return keys->receive(keys->user);
-}
-
 /* The LSE of importance, where the compressed branch does not give it. */
 static nsa_status normalize(const nsai_run *run, bool selecting, bool probes) {
   const nsai_span all = { .token_end = run->sizes.tokens, .prepare = true };
@@ -134,7 +126,7 @@ nsa_status nsai_enqueue_forward(const nsai_run *run) {
   if (selecting && !nsai_run_fuses(run, NSAI_STAGE_SELECT)) NSAI_TRY(select_blocks(run));
   if (probes) NSAI_TRY(probe_rows(run));
   if (attends_last(run)) {
-    NSAI_TRY(await_keys(run));
+    NSAI_TRY(nsai_await_keys(run));
     NSAI_TRY(whole(run, NSAI_STAGE_ATTEND_SELECTED));
   }
   return index_lse(run);

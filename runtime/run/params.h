@@ -26,6 +26,14 @@ static inline bool nsai_run_fuses(const nsai_run *run, nsai_stage stage) {
  * indices. */
 bool nsai_run_selects(const nsai_run *run);
 
+/* Before the first kernel that reads K and V of other ranks. */
+static inline nsa_status nsai_await_keys(const nsai_run *run) {
+  nsai_awaited_keys *keys = run->piece ? run->piece->awaited : NULL;
+  if (!keys || keys->received) return NSA_OK;
+  keys->received = true;
+  return keys->receive(keys->user);
+}
+
 /* Behind the last kernel that adds to sums of dK and dV, where others follow: sends them to ranks that wait. */
 static inline nsa_status nsai_send_sums(const nsai_run *run) {
   const nsai_made_sums *sums = run->piece ? run->piece->sums : NULL;

@@ -12,7 +12,8 @@
  * 1e-6 of the greatest at 4k tokens, and 1e-5 at 64k. So do calls piece by piece without ranks. Either
  * differs from float64 by 7e-4, since products take their operands in 16 bits.
  *
- * Ranks that copy (nsa_comm_options.copy_bytes) do so while the last piece computes its dQ: sums are made before it.
+ * Ranks that copy (nsa_comm_options.copy_bytes) do so beside the kernels: K and V before the first that reads them,
+ * sums while the last piece computes its dQ, where that comes behind them.
  *
  * The last piece of a sequence runs first: it writes the sums of all tokens that the others add to.
  */
@@ -333,9 +334,10 @@ static nsa_status run_on_host(const nsai_ranks_pass *pass, const nsa_piece *piec
 
 /* The pieces of a rank are ordered by sequence and position, so backwards the last of a sequence comes
  * first. */
-static nsa_status run_pieces(const nsai_ranks_pass *pass, const nsai_made_sums *sums) {
+static nsa_status run_pieces(const nsai_ranks_pass *pass, nsai_awaited_keys *keys,
+                             const nsai_made_sums *sums) {
   int64_t local = pass->shard->rank_tokens[pass->rank];
-  nsai_run_piece is = { 0 };
+  nsai_run_piece is = { .awaited = keys };
   for (int32_t i = pass->pieces - 1; i >= 0; i--) {
     const nsa_piece *piece = &pass->piece[i];
     local -= piece->length;
@@ -348,13 +350,21 @@ static nsa_status run_pieces(const nsai_ranks_pass *pass, const nsai_made_sums *
   return NSA_OK;
 }
 
-/* By the transport: behind all kernels. */
-static nsa_status exchange_sums(nsai_ranks_pass *pass) {
-  NSAI_TRY(run_pieces(pass, NULL));
+/* By the transport: before and behind all kernels. */
+static nsa_status run_and_exchange(nsai_ranks_pass *pass) {
+  NSAI_TRY(nsai_ranks_gather(pass));
+  if (nsai_run_has(pass->run, NSA_CMP)) NSAI_TRY(nsai_ranks_compress(pass));
+  NSAI_TRY(run_pieces(pass, NULL, NULL));
   NSAI_TRY(nsai_ranks_send_inside(pass));
   if (pass->hosts == 1) return NSA_OK;
   NSAI_TRY(sum_host(pass));
   return nsai_ranks_send_between(pass);
+}
+
+static nsa_status receive_keys(void *user) {
+  nsai_ranks_pass *pass = user;
+  NSAI_TRY(nsai_ranks_join(pass, NSA_OK));
+  return nsai_run_has(pass->run, NSA_CMP) ? nsai_ranks_compress(pass) : NSA_OK;
 }
 
 static nsa_status copy_sums(void *user) {
@@ -363,20 +373,20 @@ static nsa_status copy_sums(void *user) {
   return nsai_ranks_copy_sums(pass);
 }
 
-/* By copy engines, while the last piece's dQ is added up, where it is apart. */
-static nsa_status run_and_copy_sums(nsai_ranks_pass *pass) {
+/* By copy engines: K and V while lists are sorted and saved statistics are read, sums while the last piece's dQ is
+ * added up, where a kernel of its own does that. */
+static nsa_status run_and_copy(nsai_ranks_pass *pass) {
+  nsai_awaited_keys keys = { .receive = receive_keys, .user = pass };
   const nsai_made_sums sums = { .send = copy_sums, .user = pass };
-  nsa_status status = run_pieces(pass, &sums);
-  if (status == NSA_OK && !pass->side) status = copy_sums(pass);
-  if (pass->side) status = nsai_ranks_join(pass, status);
+  nsa_status status = nsai_ranks_gather_beside(pass);
+  if (status == NSA_OK) status = run_pieces(pass, &keys, &sums);
+  if (status == NSA_OK && !pass->announces) status = copy_sums(pass);
+  status = nsai_ranks_join(pass, status);
   return status ? status : nsai_comm_await_copies(pass->run->comm, pass->run->queue->stream);
 }
 
 static nsa_status backward(nsai_ranks_pass *pass) {
-  pass->side = NULL;
-  NSAI_TRY(nsai_ranks_gather(pass));
-  if (nsai_run_has(pass->run, NSA_CMP)) NSAI_TRY(nsai_ranks_compress(pass));
-  NSAI_TRY(pass->room ? run_and_copy_sums(pass) : exchange_sums(pass));
+  NSAI_TRY(pass->room ? run_and_copy(pass) : run_and_exchange(pass));
   NSAI_TRY(sum_tensors(pass));
   return store_weights(pass);
 }

@@ -122,14 +122,12 @@ static nsa_status exchange(nsai_ranks_pass *pass, nsa_stream stream) {
                             pass->recv.count, stream);
 }
 
-/* Copies to other rooms, to where at[] lies in this rank's own. Behind it the parts are there, in the side stream
- * when they are awaited. */
+/* Copies to other rooms, to where at[] lies in this rank's own. Behind it the parts are there, or announced. */
 static nsa_status copy(nsai_ranks_pass *pass, const nsa_part *at, nsa_stream stream) {
   nsa_comm *comm = pass->run->comm;
   nsai_queue_break(pass->run->queue);
   NSAI_TRY(nsai_comm_copy(comm, pass->send.part, at, pass->send.count, stream));
-  return pass->side && stream == pass->side ? nsai_comm_announce_copies(comm, stream)
-                                            : nsai_comm_meet(comm, stream);
+  return pass->announces ? nsai_comm_announce_copies(comm, stream) : nsai_comm_meet(comm, stream);
 }
 
 /* Rows of gathered tensors lie in the same place in all rooms. */
@@ -282,17 +280,32 @@ nsa_status nsai_ranks_gather_rows(nsai_ranks_pass *pass, const nsai_ranks_tensor
 nsa_status nsai_ranks_pack(const nsai_ranks_pass *pass) {
   for (int item = 0; item < NSAI_RANKS_TENSORS; item++)
     if (pass->memory->tensor[item].exists) NSAI_TRY(pack(pass, item));
-  if (!pass->room) return NSA_OK;
-  nsai_queue_break(pass->run->queue);
-  return nsai_comm_open_rooms(pass->run->comm, run_stream(pass));
+  return NSA_OK;
 }
 
-nsa_status nsai_ranks_gather(nsai_ranks_pass *pass) {
+static nsai_ranks_tensors all_tensors(const nsai_ranks_pass *pass) {
   nsai_ranks_tensors all = { 0 };
   for (int item = 0; item < NSAI_RANKS_TENSORS; item++)
     if (pass->memory->tensor[item].exists) all.tensor[all.count++] = &pass->memory->tensor[item];
-  NSAI_TRY(nsai_ranks_pack(pass));
+  return all;
+}
+
+nsa_status nsai_ranks_gather(nsai_ranks_pass *pass) {
+  const nsai_ranks_tensors all = all_tensors(pass);
+  if (pass->room) {
+    NSAI_TRY(nsai_ranks_open_and_pack(pass));
+    NSAI_TRY(nsai_ranks_join(pass, NSA_OK));
+  } else {
+    NSAI_TRY(nsai_ranks_pack(pass));
+  }
   return nsai_ranks_gather_rows(pass, &all, run_stream(pass));
+}
+
+nsa_status nsai_ranks_gather_beside(nsai_ranks_pass *pass) {
+  const nsai_ranks_tensors all = all_tensors(pass);
+  NSAI_TRY(nsai_ranks_open_and_pack(pass));
+  NSAI_TRY(nsai_ranks_fork(pass)); /* rows are in place */
+  return nsai_ranks_gather_rows(pass, &all, pass->side);
 }
 
 /* ---- rows before pieces ---- */
@@ -433,6 +446,7 @@ nsa_status nsai_ranks_copy_sums(nsai_ranks_pass *pass) {
   pass->send.count = pass->recv.count = 0;
   for (int item = 0; item < NSAI_RANKS_TENSORS; item++)
     if (pass->memory->tensor[item].exists) list_sums_copies(pass, &pass->memory->tensor[item]);
+  pass->announces = true;
   return copy(pass, pass->recv.part, pass->side);
 }
 

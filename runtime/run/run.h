@@ -27,8 +27,8 @@ nsa_status nsai_run_with_callbacks(const nsa_plan *plan, const nsa_exec *exec,
                                    const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,
                                    const nsai_stage_callbacks *callbacks);
 
-/* Raw K and V that a rank has yet to receive. Those of its pieces, and of the tokens before them that a window's
- * own kernel reads, are there. */
+/* Raw K and V that a rank has yet to receive. In a forward those of its pieces, and of the tokens before them that a
+ * window's own kernel reads, are there; in a backward pass nothing is, nor are entries. */
 typedef struct nsai_awaited_keys {
   nsa_status (*receive)(void *user); /* then the run's stream waits for them */
   void *user;
@@ -43,7 +43,7 @@ typedef struct nsai_made_sums {
 } nsai_made_sums;
 
 /* One piece of a run over ranks, which is a run of its own over the rank's query rows and all keys up
- * to their end. Its compressed entries are there: no stage makes them. */
+ * to their end. Its compressed entries are there, or awaited: no stage makes them. */
 typedef struct nsai_run_piece {
   bool adds_kv;      /* gradients of K and V: adds to those of earlier pieces; else overwrites */
   bool adds_weights; /* likewise, of weights */

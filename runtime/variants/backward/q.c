@@ -146,7 +146,9 @@ nsa_status nsai_q_statistics(const nsai_run *run, const nsai_kernel kernel[NSAI_
   if (saved) NSAI_TRY(read_saved(run, &kernel[NSAI_Q_SAVED], saved));
   p.branches &= ~saved;
   p.absent = saved ? 0 : absent_branches(run);
-  return p.branches ? launch_rows(run, &kernel[NSAI_Q_STATISTICS], &p) : NSA_OK;
+  if (!p.branches) return NSA_OK;
+  NSAI_TRY(nsai_await_keys(run));
+  return launch_rows(run, &kernel[NSAI_Q_STATISTICS], &p);
 }
 
 nsa_status nsai_q_prepare(const nsai_run *run, const nsai_kernel kernel[NSAI_Q_KERNELS]) {

@@ -174,6 +174,7 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
         (char *)dq.slot_steps + step_bytes(&run->plan->problem, form->number[NSAI_DKV_HEADS]);
   }
   dq.add_slots = &form->kernel[ADD_SLOTS];
+  NSAI_TRY(nsai_await_keys(run));
   NSAI_TRY(nsai_dkv_heads_enqueue(run, form, &dq));
   NSAI_TRY(nsai_send_sums(run));
   const NsaiBackwardDqSums from = { .sums = dq.sums, .blocks = dq.blocks, .all = selected };
@@ -185,6 +186,7 @@ const nsai_variant nsai_backward_q_kv_slots_sm90 = {
   .stage = NSAI_STAGE_BACKWARD_Q,
   .why = "compressed and selected dQ, dK, dV in one kernel each, wgmma: small groups",
   .fuses = 1u << NSAI_STAGE_BACKWARD_KV,
+  .awaits_keys = true,
   .kernels = KERNELS,
   .buffers = BUFFERS,
   .numbers = NSAI_DKV_NUMBERS,

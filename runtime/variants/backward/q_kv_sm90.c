@@ -147,6 +147,7 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
   NSAI_TRY(nsai_dkv_enqueue(run, form, &prepare));
   if (run->sizes.tokens) NSAI_TRY(nsai_q_statistics(run, rows));
   if (nsai_run_has(run, NSA_CMP)) NSAI_TRY(nsai_q_kv_open(run, form, &dq));
+  NSAI_TRY(nsai_await_keys(run));
   NSAI_TRY(nsai_dkv_heads_enqueue(run, form, &dq));
   NSAI_TRY(nsai_send_sums(run));
   const NsaiBackwardDqSums from = { .sums = dq.sums, .blocks = dq.blocks };
@@ -158,6 +159,7 @@ const nsai_variant nsai_backward_q_kv_sm90 = {
   .stage = NSAI_STAGE_BACKWARD_Q,
   .why = "compressed dQ, dK, dV in one kernel, wgmma",
   .fuses = 1u << NSAI_STAGE_BACKWARD_KV,
+  .awaits_keys = true,
   .kernels = NSAI_Q_KV_KERNELS,
   .buffers = NSAI_Q_KV_BUFFERS,
   .numbers = NSAI_DKV_NUMBERS,
