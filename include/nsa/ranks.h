@@ -226,7 +226,8 @@ typedef struct nsa_comm nsa_comm;
  * communicator of nsa_comm_nccl_init uses at most so many CTAs for all its exchanges, each on an SM (NCCL 2.17 or
  * newer, else NSA_E_UNSUPPORTED); the host limits those of its own ncclComm_t by ncclConfig_t.maxCTAs. While a
  * capture has runs of the communicator, runs outside of captures are refused (NSA_E_UNSUPPORTED), and another
- * capture must not have any. Not timed on GPUs. */
+ * capture must not have any. On two H200 of one host it costs 8 % at 64k tokens (docs/ranks.md): leave it off there.
+ * Not timed over hosts. */
 
 /* Copies. With options.copy_bytes 2 to 8 ranks of one host copy K, V and the caller's compressed entries and index
  * keys into each other's memory, by copy engines, in the place of the transport: in nsa_forward and nsa_backward

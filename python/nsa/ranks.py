@@ -180,9 +180,11 @@ class Comm:
     peer_bytes  largest message of a rank that small gathers, as of a decode step, move through memory which the ranks of one
                 host map of each other, beside the group; -1: none [none]
     overlap_sms multiprocessors that a forward leaves to NCCL, a power of two, so that K and V travel while it computes [0: they
-                travel first]. NCCL then takes no more with own=True; else limit the group's (maxCTAs)
-    copy_bytes  device memory through which the ranks of one host exchange K and V by copy engines, in the place of NCCL: of K,
-                V and compressed entries of all ranks. A forward then overlaps and leaves no multiprocessor free [0: NCCL]
+                travel first, which is faster inside one host]. NCCL then takes no more with own=True; else limit the group's
+                (maxCTAs)
+    copy_bytes  device memory through which the ranks of one host exchange K and V by copy engines, in the place of NCCL: of K, V
+                and compressed entries of all ranks, in a backward pass also of sums. A forward then overlaps and leaves no
+                multiprocessor free [0: NCCL]
 
     Runs are enqueued on the current stream, in the same order on every rank. After a RanksError it is of no more use, unless
     ranks disagree; with own=False the host then aborts the group's NCCL communicator.

@@ -87,6 +87,25 @@ void chk_fault_demand(chk_rank *r, const chk_fault *fault, const char *call, nsa
     atomic_fetch_add(&r->shared->named, 1);
 }
 
+bool chk_fault_demand_first(chk_rank *r, const chk_fault *fault, const char *call,
+                            nsa_status status, double seconds) {
+  if (status == NSA_OK && fault->sent && r->rank == fault->bad) return true;
+  chk_fault_demand(r, fault, call, status, seconds, chk_fault_next_seconds(fault, true));
+  return false;
+}
+
+double chk_fault_next_seconds(const chk_fault *fault, bool succeeded) {
+  return succeeded ? fault->timeout_ms / 1e3 + CHK_FAULT_GRACE : CHK_FAULT_GRACE;
+}
+
+bool chk_fault_leaves(chk_rank *r, const chk_fault *fault, const char *call, nsa_status status) {
+  if (fault->kind != CHK_FAULT_LEAVE || r->rank == fault->bad) return false;
+  if (status)
+    nsai_verify_fail(r->result, "rank %d: %s returned %s before any rank left", r->rank, call,
+                     nsa_status_name(status));
+  return true;
+}
+
 void chk_fault_merge(const chk_shared *shared, const chk_ranks_problem *p, const chk_fault *fault,
                      nsai_verify_result *result) {
   for (int32_t k = 0; k < shared->size; k++) chk_merge(&shared->result[k], result);
@@ -94,11 +113,18 @@ void chk_fault_merge(const chk_shared *shared, const chk_ranks_problem *p, const
     nsai_verify_fail(result, "no rank names batch.kv_len");
 }
 
-/* A dead communicator stays dead, and says so at once. */
-static void demand_dead(chk_rank *r, const chk_fault *fault) {
+/* What all ranks do when one fails: with peer memory gathers, because a forward has none. */
+static nsa_status execute(chk_rank *r) {
+  return r->options->peer_bytes ? chk_gather_run(r) : chk_rank_execute(r);
+}
+
+/* A dead communicator stays dead, and says so at once. Of a rank whose run succeeded the next one ends it: one
+ * that only enqueues it would leave a run in flight that nothing ends. */
+static void demand_dead(chk_rank *r, const chk_fault *fault, bool succeeded) {
   const double start = nsai_seconds();
-  const nsa_status status = chk_rank_enqueue(r);
-  chk_fault_demand(r, fault, "the run after it", status, nsai_seconds() - start, CHK_FAULT_GRACE);
+  const nsa_status status = succeeded ? execute(r) : chk_rank_enqueue(r);
+  chk_fault_demand(r, fault, "the run after it", status, nsai_seconds() - start,
+                   chk_fault_next_seconds(fault, succeeded));
   chk_fault_demand(r, fault, "nsa_comm_check", nsa_comm_check(r->comm), 0, CHK_FAULT_GRACE);
 }
 
@@ -150,9 +176,33 @@ static nsa_status agree_anew(chk_rank *r) {
   return NSA_OK;
 }
 
-/* What all ranks do when one fails: with peer memory gathers, because a forward has none. */
-static nsa_status execute(chk_rank *r) {
-  return r->options->peer_bytes ? chk_gather_run(r) : chk_rank_execute(r);
+/* The fault in a run. */
+static void fail_run(chk_rank *r, const chk_fault *fault) {
+  const double start = nsai_seconds();
+  const nsa_status status = execute(r);
+  const double seconds = nsai_seconds() - start;
+  if (chk_fault_leaves(r, fault, "the run", status)) return;
+  const bool succeeded = chk_fault_demand_first(r, fault, "the run", status, seconds);
+  if (succeeded && !r->options->peer_bytes) { /* else the gathers have been compared */
+    chk_rank_damage(r, 1);
+    chk_rank_compare(r);
+  }
+  demand_dead(r, fault, succeeded);
+}
+
+/* The fault in nsa_comm_agree. A late rank cannot succeed: the others have sent their message of the first round,
+ * and none of the second. */
+static nsa_status fail_agree(chk_rank *r, const chk_fault *fault) {
+  const double start = nsai_seconds();
+  const nsa_status status = agree(r);
+  chk_fault_demand(r, fault, "nsa_comm_agree", status, nsai_seconds() - start,
+                   fault->timeout_ms / 1e3 + CHK_FAULT_GRACE);
+  if (fault->kind != CHK_FAULT_MISMATCH) {
+    demand_dead(r, fault, false);
+    return NSA_OK;
+  }
+  demand_refusal(r);
+  return agree_anew(r);
 }
 
 static nsa_status check(chk_rank *r, const chk_fault *fault) {
@@ -170,16 +220,10 @@ static nsa_status check(chk_rank *r, const chk_fault *fault) {
   NSAI_TRY(meet_others(r));
   if (chk_fault_kills(r, fault)) return NSA_OK;
   chk_fault_stall(r, fault);
-  double start = nsai_seconds();
-  nsa_status status = early ? agree(r) : execute(r);
-  chk_fault_demand(r, fault, early ? "nsa_comm_agree" : "the run", status, nsai_seconds() - start,
-                   fault->timeout_ms / 1e3 + CHK_FAULT_GRACE);
-  if (mismatch) {
-    demand_refusal(r);
-    NSAI_TRY(agree_anew(r));
-  } else {
-    demand_dead(r, fault);
-  }
+  if (early)
+    NSAI_TRY(fail_agree(r, fault));
+  else
+    fail_run(r, fault);
   atomic_fetch_add(&r->shared->released, 1);
   return NSA_OK;
 }

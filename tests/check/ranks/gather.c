@@ -14,6 +14,7 @@
 #define GUARD 16 /* bytes around what is gathered; a multiple of 16 */
 #define BEYOND 100
 #define FAULT_BYTES 33024
+#define RUN_GATHERS 2 /* of chk_gather_run */
 
 /* Memory of a rank: what it sends, and what it receives with its guards. */
 typedef struct area {
@@ -110,18 +111,43 @@ nsa_status chk_gather_check(chk_rank *r) {
   return status;
 }
 
+/* What the ranks received of RUN_GATHERS gathers, one behind the other. */
+static void compare_run(const chk_rank *r, const area *a, size_t bytes) {
+  for (int round = 0; round < RUN_GATHERS; round++)
+    for (int32_t from = 0; from < r->p->ranks; from++)
+      for (size_t i = 0; i < bytes; i++) {
+        const size_t at = ((size_t)round * (size_t)r->p->ranks + (size_t)from) * bytes + i;
+        if (a->image[at] == byte_of(from, round, i)) continue;
+        nsai_verify_fail(r->result, "rank %d: gather %d: byte %zu of rank %d is wrong", r->rank,
+                         round, i, from);
+        return;
+      }
+}
+
+static nsa_status run_gathers(const chk_rank *r, area *a, size_t bytes) {
+  const nsa_stream stream = (nsa_stream)r->device->stream;
+  for (int round = 0; round < RUN_GATHERS; round++)
+    for (size_t i = 0; i < bytes; i++)
+      a->image[(size_t)round * bytes + i] = byte_of(r->rank, round, i);
+  NSAI_TRY(nsai_verify_device_set(r->device, a->recv, 0xa5, a->bytes));
+  NSAI_TRY(nsai_verify_device_upload(r->device, a->send, a->image, RUN_GATHERS * bytes));
+  for (size_t round = 0; round < RUN_GATHERS; round++)
+    NSAI_TRY(nsai_comm_all_gather(r->comm, (char *)a->send + round * bytes,
+                                  (char *)a->recv + round * (size_t)r->p->ranks * bytes, bytes,
+                                  stream));
+  NSAI_TRY(nsa_comm_wait(r->comm, stream, 0));
+  NSAI_TRY(nsai_verify_device_download(r->device, a->image, a->recv, a->bytes));
+  compare_run(r, a, bytes);
+  return NSA_OK;
+}
+
 nsa_status chk_gather_run(const chk_rank *r) {
   const int32_t most = r->options->peer_bytes;
   const size_t bytes = (size_t)(most < FAULT_BYTES ? most : FAULT_BYTES);
-  nsa_status status = NSA_OK;
   area a;
-  NSAI_TRY_TO(done, area_make(r, bytes, &a));
-  for (int i = 0; i < 2; i++)
-    NSAI_TRY_TO(done, nsai_comm_all_gather(r->comm, a.send, a.recv, bytes,
-                                           (nsa_stream)r->device->stream));
-  status = nsa_comm_wait(r->comm, (nsa_stream)r->device->stream, 0);
-done:
-  if (!status)
-    area_free(r, &a); /* else a kernel may still use the memory, and freeing it may wait */
+  nsa_status status = area_make(r, RUN_GATHERS * bytes, &a);
+  if (!status) status = run_gathers(r, &a, bytes);
+  if (status) a.send = a.recv = NULL; /* a kernel may still use it, and freeing it may wait */
+  area_free(r, &a);
   return status;
 }

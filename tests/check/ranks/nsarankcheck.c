@@ -70,6 +70,7 @@ static nsa_status run_faults(const chk_runner *runner, const chk_ranks_options *
       const chk_fault fault = { .kind = (chk_fault_kind)kind,
                                 .in_agree = place & 1,
                                 .is_process = o->nccl,
+                                .sent = o->nccl && kind == CHK_FAULT_STALL,
                                 .bad = place & 2 ? p->ranks - 1 : 0,
                                 .timeout_ms = o->rank.timeout_ms };
       NSAI_TRY(o->nccl ? chk_fault_processes(runner, p, &fault, &result)

@@ -381,8 +381,9 @@ static void lose(chk_rank *r, int slot, const nsa_tensor *t) {
   }
 }
 
-static void damage(chk_rank *r) {
+void chk_rank_damage(chk_rank *r, int run) {
   const chk_ranks_damage *d = r->options->damage;
+  if (r->rank || !d || d->run != run) return;
   nsa_tensor t = nsai_verify_tensors_view(&r->data, d->slot, NSAI_VERIFY_HOST);
   if (!t.ndim || !t.shape[0]) return;
   if (d->lost) {
@@ -457,7 +458,7 @@ static nsa_status check(chk_rank *r, images *first) {
   if (misses_copies(r) || misses_overlap(r)) return NSA_OK;
   for (int run = 0; run < r->options->repeat; run++) {
     NSAI_TRY(chk_rank_execute(r));
-    if (!r->rank && r->options->damage && r->options->damage->run == run) damage(r);
+    chk_rank_damage(r, run);
     if (run) {
       compare_repeat(r, first, run);
       continue;

@@ -101,6 +101,9 @@ nsa_status chk_rank_execute(chk_rank *r);
  */
 void chk_rank_check(chk_rank *r);
 
+/* On rank 0 does options.damage, if it is of this run, to the fetched outputs. */
+void chk_rank_damage(chk_rank *r, int run);
+
 /* Compares the fetched outputs of the rank's rows with the whole's, and leaves the partial sums of
  * weights' gradients in shared memory. */
 void chk_rank_compare(chk_rank *r);

@@ -47,14 +47,83 @@ static int say(FILE *out, const char *name, bool noticed, const nsai_verify_resu
   return !noticed;
 }
 
-/* Ranks of which none fails, where the others must report one. */
-static int run_without_fault(const chk_runner *runner, const chk_ranks_problem *p,
-                             const chk_fault *none, const char *name, FILE *out) {
-  nsai_verify_result result = { .outcome = NSAI_VERIFY_PASSED };
-  const nsa_status status = chk_fault_threads(runner, p, none, &result);
-  const bool noticed = !status && result.outcome == NSAI_VERIFY_FAILED &&
-                       strstr(result.text, "returned NSA_OK") != NULL;
-  return say(out, name, noticed, &result);
+/* The call in which a fault is tried. */
+typedef enum fault_place { IN_RUN, IN_DECODE, IN_PREFILL } fault_place;
+
+static const chk_ranks_damage o_of_late_rank = { "o", NSAI_VERIFY_O, 0, 1.01f, 1 };
+
+/* What the ranks do, whether rank 0 counts as late, damage to its results, and the failure that must be reported. */
+static const struct {
+  const char *name;
+  fault_place place;
+  chk_fault_kind kind;
+  bool sent;
+  const chk_ranks_damage *damage;
+  int serve_damage;
+  const char *word;  /* of the failure; NULL: it must pass */
+  const char *never; /* NULL, or a word that must not be there */
+} faults[] = {
+  { "no fault", IN_RUN, CHK_FAULT_NONE, false, NULL, 0, "rank 0: the run returned NSA_OK", NULL },
+  { "no fault in a decode", IN_DECODE, CHK_FAULT_NONE, false, NULL, 0,
+    "rank 0: the decode returned NSA_OK", NULL },
+  { "no fault in a prefill", IN_PREFILL, CHK_FAULT_NONE, false, NULL, 0,
+    "rank 0: the prefill returned NSA_OK", NULL },
+  { "a late rank", IN_RUN, CHK_FAULT_LEAVE, true, NULL, 0, NULL, NULL },
+  { "a late rank in a decode", IN_DECODE, CHK_FAULT_LEAVE, true, NULL, 0, NULL, NULL },
+  { "a late rank in a prefill", IN_PREFILL, CHK_FAULT_LEAVE, true, NULL, 0, NULL, NULL },
+  { "a late rank that may not succeed", IN_RUN, CHK_FAULT_LEAVE, false, NULL, 0,
+    "rank 0: the run returned NSA_OK", NULL },
+  { "o of a late rank", IN_RUN, CHK_FAULT_LEAVE, true, &o_of_late_rank, 0, "rank 0: o", NULL },
+  { "o of a late rank in a decode", IN_DECODE, CHK_FAULT_LEAVE, true, NULL, CHK_SERVE_DAMAGE_O,
+    ": o of", NULL },
+  { "o of a late rank in a prefill", IN_PREFILL, CHK_FAULT_LEAVE, true, NULL,
+    CHK_SERVE_DAMAGE_PREFILL, "of a prefill is another", NULL },
+  { "a late rank whose next run succeeds", IN_RUN, CHK_FAULT_NONE, true, NULL, 0,
+    "rank 0: the run after it returned NSA_OK", "rank 0: the run returned" },
+  { "a late rank whose next decode succeeds", IN_DECODE, CHK_FAULT_NONE, true, NULL, 0,
+    "rank 0: the call after it returned NSA_OK", "rank 0: the decode returned" },
+  { "a late rank whose next prefill succeeds", IN_PREFILL, CHK_FAULT_NONE, true, NULL, 0,
+    "rank 0: the call after it returned NSA_OK", "rank 0: the prefill returned" },
+  { "another rank beside a late one", IN_DECODE, CHK_FAULT_NONE, true, NULL, 0,
+    "rank 1: the decode returned NSA_OK", NULL },
+};
+
+#define LATE_MS 2000 /* after which a late rank that waits gives up */
+
+static int try_faults(const chk_plans_options *plans, FILE *out) {
+  char error[256];
+  chk_ranks_problem forward, cache;
+  int unnoticed = 0;
+  if (chk_ranks_parse("ranks=2:fwd:q=300", &forward, error, sizeof error)) return 1;
+  if (!chk_serve_find_faults(1, 2, 100, CHK_CACHE_CODES_NONE, &cache)) return 1;
+  for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+    const chk_fault fault = { .kind = faults[i].kind,
+                              .in_agree = faults[i].place == IN_PREFILL,
+                              .sent = faults[i].sent,
+                              .timeout_ms = LATE_MS };
+    const chk_runner runner = { *plans,
+                                { .repeat = 1,
+                                  .timeout_ms = LATE_MS,
+                                  .damage = faults[i].damage,
+                                  .serve_damage = faults[i].serve_damage },
+                                keep,
+                                NULL };
+    nsai_verify_result result = { .outcome = NSAI_VERIFY_PASSED };
+    const nsa_status status =
+        chk_fault_threads(&runner, faults[i].place == IN_RUN ? &forward : &cache, &fault, &result);
+    const char *word = faults[i].word, *never = faults[i].never;
+    bool right = !status && result.outcome == NSAI_VERIFY_PASSED;
+    if (word)
+      right = !status && result.outcome == NSAI_VERIFY_FAILED && strstr(result.text, word) &&
+              !(never && strstr(result.text, never));
+    if (word)
+      unnoticed += say(out, faults[i].name, right, &result);
+    else
+      fprintf(out, "%-12s %s%s%s\n", right ? "passed" : "FAILED", faults[i].name, right ? "" : ": ",
+              right ? "" : result.text);
+    unnoticed += !word && !right;
+  }
+  return unnoticed;
 }
 
 int chk_ranks_self_test(const chk_plans_options *plans, FILE *out) {
@@ -87,15 +156,5 @@ int chk_ranks_self_test(const chk_plans_options *plans, FILE *out) {
     }
   }
   unnoticed += chk_serve_self_test(plans, out);
-  char error[256];
-  chk_ranks_problem p;
-  const chk_fault none = { .kind = CHK_FAULT_NONE, .timeout_ms = 3000 };
-  const chk_runner runner = { *plans, { 1, 3000, NULL, false }, keep, NULL };
-  if (chk_ranks_parse("ranks=2:fwd:q=300", &p, error, sizeof error)) return unnoticed + 1;
-  unnoticed += run_without_fault(&runner, &p, &none, "no fault", out);
-  chk_fault place = none;
-  if (!chk_serve_find_faults(1, 2, 100, CHK_CACHE_CODES_NONE, &p)) return unnoticed + 1;
-  unnoticed += run_without_fault(&runner, &p, &place, "no fault in a decode", out);
-  place.in_agree = true;
-  return unnoticed + run_without_fault(&runner, &p, &place, "no fault in a prefill", out);
+  return unnoticed + try_faults(plans, out);
 }

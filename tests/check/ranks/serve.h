@@ -236,6 +236,10 @@ void chk_serve_context_lives(chk_plans *plans, const nsai_verify_device *device,
 
 /* serve_check.c, internal: the plans of m->rank */
 nsa_status chk_serve_make_plans(chk_plans *plans, const chk_serve *s, chk_memory *m);
+/* Likewise: compares what was fetched of a decode, or with `shard` of the rank's rows of a prefill, with r->record,
+ * from this one of its outputs on. */
+nsa_status chk_serve_compare_call(const chk_rank *r, chk_memory *m, const chk_script *call,
+                                  const nsa_shard *shard, int64_t output);
 
 /* Behind chk_serve_check of all ranks: their outputs must have the same bits. */
 void chk_serve_compare_ranks(const chk_shared *shared, const chk_serve_record *record,

@@ -340,6 +340,12 @@ static nsa_status take_rows(walk *k, const chk_script *call, const nsa_shard *sh
   return NSA_OK;
 }
 
+nsa_status chk_serve_compare_call(const chk_rank *r, chk_memory *m, const chk_script *call,
+                                  const nsa_shard *shard, int64_t output) {
+  walk k = { .m = m, .rank = r, .one = r->record, .output = output, .result = r->result };
+  return shard ? take_rows(&k, call, shard) : take_outputs(&k, call);
+}
+
 /* ---- repetitions ----------------------------------------------------------------------------- */
 
 /* A hash of all that a call writes. */

@@ -48,6 +48,7 @@ typedef struct fault_run {
   chk_memory *m;
   chk_script call;  /* of the rank: a prefill has its own rows */
   nsa_shard *shard; /* of a prefill; else NULL */
+  int64_t output;   /* of the record's outputs, the call's first */
 } fault_run;
 
 /* Everything up to the decode or the prefill. */
@@ -93,6 +94,14 @@ static nsa_status meet_others(const chk_rank *r) {
                                              : nsai_fail(NSA_E_INTERNAL, "a rank did not come");
 }
 
+/* A call that succeeded on a late rank. */
+static nsa_status compare_call(fault_run *w) {
+  const int damage = w->r->rank ? CHK_SERVE_DAMAGE_NONE : w->r->options->serve_damage;
+  if (!chk_serve_damage_results(w->m, &w->call, damage))
+    (void)chk_serve_damage_prefill(w->m, &w->call, damage);
+  return chk_serve_compare_call(w->r, w->m, &w->call, w->shard, w->output);
+}
+
 static nsa_status fail_call(fault_run *w) {
   chk_rank *r = w->r;
   const char *call = w->call.decodes ? "the decode" : "the prefill";
@@ -106,12 +115,14 @@ static nsa_status fail_call(fault_run *w) {
   chk_fault_stall(r, w->fault);
   double start = nsai_seconds();
   nsa_status status = finish_call(w);
-  chk_fault_demand(r, w->fault, call, status, nsai_seconds() - start,
-                   w->fault->timeout_ms / 1e3 + CHK_FAULT_GRACE);
+  const double seconds = nsai_seconds() - start;
+  if (chk_fault_leaves(r, w->fault, call, status)) return NSA_OK;
+  const bool succeeded = chk_fault_demand_first(r, w->fault, call, status, seconds);
+  if (succeeded) NSAI_TRY(compare_call(w));
   start = nsai_seconds();
   status = finish_call(w);
   chk_fault_demand(r, w->fault, "the call after it", status, nsai_seconds() - start,
-                   CHK_FAULT_GRACE);
+                   chk_fault_next_seconds(w->fault, succeeded));
   chk_fault_demand(r, w->fault, "nsa_comm_check", nsa_comm_check(r->comm), 0, CHK_FAULT_GRACE);
   return NSA_OK;
 }
@@ -129,6 +140,7 @@ static nsa_status run_to_fault(fault_run *w, const chk_serve *s) {
     done = is_place(&script, w->m->prefill.plan != NULL, w->fault->in_agree);
     status = prepare_call(w, &script);
     if (!status) status = done ? fail_call(w) : finish_call(w);
+    if (w->call.decodes || w->shard) w->output += CHK_SERVE_OUTPUTS;
     nsa_shard_destroy(w->shard);
     w->shard = NULL;
   }
