@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The forward over ranks with nsa_comm_options.overlap_sms. Ranks exchange compressed entries first, 1/d of the
+ * The forward over ranks with nsa_comm_options.overlap_sms or copy_bytes. Ranks exchange compressed entries first, 1/d of the
  * bytes of raw K and V, and keys of the index. Raw K and V travel in the communicator's own stream, while the
  * run's stream computes the compressed branch and chooses blocks:
  *
@@ -13,12 +13,15 @@
  * are the halo, for which pieces must be long enough. Entries must have one GPU's bits, so that only phi mean
  * makes them piece by piece: products of cuBLASLt have other bits with another number of rows.
  *
- * Raw K and V are enqueued before the last kernel, not behind the fork, so that the others compute already where
- * the exchange of a host's transport blocks. A forward that chooses blocks in many chunks may then fill CUDA's
- * queue of launches, and enqueue them late.
+ * By the transport raw K and V are enqueued before the last kernel, not behind the fork, so that the others compute
+ * already where the exchange of a host's transport blocks. A forward that chooses blocks in many chunks may then
+ * fill CUDA's queue of launches, and enqueue them late. Two exchanges are waited for in the place of one, and each
+ * takes a fixed time, 0.13 ms between two H200. Copy engines take no SM and no thread of NCCL: copies are enqueued behind the
+ * fork.
  *
- * Two exchanges are waited for in the place of one, and each takes a fixed time: 0.13 ms between two H200. There a
- * forward of 64k tokens takes 10.4 ms for 9.6 (bench/results/h200-2026-11-28-ranks-timeline.txt).
+ * H200 x 2, 64 / 4 heads, D 128, 64k and 128k tokens, correlated inputs, ms of a burst: one exchange by NCCL first
+ * 9.7 and 28.1, overlapped with 16 SMs left free 10.4 and 29.4, by copies 9.3 and 27.7. Where the time goes:
+ * bench/results/h200-2026-11-28-ranks-timeline.txt.
  */
 #include "base/math.h"
 #include "plan/ranks_pieces.h"
