@@ -90,8 +90,9 @@ typedef struct nsa_tune_options {
  *
  * What is chosen. The results of every candidate are compared with the CPU device's before its
  * time counts. A candidate that the device refuses to launch is left out. A winner must beat the
- * heuristic's choice by more than the noise and `tuning.min_gain`. Plans that this context makes
- * afterwards choose from the records, and so do other contexts after nsa_records_reload.
+ * heuristic's choice by more than the noise and `tuning.min_gain`, and must not make the complete
+ * call slower. Plans that this context makes afterwards choose from the records, and so do other
+ * contexts after nsa_records_reload.
  *
  * Takes device memory for the tensors of the longest length. Compiles on several threads; while
  * it times, nothing else should run on the device. A spent budget ends the search after what has

@@ -31,15 +31,19 @@ load common
   need_nvrtc
   compiled() { autotune list --json | jq -r '.entries[].kernel' | sort -u; }
   model=$configs/models/g16_d64.yaml
+  autotune compile --arch sm_90a --op forward --max-kv-len 1024 "$model"
+  compiled >all
+  grep -qx attend_compressed_sm90 all # up to 1024 tokens, which choose every block
+  grep -qx attend_dense_sm90 all
+  run -1 grep -x attend_compressed_topn_sm90 all
+  run -1 grep -x attend_selected_window_sm90 all
   autotune compile --arch sm_90a --op forward --max-kv-len 2048 "$model"
   compiled >short
-  grep -qx select_importance_sm90 short # up to 2048 tokens
+  grep -qx attend_compressed_topn_sm90 short
   grep -qx attend_selected_window_sm90 short
-  run -1 grep -x attend_compressed_topn_sm90 short
   run -1 grep -x attend_selected_sm90_mma short
   autotune compile --arch sm_90a --op forward --max-kv-len 65536 "$model"
   compiled >long
-  grep -qx attend_compressed_topn_sm90 long
   grep -qx attend_selected_sm90_mma long   # low overlap
   grep -qx attend_selected_window_sm90 long # high overlap
   # Shorter plans find all of theirs.

@@ -23,6 +23,23 @@ load common
     jq -e 'length == 2 and all(.supported) and (.[0].problem | startswith("fwd:"))'
 }
 
+# What whole forwards of 1k to 16k tokens with random inputs were the fastest with on an H200.
+@test "what each length of the benchmarks' model chooses" {
+  chosen() { # LENGTH
+    autotune show --json --arch sm_90a "$configs/h200_d128.yaml" --set serving.max_kv_len="$1" |
+      jq -r '.[0].variants | split(" ")[] | select(startswith("attend"))' | paste -sd' '
+  }
+  topn=attend_compressed=attend_compressed_topn_sm90
+  fused="attend_selected=attend_selected_window_sm90 attend_window=attend_selected_window_sm90"
+  dense="attend_selected=attend_selected_dense_sm90 attend_window=attend_window_sm90"
+  mma="attend_selected=attend_selected_sm90_mma attend_window=attend_window_sm90"
+  [[ $(chosen 1024) == "attend_compressed=attend_compressed_sm90 $dense" ]] # every block
+  for length in 1025 1536 2048 3072 4096 6144; do
+    [[ $(chosen $length) == "$topn $fused" ]]
+  done
+  [[ $(chosen 16384) == "$topn $mma" ]]
+}
+
 @test "one operation of a file" {
   run -0 --separate-stderr autotune show --arch sm_90a --op decode "$configs/h200_d128.yaml"
   [[ $output == decode:* && $output == *"decode_cluster warps="*": chosen"* && $output != *attend_window* ]]

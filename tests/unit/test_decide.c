@@ -303,11 +303,11 @@ static void test_strange_candidates(void **state) {
 static void test_untimed_length(void **state) {
   static const char onepass[] = "attend_compressed_topn_sm90";
   tuning *w = *state;
-  strcpy(w->yaml, "nsa: 1\nmodel: {heads: 32, kv_heads: 2, head_dim: 128}\n");
-  nsa_problem near = machine_problem(NSA_OP_FORWARD, 2048, LOW);
+  strcpy(w->yaml, "nsa: 1\nmodel: {heads: 32, kv_heads: 2, head_dim: 128, select: {count: 8}}\n");
+  nsa_problem near = machine_problem(NSA_OP_FORWARD, 1024, LOW);
   nsa_problem far = machine_problem(NSA_OP_FORWARD, 65536, LOW);
   enter(w, NULL);
-  nsai_record *r = new_record(w, NSA_OP_FORWARD, 2048, LOW);
+  nsai_record *r = new_record(w, NSA_OP_FORWARD, 1024, LOW);
   add(r, "attend_compressed", COMPRESSED, true);
   add(r, "select", SELECT, true);
   save(w, r);

@@ -57,8 +57,10 @@ static void test_choice(void **state) {
   begin(&r, NULL);
   nsa_problem p = INIT(nsa_problem, .op = NSA_OP_PREFILL, .max_tokens = 8192, .max_kv_len = 65536);
   expect_row(&r, &p, "attend_compressed_topn_expanded_sm90: chosen");
-  p.max_kv_len = 2048; /* too short for importance in the same pass */
-  expect_row(&r, &p, "attend_compressed_expanded_sm90 rows=192 keys=80 stages=2: chosen");
+  p.max_kv_len = 1025;
+  expect_row(&r, &p, "attend_compressed_topn_expanded_sm90: chosen");
+  p.max_kv_len = 1024; /* too short for importance in the same pass */
+  expect_row(&r, &p, "attend_compressed_expanded_sm90 rows=192 keys=64 stages=2: chosen");
   p.max_kv_len = 1048576;
   expect_row(&r, &p, "attend_compressed_topn_expanded_sm90: chosen");
   p.max_kv_len = 1048592; /* another entry */

@@ -21,7 +21,11 @@
 #define TOKENS 1024
 
 static double ms_of_topn, ms_of_rival; /* the other stages take 10, 6, 4, 10 and 5 ms */
-static const char *wrong;              /* forwards with this kernel compute nothing; NULL: none */
+static double ms_of_window_64, ms_of_importance_64; /* by CTAs of 64 threads */
+/* What complete calls take longer by, with the rival and with such a window. */
+static double whole_of_rival, whole_of_window_64;
+static bool whole_drifts; /* each complete call takes longer than the one before */
+static const char *wrong; /* forwards with this kernel compute nothing; NULL: none */
 static bool wrong_seen;
 static int64_t longest_verified; /* tokens */
 static uint64_t room_to_time;    /* bytes of an allocation, once forwards are timed; 0: any */
@@ -43,14 +47,25 @@ nsa_status __wrap_nsai_enqueue_forward(const nsai_run *run) {
                                 run->io, 1);
 }
 
+/* Complete calls drift by rounds, of two calls each. */
+static double take_window(bool small) {
+  static int calls;
+  double ms = small ? ms_of_window_64 : 5;
+  calls = tuning_whole_call ? calls + 1 : 0;
+  if (!tuning_whole_call) return ms;
+  return ms + (small ? whole_of_window_64 : 0) + (whole_drifts ? 10 * ((calls - 1) / 2) : 0);
+}
+
 static double take_time(const fake_cuda_launch *launch, const void *params) {
   (void)params;
   wrong_seen |= wrong && !strcmp(launch->name, wrong);
   if (!strcmp(launch->name, "made_up_topn")) return ms_of_topn;
-  if (!strcmp(launch->name, "made_up_rival")) return ms_of_rival;
-  if (!strcmp(launch->name, "select_importance")) return 6;
+  if (!strcmp(launch->name, "made_up_rival"))
+    return ms_of_rival + (tuning_whole_call ? whole_of_rival : 0);
+  if (!strcmp(launch->name, "select_importance"))
+    return launch->threads == 64 ? ms_of_importance_64 : 6;
   if (!strcmp(launch->name, "select_topn")) return 4;
-  if (!strcmp(launch->name, "attend_window_sm80")) return 5;
+  if (!strcmp(launch->name, "attend_window_sm80")) return take_window(launch->threads == 64);
   return 10;
 }
 
@@ -68,6 +83,10 @@ static int begin(void **state) {
   fusing_topn = false;
   ms_of_topn = 30;
   ms_of_rival = 30;
+  ms_of_window_64 = 5;
+  ms_of_importance_64 = 6;
+  whole_of_rival = whole_of_window_64 = 0;
+  whole_drifts = false;
   wrong = NULL;
   longest_verified = 0;
   room_to_time = fusing_rival_scratch = 0;
@@ -208,6 +227,121 @@ static void test_no_room(void **state) {
   assert_int_equal(refused, 2); /* of 2 and of 4 warps */
   expect_chosen(&w, "attend_compressed", "attend_compressed_sm80", 10, 0, "");
   expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_sm80");
+  tuning_leave(&w);
+}
+
+/* ---- complete calls ---- */
+
+static double whole_ms(const tuning *w, const char *name) {
+  const nsa_tune_event *e = tuning_find(w, NSA_TUNE_BASELINE, name);
+  if (!e) fail_msg("no time of %s", name);
+  return e->ms;
+}
+
+static void expect_note(const tuning *w, const char *stage, const char *variant, const char *note) {
+  const nsa_tune_event *e = tuning_find_stage(w, NSA_TUNE_CHOSEN, stage);
+  if (!e || strncmp(e->candidate, variant, strlen(variant)) != 0)
+    fail_msg("%s: %s", stage, e ? e->candidate : "nothing");
+  if (note ? !strstr(e->note, note) : strstr(e->note, "whole calls") != NULL)
+    fail_msg("%s: \"%s\"", stage, e->note);
+}
+
+/* A stage that is faster by itself and makes the complete call slower. */
+static void test_slower_whole_call(void **state) {
+  tuning w = { 0 };
+  ms_of_rival = 16;
+  whole_of_rival = 5;
+  enter(&w, "");
+  tune(&w, NSA_OK, NULL);
+  expect_note(&w, "attend_compressed", "attend_compressed_sm80",
+              "; whole calls were slower with made_up_rival");
+  expect_note(&w, "importance", "importance_sm80", NULL);
+  expect_note(&w, "attend_window", "attend_window_sm80", NULL);
+  assert_true(fabs(whole_ms(&w, "forward") - 45) < 1e-3);
+  assert_true(fabs(whole_ms(&w, "forward.default") - 45) < 1e-3);
+  expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_sm80");
+  tuning_leave(&w);
+}
+
+/* Of two winners the one that makes the complete call slower goes, and the other stays. */
+static void test_one_winner_stays(void **state) {
+  for (int slow = 0; slow < 2; slow++) {
+    tuning w = { 0 };
+    ms_of_rival = 16;
+    ms_of_window_64 = 3;
+    whole_of_rival = slow ? 0 : 5;
+    whole_of_window_64 = slow ? 3 : 0;
+    enter(&w, "");
+    tune(&w, NSA_OK, NULL);
+    expect_note(&w, "attend_compressed", slow ? "made_up_rival" : "attend_compressed_sm80",
+                slow ? NULL : "slower with made_up_rival");
+    expect_note(&w, "attend_window", "attend_window_sm80", slow ? "slower with" : NULL);
+    assert_true(fabs(whole_ms(&w, "forward") - (slow ? 41 : 43)) < 1e-3);
+    assert_true(fabs(whole_ms(&w, "forward.default") - 45) < 1e-3);
+    nsa_problem p = machine_problem(NSA_OP_FORWARD, TOKENS, 0);
+    int32_t threads = tuning_planned_threads(&w, &p, NSAI_STAGE_ATTEND_WINDOW);
+    assert_int_equal(threads == 64, !slow);
+    expect_variants(&w, slow ? "attend_compressed=made_up_rival"
+                             : "attend_compressed=attend_compressed_sm80");
+    tuning_leave(&w);
+  }
+}
+
+/* Both winners stay where the complete call is the fastest with both. */
+static void test_both_winners_stay(void **state) {
+  tuning w = { 0 };
+  ms_of_rival = 16;
+  ms_of_window_64 = 3;
+  enter(&w, "");
+  tune(&w, NSA_OK, NULL);
+  expect_note(&w, "attend_compressed", "made_up_rival", NULL);
+  expect_note(&w, "attend_window", "attend_window_sm80", NULL);
+  assert_true(fabs(whole_ms(&w, "forward") - 39) < 1e-3);
+  assert_true(fabs(whole_ms(&w, "forward.default") - 45) < 1e-3);
+  tuning_leave(&w);
+}
+
+/* A winner in place of a fusing heuristic's choice runs with the winners of the fused stages. */
+static void test_fused_winners_stay(void **state) {
+  tuning w = { 0 };
+  fusing_topn = true;
+  ms_of_importance_64 = 3;
+  ms_of_window_64 = 3;
+  whole_of_window_64 = 3;
+  enter(&w, "");
+  tune(&w, NSA_OK, NULL);
+  expect_note(&w, "attend_compressed", "attend_compressed_sm80", NULL);
+  expect_note(&w, "importance", "importance_sm80", NULL);
+  expect_note(&w, "attend_window", "attend_window_sm80", "slower with attend_window_sm80");
+  assert_true(fabs(whole_ms(&w, "forward") - 42) < 1e-3);
+  assert_true(fabs(whole_ms(&w, "forward.default") - 55) < 1e-3);
+  nsa_problem p = machine_problem(NSA_OP_FORWARD, TOKENS, 0);
+  assert_int_equal(tuning_planned_threads(&w, &p, NSAI_STAGE_IMPORTANCE), 64);
+  tuning_leave(&w);
+}
+
+/* Times that drift widely between rounds hide nothing: calls are compared round by round. */
+static void test_drift(void **state) {
+  tuning w = { 0 };
+  ms_of_rival = 16;
+  whole_of_rival = 8;
+  whole_drifts = true;
+  enter(&w, "");
+  tune(&w, NSA_OK, NULL);
+  assert_true(tuning_find(&w, NSA_TUNE_BASELINE, "forward.default")->spread > 0.1);
+  expect_note(&w, "attend_compressed", "attend_compressed_sm80", "slower with made_up_rival");
+  tuning_leave(&w);
+}
+
+/* Where every winner is the heuristic's choice both calls are the same, and are timed once. */
+static void test_same_whole_call(void **state) {
+  tuning w = { 0 };
+  whole_drifts = true;
+  enter(&w, "");
+  tune(&w, NSA_OK, NULL);
+  assert_true(whole_ms(&w, "forward") == whole_ms(&w, "forward.default"));
+  /* The median of five runs, two without drift and two with 10 ms. */
+  assert_true(fabs(whole_ms(&w, "forward") - 55) < 1e-3);
   tuning_leave(&w);
 }
 
@@ -424,10 +558,24 @@ static void test_weights(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    FRESH(test_rival_wins), FRESH(test_rival_loses), FRESH(test_wrong_rival),
-    FRESH(test_topn_stays), FRESH(test_topn_loses),  FRESH(test_wrong_heuristic),
-    FRESH(test_forced),     FRESH(test_refused),     FRESH(test_combinations),
-    FRESH(test_weights),    FRESH(test_alone),       FRESH(test_no_room),
+    FRESH(test_rival_wins),
+    FRESH(test_rival_loses),
+    FRESH(test_wrong_rival),
+    FRESH(test_topn_stays),
+    FRESH(test_topn_loses),
+    FRESH(test_wrong_heuristic),
+    FRESH(test_forced),
+    FRESH(test_refused),
+    FRESH(test_combinations),
+    FRESH(test_weights),
+    FRESH(test_alone),
+    FRESH(test_no_room),
+    FRESH(test_slower_whole_call),
+    FRESH(test_one_winner_stays),
+    FRESH(test_both_winners_stay),
+    FRESH(test_drift),
+    FRESH(test_fused_winners_stay),
+    FRESH(test_same_whole_call),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -70,6 +70,7 @@ static void *make_second_plan(void *user) {
 }
 
 static bool in_final;
+bool tuning_whole_call;
 
 static int32_t observe(void *user, int64_t done, int64_t total, const char *what) {
   tuning *w = user;
@@ -77,6 +78,7 @@ static int32_t observe(void *user, int64_t done, int64_t total, const char *what
   assert_true(what && done <= total && done >= w->done);
   w->done = done;
   in_final |= !strcmp(what, "confirming");
+  tuning_whole_call = !strcmp(what, "timing whole calls");
   if (w->reenter) {
     w->reenter = false;
     assert_int_equal(pthread_create(&thread, NULL, tune_second_plan, w), 0);

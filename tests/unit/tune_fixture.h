@@ -48,6 +48,9 @@ void tuning_dry_run(tuning *w, int32_t level, const nsa_problem *problems, size_
 /* The number of threads of a stage's first kernel in a plan; w->by_record. */
 int32_t tuning_planned_threads(tuning *w, const nsa_problem *p, nsai_stage stage);
 
+/* Whether the run that is timed is a complete call, in place of its stages one by one. */
+extern bool tuning_whole_call;
+
 /* Checks that no stage of a plan of the problem follows a record. */
 void tuning_expect_nothing_chosen(tuning *w, const nsa_problem *p);
 

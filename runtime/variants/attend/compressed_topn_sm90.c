@@ -132,10 +132,11 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
   nsai_fit_cta(t, bytes, reasons);
 }
 
-/* A guess, between 4k tokens, where it is the faster way (H200, forwards of random lists 0.69
- * against 0.74 ms, of correlated ones 0.62 against 0.64), and short sequences, whose blocks are
- * chosen in more time than their importance takes. */
-#define SHORTEST 2048
+/* Tokens from which on it is the faster way. (H200, forwards of random / correlated lists, G 16, by
+ * attend_compressed_sm90, importance_sm90 and select_topn / by this: 1.5k 0.192 / 0.184 and
+ * 0.193 / 0.183 ms, 2k 0.277 / 0.262 and 0.267 / 0.255, 3k 0.462 / 0.437 and 0.421 / 0.397.) Shorter
+ * ones choose every block of this model; for models that choose fewer blocks this is a guess. */
+#define SHORTEST 1024
 
 /* Tokens of a sequence up to which lists of single heads take a GiB of workspace. */
 #define LONGEST_SINGLE (1 << 18)
