@@ -185,8 +185,8 @@ typedef struct nsa_comm_options {
   /* SMs that a forward leaves to the transport, so that K and V travel while it computes ("Overlap" below): a
    * power of two up to 64, the same on all ranks. [0: K and V travel first] */
   int32_t overlap_sms;
-  /* Device memory, in bytes, through which copy engines exchange K and V ("Copies" below): of K, V and compressed
-   * entries of all ranks. All ranks give the same. [0: the transport exchanges them] */
+  /* Device memory, in bytes, into which other ranks of the host copy ("Copies" below): K, V and compressed entries of
+   * all ranks, and sums of gradients from other ranks. All ranks give the same. [0: the transport moves them] */
   int64_t copy_bytes;
 } nsa_comm_options;
 #define NSA_COMM_OPTIONS_INIT NSA_INIT(nsa_comm_options)
@@ -229,12 +229,16 @@ typedef struct nsa_comm nsa_comm;
  * capture must not have any. On two H200 of one host it costs 8 % at 64k tokens (docs/ranks.md): leave it off there.
  * Not timed over hosts. */
 
-/* Copies. With options.copy_bytes 2 to 8 ranks of one host copy K, V and the caller's compressed entries and index
- * keys into each other's memory, by copy engines, in the place of the transport: in nsa_forward and nsa_backward
- * on a GPU whose tensors of all ranks fit (nsa_explain prints the bytes; else the transport moves them, and
- * nsa_comm_agree says so, NSA_LOG_INFO). A forward that can overlap does, as above, and leaves no SM free. Results
- * have the same bits. Sums of gradients, caches and prefills go by the transport. What is said of peer memory
- * holds for copies, too; options.peer_bytes 0 then means gathers of up to 2048 bytes. */
+/* Copies. With options.copy_bytes 2 to 8 ranks of one host copy K, V, compressed entries, index keys and sums of
+ * gradients into each other's memory, by copy engines, in the place of the transport: in nsa_forward and nsa_backward
+ * on a GPU that need no more (nsa_explain prints the bytes; else the transport moves them, and nsa_comm_agree says
+ * so, NSA_LOG_INFO). The memory comes in addition to the workspace. A forward that can overlap does, as above, and
+ * leaves no SM free. Results have the same bits. Caches and prefills go by the transport.
+ *
+ * What is said of peer memory holds for copies, too; options.peer_bytes 0 then means gathers of up to 2048 bytes.
+ * Ranks that share a GPU have two streams each that must run at once (CUDA_DEVICE_MAX_CONNECTIONS). When the
+ * communicator of a rank has ended, copies that it had enqueued may still come: results of runs that had not
+ * finished by then are undefined on all ranks. */
 
 /* Makes a communicator of a host's transport. Blocking; other ranks need not take part.
  *

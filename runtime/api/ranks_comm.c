@@ -126,10 +126,10 @@ static void log_overlap(const nsa_comm *comm, const nsa_plan *const *plans, size
     const char *why = nsai_no_overlap(&plan->problem, &plan->choice);
     const uint64_t bytes = nsai_ranks_room_bytes(&plan->problem, &plan->workspace);
     if (nsai_comm_copies(comm) && bytes && !nsai_comm_room(comm, bytes))
-      nsai_log(
-          logger, NSA_LOG_INFO, "ranks",
-          "plan %zu: copies need %llu bytes of options.copy_bytes: the transport moves K and V", i,
-          (unsigned long long)bytes);
+      nsai_log(logger, NSA_LOG_INFO, "ranks",
+               "plan %zu: copies need %llu bytes of options.copy_bytes: the transport moves K, V "
+               "and sums",
+               i, (unsigned long long)bytes);
     if (plan->problem.op != NSA_OP_FORWARD) continue;
     if (nsai_ranks_overlap(comm, plan, shard))
       nsai_log(logger, NSA_LOG_INFO, "ranks", "plan %zu: K and V travel while it computes", i);

@@ -88,15 +88,16 @@ nsa_status nsai_comm_all_gather(nsa_comm *comm, const void *send, void *recv, ui
 int32_t nsai_comm_peer_bytes(const nsa_comm *comm);
 
 /* This rank's room of a communicator with options.copy_bytes, device memory that other ranks copy into, if it has
- * so many bytes; the same answer on all ranks. NULL too before nsa_comm_agree, where ranks cannot map each other's
- * memory, and with exchanges in two levels. And whether there is any. */
+ * so many bytes; the same answer on all ranks. NULL too before nsa_comm_agree, where ranks cannot map each
+ * other's memory, and with exchanges in two levels. And whether there is any. */
 char *nsai_comm_room(const nsa_comm *comm, uint64_t bytes);
 bool nsai_comm_copies(const nsa_comm *comm);
 
 /* A run that uses rooms opens them: behind that no kernel reads what other ranks may now write to. `copy` brings
- * parts from[] to the rooms of from[].rank, where they lie as at[].data does in the own room. All ranks then meet in the same stream;
- * or they announce their copies in a stream of their own, and await all others' in the run's stream: once behind
- * each opening at most. The device's context is current. NSA_E_RANKS, which the communicator does not survive. */
+ * parts from[] to the rooms of from[].rank, where they lie as at[].data does in the own room. All ranks then meet
+ * in the same stream; or they announce their copies in the side stream and await all others' in the run's stream:
+ * once behind each opening at most, all or none. The device's context is current. NSA_E_RANKS, which the
+ * communicator does not survive. */
 nsa_status nsai_comm_open_rooms(nsa_comm *comm, nsa_stream stream);
 nsa_status nsai_comm_copy(nsa_comm *comm, const nsa_part *from, const nsa_part *at, int32_t count,
                           nsa_stream stream);

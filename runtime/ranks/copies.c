@@ -5,11 +5,13 @@
  * its mailbox, is mapped with it (peers.c), and has the same layout on all ranks: a place in another's room is
  * that in the own one.
  *
- *   open     a gather of 16 bytes, behind which all ranks have finished what read their rooms before
+ *   open     a gather of 16 bytes: all ranks have finished the kernels that read their rooms before
  *   copy     to the others; nobody else takes part
  *   meet     another gather: all have copied what they copied in this stream
- *   announce copies the epoch to the others, behind the copies of another stream
+ *   announce copies the epoch to the others, behind the copies of the side stream
  *   await    waits until all have announced this epoch
+ *
+ * An event is recorded between the copies and the epoch: when it has completed, every GPU sees the copies.
  *
  * A gather waits for the streams of all ranks. Ranks that announce and await do not wait for what others
  * compute meanwhile.
@@ -41,8 +43,8 @@ uint64_t nsai_copies_bytes(int64_t copy_bytes) {
 nsa_status nsai_copies_check_options(const nsa_comm_options *options) {
   if (options->copy_bytes < 0)
     return nsai_fail(NSA_E_ARG,
-                     "options.copy_bytes is %lld: give the bytes of K, V and entries of all ranks, "
-                     "or 0 for none",
+                     "options.copy_bytes is %lld: give the bytes that nsa_explain prints for the "
+                     "plans, or 0 for none",
                      (long long)options->copy_bytes);
   if (options->copy_bytes && options->peer_bytes < 0)
     return nsai_fail(NSA_E_ARG,
@@ -139,6 +141,7 @@ nsa_status nsai_comm_copy(nsa_comm *comm, const nsa_part *from, const nsa_part *
 
 static nsa_status announce(const nsa_comm *comm, nsa_stream stream) {
   const int32_t rank = nsai_comm_rank(comm);
+  NSAI_TRY(NSAI_CUDA(comm->place.device->driver, cuEventRecord(comm->side.joined, stream)));
   for (int32_t r = 0; r < nsai_comm_size(comm); r++)
     if (r != rank)
       NSAI_TRY(copy(comm, words_of(comm, r) + COPIED_AT + rank * NSAI_GATHER_SECTOR,

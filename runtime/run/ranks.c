@@ -184,8 +184,7 @@ static nsa_status upload_batch(nsai_ranks_pass *pass, nsa_batch *room) {
   return NSA_OK;
 }
 
-/* The gathered keys of all sequences, and their entries. Those that the run made in the workspace kernels find by
- * themselves. */
+/* The gathered keys of all sequences, and their entries. Kernels find entries in the workspace by themselves. */
 static void set_all_keys(const nsai_ranks_pass *pass, nsa_io *io) {
   const nsai_model *m = &pass->run->plan->problem.model;
   const nsai_workspace *w = &pass->run->plan->workspace;

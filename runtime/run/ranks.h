@@ -133,8 +133,8 @@ typedef struct nsai_ranks_tensors {
 nsa_status nsai_ranks_gather_rows(nsai_ranks_pass *pass, const nsai_ranks_tensors *list,
                                   nsa_stream stream);
 
-/* Packs and gathers all of them. Where ranks copy: the same in the side stream, which the run's joins; a failure
- * leaves that to the caller, too. */
+/* Packs and gathers all of them. Where ranks copy, also in the side stream: the caller joins it, and behind a failure,
+ * too. */
 nsa_status nsai_ranks_gather(nsai_ranks_pass *pass);
 nsa_status nsai_ranks_gather_beside(nsai_ranks_pass *pass);
 

@@ -1,12 +1,14 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The forward over ranks with nsa_comm_options.overlap_sms or copy_bytes. Ranks exchange compressed entries first, 1/d of the
- * bytes of raw K and V, and keys of the index. Raw K and V travel in the communicator's own stream, while the
- * run's stream computes the compressed branch and chooses blocks:
+ * The forward over ranks with nsa_comm_options.overlap_sms or copy_bytes. Ranks exchange compressed entries
+ * first, 1/d of the bytes of raw K and V, and keys of the index. Raw K and V travel in the communicator's own
+ * stream, while the run's stream computes the compressed branch and chooses blocks:
  *
  *   run's stream    pack | halo | own blocks | entries | window, compressed, selection | wait | selected
  *   side stream                                        | raw K, V                     |
+ *
+ * (Where ranks copy, they wait in the side stream, beside `pack`, until all have come.)
  *
  * A block belongs to the piece that has its last token, whose rank makes its entry, of l - d tokens before the
  * piece. A window that a kernel of its own computes comes first, and reads w - 1 tokens before the piece. These
@@ -16,8 +18,8 @@
  * By the transport raw K and V are enqueued before the last kernel, not behind the fork, so that the others compute
  * already where the exchange of a host's transport blocks. A forward that chooses blocks in many chunks may then
  * fill CUDA's queue of launches, and enqueue them late. Two exchanges are waited for in the place of one, and each
- * takes a fixed time, 0.13 ms between two H200. Copy engines take no SM and no thread of NCCL: copies are enqueued behind the
- * fork.
+ * takes a fixed time, 0.13 ms between two H200. Copy engines take no SM and no thread of NCCL: copies are
+ * enqueued behind the fork.
  *
  * H200 x 2, 64 / 4 heads, D 128, 64k and 128k tokens, correlated inputs, ms of a burst: one exchange by NCCL first
  * 9.7 and 28.1, overlapped with 16 SMs left free 10.4 and 29.4, by copies 9.3 and 27.7. Where the time goes:
