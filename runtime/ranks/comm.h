@@ -109,9 +109,9 @@ nsa_status nsai_comm_await_copies(nsa_comm *comm, nsa_stream stream);
  * and before nsa_comm_agree. */
 int32_t nsai_comm_overlap_sms(const nsa_comm *comm);
 
-/* Of a communicator with overlap_sms or copy_bytes. Fork: *side is the communicator's own stream, which waits for what `stream`
- * has been given so far. Join: `stream` waits for what that one has been given since. A run that forks joins,
- * also after a failure. The device's context is current. NSA_E_CUDA. */
+/* Of a communicator with overlap_sms or copy_bytes. Fork: *side is the communicator's own stream, which waits for
+ * what `stream` has been given so far. Join: `stream` waits for what that one has been given since. A run that
+ * forks joins, also after a failure. The device's context is current. NSA_E_CUDA. */
 nsa_status nsai_comm_fork(nsa_comm *comm, nsa_stream stream, nsa_stream *side);
 nsa_status nsai_comm_join(nsa_comm *comm, nsa_stream stream);
 
