@@ -304,6 +304,25 @@ static void test_backward_beside(void **state) {
                   "ranks_gather ranks_gather compress_mean " DQ_BEHIND DQ_BEHIND SUMS, 26);
 }
 
+/* As test_fail: K and V, then sums and the epoch in the other stream. */
+static void test_backward_fails(void **state) {
+  for (int bad = 1; bad <= 5; bad++) {
+    rank_of_two r;
+    open_copying(&r, &(machine_request){ .gpu = true, .op = NSA_OP_BACKWARD }, two_short_parts,
+                 COPY_BYTES);
+    begin_copying(&r);
+    machine_record()->fail_copy = PACKED + bad;
+    machine_expect("fails", run_backward(&r), NSA_E_RANKS, "a copy to other ranks");
+    assert_int_equal(machine_record()->copies, PACKED + bad);
+    if (bad > 2)
+      two_expect_fork_and_join(&r);
+    else
+      assert_int_equal(machine_record()->stream_waits, 0);
+    expect_gathers(bad > 2 ? "om" : "o");
+    end_copying(&r);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_forward),
@@ -313,6 +332,7 @@ int main(void) {
     cmocka_unit_test(test_fail),
     cmocka_unit_test(test_backward),
     cmocka_unit_test(test_backward_beside),
+    cmocka_unit_test(test_backward_fails),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
