@@ -117,7 +117,7 @@ static void destroy_events(nsa_comm *comm) {
 /* Closing handles of peer memory waits for the device, and a kernel of the transport that waits for a lost rank
  * ends only when the transport is aborted. So runs that are still in flight finish first, or the communicator
  * dies of their age. Those that a graph replays have none. */
-static void settle_runs(nsa_comm *comm) {
+static void finish_runs(nsa_comm *comm) {
   const double since = nsai_seconds();
   while (comm->peers.on && nsai_comm_check(comm) == NSA_OK && comm->run_count) nsai_comm_nap(since);
 }
@@ -125,7 +125,7 @@ static void settle_runs(nsa_comm *comm) {
 void nsai_comm_destroy(nsa_comm *comm) {
   if (!comm) return;
   comm->agree.caller = "nsa_comm_destroy";
-  settle_runs(comm);
+  finish_runs(comm);
   if (!comm->dead) nsai_peers_close(comm); /* may wait for other ranks, which looks at runs */
   destroy_events(comm);
   nsai_side_stream_close(comm);

@@ -168,6 +168,7 @@ nsa_status nsai_ranks_forward_overlapped(nsai_ranks_pass *pass) {
   nsa_status status = pass->room ? gather_raw(pass) : NSA_OK;
   if (status == NSA_OK && pass->pieces) status = nsai_ranks_run_at_once(pass, &keys);
   if (keys.received) return status;
-  /* This rank has no use for them; others may need its own. */
-  return status == NSA_OK && !pass->room ? receive_raw(pass) : nsai_ranks_join(pass, status);
+  /* This rank has no use for them. Others may need its own, and their copies must not come to a room that the next
+   * run already fills. */
+  return status == NSA_OK ? receive_raw(pass) : nsai_ranks_join(pass, status);
 }

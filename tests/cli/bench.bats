@@ -709,6 +709,11 @@ PY
   done
   run -2 --separate-stderr bench backward --overlap-sms 8 --ranks 1,2
   [[ $stderr == *'--overlap-sms is for forward --ranks on GPUs'* ]]
+  for bad in 'decode --ranks 1,2' 'prefill --ranks 1,2' 'forward' 'forward --ranks 1,2 --device cpu' 'backward --ranks 1,2 --device cpu'; do
+    # shellcheck disable=SC2086 # several words
+    run -2 --separate-stderr bench $bad --copy-bytes 4096
+    [[ $stderr == *'--copy-bytes is for forward or backward --ranks on GPUs'* ]]
+  done
   run -2 --separate-stderr bench decode --peer-bytes 40000 --ranks 1,9
   [[ $stderr == *'--peer-bytes is for decode or prefill --ranks on 2 to 8 GPUs'* ]]
   run -2 --separate-stderr bench decode --device cpu --ranks 2 --json x.json
@@ -818,7 +823,7 @@ PY
   run -0 --separate-stderr bench backward --ranks 1 --device cuda:1 --problems fake.txt --threads 2 --csv fake.csv
   [[ ${lines[0]} == 'backward     1048576 tokens '*' 1 ranks cuMemAlloc: '*'(2): '* && ${lines[1]} == back_saved*cuMemAlloc* ]]
   [[ ${lines[2]} == 'backward        1024 tokens '*' sustained' && ${lines[3]} == back_saved*' sustained' && ${#lines[@]} == 4 ]]
-  grep -qE 'q=1048576:.*,backward,1,,,,,,,[0-9]+,0,"cuMemAlloc' fake.csv
+  grep -qE 'q=1048576:.*,backward,1,,,,,,,[0-9]+,0,0,"cuMemAlloc' fake.csv
   # What a process cannot write is no success of its parent.
   small=(--ranks 1 --device cuda:1 --filter '*q=1024:*' --problems fake.txt --threads 2)
   # shellcheck disable=SC2016 # the inner shell's
@@ -854,7 +859,9 @@ if [[ "$*" == *--overlap-sms* ]]; then
   [[ "$*" == "forward --ranks 1,2 --tokens 64k,128k --filter *fill=correlated:* --overlap-sms 16 "* ]] || exit 2
   exec "$REAL_BENCH" forward --device cpu --ranks 1,2 --problem fwd:h16/1:d16/16:l8/4:s8x4+1+1:w16:q=256:nobatch
 fi
-[[ "$*" == *" --ranks 1,2 --tokens 64k,128k,512k,1M --filter "* ]] || exit 2
+lengths=64k,128k,512k,1M copies=
+[[ "$*" == *--copy-bytes* ]] && lengths=64k,128k copies=' --copy-bytes 2147483648'
+[[ "$*" == *" --ranks 1,2 --tokens $lengths --filter *fill="*":* --csv "*".csv$copies --cache-dir "* ]] || exit 2
 fill=random
 [[ "$*" == *fill=correlated:* ]] && fill=correlated
 while [[ $1 != --csv ]]; do words+=("$1"); shift; done
@@ -870,15 +877,18 @@ SH
   chmod +x programs/*
   REAL_BENCH=$NSA_BENCH run -1 python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --gpus 3 --seconds 300 --logs logs
   [[ $output == *'1 failed '*'fault stall  exit 1'* && $output == *'2 passed   0 failed    1 skipped '*'check 128k'* ]]
-  [[ $output == *'49 passed   1 failed   15 skipped in 23 processes; no time was left for 0'* ]]
-  [[ $(grep -c '^0 ' calls.txt) == 23 && $(wc -l <calls.txt) == 23 ]]
+  [[ $output == *'59 passed   1 failed   17 skipped in 27 processes; no time was left for 0'* ]]
+  [[ $(grep -c '^0 ' calls.txt) == 27 && $(wc -l <calls.txt) == 27 ]]
+  [[ $(grep -c 'nsarankcheck .* --backward --copy-bytes 2147483648$' calls.txt) == 2 ]]
   [[ $(wc -l <logs/ranks.csv) == 13 && $(wc -l <logs/ranks.md) == 10 ]] # header and 12; 4 lines and 6
+  [[ $(wc -l <logs/ranks-copies.csv) == 7 && $(head -1 logs/ranks-copies.csv) == date,*,workspace,overlap_sms,copy_bytes,note ]]
+  grep -qE '^[^,]*,,"cpu","fwd:[^"]*",forward,2,[0-9.]+,[0-9.]+,[0-9.]+,[0-9.]+,[^,]*,[^,]*,[0-9]+,0,0,$' logs/ranks-copies.csv
   grep -qE '^\| back_saved \| correlated \| 256 \| cpu \| [0-9.]+, [0-9.]+ \| [0-9.]+, [0-9.]+ \([0-9.]+, [0-9.]+\); [+-][0-9.]+ % \|$' logs/ranks.md
   # A whole run begins its tables anew; a share adds to them.
   REAL_BENCH=$NSA_BENCH run python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --gpus 2 --seconds 300 --logs logs --only 'bench forward random'
   [[ $(wc -l <logs/ranks.csv) == 15 ]]
   REAL_BENCH=$NSA_BENCH run python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --gpus 2 --seconds 300 --logs logs
-  [[ $(wc -l <logs/ranks.csv) == 13 ]]
+  [[ $(wc -l <logs/ranks.csv) == 13 && $(wc -l <logs/ranks-copies.csv) == 7 ]]
   # One GPU has no ranks; programs that find too few are skipped, whatever they print.
   run -77 python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --gpus 1 --logs other
   [[ $output == *'ranks     skipped: it needs two GPUs, and there is 1'* ]]
@@ -890,7 +900,7 @@ SH
   done
   printf '#!/bin/sh\necho no GPU\nexit 77\n' | tee programs/nsarankcheck >programs/nsa-bench
   PATH=$PWD/programs:$PATH CUDA_VISIBLE_DEVICES=3,GPU-1 run -1 python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --logs other
-  [[ $output == *'0 passed   0 failed   23 skipped in 23 processes'* ]]
+  [[ $output == *'0 passed   0 failed   27 skipped in 27 processes'* ]]
   # Not by itself: machines with one GPU have nothing for it.
   run python3 "$NSA_SOURCE/tests/gpu/run.py" programs --only nothing --logs other
   [[ $output == *'check  '* && $output != *'ranks  '* ]]

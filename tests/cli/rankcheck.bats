@@ -28,6 +28,9 @@ refused() { # refused TEXT OPTION...
   refused '--peer-bytes serves at most 8 ranks' cache --peer-bytes 4096 --ranks 2,9
   refused '--overlap-sms is for forwards' cache --overlap-sms 8 --device 0
   refused '--overlap-sms needs GPUs' --overlap-sms 8 --tokens 4k
+  refused '--copy-bytes is for forward and backward passes' cache --copy-bytes 4096 --device 0
+  refused '--copy-bytes overlaps by itself' --copy-bytes 4096 --overlap-sms 8 --device 0
+  refused '--copy-bytes needs GPUs' --copy-bytes 4096 --tokens 4k
   refused 'leave out cache' cache --problem ranks=2:cache:decode:seed=1
   refused "unexpected argument 'caches'" caches
   local option

@@ -164,8 +164,7 @@ class Bench(Job):
 
 RANK_TOKENS = "64k,128k,512k,1M"
 RANK_CONTEXTS = "65536,131072,524288,1048576"
-RANK_TABLES = "ranks.csv", "ranks-decode.csv", "ranks-prefill.csv"
-COPIES_TABLE = "ranks-copies.csv"
+RANK_TABLES = "ranks.csv", "ranks-decode.csv", "ranks-prefill.csv", "ranks-copies.csv"
 COPY_BYTES = 2 << 30  # of K, V, entries and sums at 128k tokens
 
 
@@ -215,7 +214,7 @@ def ranks_jobs(options):
         for command in ("forward", "backward"):
             yield Bench(f"bench copies {command}", [
                 options.folder / "nsa-bench", command, "--ranks", ",".join(["1", *sizes]), "--tokens", "64k,128k", "--filter",
-                "*fill=correlated:*", "--csv", options.logs.resolve() / COPIES_TABLE, *copies, *cache], environment)
+                "*fill=correlated:*", "--csv", options.logs.resolve() / RANK_TABLES[3], *copies, *cache], environment)
     yield Bench("bench decode", [
         options.folder / "nsa-bench", "decode", "--ranks", ",".join(["1", *sizes]), "--contexts", RANK_CONTEXTS, "--batches", "1,16",
         "--csv", options.logs.resolve() / RANK_TABLES[1], *peers, *cache], environment)

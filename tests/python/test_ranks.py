@@ -177,6 +177,8 @@ def play_hosts(rank, where, ranks):
         nsa.ranks.Comm(peer_bytes=-2).handle(config.context("cpu", "f32"))
     with pytest.raises(nsa.ArgumentError, match="overlap_sms is 65"):
         nsa.ranks.Comm(overlap_sms=65).handle(config.context("cpu", "f32"))
+    with pytest.raises(nsa.ArgumentError, match="copy_bytes is -1"):
+        nsa.ranks.Comm(copy_bytes=-1).handle(config.context("cpu", "f32"))
 
 
 def test_ranks_that_play_hosts(device, tmp_path):

@@ -404,6 +404,20 @@ static nsai_cu_result copy(nsai_cu_ptr to, nsai_cu_ptr from, size_t bytes, nsai_
   return 0;
 }
 
+static nsai_cu_result copy_inside(nsai_cu_ptr to, nsai_cu_ptr from, size_t bytes,
+                                  nsai_cu_stream stream) {
+  const int at = COUNT(copies, 1);
+  if (at < FAKE_CUDA_COPIES)
+    record.copy[at] = (fake_cuda_copy){ (const char *)(uintptr_t)to,
+                                        (const char *)(uintptr_t)from,
+                                        bytes,
+                                        stream,
+                                        COUNT(launches, 0),
+                                        COUNT(edges, 0) };
+  if (record.fail_copy && !--record.fail_copy) return LAUNCH_FAILED;
+  return copy(to, from, bytes, stream);
+}
+
 static nsai_cu_result upload(nsai_cu_ptr to, const void *from, size_t bytes,
                              nsai_cu_stream stream) {
   COUNT(uploads, 1);
@@ -537,7 +551,7 @@ static void note_edge(fake_cuda_edge edge) {
 }
 
 static nsai_cu_result record_event(nsai_cu_event event, nsai_cu_stream stream) {
-  note_edge((fake_cuda_edge){ event, stream, false });
+  note_edge((fake_cuda_edge){ event, stream, false, COUNT(launches, 0) });
   while (__atomic_load_n(&record.full, __ATOMIC_ACQUIRE)) usleep(500);
   *(double *)(void *)event = record.clock_ms;
   return 0;
@@ -563,7 +577,7 @@ static nsai_cu_result query_stream(nsai_cu_stream stream) {
 
 static nsai_cu_result stream_waits(nsai_cu_stream stream, nsai_cu_event event, unsigned flags) {
   (void)flags;
-  note_edge((fake_cuda_edge){ event, stream, true });
+  note_edge((fake_cuda_edge){ event, stream, true, record.launches });
   COUNT(stream_waits, 1);
   return record.broken;
 }
@@ -737,7 +751,7 @@ nsai_cu_result cuGetProcAddress_v2(const char *name, void **function, int versio
     { "cuStreamSynchronize", (any)wait_for_stream },
     { "cuMemcpyHtoDAsync", (any)upload },
     { "cuMemcpyDtoHAsync", (any)download },
-    { "cuMemcpyDtoDAsync", (any)copy },
+    { "cuMemcpyDtoDAsync", (any)copy_inside },
     { "cuMemcpy2DAsync", (any)copy_2d },
     { "cuMemHostAlloc", (any)allocate_host },
     { "cuMemFreeHost", (any)release_host },

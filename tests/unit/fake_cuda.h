@@ -51,7 +51,17 @@ typedef struct fake_cuda_edge {
   nsai_cu_event event;
   nsai_cu_stream stream;
   bool waits;
+  int launches; /* before it */
 } fake_cuda_edge;
+
+/* A copy between two places of device memory, not of rows. */
+#define FAKE_CUDA_COPIES 32
+typedef struct fake_cuda_copy {
+  const char *to, *from;
+  uint64_t bytes;
+  nsai_cu_stream stream;
+  int launches, edges; /* before it */
+} fake_cuda_copy;
 
 typedef struct fake_cuda_state {
   fake_cuda_launch launch[FAKE_CUDA_LAUNCHES]; /* the first ones */
@@ -97,6 +107,9 @@ typedef struct fake_cuda_state {
   int stream_waits;                     /* waits of a stream for an event */
   fake_cuda_edge edge[FAKE_CUDA_EDGES]; /* the first records and waits, [edges] of any number */
   int edges;
+  fake_cuda_copy copy[FAKE_CUDA_COPIES]; /* the first ones, [copies] of any number */
+  int copies;
+  int fail_copy;           /* the n-th such copy from now fails; 0: none */
   nsai_cu_stream captured; /* this one belongs to a capture; NULL: as `capturing` says of all */
   int priority;            /* of the newest stream that was made with one; 0: none was */
   int peer_contexts;       /* calls that enable access to another context's memory */

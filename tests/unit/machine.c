@@ -213,6 +213,10 @@ void machine_init(machine *m, const machine_request *r) {
   assert_non_null(mkdtemp(m->dir));
   machine_yaml(r, yaml, sizeof yaml);
   machine_overrides_init(&gpu, m->dir, r->override);
+  if (r->also) {
+    assert_non_null(r->override);
+    gpu.list[5] = r->also; /* the last but one is NULL */
+  }
   m->ctx = machine_context(yaml, r->gpu ? gpu.list : cpu, r->gpu);
   nsa_problem problem = INIT(nsa_problem, .op = r->op, .max_tokens = MAX_TOKENS, .max_seqs = 2,
                              .selection = r->selection, .max_probe_rows = r->max_probe_rows);

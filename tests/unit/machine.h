@@ -38,6 +38,7 @@ typedef struct machine_request {
   int32_t dtype; /* of the model; 0: bf16 on the GPU, f32 on the CPU device */
   int32_t op, selection, max_probe_rows;
   const char *override; /* one additional override of the configuration; NULL: none */
+  const char *also;     /* behind `override`, on the GPU: another one */
 } machine_request;
 
 /* The YAML text of the toy's model for a request. */

@@ -11,6 +11,7 @@
 #include "plan/plan.h"
 #include "ranks/comm_internal.h"
 #include "ranks/shard.h"
+#include "two_ranks.h"
 
 #define SEQS 2
 
@@ -230,72 +231,15 @@ static void test_backward_over_hosts(void **state) {
 
 /* ---- K and V that travel while a run computes ---- */
 
-#define MOST_EXCHANGES 4
-#define MOST_PARTS 16
-
-typedef struct exchange_record {
-  int launches; /* before it */
-  nsa_stream stream;
-  nsa_part send[MOST_PARTS], recv[MOST_PARTS];
-  int sent, received;
-} exchange_record;
-
-typedef struct exchanges {
-  exchange_record of[MOST_EXCHANGES];
-  int count;
-  int fail; /* this one, from 1 on; 0: none */
-} exchanges;
-
-static nsa_status record_exchange(void *user, const nsa_part *send, int32_t send_count,
-                                  const nsa_part *recv, int32_t recv_count, nsa_stream stream) {
-  exchanges *all = user;
-  assert_true(all->count < MOST_EXCHANGES && send_count <= MOST_PARTS && recv_count <= MOST_PARTS);
-  exchange_record *e = &all->of[all->count++];
-  *e = (exchange_record){ .launches = machine_record()->launches,
-                          .stream = stream,
-                          .sent = send_count,
-                          .received = recv_count };
-  memcpy(e->send, send, (size_t)send_count * sizeof *send);
-  memcpy(e->recv, recv, (size_t)recv_count * sizeof *recv);
-  return all->count == all->fail ? NSA_E_RANKS : NSA_OK;
-}
-
-/* Rank 0 of 2, with a transport that moves nothing. Of one sequence it has the first part and the third. */
-typedef struct rank_of_two {
-  machine m;
-  nsa_shard *shard;
-  nsa_comm *comm;
-  nsa_plan *plan;
-  nsa_exec exec;
-  int32_t rows; /* of rank 0 */
-  exchanges seen;
-} rank_of_two;
-
+/* With a transport that moves nothing. */
 static void open_overlapping(rank_of_two *r, const machine_request *request,
                              const int32_t part[3]) {
-  const int32_t total = part[0] + part[1] + part[2];
-  const nsa_piece pieces[] = { { 0, 0, 0, part[0] },
-                               { 1, 0, part[0], part[1] },
-                               { 0, 0, part[0] + part[1], part[2] } };
-  const int64_t length = total;
-  machine_init(&r->m, request);
-  const nsai_model model = r->m.toy.model;
-  toy_free(&r->m.toy);
-  toy_init(&r->m.toy, &model, 1, &total, &total);
-  r->rows = part[0] + part[2];
-  r->seen = (exchanges){ 0 };
-  const nsa_shard_options shard =
-      INIT(nsa_shard_options, .layout = NSA_SHARD_GIVEN, .ranks = 2, .num_seqs = 1,
-           .lengths = &length, .alignment = 4, .given = pieces, .given_count = 3);
-  const nsa_problem problem =
-      INIT(nsa_problem, .op = NSA_OP_FORWARD, .max_tokens = r->rows, .max_kv_tokens = total,
-           .max_kv_len = total, .max_seqs = 1, .ranks = 2, .max_pieces = 2);
+  two_open(r, request, part);
   const nsa_comm_ops ops =
-      INIT(nsa_comm_ops, .size = 2, .user = &r->seen, .exchange = record_exchange);
+      INIT(nsa_comm_ops, .size = 2, .user = &r->seen, .exchange = two_record_exchange);
   const nsa_comm_options options = INIT(nsa_comm_options, .overlap_sms = 8);
-  machine_expect("shard", nsa_shard_create(r->m.ctx, &shard, &r->shard), NSA_OK, NULL);
   machine_expect("comm", nsa_comm_create(r->m.ctx, &ops, &options, &r->comm), NSA_OK, NULL);
-  r->plan = machine_plan(r->m.ctx, &problem);
+  r->exec.comm = r->comm;
   nsai_agreed_add(&r->comm->plans, r->plan->digest);
   nsai_agreed_add(&r->comm->shards, r->shard->digest);
   nsai_comm_entered entered;
@@ -303,34 +247,6 @@ static void open_overlapping(rank_of_two *r, const machine_request *request,
   assert_int_equal(nsai_side_stream_open(r->comm), NSA_OK);
   nsai_comm_leave(&r->comm->place, &entered);
   assert_int_equal(machine_record()->priority, -5); /* the greatest of the fake GPU */
-  r->exec = INIT(nsa_exec, .comm = r->comm);
-  machine_add_workspace(r->plan, &r->exec);
-}
-
-static void close_overlapping(rank_of_two *r) {
-  free(r->exec.workspace);
-  nsa_comm_destroy(r->comm);
-  nsa_plan_destroy(r->plan);
-  nsa_shard_destroy(r->shard);
-  machine_free(&r->m);
-}
-
-static nsa_status run_overlapping(rank_of_two *r, uint32_t branches) {
-  const nsa_batch batch = INIT(nsa_batch, .shard = r->shard);
-  fake_cuda_state *record = machine_record();
-  *record = (fake_cuda_state){ .retained = record->retained,
-                               .handles = record->handles,
-                               .streams = record->streams,
-                               .events = record->events,
-                               .captured = record->captured };
-  nsa_io io = r->m.toy.io;
-  nsa_tensor *const rows[] = { &io.q, &io.o, &io.gate.value, &io.kv.k[0], &io.kv.v[0] };
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) rows[i]->shape[0] = r->rows;
-  for (int b = 0; b < NSA_BRANCHES; b++) io.o_branch[b] = io.lse[b] = (nsa_tensor){ 0 };
-  io.block_idx = io.kv.k_cmp = io.kv.v_cmp = (nsa_tensor){ 0 };
-  r->seen.count = 0;
-  r->exec.branches = branches;
-  return nsa_forward(r->plan, &r->exec, &batch, &io);
 }
 
 static char *place(const rank_of_two *r, nsai_buffer buffer, int64_t row, int64_t width) {
@@ -343,27 +259,14 @@ static void expect_part(const nsa_part *part, const char *data, int64_t rows, in
   assert_int_equal(part->rank, 1);
 }
 
-/* The side stream waits for the run's at the first edge, the run's for the side stream at the last. */
-static void expect_fork_and_join(const rank_of_two *r) {
-  const fake_cuda_edge *e = machine_record()->edge;
-  const nsai_cu_stream run = r->exec.stream, side = r->comm->side.stream;
-  assert_true(machine_record()->edges >= 4 && run != side);
-  assert_true(!e[0].waits && e[0].stream == run && e[1].waits && e[1].stream == side);
-  assert_true(!e[2].waits && e[2].stream == side && e[3].waits && e[3].stream == run);
-  assert_true(e[0].event == e[1].event && e[2].event == e[3].event && e[0].event != e[2].event);
-}
-
-static const int32_t short_parts[] = { 16, 16, 8 };
-static const machine_request no_window = { .gpu = true, .override = "model.window=0" };
-
 /* Entries of 8 tokens, every 4; K rows of 2 heads of 24, V rows of 16. */
 static void test_overlap(void **state) {
   rank_of_two r;
-  open_overlapping(&r, &no_window, short_parts);
+  open_overlapping(&r, &two_no_window, two_short_parts);
   const nsai_ranks_memory *memory = &r.plan->workspace.ranks;
   const nsai_buffer k = memory->tensor[NSAI_RANKS_K].whole, v = memory->tensor[NSAI_RANKS_V].whole;
   const nsai_buffer k_cmp = r.plan->workspace.k_cmp;
-  machine_expect("run", run_overlapping(&r, 0), NSA_OK, NULL);
+  machine_expect("run", two_forward(&r, 0), NSA_OK, NULL);
   machine_expect_launches("compress_mean compress_mean attend_compressed_sm90 attend_dense_sm90");
   assert_int_equal(r.seen.count, 3);
   const exchange_record *halo = &r.seen.of[0], *entries = &r.seen.of[1], *raw = &r.seen.of[2];
@@ -381,17 +284,17 @@ static void test_overlap(void **state) {
   assert_true(raw->stream != entries->stream && halo->stream == entries->stream);
   expect_part(&raw->recv[0], place(&r, k, 16, 48), 16, 48);
   expect_part(&raw->recv[1], place(&r, v, 16, 32), 16, 32);
-  expect_fork_and_join(&r);
+  two_expect_fork_and_join(&r);
   /* Ranks exchange the same, whatever each runs. */
-  machine_expect("a branch", run_overlapping(&r, 1u << NSA_CMP), NSA_OK, NULL);
+  machine_expect("a branch", two_forward(&r, 1u << NSA_CMP), NSA_OK, NULL);
   assert_int_equal(r.seen.count, 3);
   assert_int_equal(r.seen.of[2].launches, machine_record()->launches);
-  expect_fork_and_join(&r);
+  two_expect_fork_and_join(&r);
   /* The run's stream waits for the other one also when raw K and V fail. */
   r.seen.fail = 3;
-  machine_expect("fails", run_overlapping(&r, 0), NSA_E_RANKS, "exchange");
-  expect_fork_and_join(&r);
-  close_overlapping(&r);
+  machine_expect("fails", two_forward(&r, 0), NSA_E_RANKS, "exchange");
+  two_expect_fork_and_join(&r);
+  two_close(&r);
 }
 
 /* A window with a kernel of its own comes first, with the tokens that it reads before each piece. */
@@ -401,32 +304,32 @@ static void test_overlap_window(void **state) {
   rank_of_two r;
   open_overlapping(&r, &(machine_request){ .gpu = true }, parts);
   const nsai_buffer k = r.plan->workspace.ranks.tensor[NSAI_RANKS_K].whole;
-  machine_expect("run", run_overlapping(&r, 0), NSA_OK, NULL);
+  machine_expect("run", two_forward(&r, 0), NSA_OK, NULL);
   machine_expect_launches("compress_mean compress_mean attend_window_sm90 attend_compressed_sm90 "
                           "select_importance select_topn attend_selected_sm90_mma");
   assert_int_equal(r.seen.count, 3);
   assert_int_equal(r.seen.of[2].launches, 6);
   expect_part(&r.seen.of[0].send[0], place(&r, k, 280 - HALO, 48), HALO, 48);
   expect_part(&r.seen.of[0].recv[0], place(&r, k, 580 - HALO, 48), HALO, 48);
-  close_overlapping(&r);
+  two_close(&r);
 }
 
 /* Persistent kernels leave SMs to the transport, until K and V have come. */
 static void test_spare_sms(void **state) {
   static const int32_t parts[] = { 20000, 20000, 20000 };
   rank_of_two r;
-  open_overlapping(&r, &no_window, parts);
+  open_overlapping(&r, &two_no_window, parts);
   const int32_t sms = r.comm->place.device->sm_count;
-  machine_expect("run", run_overlapping(&r, 0), NSA_OK, NULL);
+  machine_expect("run", two_forward(&r, 0), NSA_OK, NULL);
   const fake_cuda_state *record = machine_record();
   assert_string_equal(record->launch[2].name, "attend_compressed_sm90");
   assert_int_equal(record->launch[2].grid_x, sms - 8);
   r.comm->side.sms = 0;
-  machine_expect("run", run_overlapping(&r, 0), NSA_OK, NULL);
+  machine_expect("run", two_forward(&r, 0), NSA_OK, NULL);
   assert_int_equal(r.seen.count, 1);
   assert_string_equal(record->launch[1].name, "attend_compressed_sm90");
   assert_int_equal(record->launch[1].grid_x, sms);
-  close_overlapping(&r);
+  two_close(&r);
 }
 
 /* Runs that gather K and V first: with pieces shorter than what the window needs of them; with products, whose
@@ -437,32 +340,31 @@ static void test_no_overlap(void **state) {
     machine_request request;
     const int32_t *part;
   } cases[] = {
-    { { .gpu = true }, short_parts },
+    { { .gpu = true }, two_short_parts },
     { { .gpu = true }, shorter },
-    { { .gpu = true, .phi = NSAI_PHI_LINEAR, .override = "model.window=0" }, short_parts },
+    { { .gpu = true, .phi = NSAI_PHI_LINEAR, .override = "model.window=0" }, two_short_parts },
     { { .gpu = true, .pool = NSAI_POOL_MAX, .normalized = true }, parts },
   };
   rank_of_two r;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     open_overlapping(&r, &cases[i].request, cases[i].part);
-    machine_expect("run", run_overlapping(&r, 0), NSA_OK, NULL);
+    machine_expect("run", two_forward(&r, 0), NSA_OK, NULL);
     assert_int_equal(r.seen.count, 1);
     assert_int_equal(r.seen.of[0].launches, 0);
-    close_overlapping(&r);
+    two_close(&r);
   }
 }
 
 /* A run that is not captured, while a capture has the communicator's stream. */
 static void test_overlap_captured(void **state) {
   rank_of_two r;
-  open_overlapping(&r, &no_window, short_parts);
+  open_overlapping(&r, &two_no_window, two_short_parts);
   machine_record()->captured = r.comm->side.stream;
-  machine_expect("beside a capture", run_overlapping(&r, 0), NSA_E_UNSUPPORTED,
-                 "is being captured");
+  machine_expect("beside a capture", two_forward(&r, 0), NSA_E_UNSUPPORTED, "is being captured");
   assert_int_equal(r.seen.count, 0);
   machine_record()->captured = NULL;
-  machine_expect("behind it", run_overlapping(&r, 0), NSA_OK, NULL);
-  close_overlapping(&r);
+  machine_expect("behind it", two_forward(&r, 0), NSA_OK, NULL);
+  two_close(&r);
 }
 
 /* The KV heads of the toy one after the other. */
