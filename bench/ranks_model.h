@@ -13,7 +13,8 @@
  * exchanges   K and V, and in the backward pass the sums. Their bytes are counted in the shard, as
  *             runtime/run/ranks_exchange.c sends them, over hosts in two levels; the rank with the most
  *             decides. Each level takes a fixed time, on idle GPUs the exchange another one, and its
- *             bytes over the rate inside a host or between hosts. Nothing else runs meanwhile.
+ *             bytes over the rate inside a host or between hosts. Nothing else runs meanwhile, as with NCCL:
+ *             copies (nsa_comm_options.copy_bytes) hide, and take 1 to 7 % less than this on two and four H200.
  *
  * H200s of one host: within 5 % of what was measured in runs one after the other on two, with random inputs and
  * 32k to 128k tokens (bench/results/h200-2026-11-27-ranks.txt), and within 4 % of bursts on two and four, with

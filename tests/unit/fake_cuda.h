@@ -46,7 +46,7 @@ typedef struct fake_product {
 typedef double (*fake_cuda_kernel)(const fake_cuda_launch *launch, const void *params);
 
 /* An event that was recorded in a stream, or for which a stream waits. */
-#define FAKE_CUDA_EDGES 8
+#define FAKE_CUDA_EDGES 16
 typedef struct fake_cuda_edge {
   nsai_cu_event event;
   nsai_cu_stream stream;

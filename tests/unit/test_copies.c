@@ -61,7 +61,7 @@ static void test_options(void **state) {
     int32_t peer_bytes;
     const char *says;
   } bad[] = {
-    { -1, 0, "options.copy_bytes is -1: give the bytes of K, V and entries of all ranks" },
+    { -1, 0, "options.copy_bytes is -1: give the bytes that nsa_explain prints" },
     { INT64_MIN, 0, "options.copy_bytes is -9223372036854775808: give" },
     { 1, -1, "options.copy_bytes needs peer memory, and options.peer_bytes is -1: give 0" },
   };

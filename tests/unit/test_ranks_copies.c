@@ -18,7 +18,7 @@ enum { COPY_BYTES = 1 << 20, MOST_GATHERS = 16, PACKED = 4, COPIES = 7 };
 
 static NsaiRanksGather gather[MOST_GATHERS]; /* those of a run */
 static int gathers;
-static bool packed; /* K was in the room when the first one came */
+static bool packed; /* K was in the room when the second one came, behind the opening */
 
 static struct {
   const char *room, *local; /* of rank 0: a row of K */
@@ -28,7 +28,7 @@ static struct {
 static double see_gather(const fake_cuda_launch *launch, const void *params) {
   if (strcmp(launch->name, "ranks_gather")) return 1;
   assert_true(gathers < MOST_GATHERS);
-  if (!gathers) packed = !memcmp(first_row.room, first_row.local, first_row.bytes);
+  if (gathers == 1) packed = !memcmp(first_row.room, first_row.local, first_row.bytes);
   gather[gathers++] = *(const NsaiRanksGather *)params;
   return 1;
 }
@@ -144,7 +144,9 @@ static void test_forward(void **state) {
   expect_gathers("omma");
   assert_true(packed);
   assert_int_equal(record->copies, PACKED + COPIES);
-  expect_when(-PACKED, 0, r.exec.stream, 0);
+  /* Rooms open in the side stream beside the packing. */
+  expect_when(-PACKED, 0, r.exec.stream, 1);
+  two_expect_fork_and_join(&r, 0, 2);
   /* The halo, between opening and meeting. */
   expect_when(0, 2, r.exec.stream, 1);
   expect_rows(&r, &c[0], k, 12, 4, 48);
@@ -158,10 +160,11 @@ static void test_forward(void **state) {
   expect_rows(&r, &c[4], k, 0, 16, 48);
   expect_rows(&r, &c[5], v, 0, 16, 32);
   expect_announcement(&r);
-  two_expect_fork_and_join(&r);
-  assert_int_equal(c[4].edges, 2);
-  assert_int_equal(c[6].edges, 2);
-  assert_int_equal(record->edge[2].launches, 6); /* join, and then the run awaits the other's */
+  two_expect_fork_and_join(&r, 4, 7);
+  assert_int_equal(c[4].edges, 6);
+  assert_int_equal(c[6].edges, 7); /* behind an event that is behind the others */
+  assert_ptr_equal(record->edge[6].stream, side);
+  assert_int_equal(record->edge[7].launches, 6); /* join, and then the run awaits the other's */
   end_copying(&r);
 }
 
@@ -173,7 +176,7 @@ static void test_unused(void **state) {
   machine_expect("a branch", two_forward(&r, 1u << NSA_CMP), NSA_OK, NULL);
   expect_gathers("omma");
   assert_int_equal(machine_record()->copies, PACKED + COPIES);
-  two_expect_fork_and_join(&r);
+  two_expect_fork_and_join(&r, 4, 7);
   expect_announcement(&r);
   end_copying(&r);
 }
@@ -187,7 +190,8 @@ static void test_first(void **state) {
   expect_gathers("om");
   assert_true(packed);
   assert_int_equal(r.seen.count, 0);
-  assert_int_equal(machine_record()->stream_waits, 0);
+  two_expect_fork_and_join(&r, 0, 2);
+  assert_int_equal(machine_record()->stream_waits, 2); /* these */
   assert_int_equal(machine_record()->copies, PACKED + 2);
   expect_when(0, 2, r.exec.stream, 1);
   assert_int_equal(gather[1].bytes, gather[0].bytes);
@@ -223,10 +227,10 @@ static void test_fail(void **state) {
     assert_int_equal(machine_record()->copies, PACKED + bad);
     machine_expect("dead", nsa_comm_check(r.comm), NSA_E_RANKS, "a copy to other ranks");
     if (bad > 4)
-      two_expect_fork_and_join(&r);
+      two_expect_fork_and_join(&r, 4, bad == COPIES ? 7 : 6);
     else
-      assert_int_equal(machine_record()->edges, 0);
-    assert_true(gathers < 4); /* nothing is awaited */
+      assert_int_equal(machine_record()->edges, 4); /* of the opening */
+    assert_true(gathers < 4);                       /* nothing is awaited */
     end_copying(&r);
   }
 }
@@ -256,7 +260,8 @@ static void expect_sums(const rank_of_two *r, const fake_cuda_copy *copy, int it
   assert_int_equal(copy->bytes, 16 * row);
 }
 
-/* Sums of gradients behind the kernel that makes the last of them, and awaited behind all kernels. */
+/* K and V travel beside what does not read them, and sums of gradients behind the kernel that makes the last of them; the
+ * latter are awaited behind all kernels. */
 static void expect_backward(const machine_request *request, const char *launches, int before) {
   rank_of_two r;
   const fake_cuda_state *record = machine_record();
@@ -268,40 +273,43 @@ static void expect_backward(const machine_request *request, const char *launches
   expect_gathers("oma");
   assert_true(packed);
   assert_int_equal(record->copies, PACKED + 2 + 2 + 1); /* K and V, sums, the epoch */
-  expect_when(0, 2, r.exec.stream, 1);
+  two_expect_fork_and_join(&r, 0, 4);                   /* K and V, which kernels await */
+  two_expect_fork_and_join(&r, 2, 4);                   /* behind the packing */
+  expect_when(0, 2, r.comm->side.stream, 1);
   expect_when(2, 5, r.comm->side.stream, before);
   expect_sums(&r, &record->copy[PACKED + 2], NSAI_RANKS_K);
   expect_sums(&r, &record->copy[PACKED + 3], NSAI_RANKS_V);
   expect_announcement(&r);
-  two_expect_fork_and_join(&r);
-  assert_int_equal(record->copy[PACKED + 2].edges, 2);
+  two_expect_fork_and_join(&r, 6, 9);
+  assert_int_equal(record->copy[PACKED + 2].edges, 8);
   end_copying(&r);
 }
 
 #define LISTS "data_sort_blocks data_invert_count data_invert_scan data_invert_fill "
+#define GATHERS "ranks_gather ranks_gather "
 #define PIECE                                                                                      \
-  LISTS "backward_row_stats_saved backward_dq_tma backward_dkv_compressed backward_dkv_window "    \
-        "backward_dkv_selected backward_dkv_sum "
+  "backward_row_stats_saved backward_dq_tma backward_dkv_compressed backward_dkv_window "          \
+  "backward_dkv_selected backward_dkv_sum "
+#define STATISTICS "backward_row_stats_saved backward_clear "
 #define DQ_BEHIND                                                                                  \
-  LISTS "backward_row_stats_saved backward_clear backward_clear backward_dkv_dq_compressed_tma "   \
-        "backward_dkv_window_persistent backward_dkv_selected backward_dkv_sum "                   \
-        "backward_dq_sums_tma "
+  "backward_clear backward_dkv_dq_compressed_tma backward_dkv_window_persistent "                  \
+  "backward_dkv_selected backward_dkv_sum backward_dq_sums_tma "
 #define SUMS                                                                                       \
   "ranks_gather backward_ranks_sum backward_ranks_sum backward_ranks_sum backward_ranks_sum"
 
 static void test_backward(void **state) {
   expect_backward(&(machine_request){ .gpu = true, .op = NSA_OP_BACKWARD },
-                  "ranks_gather ranks_gather compress_mean " PIECE PIECE SUMS, 23);
+                  GATHERS LISTS "compress_mean " PIECE LISTS PIECE SUMS, 23);
 }
 
 /* Where dQ is apart, sums travel while the last kernel makes it. */
 static void test_backward_beside(void **state) {
-  expect_backward(&(machine_request){ .gpu = true,
-                                      .op = NSA_OP_BACKWARD,
-                                      .override =
-                                          "model={heads: 8, head_dim_qk: 64, head_dim_v: 64}",
-                                      .also = "variants.force.backward_q=backward_q_kv_sm90" },
-                  "ranks_gather ranks_gather compress_mean " DQ_BEHIND DQ_BEHIND SUMS, 26);
+  expect_backward(
+      &(machine_request){ .gpu = true,
+                          .op = NSA_OP_BACKWARD,
+                          .override = "model={heads: 8, head_dim_qk: 64, head_dim_v: 64}",
+                          .also = "variants.force.backward_q=backward_q_kv_sm90" },
+      GATHERS LISTS STATISTICS "compress_mean " DQ_BEHIND LISTS STATISTICS DQ_BEHIND SUMS, 26);
 }
 
 /* As test_fail: K and V, then sums and the epoch in the other stream. */
@@ -315,9 +323,9 @@ static void test_backward_fails(void **state) {
     machine_expect("fails", run_backward(&r), NSA_E_RANKS, "a copy to other ranks");
     assert_int_equal(machine_record()->copies, PACKED + bad);
     if (bad > 2)
-      two_expect_fork_and_join(&r);
+      two_expect_fork_and_join(&r, 6, bad == 5 ? 9 : 8);
     else
-      assert_int_equal(machine_record()->stream_waits, 0);
+      two_expect_fork_and_join(&r, 2, 4);
     expect_gathers(bad > 2 ? "om" : "o");
     end_copying(&r);
   }

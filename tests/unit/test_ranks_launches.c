@@ -284,16 +284,16 @@ static void test_overlap(void **state) {
   assert_true(raw->stream != entries->stream && halo->stream == entries->stream);
   expect_part(&raw->recv[0], place(&r, k, 16, 48), 16, 48);
   expect_part(&raw->recv[1], place(&r, v, 16, 32), 16, 32);
-  two_expect_fork_and_join(&r);
+  two_expect_fork_and_join(&r, 0, 2);
   /* Ranks exchange the same, whatever each runs. */
   machine_expect("a branch", two_forward(&r, 1u << NSA_CMP), NSA_OK, NULL);
   assert_int_equal(r.seen.count, 3);
   assert_int_equal(r.seen.of[2].launches, machine_record()->launches);
-  two_expect_fork_and_join(&r);
+  two_expect_fork_and_join(&r, 0, 2);
   /* The run's stream waits for the other one also when raw K and V fail. */
   r.seen.fail = 3;
   machine_expect("fails", two_forward(&r, 0), NSA_E_RANKS, "exchange");
-  two_expect_fork_and_join(&r);
+  two_expect_fork_and_join(&r, 0, 2);
   two_close(&r);
 }
 

@@ -90,11 +90,12 @@ nsa_status two_forward(rank_of_two *r, uint32_t branches) {
   return nsa_forward(r->plan, &r->exec, &batch, &io);
 }
 
-void two_expect_fork_and_join(const rank_of_two *r) {
-  const fake_cuda_edge *e = machine_record()->edge;
+void two_expect_fork_and_join(const rank_of_two *r, int fork, int join) {
+  const fake_cuda_state *record = machine_record();
+  const fake_cuda_edge *f = &record->edge[fork], *j = &record->edge[join];
   const nsai_cu_stream run = r->exec.stream, side = r->comm->side.stream;
-  assert_true(machine_record()->edges >= 4 && run != side);
-  assert_true(!e[0].waits && e[0].stream == run && e[1].waits && e[1].stream == side);
-  assert_true(!e[2].waits && e[2].stream == side && e[3].waits && e[3].stream == run);
-  assert_true(e[0].event == e[1].event && e[2].event == e[3].event && e[0].event != e[2].event);
+  assert_true(join + 2 <= FAKE_CUDA_EDGES && record->edges >= join + 2 && run != side);
+  assert_true(!f[0].waits && f[0].stream == run && f[1].waits && f[1].stream == side);
+  assert_true(!j[0].waits && j[0].stream == side && j[1].waits && j[1].stream == run);
+  assert_true(f[0].event == f[1].event && j[0].event == j[1].event && f[0].event != j[0].event);
 }

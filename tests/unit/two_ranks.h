@@ -51,8 +51,9 @@ void two_begin_record(rank_of_two *r);
 /* A forward of rank 0; `branches` as in nsa_exec. */
 nsa_status two_forward(rank_of_two *r, uint32_t branches);
 
-/* The side stream waits for the run's at the first edge, the run's for the side stream at the last. */
-void two_expect_fork_and_join(const rank_of_two *r);
+/* The side stream waits for the run's by the edges `fork` and the next one, the run's for the side stream by `join` and
+ * the next one. */
+void two_expect_fork_and_join(const rank_of_two *r, int fork, int join);
 
 /* Pieces of 16, 16 and 8 tokens; and a model without a window, which overlaps with so short ones. */
 extern const int32_t two_short_parts[3];
