@@ -208,8 +208,8 @@ typedef struct nsa_comm nsa_comm;
  * share a GPU need streams that run at once. The kernel waits for other ranks for options.timeout_ms, also in
  * a replayed graph and without nsa_comm_check. Then the run's results are undefined; the next call,
  * nsa_comm_check and nsa_comm_wait return NSA_E_RANKS and name the ranks. A run that begins after another
- * rank's process has ended returns NSA_E_RANKS where Linux shows that (5.3, one namespace of process ids); else,
- * and in a replayed graph, it may never end: memory of CUDA IPC ends with its process.
+ * rank's process has ended returns NSA_E_RANKS where Linux shows that (5.3, one namespace of process ids). Else,
+ * and in a replayed graph, CUDA does not define what it does: memory of CUDA IPC ends with its process.
  *
  * If the ranks are several processes, nsa_comm_destroy is a call of all ranks, which wait for each other, at
  * most for options.timeout_ms, by a transport that must still work: a process that has several destroys each

@@ -38,11 +38,10 @@
 
 _Static_assert(NSAI_PEERS == NSAI_GATHER_RANKS, "one number of ranks");
 
-/* Off because of ranks that come late. On two H200, survivors of a killed process return in time. But a rank
- * whose partner had given up and exited, and which gathered only then, stayed in a CUDA call, for more than
- * 20 s (`nsarankcheck --comm nccl --fault stall --peer-bytes 1000000`). The likely cause: memory mapped by
- * cuIpcOpenMemHandle ends with the process that allocated it. nsai_peers_check_processes() refuses such a
- * gather, where the kernel shows other processes; that has not run on GPUs. */
+/* Off unless the host asks: memory mapped by cuIpcOpenMemHandle ends with the process that allocated it, and
+ * CUDA does not define what a gather does then. nsai_peers_check_processes() refuses it, where the kernel shows
+ * other processes. On two H200 the others of a killed or stalled rank return in time
+ * (`nsarankcheck --comm nccl --fault kill,stall --peer-bytes 1000000`). */
 #define DEFAULT_PEER_BYTES 0
 
 /* A small allocation shares a block of this size with others, and IPC opens whole blocks. */
