@@ -62,8 +62,7 @@ nsa_status nsai_workspace_make(const nsai_problem *problem, const nsai_choice *c
 nsa_status nsai_workspace_make_cpu(const nsai_problem *problem, nsai_workspace *out);
 
 /* A communicator's room holds the gathered tensors, the entries that a run makes and sums from other ranks, in the
- * place of the workspace.
- * Its bytes; 0: a run of the plan uses none. And where one of these buffers lies in it. */
+ * place of the workspace. Its bytes; 0: a run of the plan uses none. And where one of these buffers lies in it. */
 uint64_t nsai_ranks_room_bytes(const nsai_problem *problem, const nsai_workspace *workspace);
 uint64_t nsai_ranks_room_offset(const nsai_problem *problem, const nsai_workspace *workspace,
                                 nsai_buffer buffer);

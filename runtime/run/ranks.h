@@ -81,11 +81,11 @@ typedef struct nsai_ranks_pass {
   /* [hosts, num_seqs], behind `end`: the largest of a host's ranks. Not with one host. */
   int64_t *host_end;
   nsai_part_list send, recv;
-  char *
-      room; /* of the communicator, where gathered tensors and entries lie; NULL: in the workspace */
-  nsa_stream
-      side; /* of the communicator, in which K, V or sums travel while the run computes; else NULL */
-  bool announces; /* copies in the side stream: others await them. Else all ranks meet in it */
+  /* The communicator's, where gathered tensors and entries lie. NULL: they lie in the workspace. */
+  char *room;
+  /* The communicator's own stream, in which K, V or sums travel while the run computes. NULL: none does. */
+  nsa_stream side;
+  bool announces; /* copies, which others await. Else all ranks meet behind them */
   /* The pieces' offsets are in the workspace: one group of heads writes them for all. */
   bool uploaded;
 } nsai_ranks_pass;
@@ -121,8 +121,8 @@ nsa_status nsai_ranks_upload(const nsai_run *run, void *to, const void *from, si
 /* Where a gathered tensor, or entries that the run makes, lie in this pass: in the room, or in the workspace. */
 char *nsai_ranks_buffer_at(const nsai_ranks_pass *pass, nsai_buffer buffer);
 
-/* Copies this rank's K and V, the caller's entries, and keys of the index to their places. */
-nsa_status nsai_ranks_pack(const nsai_ranks_pass *pass);
+/* Copies this rank's K and V, the caller's entries, and keys of the index to their places, and opens the room. */
+nsa_status nsai_ranks_pack(nsai_ranks_pass *pass);
 
 typedef struct nsai_ranks_tensors {
   const nsai_ranks_tensor *tensor[NSAI_RANKS_TENSORS];
@@ -137,10 +137,6 @@ nsa_status nsai_ranks_gather_rows(nsai_ranks_pass *pass, const nsai_ranks_tensor
  * too. */
 nsa_status nsai_ranks_gather(nsai_ranks_pass *pass);
 nsa_status nsai_ranks_gather_beside(nsai_ranks_pass *pass);
-
-/* Where ranks copy: packs, while the side stream waits until all rooms are open. An NVLink that has been idle takes
- * 0.2 ms to pass on the first words. The run's stream joins before it copies. */
-nsa_status nsai_ranks_open_and_pack(nsai_ranks_pass *pass);
 
 /* Receives the last `rows[pair]` rows of each pair of K and V before this rank's pieces, and sends those that
  * other ranks need. The piece before has as many, or begins its sequence. */

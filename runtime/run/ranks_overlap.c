@@ -98,12 +98,7 @@ static nsa_status gather_first(nsai_ranks_pass *pass) {
   const nsai_ranks_tensor k = made(pass, w->k_cmp, m->head_dim_qk);
   const nsai_ranks_tensor v = made(pass, w->v_cmp, m->head_dim_v);
   nsai_ranks_tensors list = { 0 };
-  if (pass->room) {
-    NSAI_TRY(nsai_ranks_open_and_pack(pass));
-    NSAI_TRY(nsai_ranks_join(pass, NSA_OK));
-  } else {
-    NSAI_TRY(nsai_ranks_pack(pass));
-  }
+  NSAI_TRY(nsai_ranks_pack(pass));
   NSAI_TRY(exchange_halo(pass));
   if (nsai_phi_runs(m)) {
     NSAI_TRY(compress_own(pass));
@@ -135,14 +130,6 @@ nsa_status nsai_ranks_fork(nsai_ranks_pass *pass) {
   const nsai_run *run = pass->run;
   nsai_queue_break(run->queue);
   return nsai_comm_fork(run->comm, run->queue->stream, &pass->side);
-}
-
-nsa_status nsai_ranks_open_and_pack(nsai_ranks_pass *pass) {
-  pass->announces = false;
-  NSAI_TRY(nsai_ranks_fork(pass));
-  nsa_status status = nsai_comm_open_rooms(pass->run->comm, pass->side);
-  if (status == NSA_OK) status = nsai_ranks_pack(pass);
-  return status ? nsai_ranks_join(pass, status) : NSA_OK;
 }
 
 nsa_status nsai_ranks_join(const nsai_ranks_pass *pass, nsa_status status) {

@@ -12,8 +12,8 @@
 #include "gradients.h"
 #include "two_ranks.h"
 
-/* Rank 0 first packs its rows of K and V of two pieces. A forward that overlaps then copies to the other rank: the halo,
- * entries, K and V, and the epoch. */
+/* Rank 0 first packs its rows of K and V of two pieces. A forward that overlaps then copies to the other rank: the
+ * halo, entries, K and V, and the epoch. */
 enum { COPY_BYTES = 1 << 20, MOST_GATHERS = 16, PACKED = 4, COPIES = 7 };
 
 static NsaiRanksGather gather[MOST_GATHERS]; /* those of a run */
@@ -260,8 +260,8 @@ static void expect_sums(const rank_of_two *r, const fake_cuda_copy *copy, int it
   assert_int_equal(copy->bytes, 16 * row);
 }
 
-/* K and V travel beside what does not read them, and sums of gradients behind the kernel that makes the last of them; the
- * latter are awaited behind all kernels. */
+/* K and V travel beside what does not read them, and sums of gradients behind the kernel that makes the last of
+ * them; the latter are awaited behind all kernels. */
 static void expect_backward(const machine_request *request, const char *launches, int before) {
   rank_of_two r;
   const fake_cuda_state *record = machine_record();
