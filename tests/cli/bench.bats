@@ -781,11 +781,11 @@ PY
   [[ ${lines[0]} == 'forward, backward with saved outputs, ms and the speedup over one GPU; correlated inputs. One GPU: NVIDIA H200, 2026-11-28, '* ]]
   [[ ${lines[1]} == '| tokens | 1 | 2, model | 64, model |' && ${#lines[@]} == 6 ]]
   [[ ${lines[3]} == '| 64k | 17.6, 43.8 | '* && ${lines[4]} =~ ^'| 1M | ~'[0-9]+', ~'[0-9]+' | '[0-9]+' (2.0), ' && ${lines[5]} == '| 100 | ~'*', ~'* ]]
-  # docs/ranks.md holds what its command prints.
-  command=$(grep '^nsa-bench table .*--ranks' "$NSA_SOURCE/docs/ranks.md")
+  # docs/ranks-costs.md holds what its command prints.
+  command=$(grep '^nsa-bench table .*--ranks' "$NSA_SOURCE/docs/ranks-costs.md")
   (cd "$NSA_SOURCE" && bench ${command#nsa-bench }) >table.md
   [[ $(wc -l <table.md) == 9 ]]
-  python3 -c 'import sys; assert open("table.md").read() in open(sys.argv[1]).read()' "$NSA_SOURCE/docs/ranks.md"
+  python3 -c 'import sys; assert open("table.md").read() in open(sys.argv[1]).read()' "$NSA_SOURCE/docs/ranks-costs.md"
   # Of forwards alone, with two inputs: two tables, and no backward.
   run -0 --separate-stderr bench table "$measured" --ranks 8
   [[ $output == *'forward, ms and the speedup over one GPU; random inputs.'*'| 4M | ~'*'forward, ms and the speedup over one GPU; correlated inputs.'* ]]

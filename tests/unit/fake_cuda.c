@@ -512,7 +512,7 @@ static nsai_cu_result create_stream(nsai_cu_stream *out, unsigned flags) {
 
 static nsai_cu_result create_stream_with_priority(nsai_cu_stream *out, unsigned flags,
                                                   int priority) {
-  record.priority = priority;
+  __atomic_store_n(&record.priority, priority, __ATOMIC_RELAXED); /* ranks are threads */
   return create_stream(out, flags);
 }
 
