@@ -84,6 +84,7 @@ NSAI_DEVICE bool wait_for_rank(const NsaiRanksGather &p, const int *flag, int ro
   return true;
 }
 
+// Waits until the copies of rank blockIdx.y of this epoch have come.
 NSAI_DEVICE void await_copies(const NsaiRanksGather &p) {
   const int rank = blockIdx.y;
   if (rank == p.rank || threadIdx.x) return;

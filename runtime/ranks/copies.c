@@ -22,7 +22,6 @@
  *   copied   [ranks] sectors: the epoch of the last copies that a rank has announced
  *   message  [ranks] 16 bytes, that gathers bring
  */
-#include "base/math.h"
 #include "params/ranks.h"
 #include "ranks/comm_internal.h"
 

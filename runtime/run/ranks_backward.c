@@ -12,8 +12,8 @@
  * 1e-6 of the greatest at 4k tokens, and 1e-5 at 64k. So do calls piece by piece without ranks. Either
  * differs from float64 by 7e-4, since products take their operands in 16 bits.
  *
- * Ranks that copy (nsa_comm_options.copy_bytes) do so beside the kernels: K and V before the first that reads them,
- * sums while the last piece computes its dQ, where that comes behind them.
+ * Ranks that copy (nsa_comm_options.copy_bytes) do so beside the kernels: K and V until the first kernel reads
+ * them, sums while the last piece computes its dQ, if another kernel than that of the sums does so.
  *
  * The last piece of a sequence runs first: it writes the sums of all tokens that the others add to.
  */

@@ -283,8 +283,8 @@ static nsa_status pack_all(const nsai_ranks_pass *pass) {
   return NSA_OK;
 }
 
-/* Packs while the side stream waits until all rooms are open: an NVLink that has been idle takes 0.2 ms to pass on the
- * first words. */
+/* Packs while the side stream waits until all rooms are open: after a pause the first words over NVLink take 0.2 ms
+ * (bench/results/h200-2026-11-28-ranks-timeline.txt). */
 static nsa_status open_and_pack(nsai_ranks_pass *pass) {
   pass->announces = false;
   NSAI_TRY(nsai_ranks_fork(pass));

@@ -376,6 +376,15 @@ static void test_ended(void **state) {
   world_free(&w);
 }
 
+/* Two ranks that take each other for processes and have agreed, and their mailboxes. */
+static void open_processes(world *w, nsai_device devices[MOST_RANKS], nsai_mailbox *box[2]) {
+  open_ranks(w, 2, 50, PEER_BYTES, agrees);
+  pretend_processes(w, devices, true);
+  ranks_run(w->ranks, 2);
+  expect_peer_bytes(w, PEER_BYTES);
+  for (int32_t i = 0; i < 2; i++) box[i] = w->ranks[i].comm->peers.box[i];
+}
+
 /* A transport whose kernel does not end: nsa_comm_destroy ends all the same, and frees nothing that the kernel
  * or another process uses. */
 static void test_stalled(void **state) {
@@ -384,12 +393,8 @@ static void test_stalled(void **state) {
   world_init(&w, NULL);
   fake_cuda_state *record = machine_record();
   const int blocks = record->blocks;
-  open_ranks(&w, 2, 50, PEER_BYTES, agrees);
-  pretend_processes(&w, devices, true);
-  ranks_run(w.ranks, 2);
-  expect_peer_bytes(&w, PEER_BYTES);
   nsai_mailbox *kept[2];
-  for (int32_t i = 0; i < 2; i++) kept[i] = w.ranks[i].comm->peers.box[i];
+  open_processes(&w, devices, kept);
   const nsai_agree_room messages = w.ranks[0].comm->agree;
   const nsai_driver *driver = w.ranks[0].comm->place.device->driver;
   w.ranks[0].comm->transport.ops.all_gather = move_nothing;
@@ -426,12 +431,8 @@ static void test_in_flight(void **state) {
   world_init(&w, NULL);
   fake_cuda_state *record = machine_record();
   const int blocks = record->blocks, hangs = record->ipc_hangs;
-  open_ranks(&w, 2, 50, PEER_BYTES, agrees);
-  pretend_processes(&w, devices, true);
-  ranks_run(w.ranks, 2);
-  expect_peer_bytes(&w, PEER_BYTES);
   nsai_mailbox *kept[2];
-  for (int32_t i = 0; i < 2; i++) kept[i] = w.ranks[i].comm->peers.box[i];
+  open_processes(&w, devices, kept);
   w.ranks[0].comm->transport.give_up = end_kernels;
   record->stalls = 1;
   machine_expect("run", nsai_comm_end(w.ranks[0].comm, NULL), NSA_OK, NULL);
