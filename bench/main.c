@@ -79,7 +79,7 @@ typedef struct arguments {
   int override_count;
   const char *files[MAX_FILES]; /* of plot, chart and table */
   int file_count;
-  const char *problem, *problems, *filter, *commit;
+  const char *problem, *problems, *filter, *commit, *one_gpu;
   nsai_model model; /* has_model: of the problems, in place of their own */
   const char *csv, *json, *markdown, *svg;
   int64_t from, to; /* 0: the default */
@@ -122,7 +122,8 @@ enum {
   OPT_TOKENS,
   OPT_PEER_BYTES,
   OPT_OVERLAP_SMS,
-  OPT_COPY_BYTES
+  OPT_COPY_BYTES,
+  OPT_ONE_GPU
 };
 
 static const struct argp_option options[] = {
@@ -151,6 +152,10 @@ static const struct argp_option options[] = {
   { "copy-bytes", OPT_COPY_BYTES, "BYTES", 0,
     "With --ranks: copy engines exchange K and V, where these need at most so many bytes (forward, "
     "backward)",
+    0 },
+  { "one-gpu", OPT_ONE_GPU, "FILE", 0,
+    "With --ranks: the times of one GPU, from a CSV of earlier runs on such a GPU, and no runs on "
+    "one (forward, backward)",
     0 },
   { "contexts", OPT_CONTEXTS, "LIST", 0,
     "Tokens of every sequence (decode: 4096,16384,65536; prefill: 8192,65536)", 0 },
@@ -253,6 +258,9 @@ static void check_ranks(const arguments *a, struct argp_state *state) {
   if (a->copy_bytes && (!a->over_ranks || (a->command != FORWARD && a->command != BACKWARD) ||
                         a->plans.device == NSAI_VERIFY_DEVICE_CPU))
     argp_error(state, "--copy-bytes is for forward or backward --ranks on GPUs");
+  if (a->one_gpu && (!a->over_ranks || (a->command != FORWARD && a->command != BACKWARD) ||
+                     !memchr(a->with_ranks + 2, true, NSA_MAX_RANKS - 1)))
+    argp_error(state, "--one-gpu is for forward or backward --ranks from 2 on");
   const bool table = a->over_ranks && a->command == TABLE;
   if (table && (a->filter || a->plans.device != NSAI_VERIFY_DEVICE_AUTO ||
                 !memchr(a->with_ranks + 2, true, NSA_MAX_RANKS - 1)))
@@ -353,6 +361,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_OVERLAP_SMS:
     a->overlap_sms = (int32_t)chk_option_number("overlap-sms", value, 1, 64, state);
     break;
+  case OPT_ONE_GPU: a->one_gpu = value; break;
   case OPT_COPY_BYTES:
     a->copy_bytes = chk_option_number("copy-bytes", value, 1, INT64_C(1) << 40, state);
     break;
@@ -507,6 +516,7 @@ static nsa_status over_ranks(const arguments *a, const bench_cases *list) {
                             .backward = a->command == BACKWARD,
                             .overlap_sms = a->overlap_sms,
                             .copy_bytes = a->copy_bytes,
+                            .one_gpu = a->one_gpu,
                             .commit = a->commit };
   FILE *csv = NULL;
   int is_new = 0;

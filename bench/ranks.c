@@ -27,6 +27,7 @@ typedef struct task {
   const bench_part *parts;
   int part_count;
   bench_ranks_times *one; /* [list, parts], of one GPU */
+  char *one_device;       /* the kind of GPU that they are of, where a file has them; else NULL */
   bench_team team;
 } task;
 
@@ -126,6 +127,57 @@ static nsa_status model_of(const task *t, const case_pass *pass, const nsa_shard
   return NSA_OK;
 }
 
+/* ---- times of one GPU from a file ------------------------------------------------------------ */
+
+enum { DEVICE, PROBLEM, PART, MS, SUSTAINED_TIME, RANKS, COLUMNS };
+static const char *const columns[] = { "device",   "problem",      "part",
+                                       "burst_ms", "sustained_ms", "ranks" };
+
+/* The run of the list that a line is of; -1: none. */
+static int64_t find_run(const task *t, const char *problem, const char *part) {
+  char text[NSAI_VERIFY_CASE_TEXT];
+  for (int64_t i = 0; i < t->list->count; i++) {
+    nsai_verify_case_print(&t->list->cases[i], text, sizeof text);
+    for (int k = 0; k < t->part_count && !strcmp(problem, text); k++)
+      if (!strcmp(part, bench_part_names[t->parts[k]])) return i * t->part_count + k;
+  }
+  return -1;
+}
+
+/* Keeps the times of a line if it is of one GPU; of a run that was timed again the last one counts. */
+static nsa_status read_one(void *user, char *const *value) {
+  task *t = user;
+  double ms[2];
+  const int64_t at = find_run(t, value[PROBLEM], value[PART]);
+  if (at < 0 || (*value[RANKS] && strcmp(value[RANKS], "1"))) return NSA_OK;
+  NSAI_TRY(bench_csv_number(columns[MS], value[MS], &ms[BURST]));
+  NSAI_TRY(bench_csv_number(columns[SUSTAINED_TIME], value[SUSTAINED_TIME], &ms[SUSTAINED]));
+  if (!(ms[BURST] > 0)) return NSA_OK;
+  if (t->one_device && strcmp(t->one_device, value[DEVICE]))
+    return nsai_fail(NSA_E_ARG, "times of %s, and above of %s", value[DEVICE], t->one_device);
+  if (!t->one_device && !(t->one_device = strdup(value[DEVICE])))
+    return nsai_fail_nomem("a device's name", strlen(value[DEVICE]));
+  t->one[at].ms[BURST] = ms[BURST];
+  t->one[at].ms[SUSTAINED] = ms[SUSTAINED];
+  return NSA_OK;
+}
+
+static nsa_status read_one_gpu(task *t, const char *path) {
+  const bench_csv_columns known = { columns, COLUMNS, RANKS };
+  NSAI_TRY(bench_csv_read(path, &known, read_one, t));
+  if (!t->one_device)
+    return nsai_fail(NSA_E_ARG, "%s has no time of one GPU for any of these problems", path);
+  t->team.without_one = true;
+  return NSA_OK;
+}
+
+/* The ratios would compare kinds of GPUs. */
+static nsa_status check_device(const task *t, const nsai_verify_device *device) {
+  if (!t->one_device || !strcmp(t->one_device, device->name)) return NSA_OK;
+  return nsai_fail(NSA_E_ARG, "%s has times of %s, and this is %s: leave out --one-gpu",
+                   t->options->one_gpu, t->one_device, device->name);
+}
+
 /* ---- one rank -------------------------------------------------------------------------------- */
 
 /* Keeps a rank's failure for rank 0 to report. */
@@ -161,7 +213,8 @@ static void report(task *t, const case_pass *pass, const bench_rank *b, const ch
  * for which one has too little memory. Behind them a failure ends the list, because ranks may then
  * wait. */
 static nsa_status prepare(task *t, bench_rank *b, bool *all_well) {
-  nsa_status status = bench_check_cost(b->r.plans, &b->r.p->c);
+  nsa_status status = check_device(t, b->r.device);
+  if (!status) status = bench_check_cost(b->r.plans, &b->r.p->c);
   if (!status) status = bench_rank_prepare(b);
   note_failure(status, b);
   *all_well = chk_shared_all_well(b->r.shared, b->r.rank, status);
@@ -240,7 +293,9 @@ nsa_status bench_ranks(const bench_ranks_options *options, const bench_cases *li
                          .out = out,
                          .csv = csv };
   NSAI_TRY(bench_ranks_times_create(count, &t.one));
-  nsa_status status = bench_team_run(&t.team, options->with, failed);
+  nsa_status status = options->one_gpu ? read_one_gpu(&t, options->one_gpu) : NSA_OK;
+  if (!status) status = bench_team_run(&t.team, options->with, failed);
+  free(t.one_device);
   bench_ranks_times_destroy(t.one, count);
   return status;
 }

@@ -19,10 +19,11 @@
 
 typedef struct bench_ranks_options {
   chk_plans_options plans;      /* `device` is the ordinal of rank 0 */
-  bool with[NSA_MAX_RANKS + 1]; /* one GPU is timed in any case */
-  bool backward;                /* the passes backward and back_saved; else forward */
-  int32_t overlap_sms;          /* nsa_comm_options' */
-  int64_t copy_bytes;           /* likewise */
+  bool with[NSA_MAX_RANKS + 1]; /* one GPU is timed unless its times are in `one_gpu` */
+  const char *one_gpu; /* a CSV of earlier runs, also of nsa-bench without ranks; NULL: none */
+  bool backward;       /* the passes backward and back_saved; else forward */
+  int32_t overlap_sms; /* nsa_comm_options' */
+  int64_t copy_bytes;  /* likewise */
   const char *commit;
 } bench_ranks_options;
 
@@ -39,7 +40,8 @@ nsa_status bench_ranks_add(bench_cases *list, int64_t tokens, const char *filter
 
 /* Times the list, and prints a line for each to `out`, and to `csv` unless it is NULL. *failed
  * counts those without a time, except runs for which the GPUs have too little memory. NSA_E_NO_DRIVER,
- * NSA_E_NO_DEVICE: there are too few GPUs. */
+ * NSA_E_NO_DEVICE: there are too few GPUs. NSA_E_IO, NSA_E_ARG: `one_gpu` cannot be read, or has no time of
+ * one GPU for any run of the list. Of another kind of GPU than that of rank 0 they are a failure of the run. */
 nsa_status bench_ranks(const bench_ranks_options *options, const bench_cases *list, FILE *out,
                        FILE *csv, int64_t *failed);
 

@@ -112,7 +112,7 @@ static nsa_status run_list(bench_team *t, int32_t ranks, int64_t *failed) {
 
 nsa_status bench_team_run(bench_team *t, const bool with[NSA_MAX_RANKS + 1], int64_t *failed) {
   for (int32_t ranks = 1; ranks <= NSA_MAX_RANKS; ranks++)
-    if (ranks == 1 || with[ranks]) NSAI_TRY(run_list(t, ranks, failed));
+    if (ranks == 1 ? !t->without_one : with[ranks]) NSAI_TRY(run_list(t, ranks, failed));
   return NSA_OK;
 }
 

@@ -18,7 +18,8 @@ typedef struct bench_team {
   int64_t count;             /* of the list */
   void (*run)(void *user, int32_t rank, chk_plans *, int64_t); /* one of the list, on one rank */
   void *user;
-  FILE *out, *csv; /* to which rank 0 reports; csv NULL: none */
+  FILE *out, *csv;  /* to which rank 0 reports; csv NULL: none */
+  bool without_one; /* not on one GPU, whose times are known */
 
   /* the team's own */
   chk_shared *shared;             /* of one number of ranks */
@@ -26,7 +27,7 @@ typedef struct bench_team {
   nsa_comm *comms[NSA_MAX_RANKS]; /* of these */
 } bench_team;
 
-/* Goes through the list on one GPU, and then with each number of `with`. *failed counts the runs that
+/* Goes through the list on one GPU unless `without_one`, and then with each number of `with` from 2 on. *failed counts the runs that
  * are neither passed nor skipped in shared->outcomes, which rank 0 counts. NSA_E_NO_DRIVER,
  * NSA_E_NO_DEVICE: there are too few GPUs. NSA_E_IO: a report could not be written. */
 nsa_status bench_team_run(bench_team *t, const bool with[NSA_MAX_RANKS + 1], int64_t *failed);

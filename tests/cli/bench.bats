@@ -673,6 +673,36 @@ PY
   [[ $stderr == *'has other columns'* ]]
 }
 
+@test "--one-gpu: the times of one GPU come from a CSV" {
+  local model=fwd:h16/1:d16/16:l8/4:s8x4+1+1:w16:nobatch
+  bench backward --device cpu --threads 2 --ranks 2 --problem $model:q=400 --csv once.csv
+  run -0 --separate-stderr bench backward --device cpu --threads 2 --ranks 1,2,3 --problem $model:q=400 --one-gpu once.csv --csv again.csv
+  [[ ${#lines[@]} == 4 && ${lines[0]} == 'backward  '*' 2 ranks '*' x '*' model '* && ${lines[3]} == back_saved*' 3 ranks '*' x '*' model '* ]]
+  python3 - <<'PY'
+import csv
+one = {r["part"]: r for r in csv.DictReader(open("once.csv")) if r["ranks"] == "1"}
+for r in csv.DictReader(open("again.csv")):
+    for time, ratio in ("burst_ms", "burst_ratio"), ("sustained_ms", "sustained_ratio"):
+        assert abs(float(r[ratio]) / (float(one[r["part"]][time]) / float(r[time])) - 1) < 1e-2
+PY
+  # Those of nsa-bench without ranks serve, too.
+  bench forward --branches --device cpu --problem $model:q=96 --csv plain.csv
+  run -0 --separate-stderr bench forward --device cpu --ranks 2 --problem $model:q=96 --one-gpu plain.csv
+  [[ ${#lines[@]} == 1 && ${lines[0]} == forward*' 2 ranks '*' x '*' model '* ]]
+  run -1 --separate-stderr bench forward --device cpu --ranks 2 --problem $model:q=96 --one-gpu once.csv
+  [[ $stderr == *'once.csv has no time of one GPU for any of these problems'* ]]
+  sed -i 's/,"cpu",/,"NVIDIA H200",/' once.csv
+  run -1 --separate-stderr bench backward --device cpu --ranks 2 --problem $model:q=400 --one-gpu once.csv
+  [[ $output == *'once.csv has times of NVIDIA H200, and this is cpu: leave out --one-gpu'* ]]
+  run -1 --separate-stderr bench forward --device cpu --ranks 2 --problem $model:q=96 --one-gpu none.csv
+  [[ $stderr == *'cannot read none.csv'* ]]
+  for bad in 'forward' 'forward --ranks 1' 'decode --ranks 2'; do
+    # shellcheck disable=SC2086 # several words
+    run -2 --separate-stderr bench $bad --one-gpu once.csv
+    [[ $stderr == *'--one-gpu is for forward or backward --ranks from 2 on'* ]]
+  done
+}
+
 @test "--ranks: a rank without a thread, and lost output, are failures" {
   local model=fwd:h4/1:d16/16:l8/4:s8x4+1+1:w16:q=64:nobatch
   for words in forward 'decode --contexts 300 --batches 1' 'prefill --contexts 300'; do
@@ -877,8 +907,8 @@ SH
   chmod +x programs/*
   REAL_BENCH=$NSA_BENCH run -1 python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --gpus 3 --seconds 300 --logs logs
   [[ $output == *'1 failed '*'fault stall  exit 1'* && $output == *'2 passed   0 failed    1 skipped '*'check 128k'* ]]
-  [[ $output == *'59 passed   1 failed   17 skipped in 27 processes; no time was left for 0'* ]]
-  [[ $(grep -c '^0 ' calls.txt) == 27 && $(wc -l <calls.txt) == 27 ]]
+  [[ $output == *'61 passed   1 failed   18 skipped in 28 processes; no time was left for 0'* ]]
+  [[ $(grep -c '^0 ' calls.txt) == 28 && $(wc -l <calls.txt) == 28 ]]
   [[ $(grep -c 'nsarankcheck .* --backward --copy-bytes 2147483648$' calls.txt) == 2 ]]
   [[ $(wc -l <logs/ranks.csv) == 13 && $(wc -l <logs/ranks.md) == 10 ]] # header and 12; 4 lines and 6
   [[ $(wc -l <logs/ranks-copies.csv) == 7 && $(head -1 logs/ranks-copies.csv) == date,*,workspace,overlap_sms,copy_bytes,note ]]
@@ -900,7 +930,7 @@ SH
   done
   printf '#!/bin/sh\necho no GPU\nexit 77\n' | tee programs/nsarankcheck >programs/nsa-bench
   PATH=$PWD/programs:$PATH CUDA_VISIBLE_DEVICES=3,GPU-1 run -1 python3 "$NSA_SOURCE/tests/gpu/run.py" programs ranks --logs other
-  [[ $output == *'0 passed   0 failed   27 skipped in 27 processes'* ]]
+  [[ $output == *'0 passed   0 failed   28 skipped in 28 processes'* ]]
   # Not by itself: machines with one GPU have nothing for it.
   run python3 "$NSA_SOURCE/tests/gpu/run.py" programs --only nothing --logs other
   [[ $output == *'check  '* && $output != *'ranks  '* ]]

@@ -182,6 +182,7 @@ def ranks_jobs(options):
     if copies:
         yield Job("check copies", [*check, "--ranks", most, "--tokens", "4k,64k,128k", "--repeat", "10", "--backward", *copies], environment)
         yield Job("check copies random", [*check, "--ranks", most, "--random", "20", "--backward", *copies], environment)
+        yield Job("fault copies", [*check, "--ranks", most, "--fault", "kill,stall", "--timeout", "5", *copies], environment)
     if int(most) > 2:  # ranks of one machine play two hosts: exchanges in two levels
         hosts = [*check, "--ranks", most, "--hosts", "2"]
         yield Job("check overlap hosts", [*hosts, "--tokens", "64k", "--repeat", "20", "--overlap-sms", "16"], environment)
