@@ -10,6 +10,7 @@
 #include "check.h"
 #include "plan/plan.h"
 #include "plan/ranks_pieces.h"
+#include "ranks/shard.h"
 #include "run/check_tensor.h"
 #include "run/ranks.h"
 #include "verify/tensors_fill.h"
@@ -274,11 +275,26 @@ static nsa_status make_tensors(chk_rank *r) {
   return status;
 }
 
+/* Sets cut_tile. */
+static nsa_status find_cuts(chk_rank *r, nsa_ctx *ctx) {
+  chk_ranks_problem p = *r->p;
+  nsa_shard *shard;
+  r->cut_tile = 0;
+  if (!r->device->driver || !p.alignment) return NSA_OK;
+  p.layout = NSA_SHARD_ZIGZAG;
+  p.alignment = 0;
+  NSAI_TRY(chk_ranks_shard(&p, ctx, &shard));
+  if (r->p->alignment % shard->alignment) r->cut_tile = shard->alignment;
+  nsa_shard_destroy(shard);
+  return NSA_OK;
+}
+
 /* The shard and the plan, and the rank's case in place of the whole's. */
 static nsa_status divide(chk_rank *r) {
   nsai_trial_plan one;
   NSAI_TRY(plan_of(r->plans, &r->p->c, &one));
   NSAI_TRY(chk_ranks_shard(r->p, one.ctx, &r->shard));
+  NSAI_TRY(find_cuts(r, one.ctx));
   NSAI_TRY(chk_rank_plan(r->plans, r->p, r->shard, &r->plan));
   r->c.num_seqs = 1;
   r->c.no_batch = 0;

@@ -77,6 +77,9 @@ typedef struct chk_rank {
   nsa_shard *shard;
   nsai_trial_plan plan;
   nsai_verify_tensors data;
+  /* Not 0: pieces begin inside the tiles of one GPU, which hold so many tokens, and results have its bits by
+   * chance alone */
+  int64_t cut_tile;
 } chk_rank;
 
 /* An NCCL communicator of a context, whose id rank 0 makes. Every rank calls it, in a process of
