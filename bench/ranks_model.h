@@ -17,8 +17,8 @@
  *             copies (nsa_comm_options.copy_bytes) hide, and take 1 to 7 % less than this on two and four H200.
  *
  * H200s of one host: within 5 % of what was measured in runs one after the other on two, with random inputs and
- * 32k to 128k tokens (bench/results/h200-2026-11-27-ranks.txt), and within 4 % of bursts on two and four, with
- * correlated inputs and 64k and 128k tokens (bench/results/h200-2026-11-28-ranks.csv);
+ * 32k to 128k tokens (bench/results/h200-2026-11-27-ranks.txt), and of bursts on two and four, with correlated
+ * inputs and 64k to 1M tokens (bench/results/h200-2026-11-28-ranks.csv and -ranks-copies.csv);
  * tests/unit/test_ranks_model.c. More GPUs, and more than one host, are not confirmed by any measurement.
  */
 #ifndef BENCH_RANKS_MODEL_H

@@ -59,8 +59,8 @@ static void test_measured_on_two(void **state) {
                 0.05);
 }
 
-/* bench/results/h200-2026-11-28-ranks.csv: bursts, correlated inputs, NCCL. One constant, of exchanges on idle
- * GPUs, was fitted to these. */
+/* bench/results/h200-2026-11-28-ranks.csv and, from 512k tokens on, -ranks-copies.csv: bursts, correlated inputs,
+ * NCCL. One constant, of exchanges on idle GPUs, was fitted to those of 64k and 128k tokens. */
 static void test_measured_bursts(void **state) {
   static const struct {
     int64_t tokens;
@@ -73,12 +73,15 @@ static void test_measured_bursts(void **state) {
     { 64 * K, 2, true, 62.73, 33.535 },    { 64 * K, 4, true, 62.73, 18.699 },
     { 64 * K, 2, true, 45.181, 25.045 },   { 64 * K, 4, true, 45.181, 14.234 },
     { 128 * K, 2, true, 189.32, 100.16 },  { 128 * K, 2, true, 137, 72.542 },
+    { 512 * K, 4, false, 713.97, 180.65 }, { 1024 * K, 4, false, 2710.7, 689.99 },
+    { 512 * K, 4, true, 2360.7, 587.69 },  { 1024 * K, 4, true, 8950.1, 2249.9 },
+    { 512 * K, 4, true, 1712.7, 421.13 },
   };
   (void)state;
   for (size_t i = 0; i < sizeof measured / sizeof *measured; i++)
     assert_near(time_of(measured[i].tokens, measured[i].ranks, measured[i].backward, true,
                         measured[i].one),
-                measured[i].ms, 0.04);
+                measured[i].ms, 0.05);
 }
 
 /* 1M tokens did not run on one GPU: the model extrapolates from 64k and 128k, to within 10 % of two. */
