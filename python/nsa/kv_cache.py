@@ -97,6 +97,9 @@ class KVCache:
         entry_pages = self.entry_pages = self._entry_pages or pages
         self.max_len = min(max_len or entry_pages * page_size, entry_pages * page_size)
         self.weights = weights
+        for name, given in (("weights", weights), ("scales", scales)):
+            if isinstance(given, (list, tuple)) and len(given) != layers:
+                raise ValueError(f"{name} is a list of {len(given)}; it has one dict for each of the {layers} layers")
         for name, given in (("kv_dtype", kv_dtype), ("cmp_dtype", cmp_dtype)):
             if given not in (None, dtype, _torch.CODES):
                 raise TypeError(f"{name} is {given}; it is torch.float8_e4m3fn, or the cache's dtype, {dtype}")
@@ -239,6 +242,7 @@ class KVCache:
         """
         if child in self._tables:
             raise ValueError(f"sequence {child!r} exists")
+        self._check_known(id)
         length = self._lengths[id] if length is None else length
         self._check_length(id, length)
         self._tables[child] = self._tables[id][:-(-length // self.page_size)]
@@ -246,7 +250,12 @@ class KVCache:
         for page in self._tables[child]:
             self._users[page] += 1
 
+    def _check_known(self, id) -> None:
+        if id not in self._tables:
+            raise KeyError(f"there is no sequence {id!r}: begin makes one")
+
     def _check_length(self, id, length: int) -> None:
+        self._check_known(id)
         if not 0 <= length <= self._lengths[id]:
             raise ValueError(f"sequence {id!r} has {self._lengths[id]} tokens; it cannot have {length}")
 
@@ -261,17 +270,24 @@ class KVCache:
 
     def free(self, id) -> None:
         """Ends a sequence."""
+        self._check_known(id)
         for page in self._tables.pop(id):
             self._give(page)
         del self._lengths[id]
 
+    def _layer(self, layer: int) -> Dict[str, Tensor]:
+        if not -len(self.layers) <= layer < len(self.layers):
+            raise IndexError(f"layer is {layer}; the cache has {len(self.layers)} layers, from 0 on")
+        return self.layers[layer]
+
     def _weights(self, layer: int):
+        self._layer(layer)
         return self.weights[layer] if self.weights else None
 
     def append(self, layer: int, batch: Batch, k, v, *, k_idx: Optional[Tensor] = None) -> None:
         """Writes K [T, Hkv, Dk] and V of the step's new tokens (three each with kv_sharing "per_branch"), and with
         an index their keys k_idx [T, 1, Di]."""
-        _torch.append(self.layers[layer], k, v, config=self.config, kv_len=batch.kv_len, max_kv=self.max_len,
+        _torch.append(self._layer(layer), k, v, config=self.config, kv_len=batch.kv_len, max_kv=self.max_len,
                       block_table=batch.block_table, cu_seqlens=batch.cu_seqlens, weights=self._weights(layer), k_idx=k_idx)
 
     def attend(self, layer: int, batch: Batch, q: Tensor, gates: Optional[Tensor] = None, *, scale: Optional[float] = None,
@@ -284,5 +300,5 @@ class KVCache:
                      return_index_lse=return_index_lse)
         if batch.max_q <= self.max_q:
             # A plan for one new token has kernels of its own, so that such a step does not take that for drafts.
-            return _torch.decode(q, self.layers[layer], gates, max_q=1 if batch.max_q <= 1 else self.max_q, **where)
-        return _torch.prefill(q, self.layers[layer], gates, max_q=batch.max_q, **where)
+            return _torch.decode(q, self._layer(layer), gates, max_q=1 if batch.max_q <= 1 else self.max_q, **where)
+        return _torch.prefill(q, self._layer(layer), gates, max_q=batch.max_q, **where)

@@ -145,7 +145,7 @@ class KVCache(kv_cache.KVCache):
         _need(q, "q", 3)
         names, extra = _with_index(*_named(weights), index_q=index_q)
         order = ["q", *(["gates"] if gates is not None else []), *_split(names)]
-        inputs, cache = [q, *_listed(gates), *extra], self.layers[layer]
+        inputs, cache = [q, *_listed(gates), *extra], self._layer(layer)
         run, o_shape = self._make_prefill(batch, order, q, cache, scale or 0.0, shard)
         o = torch.empty(o_shape, dtype=q.dtype, device=q.device)
         room = torch.empty(run.room, dtype=torch.uint8, device=q.device)
@@ -177,7 +177,7 @@ class KVCache(kv_cache.KVCache):
 
     def _call(self, call: int, layer: int, batch: kv_cache.Batch, names: List[str], inputs: List[Tensor], max_q: int,
               scale: float):
-        cache, first = self.layers[layer], inputs[0]
+        cache, first = self._layer(layer), inputs[0]
         key = (call, tuple(names), tuple((x.shape, x.dtype, x.device) for x in inputs), batch.seqs, max_q, scale, tuple(cache))
         run, o_shape, agreed = self._runs.get(key) or self._make_run(key, call, batch, names, first, cache, max_q, scale)
         if agreed:  # a lookup, unless the ranks have agreed upon many others since

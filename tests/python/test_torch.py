@@ -823,6 +823,16 @@ def test_cache_refuses(device):
     with pytest.raises(ValueError, match="rows is 1; it is at least 2"):
         cache.begin(["a", "b"], [1, 1], rows=1)
     assert cache.length("a") == 40 and cache.length("b") == 0
+    for call in (lambda: cache.free("b"), lambda: cache.truncate("b", 0), lambda: cache.fork("b", "c")):
+        with pytest.raises(KeyError, match="no sequence 'b'"):
+            call()
+    for layer in (1, -2):
+        with pytest.raises(IndexError, match=f"layer is {layer}; the cache has 1 layers"):
+            cache.append(layer, cache.begin(["a"], [0]), *inputs_of(config, 0, device)[1:3])
+    for name in "weights", "scales":
+        with pytest.raises(ValueError, match=f"{name} is a list of 2; it has one dict for each of the 1 layers"):
+            nsa.KVCache(config, 1, 4, 16, **{name: [{}, {}]})
+    assert cache.length("a") == 40 and cache.free_pages == 1
 
 
 def test_append_and_decode_compile(device):
