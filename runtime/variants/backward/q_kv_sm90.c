@@ -13,8 +13,7 @@
 #define ROWS NSAI_Q_KV_BLOCK_ROWS
 #define LEAST_GROUP 4
 #define KEYS 128
-#define LEAST_KV_LEN 32768 /* of the heuristic */
-#define STAGES 3           /* one held, one read, one on its way */
+#define STAGES 3 /* one held, one read, one on its way */
 
 /* ---- the compressed branch's kernel ---- */
 
@@ -108,18 +107,26 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
  * sustained ms of the whole backward pass, beside the two rows by themselves:
  *
  *   tokens         this row          two rows
- *   16k            8.13 / 7.75       8.06 / 7.76
- *   32k           17.7 / 18.1       18.3 / 18.9
+ *    4k            1.48 / 1.47       1.49 / 1.46
+ *    8k            3.13 / 3.24       3.15 / 3.32
+ *   16k            6.84 / 7.31       6.95 / 7.49
+ *   16k, random    8.74 / 9.17       8.85 / 9.39
+ *   24k           11.28 / 12.2      11.54 / 12.6
+ *   32k           16.2 / 17.7       16.9 / 18.4
  *   64k           45.2 / 47.8       47.9 / 51.4
  *   64k, G 4      68.0 / 68.2       68.9 / 70.2
  *   128k         136.6 / 141.3     152.9 / 156.1
  *
+ * Up to 32k: bench/results/h200-2026-11-28-backward-rows.txt; the longer ones were timed before both became
+ * faster. Below 16k the gain is 1 % for twice the workspace. On an H100 nobody has timed this row at 16k, and
+ * its memory, into which dQ is added, has two thirds of the bandwidth.
+ *
  * At 64k the five products take 20.3 ms, 20.0 in no order, 18.95 if dQ is not added anywhere; the four
  * products without dQ take 14.5, and what is left of dQ 10.2 of 19.0. No gain: dK issued before the wait
- * for the other warpgroup's dS (20.5), dQ brought to L2 at a tile's beginning (10.2). Shorter sequences
- * would pay the workspace for nothing. */
+ * for the other warpgroup's dS (20.5), dQ brought to L2 at a tile's beginning (10.2). */
 static bool sensible(const nsai_problem *p, const nsai_target *t) {
-  return nsai_backward_sensible_sm90(p, t) && p->max_kv_len >= LEAST_KV_LEN;
+  const int64_t least_kv_len = nsai_target_is(t, NSAI_H200) ? 16384 : 32768;
+  return nsai_backward_sensible_sm90(p, t) && p->max_kv_len >= least_kv_len;
 }
 
 static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
