@@ -4,8 +4,10 @@
 """One sequence over several GPUs: each rank holds a part of its tokens (docs/ranks.md).
 
   torchrun --nproc-per-node 2 examples/ranks.py [--tokens 65536] [--backward] [--check] [--cpu]
+  torchrun --nproc-per-node 8 examples/ranks.py --groups 2 [...]
 
-Prints the milliseconds of a forward, and with --backward of a backward pass. --check computes the same on one rank, and
+--groups G divides the heads among G groups of ranks, which send each other nothing: each group has Hkv / G KV heads with their
+query heads, and divides the tokens among its ranks. Prints the milliseconds of a forward, and with --backward of a backward pass. --check computes the same on one rank, and
 compares: the bits of the output, of the selected blocks and of dQ, and dK and dV to their rounding. --cpu: the CPU device
 and gloo, in a minute with --tokens 1000. NCCL runs with NVLink multicast off, unless NCCL_NVLS_ENABLE says otherwise.
 """
@@ -23,9 +25,9 @@ import nsa  # noqa: E402
 import nsa.ranks  # noqa: E402
 
 
-def make_inputs(options, config, where, dtype):
-    """q, k, v and gates of all tokens, the same on every rank."""
-    generator = torch.Generator(device=where).manual_seed(1)
+def make_inputs(options, config, where, dtype, group):
+    """q, k, v and gates of all tokens and a group's heads, the same on every rank of the group."""
+    generator = torch.Generator(device=where).manual_seed(1 + group)
     make = lambda heads, width: torch.randn(options.tokens, heads, width, device=where, dtype=dtype, generator=generator)
     heads, kv, dim = config.heads, config.kv_heads, config.head_dim
     return make(heads, dim), make(kv, dim), make(kv, dim), make(heads, 3), make(heads, dim)
@@ -57,7 +59,7 @@ def differences(mine, whole, shard, rank):
         summed = name in ("dK", "dV")  # over queries, in another order, and then rounded
         limit = torch.finfo(got.dtype).eps if summed else 0.0
         if not off <= limit:  # a NaN is wrong, too
-            found.append(f"rank {rank}: {name} is off by {off:.1e} of its greatest element")
+            found.append(f"rank {dist.get_rank()}: {name} is off by {off:.1e} of its greatest element")
     return found
 
 
@@ -67,6 +69,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--backward", action="store_true")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--groups", type=int, default=1, metavar="G")
     parser.add_argument("--cpu", action="store_true")
     options = parser.parse_args()
     if "RANK" not in os.environ:
@@ -78,12 +81,20 @@ def main():
     if not options.cpu:
         torch.cuda.set_device(where)
     dist.init_process_group("gloo" if options.cpu else "nccl")
-    config = nsa.Config(heads=4, kv_heads=2, head_dim=32) if options.cpu else nsa.Config(heads=64, kv_heads=4, head_dim=128)
+    heads, kv_heads, head_dim = (4, 2, 32) if options.cpu else (64, 4, 128)
+    if options.groups < 1 or kv_heads % options.groups or dist.get_world_size() % options.groups:
+        sys.exit(f"--groups {options.groups}: it divides the {kv_heads} KV heads and the {dist.get_world_size()} ranks")
+    config = nsa.Config(heads=heads // options.groups, kv_heads=kv_heads // options.groups, head_dim=head_dim)
     dtype = torch.float32 if options.cpu else torch.bfloat16
 
-    comm = nsa.ranks.Comm()
+    members = dist.get_world_size() // options.groups
+    group = dist.get_rank() // members
+    groups = [None]  # the default one
+    if options.groups > 1:  # every process makes every group, and keeps its own
+        groups = [dist.new_group(range(i * members, (i + 1) * members)) for i in range(options.groups)]
+    comm = nsa.ranks.Comm(groups[group])  # comm.rank counts in the group
     shard = nsa.ranks.Shard(config, [options.tokens], comm.size)
-    inputs = make_inputs(options, config, where, dtype)
+    inputs = make_inputs(options, config, where, dtype, group)
     *local_inputs, d_o = (shard.take(x, comm.rank) for x in inputs)
     needs_grad = options.backward or options.check
     for x in local_inputs[:3]:
@@ -92,7 +103,7 @@ def main():
     attend = lambda: nsa.ranks.attention(*local_inputs, config=config, shard=shard, comm=comm, return_indices=True)
     with torch.no_grad():
         (o, idx), forward_ms = timed(attend, where, options.repeats)
-    line = f"{options.tokens} tokens on {comm.size} ranks: forward {forward_ms:.2f} ms"
+    line = f"{options.tokens} tokens and {config.heads} heads on {comm.size} ranks: forward {forward_ms:.2f} ms"
     grads = ()
     if needs_grad:
         o, idx = attend()
@@ -100,7 +111,7 @@ def main():
                                    options.repeats if options.backward else 0)
         line += f", backward {backward_ms:.2f} ms" if options.backward else ""
     comm.wait()
-    if comm.rank == 0:
+    if comm.rank == 0:  # of every group
         print(line, flush=True)
     wrong = []
     if options.check:
@@ -108,10 +119,10 @@ def main():
         all_o, all_idx = nsa.attention(*whole, config=config, return_indices=True)
         results = all_o.detach(), all_idx, *torch.autograd.grad(all_o, whole[:3], all_d_o)
         wrong = differences((o.detach(), idx, *grads), results, shard, comm.rank)
-        counts = [None] * comm.size
+        counts = [None] * dist.get_world_size()
         dist.all_gather_object(counts, wrong)
         wrong = [text for texts in counts for text in texts]
-        if comm.rank == 0:
+        if dist.get_rank() == 0:
             print("\n".join(wrong) or "check: o, block_idx and dQ have one rank's bits; dK and dV are within their rounding")
     comm.close()
     dist.destroy_process_group()

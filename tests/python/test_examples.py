@@ -329,4 +329,11 @@ def test_ranks_on_two_processes():
     """Two ranks have one rank's results: the program compares them."""
     out = run(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, EXAMPLES / "ranks.py", "--cpu", "--check",
               "--tokens", 1600, "--repeats", 1)
-    assert "1600 tokens on 2 ranks" in out and "have one rank's bits" in out
+    assert "1600 tokens and 4 heads on 2 ranks" in out and "have one rank's bits" in out
+
+
+def test_ranks_in_two_groups():
+    """Each group of two ranks has one of two KV heads, and its tokens are divided."""
+    out = run(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 4, EXAMPLES / "ranks.py", "--cpu", "--check",
+              "--tokens", 1600, "--repeats", 1, "--groups", 2)
+    assert out.count("1600 tokens and 2 heads on 2 ranks") == 2 and "have one rank's bits" in out
