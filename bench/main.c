@@ -154,8 +154,8 @@ static const struct argp_option options[] = {
     "backward)",
     0 },
   { "one-gpu", OPT_ONE_GPU, "FILE", 0,
-    "With --ranks: the times of one GPU, from a CSV of earlier runs on such a GPU, and no runs on "
-    "one (forward, backward)",
+    "With --ranks: the times of one GPU, from a CSV of earlier runs on such a GPU, in the place of "
+    "runs on one, also where the list has 1 (forward, backward)",
     0 },
   { "contexts", OPT_CONTEXTS, "LIST", 0,
     "Tokens of every sequence (decode: 4096,16384,65536; prefill: 8192,65536)", 0 },

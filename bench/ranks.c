@@ -154,7 +154,8 @@ static nsa_status read_one(void *user, char *const *value) {
   NSAI_TRY(bench_csv_number(columns[SUSTAINED_TIME], value[SUSTAINED_TIME], &ms[SUSTAINED]));
   if (!(ms[BURST] > 0)) return NSA_OK;
   if (t->one_device && strcmp(t->one_device, value[DEVICE]))
-    return nsai_fail(NSA_E_ARG, "times of %s, and above of %s", value[DEVICE], t->one_device);
+    return nsai_fail(NSA_E_ARG, "times of %s, and above of %s: keep those of one kind of GPU",
+                     value[DEVICE], t->one_device);
   if (!t->one_device && !(t->one_device = strdup(value[DEVICE])))
     return nsai_fail_nomem("a device's name", strlen(value[DEVICE]));
   t->one[at].ms[BURST] = ms[BURST];
@@ -166,7 +167,17 @@ static nsa_status read_one_gpu(task *t, const char *path) {
   const bench_csv_columns known = { columns, COLUMNS, RANKS };
   NSAI_TRY(bench_csv_read(path, &known, read_one, t));
   if (!t->one_device)
-    return nsai_fail(NSA_E_ARG, "%s has no time of one GPU for any of these problems", path);
+    return nsai_fail(NSA_E_ARG,
+                     "%s has no time of one GPU for any of these problems: leave out --one-gpu, or "
+                     "time them first with --ranks 1 --csv %s",
+                     path, path);
+  for (int64_t at = 0; at < t->list->count * t->part_count; at++) {
+    char text[NSAI_VERIFY_CASE_TEXT];
+    if (t->one[at].ms[BURST] > 0) continue;
+    nsai_verify_case_print(&t->list->cases[at / t->part_count], text, sizeof text);
+    fprintf(stderr, "nsa-bench: %s has no time of one GPU for %s of %s: its lines have no ratio\n",
+            path, bench_part_names[t->parts[at % t->part_count]], text);
+  }
   t->team.without_one = true;
   return NSA_OK;
 }

@@ -41,7 +41,8 @@ nsa_status bench_ranks_add(bench_cases *list, int64_t tokens, const char *filter
 /* Times the list, and prints a line for each to `out`, and to `csv` unless it is NULL. *failed
  * counts those without a time, except runs for which the GPUs have too little memory. NSA_E_NO_DRIVER,
  * NSA_E_NO_DEVICE: there are too few GPUs. NSA_E_IO, NSA_E_ARG: `one_gpu` cannot be read, or has no time of
- * one GPU for any run of the list. Of another kind of GPU than that of rank 0 they are a failure of the run. */
+ * one GPU for any run of the list. If they are of another kind of GPU than a rank's, the run
+ * fails. */
 nsa_status bench_ranks(const bench_ranks_options *options, const bench_cases *list, FILE *out,
                        FILE *csv, int64_t *failed);
 

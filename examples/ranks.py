@@ -6,10 +6,11 @@
   torchrun --nproc-per-node 2 examples/ranks.py [--tokens 65536] [--backward] [--check] [--cpu]
   torchrun --nproc-per-node 8 examples/ranks.py --groups 2 [...]
 
---groups G divides the heads among G groups of ranks, which send each other nothing: each group has Hkv / G KV heads with their
-query heads, and divides the tokens among its ranks. Prints the milliseconds of a forward, and with --backward of a backward pass. --check computes the same on one rank, and
-compares: the bits of the output, of the selected blocks and of dQ, and dK and dV to their rounding. --cpu: the CPU device
-and gloo, in a minute with --tokens 1000. NCCL runs with NVLink multicast off, unless NCCL_NVLS_ENABLE says otherwise.
+--groups G divides the heads among G groups of ranks, which send each other nothing: each group has Hkv / G KV heads with
+their query heads, and divides the tokens among its ranks. Prints the milliseconds of a forward, and with --backward of a
+backward pass. --check computes the same on one rank, and compares: the bits of the output, of the selected blocks and of dQ,
+and dK and dV to their rounding. --cpu: the CPU device and gloo, in a minute with --tokens 1000. NCCL runs with
+NVLink multicast off, unless NCCL_NVLS_ENABLE says otherwise.
 """
 import argparse
 import os
@@ -69,11 +70,15 @@ def main():
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--backward", action="store_true")
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--groups", type=int, default=1, metavar="G")
+    parser.add_argument("--groups", type=int, default=1, metavar="G", help="of ranks, which divide the heads [1]")
     parser.add_argument("--cpu", action="store_true")
     options = parser.parse_args()
     if "RANK" not in os.environ:
         sys.exit("start it with torchrun, as: torchrun --nproc-per-node 2 examples/ranks.py")
+    heads, kv_heads, head_dim = (4, 2, 32) if options.cpu else (64, 4, 128)
+    world = int(os.environ["WORLD_SIZE"])
+    if options.groups < 1 or kv_heads % options.groups or world % options.groups:
+        sys.exit(f"--groups must divide the {kv_heads} KV heads and the {world} ranks, and is {options.groups}")
     local = int(os.environ["LOCAL_RANK"])
     if not options.cpu and torch.cuda.device_count() <= local:
         sys.exit(f"rank {os.environ['RANK']} has no GPU: start fewer processes, or use --cpu")
@@ -81,13 +86,10 @@ def main():
     if not options.cpu:
         torch.cuda.set_device(where)
     dist.init_process_group("gloo" if options.cpu else "nccl")
-    heads, kv_heads, head_dim = (4, 2, 32) if options.cpu else (64, 4, 128)
-    if options.groups < 1 or kv_heads % options.groups or dist.get_world_size() % options.groups:
-        sys.exit(f"--groups {options.groups}: it divides the {kv_heads} KV heads and the {dist.get_world_size()} ranks")
     config = nsa.Config(heads=heads // options.groups, kv_heads=kv_heads // options.groups, head_dim=head_dim)
     dtype = torch.float32 if options.cpu else torch.bfloat16
 
-    members = dist.get_world_size() // options.groups
+    members = world // options.groups
     group = dist.get_rank() // members
     groups = [None]  # the default one
     if options.groups > 1:  # every process makes every group, and keeps its own
@@ -119,7 +121,7 @@ def main():
         all_o, all_idx = nsa.attention(*whole, config=config, return_indices=True)
         results = all_o.detach(), all_idx, *torch.autograd.grad(all_o, whole[:3], all_d_o)
         wrong = differences((o.detach(), idx, *grads), results, shard, comm.rank)
-        counts = [None] * dist.get_world_size()
+        counts = [None] * world
         dist.all_gather_object(counts, wrong)
         wrong = [text for texts in counts for text in texts]
         if dist.get_rank() == 0:

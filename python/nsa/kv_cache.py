@@ -97,7 +97,9 @@ class KVCache:
         entry_pages = self.entry_pages = self._entry_pages or pages
         self.max_len = min(max_len or entry_pages * page_size, entry_pages * page_size)
         self.weights = weights
-        for name, given in (("weights", weights), ("scales", scales)):
+        if isinstance(weights, dict):
+            raise TypeError(f"weights is a dict; it is a list of one dict for each of the {layers} layers, or None")
+        for name, given in (("weights", weights or None), ("scales", scales)):
             if isinstance(given, (list, tuple)) and len(given) != layers:
                 raise ValueError(f"{name} is a list of {len(given)}; it has one dict for each of the {layers} layers")
         for name, given in (("kv_dtype", kv_dtype), ("cmp_dtype", cmp_dtype)):
@@ -276,8 +278,8 @@ class KVCache:
         del self._lengths[id]
 
     def _layer(self, layer: int) -> Dict[str, Tensor]:
-        if not -len(self.layers) <= layer < len(self.layers):
-            raise IndexError(f"layer is {layer}; the cache has {len(self.layers)} layers, from 0 on")
+        if not 0 <= layer < len(self.layers):
+            raise IndexError(f"layer is {layer}; the cache has layers 0 to {len(self.layers) - 1}")
         return self.layers[layer]
 
     def _weights(self, layer: int):

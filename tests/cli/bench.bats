@@ -691,6 +691,14 @@ PY
   [[ ${#lines[@]} == 1 && ${lines[0]} == forward*' 2 ranks '*' x '*' model '* ]]
   run -1 --separate-stderr bench forward --device cpu --ranks 2 --problem $model:q=96 --one-gpu once.csv
   [[ $stderr == *'once.csv has no time of one GPU for any of these problems'* ]]
+  # Of a problem that the file lacks the lines have no ratio, and that is said.
+  printf '%s\n' $model:q=400 $model:q=97 >two.txt
+  run -0 --separate-stderr bench backward --device cpu --threads 2 --ranks 2 --problems two.txt --one-gpu once.csv
+  [[ ${lines[0]} == *' x '* && ${lines[2]} != *' x '* ]]
+  [[ $stderr == *'once.csv has no time of one GPU for backward of fwd:'*q=97* && $stderr != *q=400* ]]
+  (cat once.csv && sed '1d;s/,"cpu",/,"other",/' once.csv) >mixed.csv
+  run -1 --separate-stderr bench backward --device cpu --ranks 2 --problem $model:q=400 --one-gpu mixed.csv
+  [[ $stderr == *'mixed.csv:'*'times of other, and above of cpu: keep those of one kind of GPU'* ]]
   sed -i 's/,"cpu",/,"NVIDIA H200",/' once.csv
   run -1 --separate-stderr bench backward --device cpu --ranks 2 --problem $model:q=400 --one-gpu once.csv
   [[ $output == *'once.csv has times of NVIDIA H200, and this is cpu: leave out --one-gpu'* ]]
@@ -910,6 +918,7 @@ SH
   [[ $output == *'61 passed   1 failed   18 skipped in 28 processes; no time was left for 0'* ]]
   [[ $(grep -c '^0 ' calls.txt) == 28 && $(wc -l <calls.txt) == 28 ]]
   [[ $(grep -c 'nsarankcheck .* --backward --copy-bytes 2147483648$' calls.txt) == 2 ]]
+  [[ $(grep -c -- ' --fault kill,stall --timeout 5 --copy-bytes 2147483648$' calls.txt) == 1 ]]
   [[ $(wc -l <logs/ranks.csv) == 13 && $(wc -l <logs/ranks.md) == 10 ]] # header and 12; 4 lines and 6
   [[ $(wc -l <logs/ranks-copies.csv) == 7 && $(head -1 logs/ranks-copies.csv) == date,*,workspace,overlap_sms,copy_bytes,note ]]
   grep -qE '^[^,]*,,"cpu","fwd:[^"]*",forward,2,[0-9.]+,[0-9.]+,[0-9.]+,[0-9.]+,[^,]*,[^,]*,[0-9]+,0,0,$' logs/ranks-copies.csv

@@ -826,9 +826,14 @@ def test_cache_refuses(device):
     for call in (lambda: cache.free("b"), lambda: cache.truncate("b", 0), lambda: cache.fork("b", "c")):
         with pytest.raises(KeyError, match="no sequence 'b'"):
             call()
-    for layer in (1, -2):
-        with pytest.raises(IndexError, match=f"layer is {layer}; the cache has 1 layers"):
-            cache.append(layer, cache.begin(["a"], [0]), *inputs_of(config, 0, device)[1:3])
+    for layer in (1, -1):
+        q, k, v, gates = inputs_of(config, 0, device)
+        batch = cache.begin(["a"], [0])
+        for call in (lambda: cache.append(layer, batch, k, v), lambda: cache.attend(layer, batch, q, gates)):
+            with pytest.raises(IndexError, match=f"layer is {layer}; the cache has layers 0 to 0"):
+                call()
+    with pytest.raises(TypeError, match="weights is a dict"):
+        nsa.KVCache(config, 1, 4, 16, weights={"phi": 1})
     for name in "weights", "scales":
         with pytest.raises(ValueError, match=f"{name} is a list of 2; it has one dict for each of the 1 layers"):
             nsa.KVCache(config, 1, 4, 16, **{name: [{}, {}]})

@@ -522,6 +522,38 @@ static void test_topn_cta(void **state) {
   nsai_config_destroy(config);
 }
 
+/* The compressed branch's dQ comes from the kernel of its dK and dV from a length on that was measured for the H200. */
+static void test_backward_rows(void **state) {
+  static const struct {
+    const char *device;
+    int64_t kv_len;
+    const char *row;
+  } cases[] = {
+    { "NVIDIA H200", 16383, "backward_q_sm90_tma" },
+    { "NVIDIA H200", 16384, "backward_q_kv_sm90" },
+    { "NVIDIA H100 80GB HBM3", 32767, "backward_q_sm90_tma" },
+    { "NVIDIA H100 80GB HBM3", 32768, "backward_q_kv_sm90" },
+    { NULL, 32767, "backward_q_sm90_tma" },
+    { NULL, 32768, "backward_q_kv_sm90" },
+  };
+  (void)state;
+  nsai_config *config =
+      load(&REQUEST(.text = "nsa: 1\nmodel: {heads: 64, kv_heads: 4, head_dim: 128}\n"));
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    nsai_problem p;
+    nsai_choice c;
+    nsai_target target = hopper;
+    nsa_problem asked = INIT(nsa_problem, .op = NSA_OP_BACKWARD);
+    target.device = cases[i].device;
+    asked.max_tokens = asked.max_kv_len = cases[i].kv_len;
+    if (nsai_problem_resolve(config, &asked, &p) ||
+        nsai_choose(config, &p, &target, NULL, NULL, &c))
+      fail_msg("%s", nsa_last_error());
+    assert_string_equal(c.variant[NSAI_STAGE_BACKWARD_Q]->name, cases[i].row);
+  }
+  nsai_config_destroy(config);
+}
+
 /* Heads whose O and Q leave nine warps of attend_selected_sm80 no registers. */
 static void test_selected_registers(void **state) {
   static const struct {
@@ -555,6 +587,7 @@ int main(void) {
     cmocka_unit_test(test_topn_legal),
     cmocka_unit_test(test_topn_scratch),
     cmocka_unit_test(test_topn_cta),
+    cmocka_unit_test(test_backward_rows),
     cmocka_unit_test(test_selected_registers),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

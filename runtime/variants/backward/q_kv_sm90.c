@@ -110,7 +110,8 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
  *    4k            1.48 / 1.47       1.49 / 1.46
  *    8k            3.13 / 3.24       3.15 / 3.32
  *   16k            6.84 / 7.31       6.95 / 7.49
- *   16k, random    8.74 / 9.17       8.85 / 9.39
+ *   16k, random inputs, the others correlated
+ *                  8.74 / 9.17       8.85 / 9.39
  *   24k           11.28 / 12.2      11.54 / 12.6
  *   32k           16.2 / 17.7       16.9 / 18.4
  *   64k           45.2 / 47.8       47.9 / 51.4
@@ -118,8 +119,8 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
  *   128k         136.6 / 141.3     152.9 / 156.1
  *
  * Up to 32k: bench/results/h200-2026-11-28-backward-rows.txt; the longer ones were timed before both became
- * faster. Below 16k the gain is 1 % for twice the workspace. On an H100 nobody has timed this row at 16k, and
- * its memory, into which dQ is added, has two thirds of the bandwidth.
+ * faster. Below 16k the gain is 1 % for twice the workspace. On an H100 nobody has timed this row at 16k; the
+ * memory, into which dQ is added, has 0.7 of an H200's bandwidth.
  *
  * At 64k the five products take 20.3 ms, 20.0 in no order, 18.95 if dQ is not added anywhere; the four
  * products without dQ take 14.5, and what is left of dQ 10.2 of 19.0. No gain: dK issued before the wait

@@ -134,18 +134,6 @@ static double row_distance(const chk_rank *r, int slot, const nsa_tensor *local,
 
 static bool is_summed(int slot) { return slot >= NSAI_VERIFY_D_K0 && slot <= NSAI_VERIFY_D_V_CMP; }
 
-/* Rows of queries, which have the bits of one rank unless pieces begin inside its tiles. */
-static void note_difference(const chk_rank *r, int slot, const nsa_piece *piece, int64_t row) {
-  const bool failed = r->result->outcome == NSAI_VERIFY_FAILED;
-  if (r->cut_tile && !failed)
-    nsai_verify_skip(r->result, "%s: not one rank's bits, with tiles of %lld tokens cut at %lld",
-                     nsai_verify_slot_name(slot), (long long)r->cut_tile,
-                     (long long)r->p->alignment);
-  else if (!r->cut_tile)
-    nsai_verify_fail(r->result, "rank %d: %s: token %lld of sequence %d differs", r->rank,
-                     nsai_verify_slot_name(slot), (long long)(piece->begin + row), piece->sequence);
-}
-
 /* One output with a row for each token. */
 static void compare_rows(chk_rank *r, int slot) {
   const nsai_verify_tensors *all = &r->whole->trial.data;
@@ -166,12 +154,19 @@ static void compare_rows(chk_rank *r, int slot) {
         const double here = row_distance(r, slot, &local, row, &whole, rows.first + j, most);
         off = worse(off, here);
       } else if (!same_bits(&local, row, &whole, rows.first + j) && !wrong++) {
-        note_difference(r, slot, &pieces[i], j);
+        nsai_verify_fail(r->result, "rank %d: %s: token %lld of sequence %d differs", r->rank,
+                         nsai_verify_slot_name(slot), (long long)(pieces[i].begin + j),
+                         pieces[i].sequence);
       }
     }
   }
   if (wrong > 1)
     nsai_verify_note(r->result, "and %lld of %lld rows", (long long)(wrong - 1), (long long)row);
+  if (wrong && r->least_alignment)
+    nsai_verify_note(r->result,
+                     "pieces begin at multiples of %lld, and one rank's bits are promised from "
+                     "multiples of %lld: leave out align",
+                     (long long)r->p->alignment, (long long)r->least_alignment);
   if (!is_summed(slot) || !row) return;
   nsai_verify_add_figure(r->result, nsai_verify_slot_name(slot), most > 0 ? off / most : off,
                          sum_limit(r->whole, false));

@@ -213,6 +213,10 @@ static nsa_status check(chk_rank *r, const chk_fault *fault) {
   NSAI_TRY(meet_others(r));
   if (!early) {
     NSAI_TRY(agree(r));
+    if (chk_rank_misses_copies(r)) {
+      atomic_fetch_add(&r->shared->released, 1);
+      return NSA_OK;
+    }
     NSAI_TRY(chk_rank_execute(r));
     chk_rank_compare(r);
     NSAI_TRY(chk_gather_check(r));

@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "ranks/comm.h"
+#include "ranks/peers.h"
 #include "verify/parallel.h"
 
 #include <stdlib.h>
@@ -93,11 +94,11 @@ static nsa_status gather_all(chk_rank *r, area *a, size_t most) {
 }
 
 nsa_status chk_gather_check(chk_rank *r) {
-  const int32_t wanted = r->p->ranks > 1 ? r->options->peer_bytes : 0;
+  const nsa_comm_options asked = { .peer_bytes = r->options->peer_bytes,
+                                   .copy_bytes = r->options->copy_bytes };
+  const int32_t wanted = r->p->ranks > 1 ? nsai_peers_most_bytes(&asked) : 0;
   const size_t most = (size_t)wanted + BEYOND;
   area a;
-  /* Copies have a mailbox of their own, through which small gathers go, too. */
-  if (r->options->copy_bytes && !wanted) return NSA_OK;
   if (nsai_comm_peer_bytes(r->comm) != wanted)
     nsai_verify_fail(r->result,
                      "rank %d: gathers of up to %d bytes go through peer memory, not %d: "

@@ -275,16 +275,16 @@ static nsa_status make_tensors(chk_rank *r) {
   return status;
 }
 
-/* Sets cut_tile. */
-static nsa_status find_cuts(chk_rank *r, nsa_ctx *ctx) {
+/* Sets least_alignment. */
+static nsa_status find_least_alignment(chk_rank *r, nsa_ctx *ctx) {
   chk_ranks_problem p = *r->p;
   nsa_shard *shard;
-  r->cut_tile = 0;
+  r->least_alignment = 0;
   if (!r->device->driver || !p.alignment) return NSA_OK;
   p.layout = NSA_SHARD_ZIGZAG;
   p.alignment = 0;
   NSAI_TRY(chk_ranks_shard(&p, ctx, &shard));
-  if (r->p->alignment % shard->alignment) r->cut_tile = shard->alignment;
+  if (r->p->alignment % shard->alignment) r->least_alignment = shard->alignment;
   nsa_shard_destroy(shard);
   return NSA_OK;
 }
@@ -294,7 +294,7 @@ static nsa_status divide(chk_rank *r) {
   nsai_trial_plan one;
   NSAI_TRY(plan_of(r->plans, &r->p->c, &one));
   NSAI_TRY(chk_ranks_shard(r->p, one.ctx, &r->shard));
-  NSAI_TRY(find_cuts(r, one.ctx));
+  NSAI_TRY(find_least_alignment(r, one.ctx));
   NSAI_TRY(chk_rank_plan(r->plans, r->p, r->shard, &r->plan));
   r->c.num_seqs = 1;
   r->c.no_batch = 0;
@@ -442,8 +442,7 @@ static void compare_repeat(chk_rank *r, const images *first, int run) {
   }
 }
 
-/* A run whose K and V the transport moves is no check of --copy-bytes. All ranks find the same. */
-static bool misses_copies(chk_rank *r) {
+bool chk_rank_misses_copies(chk_rank *r) {
   const nsa_plan *plan = r->plan.plan;
   const uint64_t bytes = nsai_ranks_room_bytes(&plan->problem, &plan->workspace);
   if (!r->options->copy_bytes || r->p->ranks == 1 || nsai_comm_room(r->comm, bytes)) return false;
@@ -471,7 +470,7 @@ static nsa_status check(chk_rank *r, images *first) {
   plan = r->plan.plan;
   memcpy(r->result->variants, r->plan.caps.variants, sizeof r->result->variants);
   NSAI_TRY(nsa_comm_agree(r->comm, &plan, 1, r->shard, r->options->timeout_ms));
-  if (misses_copies(r) || misses_overlap(r)) return NSA_OK;
+  if (chk_rank_misses_copies(r) || misses_overlap(r)) return NSA_OK;
   for (int run = 0; run < r->options->repeat; run++) {
     NSAI_TRY(chk_rank_execute(r));
     chk_rank_damage(r, run);

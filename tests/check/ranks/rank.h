@@ -77,9 +77,9 @@ typedef struct chk_rank {
   nsa_shard *shard;
   nsai_trial_plan plan;
   nsai_verify_tensors data;
-  /* Not 0: pieces begin inside the tiles of one GPU, which hold so many tokens, and results have its bits by
-   * chance alone */
-  int64_t cut_tile;
+  /* On a GPU, of a problem with an alignment of its own: that from which results have one rank's bits
+   * (nsa_shard_options), if the problem's is no multiple of it; else 0. Bits are compared in any case. */
+  int64_t least_alignment;
 } chk_rank;
 
 /* An NCCL communicator of a context, whose id rank 0 makes. Every rank calls it, in a process of
@@ -103,6 +103,10 @@ nsa_status chk_rank_execute(chk_rank *r);
 /* Everything: prepares, agrees, runs `repeat` times, compares into r->result. Every rank calls it.
  */
 void chk_rank_check(chk_rank *r);
+
+/* Behind nsa_comm_agree: skips a run whose K and V the transport moves, which is no check of --copy-bytes. All ranks
+ * find the same. */
+bool chk_rank_misses_copies(chk_rank *r);
 
 /* On rank 0 does options.damage, if it is of this run, to the fetched outputs. */
 void chk_rank_damage(chk_rank *r, int run);
