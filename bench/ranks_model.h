@@ -18,7 +18,8 @@
  *
  * H200s of one host: within 5 % of what was measured in runs one after the other on two, with random inputs and
  * 32k to 128k tokens (bench/results/h200-2026-11-27-ranks.txt), and of bursts on two and four, with correlated
- * inputs and 64k to 1M tokens (bench/results/h200-2026-11-28-ranks.csv and -ranks-copies.csv);
+ * inputs and 64k to 1M tokens, by NCCL (bench/results/h200-2026-11-28-ranks.csv, and -ranks-copies.csv where
+ * copy_bytes is 0);
  * tests/unit/test_ranks_model.c. More GPUs, and more than one host, are not confirmed by any measurement.
  */
 #ifndef BENCH_RANKS_MODEL_H

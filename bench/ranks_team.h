@@ -27,9 +27,9 @@ typedef struct bench_team {
   nsa_comm *comms[NSA_MAX_RANKS]; /* of these */
 } bench_team;
 
-/* Goes through the list on one GPU unless `without_one`, and then with each number of `with` from 2 on. *failed counts the runs that
- * are neither passed nor skipped in shared->outcomes, which rank 0 counts. NSA_E_NO_DRIVER,
- * NSA_E_NO_DEVICE: there are too few GPUs. NSA_E_IO: a report could not be written. */
+/* Goes through the list on one GPU unless `without_one`, and then with each number of `with` from 2 on.
+ * *failed counts the runs that are neither passed nor skipped in shared->outcomes, which rank 0 counts.
+ * NSA_E_NO_DRIVER, NSA_E_NO_DEVICE: there are too few GPUs. NSA_E_IO: a report could not be written. */
 nsa_status bench_team_run(bench_team *t, const bool with[NSA_MAX_RANKS + 1], int64_t *failed);
 
 /* ---- on a rank; every rank calls these ---- */

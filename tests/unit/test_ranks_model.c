@@ -81,7 +81,7 @@ static void test_measured_bursts(void **state) {
   for (size_t i = 0; i < sizeof measured / sizeof *measured; i++)
     assert_near(time_of(measured[i].tokens, measured[i].ranks, measured[i].backward, true,
                         measured[i].one),
-                measured[i].ms, 0.05);
+                measured[i].ms, measured[i].tokens < 512 * K ? 0.04 : 0.05);
 }
 
 /* 1M tokens did not run on one GPU: the model extrapolates from 64k and 128k, to within 10 % of two. */

@@ -104,14 +104,13 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
 }
 
 /* The compressed branch's share grows with the sequences: H200, 64/4 heads, D 128, saved outputs, burst and
- * sustained ms of the whole backward pass, beside the two rows by themselves:
+ * sustained ms of the whole backward pass, beside the two rows by themselves; inputs correlated unless said:
  *
  *   tokens         this row          two rows
  *    4k            1.48 / 1.47       1.49 / 1.46
  *    8k            3.13 / 3.24       3.15 / 3.32
  *   16k            6.84 / 7.31       6.95 / 7.49
- *   16k, random inputs, the others correlated
- *                  8.74 / 9.17       8.85 / 9.39
+ *   16k, random    8.74 / 9.17       8.85 / 9.39
  *   24k           11.28 / 12.2      11.54 / 12.6
  *   32k           16.2 / 17.7       16.9 / 18.4
  *   64k           45.2 / 47.8       47.9 / 51.4
@@ -119,8 +118,9 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
  *   128k         136.6 / 141.3     152.9 / 156.1
  *
  * Up to 32k: bench/results/h200-2026-11-28-backward-rows.txt; the longer ones were timed before both became
- * faster. Below 16k the gain is 1 % for twice the workspace. On an H100 nobody has timed this row at 16k; the
- * memory, into which dQ is added, has 0.7 of an H200's bandwidth.
+ * faster. Below 16k a burst gains 1 % for twice the workspace, and with recompute sustained runs lose as much. D 64 at
+ * 16k was not timed. On an H100 nobody has timed this row at 16k; the memory, into which dQ is added, has 0.7 of an
+ * H200's bandwidth (3.35 and 4.8 TB/s, data sheets).
  *
  * At 64k the five products take 20.3 ms, 20.0 in no order, 18.95 if dQ is not added anywhere; the four
  * products without dQ take 14.5, and what is left of dQ 10.2 of 19.0. No gain: dK issued before the wait

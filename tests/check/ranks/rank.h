@@ -77,8 +77,8 @@ typedef struct chk_rank {
   nsa_shard *shard;
   nsai_trial_plan plan;
   nsai_verify_tensors data;
-  /* On a GPU, of a problem with an alignment of its own: that from which results have one rank's bits
-   * (nsa_shard_options), if the problem's is no multiple of it; else 0. Bits are compared in any case. */
+  /* On a GPU: the alignment that promises one rank's bits (nsa_shard_options). 0: the problem's is a multiple of
+   * it. Bits are compared in any case. */
   int64_t least_alignment;
 } chk_rank;
 
