@@ -129,7 +129,7 @@ static nsa_status model_of(const task *t, const case_pass *pass, const nsa_shard
 
 /* ---- times of one GPU from a file ------------------------------------------------------------ */
 
-enum { DEVICE, PROBLEM, PART, MS, SUSTAINED_TIME, RANKS, COLUMNS };
+enum { DEVICE, PROBLEM, PART, BURST_MS, SUSTAINED_MS, RANKS, COLUMNS };
 static const char *const columns[] = { "device",   "problem",      "part",
                                        "burst_ms", "sustained_ms", "ranks" };
 
@@ -150,8 +150,8 @@ static nsa_status read_one(void *user, char *const *value) {
   double ms[2];
   const int64_t at = find_run(t, value[PROBLEM], value[PART]);
   if (at < 0 || (*value[RANKS] && strcmp(value[RANKS], "1"))) return NSA_OK;
-  NSAI_TRY(bench_csv_number(columns[MS], value[MS], &ms[BURST]));
-  NSAI_TRY(bench_csv_number(columns[SUSTAINED_TIME], value[SUSTAINED_TIME], &ms[SUSTAINED]));
+  NSAI_TRY(bench_csv_number(columns[BURST_MS], value[BURST_MS], &ms[BURST]));
+  NSAI_TRY(bench_csv_number(columns[SUSTAINED_MS], value[SUSTAINED_MS], &ms[SUSTAINED]));
   if (!(ms[BURST] > 0)) return NSA_OK;
   if (t->one_device && strcmp(t->one_device, value[DEVICE]))
     return nsai_fail(NSA_E_ARG, "times of %s, and above of %s: keep those of one kind of GPU",
@@ -182,7 +182,7 @@ static nsa_status read_one_gpu(task *t, const char *path) {
   return NSA_OK;
 }
 
-/* The ratios would compare kinds of GPUs. */
+/* Times of two kinds of GPUs give no speedup. */
 static nsa_status check_device(const task *t, const nsai_verify_device *device) {
   if (!t->one_device || !strcmp(t->one_device, device->name)) return NSA_OK;
   return nsai_fail(NSA_E_ARG, "%s has times of %s, and this is %s: leave out --one-gpu",

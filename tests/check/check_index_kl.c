@@ -24,8 +24,8 @@ static const char *const names[OUTPUTS] = { "loss", "d_index_q", "d_k_idx" };
 #define GRADIENT_FLOOR 1e-12 /* no gradient of a row is so small */
 
 /* Queries that see one key have a loss and gradients of 0, and what is computed is the rounding of f32
- * scores and LSEs. Sequences without queries do not count. (H200, MiniMax-M3, nine random problems of such queries alone: losses of 1.1e-7 to
- * 5.5e-7.) In the place of the floors above: */
+ * scores and LSEs. Sequences without queries do not count. (H200, MiniMax-M3, nine random problems of
+ * such queries alone: losses of 1.1e-7 to 5.5e-7.) In the place of the floors above: */
 #define ONE_KEY_LOSS_FLOOR 1e-2
 #define ONE_KEY_DIFFERENCE 3e-4 /* of two distributions */
 #define COEFFICIENT 2.5
