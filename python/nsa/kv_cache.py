@@ -244,8 +244,7 @@ class KVCache:
         """
         if child in self._tables:
             raise ValueError(f"sequence {child!r} exists")
-        self._check_known(id)
-        length = self._lengths[id] if length is None else length
+        length = self.length(id) if length is None else length
         self._check_length(id, length)
         self._tables[child] = self._tables[id][:-(-length // self.page_size)]
         self._lengths[child] = length
