@@ -84,7 +84,8 @@ static void test_measured_bursts(void **state) {
                 measured[i].ms, measured[i].tokens < 512 * K ? 0.04 : 0.05);
 }
 
-/* 1M tokens with random inputs were not timed on one GPU: the model extrapolates from 64k and 128k, to within 10 % of two. */
+/* 1M tokens with random inputs were not timed on one GPU: the model extrapolates from 64k and 128k, to within
+ * 10 % of two. */
 static void test_extrapolated_on_two(void **state) {
   static const bench_one_gpu forward[] = { { 64 * K, 25.5 }, { 128 * K, 74.7 } },
                              backward[] = { { 64 * K, 86.4 }, { 128 * K, 244.3 } };
